@@ -1,0 +1,81 @@
+"""A device argument turned into an index, or into the right error. The one place that does so."""
+
+from __future__ import annotations
+
+import operator
+import re
+from typing import Any, NoReturn
+
+# The device types that torch.device takes; a backend's own name joins them as the current accelerator's type.
+_TYPES = frozenset(
+    "cpu cuda ipu xpu mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia privateuseone".split()
+)
+_DEVICE_STRING = re.compile(r"([a-z_]+)(?::(0|[1-9][0-9]*))?", re.ASCII)
+
+
+def index(device: object, accelerator: str, *, optional: bool = True) -> int | None:
+    """The index that a device argument names.
+
+    Args:
+        device: None, an int, a string, or an object with ``type`` and ``index``, as ``torch.device``.
+        accelerator: the type that a string or a device must have.
+        optional: whether None and a device without an index may stand for the current device.
+
+    Returns:
+        The index, negative and out-of-range ones included, or None for the current device.
+
+    Raises:
+        ValueError: if the type is not the accelerator's, or an index is required and missing.
+        RuntimeError: if a string names no device at all.
+        TypeError: for any other kind.
+    """
+    kind: str | None
+    number: int | None
+    if device is None:
+        kind, number = accelerator, None
+    elif isinstance(device, str):
+        kind, number = _parse(device, accelerator)
+    elif isinstance(device, bool):
+        _refuse(device)
+    elif hasattr(device, "__index__"):
+        return operator.index(device)  # type: ignore[arg-type, unused-ignore]  # pyright: ignore[reportArgumentType]
+    else:
+        kind, number = _of_device(device)
+    if kind != accelerator:
+        raise ValueError(f"{kind} doesn't match the current accelerator {accelerator}.")
+    if number is None and not optional:
+        raise ValueError(f"Expected a device with an index, such as '{accelerator}:0', or an integer, but got {device!r}")
+    return number
+
+
+def check(number: int, count: int, accelerator: str) -> int:
+    """The index itself if it names one of ``count`` devices.
+
+    Raises:
+        ValueError: if it is negative or too large.
+    """
+    if not 0 <= number < count:
+        noun = "device is" if count == 1 else "devices are"
+        raise ValueError(f"Device index {number} is out of range: {count} {accelerator} {noun} visible")
+    return number
+
+
+def _parse(text: str, accelerator: str) -> tuple[str, int | None]:
+    match = _DEVICE_STRING.fullmatch(text)
+    if match is None or (match[1] not in _TYPES and match[1] != accelerator):
+        raise RuntimeError(f"{text!r} is no device: expected a device type such as 'cpu' or '{accelerator}', or with an index")
+    return match[1], None if match[2] is None else int(match[2])
+
+
+def _of_device(device: Any) -> tuple[str, int | None]:
+    try:
+        kind, number = device.type, device.index
+    except AttributeError:
+        _refuse(device)
+    if not isinstance(kind, str) or not (number is None or isinstance(number, int)):
+        _refuse(device)
+    return kind, number
+
+
+def _refuse(device: object) -> NoReturn:
+    raise TypeError(f"A device is None, an int, a str or a torch.device, not {type(device).__name__} ({device!r})")

@@ -1,0 +1,146 @@
+"""Which CUDA devices a process sees: from the driver once it is up, before that from NVML and the environment, and from the
+driver in a child process where NVML cannot tell.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from accelerator import _driver, _nvml, _probe, _torch_build, _visible
+
+FROM_DRIVER = "the driver, which is initialized in this process"
+FROM_NVML = "NVML and the environment"
+FROM_CHILD = "the driver, asked in a child process"
+
+
+class Device(NamedTuple):
+    """A visible device: what NVML has about it, what the driver said of it, or both."""
+
+    gpu: _nvml.Gpu | None
+    instance: _visible.Instance | None = None
+    driver: _probe.Device | None = None
+
+
+class Found(NamedTuple):
+    """What is visible.
+
+    Attributes:
+        number: how many devices torch could use.
+        problem: one sentence on why there is none, or None.
+        source: who said so.
+        devices: the devices in CUDA's order; None where only the count was asked for, or where nobody could list them.
+        selection: how the environment was read, where it was read here.
+    """
+
+    number: int
+    problem: str | None
+    source: str
+    devices: tuple[Device, ...] | None = None
+    selection: _visible.Selection | None = None
+
+
+class _Undecided(Exception):
+    """NVML answers, but the order of unlike GPUs is the driver's own affair."""
+
+
+def count(visible: str | None, order: str | None) -> Found:
+    """How many devices the driver would enumerate for these values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
+    return _find(visible, order, only_count=True)
+
+
+def devices(visible: str | None, order: str | None) -> Found:
+    """Which devices the driver would enumerate, in its order."""
+    return _find(visible, order, only_count=False)
+
+
+def of_driver(count: int) -> Found:
+    """What the driver that is up in this process enumerates."""
+    library = _driver.loaded()
+    problem = _too_old(_probe.version(library))
+    if problem:
+        return Found(0, problem, FROM_DRIVER, ())
+    if not count:
+        return Found(0, "the CUDA driver of this process was initialized with no visible device", FROM_DRIVER, ())
+    return Found(count, None, FROM_DRIVER, tuple(_matched(_probe.devices(library, count))))
+
+
+def _find(visible: str | None, order: str | None, *, only_count: bool) -> Found:
+    try:
+        try:
+            problem = _too_old(_nvml.cuda_version())
+        except _nvml.Unavailable as error:
+            if error.code == _nvml.LIBRARY_NOT_FOUND and _nvml.is_up():
+                # NVML came without the driver library, as in a container that was given the "utility" capability only.
+                return Found(0, f"there is no CUDA driver: {_driver.NAME} is missing beside NVML", FROM_NVML, ())
+            raise
+        gpus, selection = _select(visible, order, only_count=only_count)
+    except _Undecided:
+        return _asked(visible, order, None)
+    except _nvml.Unavailable as error:
+        return _asked(visible, order, str(error)) if _driver.is_installed() else Found(0, str(error), FROM_NVML, ())
+    if problem is None and not selection.targets:
+        problem = _nothing_visible(visible, gpus, selection)
+    if problem:
+        return Found(0, problem, FROM_NVML, (), selection)
+    found = tuple(Device(gpus[target.gpu], target.instance) for target in selection.targets)
+    return Found(len(found), None, FROM_NVML, None if only_count else found, selection)
+
+
+def _select(visible: str | None, order: str | None, *, only_count: bool) -> tuple[list[_nvml.Gpu], _visible.Selection]:
+    gpus = list(_nvml.gpus())
+    by_uuid = _visible.needs_uuids(visible)
+    if by_uuid and any(gpu.uuid is None for gpu in gpus):
+        raise _nvml.Unavailable("NVML does not tell the UUIDs that CUDA_VISIBLE_DEVICES refers to", 0)
+    # CUDA puts the fastest first and keeps the order of like ones; which of unlike ones is faster, only it knows.
+    ordered = order == "PCI_BUS_ID" or by_uuid or len({gpu.name for gpu in gpus}) <= 1
+    if not ordered and not (only_count and all(gpu.instances is None for gpu in gpus)):
+        raise _Undecided
+    return gpus, _visible.select(visible, [_visible.Gpu(gpu.uuid or "", gpu.instances) for gpu in gpus])
+
+
+def _asked(visible: str | None, order: str | None, nvml_problem: str | None) -> Found:
+    answer = _probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
+    problem = answer.error or (answer.version and _too_old(answer.version)) or None
+    if problem or not answer.devices:
+        problem = problem or _hidden(visible) or "the CUDA driver finds no device"
+        return Found(0, f"{problem}; {nvml_problem}" if nvml_problem else problem, FROM_CHILD, ())
+    return Found(len(answer.devices), None, FROM_CHILD, tuple(_matched(answer.devices)))
+
+
+def _matched(devices: tuple[_probe.Device, ...]) -> list[Device]:
+    """Join what the driver says with what NVML has, by UUID, the one identity that both share."""
+    try:
+        gpus = _nvml.gpus()
+    except _nvml.Unavailable:
+        gpus = ()
+    known: dict[str | None, Device] = {gpu.uuid.removeprefix("GPU-"): Device(gpu) for gpu in gpus if gpu.uuid}
+    for gpu in gpus:
+        known.update((instance.uuid.removeprefix("MIG-"), Device(gpu, instance)) for instance in gpu.instances or ())
+    return [known.get(device.uuid, Device(None))._replace(driver=device) for device in devices]
+
+
+def _too_old(driver: tuple[int, int]) -> str | None:
+    build = _torch_build.read()
+    if build is None or build.cuda is None or driver[0] >= int(build.cuda.partition(".")[0]):
+        return None
+    return (
+        f"the NVIDIA driver is too old: it supports CUDA {driver[0]}.{driver[1]} and torch {build.version} is built for CUDA "
+        f"{build.cuda}; update the driver, or install a torch built for CUDA {driver[0]}"
+    )
+
+
+def _nothing_visible(visible: str | None, gpus: list[_nvml.Gpu], selection: _visible.Selection) -> str:
+    if not gpus:
+        return "the NVIDIA driver finds no GPU"
+    if visible is None:
+        return "MIG is on and has no instance on any GPU; create one with 'nvidia-smi mig -cgi', or turn MIG off"
+    return _hidden(visible, selection.problem) or ""
+
+
+def _hidden(visible: str | None, entry: _visible.Entry | None = None) -> str | None:
+    if visible is None:
+        return None
+    if visible == "":
+        return "CUDA_VISIBLE_DEVICES is set to an empty text, which hides every GPU; unset it or name devices"
+    because = f": {entry.text!r} {entry.problem}" if entry else ""
+    return f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU{because}"

@@ -1,0 +1,89 @@
+"""The host's memory, as far as this process may use it: the CPU's answer where it stands in for an accelerator."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+
+def total() -> int:
+    """The memory of the machine or of the container that limits this process, in bytes."""
+    return min([_machine()[1], *(limit for limit, _ in _cgroups())])
+
+
+def available() -> int:
+    """How much of it could be allocated without swapping, in bytes."""
+    return max(0, min([_machine()[0], *(limit - used for limit, used in _cgroups())]))
+
+
+def _machine() -> tuple[int, int]:
+    """Available and total bytes of the machine."""
+    if sys.platform == "linux":
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in file)}
+        return fields["MemAvailable"], fields["MemTotal"]
+    if sys.platform == "win32":
+        return _windows()
+    page, pages = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_PHYS_PAGES")
+    return _free_pages_of_macos() * page, pages * page
+
+
+def _free_pages_of_macos() -> int:
+    import re
+    import subprocess
+
+    text = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
+    kinds: dict[str, str] = dict(re.findall(r"Pages (\w+):\s+(\d+)", text))
+    return sum(int(kinds.get(kind, 0)) for kind in ("free", "inactive", "speculative"))
+
+
+def _windows() -> tuple[int, int]:
+    import ctypes
+
+    # MEMORYSTATUSEX: a length and a load of 32 bits each, then seven sizes of 64 bits, physical total and available first.
+    status = (ctypes.c_uint64 * 8)()
+    ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
+    kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]
+    if not kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
+        raise OSError("GlobalMemoryStatusEx failed")
+    return status[2], status[1]
+
+
+def _cgroups() -> Iterator[tuple[int, int]]:
+    """Limit and use, in bytes, of each control group around this process that limits memory."""
+    try:
+        with open("/proc/self/cgroup", encoding="utf-8") as file:
+            lines = [line.rstrip("\n").split(":", 2) for line in file]
+    except OSError:
+        return
+    for _, controllers, path in lines:
+        if controllers == "":
+            yield from _limits("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+        elif "memory" in controllers.split(","):
+            root = "/sys/fs/cgroup/memory"
+            yield from _limits(root, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def _limits(root: str, path: str, limit: str, used: str, cache: str) -> Iterator[tuple[int, int]]:
+    # A limit on any ancestor binds too; inside a container the path may be one that only the host can see, its root is ours.
+    while True:
+        folder = root + path.rstrip("/")
+        try:
+            # Files that the kernel merely keeps in memory are given up on demand, as MemAvailable reckons too.
+            in_use = int(_read(f"{folder}/{used}")) - _cached(_read(f"{folder}/memory.stat"), cache)
+            yield int(_read(f"{folder}/{limit}")), in_use
+        except (OSError, ValueError):  # no such group here, or "max": no limit
+            pass
+        if path in ("", "/"):
+            return
+        path = os.path.dirname(path)
+
+
+def _cached(statistics: str, name: str) -> int:
+    return next((int(line.split()[1]) for line in statistics.splitlines() if line.startswith(f"{name} ")), 0)
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="ascii") as file:
+        return file.read()

@@ -1,0 +1,213 @@
+"""The accelerator as torch has it: which one, whether it is up, whether the CPU stands in. The only room that imports torch's
+private bindings; the other rooms take them from here.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch import _C
+
+from accelerator import _device_arg, _process, _torch_build, discovery
+
+# Whether the accelerator is initialized in this process. It never goes back, but for a fork, so functions that find it True
+# may call torch's bindings at once.
+up = False
+
+# What the last look found, for code under torch.compile, which cannot trace the look itself and may be the first to come.
+kind: str = (_torch_build.accelerator_type() if discovery.device_count() else None) or "cpu"
+
+get_index = _C._accelerator_getDeviceIndex
+set_index = _C._accelerator_setDeviceIndex
+get_stream = _C._accelerator_getStream
+set_stream = _C._accelerator_setStream
+synchronize = _C._accelerator_synchronizeDevice
+
+
+def absent() -> bool:
+    """Whether there is no usable accelerator, so that the CPU stands in for it; initializes nothing.
+
+    Raises:
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+    """
+    global kind
+    if up:
+        return False
+    refuse_in_bad_fork()
+    if discovery.device_count() == 0:
+        kind = "cpu"
+        return True
+    kind = _torch_build.accelerator_type() or "cpu"
+    initialized()
+    return False
+
+
+def refuse_in_bad_fork() -> None:
+    """Raise the RuntimeError that names the fix where the accelerator cannot be used for a fork's sake."""
+    if _process.is_in_bad_fork():
+        raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
+
+
+def initialized() -> bool:
+    """Whether torch has initialized the accelerator in this process."""
+    global up
+    if not up and kind != "cpu":
+        # Backends without lazy initialization are up as soon as they are there.
+        up = _process.torch_is_up() or not hasattr(device_module(), "is_initialized")
+    return up
+
+
+def initialize() -> None:
+    """Initialize the accelerator if there is one and nobody has.
+
+    Raises:
+        RuntimeError: if torch cannot, or in a child forked from a process that had.
+    """
+    if not absent() and not initialized():
+        device_module().init()
+        initialized()
+
+
+def device_type() -> str:
+    """The type of the device that functions act on: the accelerator's, or "cpu" where the CPU stands in."""
+    absent()
+    return kind
+
+
+def device_module() -> Any:
+    """torch's module for the device that functions act on: ``torch.cuda``, ``torch.xpu``, ..., ``torch.cpu``."""
+    return getattr(torch, kind)
+
+
+def index(device: Any, *, optional: bool = True) -> int | None:
+    """What a device argument names, before it is known whether the accelerator is up.
+
+    Returns:
+        A negative index, an index that is visible, or None for the current device.
+
+    Raises:
+        ValueError, RuntimeError, TypeError: as ``_device_arg.index``; ValueError also for an index that is out of range.
+    """
+    count = 1 if absent() else discovery.device_count()
+    number = _device_arg.index(device, kind, optional=optional)
+    return number if number is None or number < 0 else _device_arg.check(number, count, kind)
+
+
+def visible_index(device: Any) -> int:
+    """As ``index``, for functions to which a negative index means nothing: it is out of range; None is the current device."""
+    number = index(device)
+    if number is None:
+        return get_index() if up else 0
+    return check(number)
+
+
+def check(number: int) -> int:
+    """The index itself if a device has it; to be called after a look at what is there."""
+    return _device_arg.check(number, 1 if kind == "cpu" else discovery.device_count(), kind)
+
+
+def resolve(device: Any) -> int:
+    """What a device argument names once the accelerator is up, None being the current device; ranges are left to torch."""
+    number = _device_arg.index(device, kind)
+    return get_index() if number is None else number
+
+
+def explain(number: int, error: Exception) -> Exception:
+    """What to raise for a call that failed on a device: the clear ValueError if its index is the reason, else the error."""
+    try:
+        _device_arg.check(number, discovery.device_count(), kind)
+    except ValueError as out_of_range:
+        return out_of_range
+    return error
+
+
+def function(name: str) -> Any:
+    """The function of that name that torch has for the accelerator.
+
+    Raises:
+        RuntimeError: if it has none.
+    """
+    found = getattr(device_module(), name, None) or getattr(getattr(device_module(), "memory", None), name, None)
+    if found is None:
+        raise RuntimeError(f"torch {torch.__version__} has no torch.{kind}.{name}()")
+    return found
+
+
+def lazy_call(callback: Callable[[], object]) -> None:
+    """Call it as soon as the accelerator is initialized: now if it is, or if the CPU stands in.
+
+    A backend without a queue is initialized for it.
+    """
+    if not absent() and not initialized():
+        queue = getattr(device_module(), "_lazy_call", None)
+        if queue is not None:
+            queue(callback)
+            return
+        initialize()
+    callback()
+
+
+def built_for() -> str | None:
+    """The type of the accelerator that this torch is built for, whatever the environment says."""
+    return _process.torch_accelerator_type()
+
+
+def arch_flags() -> str | None:
+    """The architectures that this torch is compiled for, in one string; initializes nothing."""
+    flags: Any = getattr(_C, f"_{built_for()}_getArchFlags", None)
+    return flags() if flags else None
+
+
+def _exchange(number: int) -> int:
+    previous: int = get_index()
+    set_index(number)
+    return previous
+
+
+def _first(*names: str) -> Any:
+    """The first of these bindings that this torch has: newer releases have one for all accelerators, older ones CUDA's."""
+    return next((getattr(_C, name) for name in names if hasattr(_C, name)), None)
+
+
+exchange_index = _first("_accelerator_exchangeDevice", "_cuda_exchangeDevice") or _exchange
+restore_index = _first("_accelerator_maybeExchangeDevice", "_cuda_maybeExchangeDevice") or _exchange
+memory_statistics = _first("_accelerator_getDeviceStats", "_cuda_memoryStats")
+memory_info = _first("_accelerator_getMemoryInfo") or torch.cuda.mem_get_info
+reset_peak_memory_stats = _first("_accelerator_resetPeakStats", "_cuda_resetPeakMemoryStats")
+reset_accumulated_memory_stats = _first("_accelerator_resetAccumulatedStats", "_cuda_resetAccumulatedMemoryStats")
+empty_cache = _first("_accelerator_emptyCache", "_cuda_emptyCache")
+empty_host_cache = _first("_accelerator_emptyHostCache", "_host_emptyCache")
+host_memory_statistics = _first("_cuda_hostMemoryStats")
+set_sync_debug_mode = _first("_cuda_set_sync_debug_mode")
+get_sync_debug_mode = _first("_cuda_get_sync_debug_mode")
+
+
+_default_generator = _first("_accelerator_getDefaultGenerator")
+
+# The bindings of NVTX, which CUDA builds have, or None.
+nvtx = _first("_nvtx")
+
+
+def generator(number: int) -> torch.Generator:
+    """The generator that random functions use on a device that is initialized, or the CPU's where it stands in."""
+    if kind == "cpu":
+        return torch.default_generator
+    generators = getattr(device_module(), "default_generators", ())
+    if number < len(generators):
+        found: torch.Generator = generators[number]
+        return found
+    if _default_generator is None:
+        raise RuntimeError(f"torch {torch.__version__} knows no generator of {kind}:{number}")
+    found = _default_generator(number)
+    return found
+
+
+def _begin_anew() -> None:
+    global up
+    up = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,423 @@
+"""Is there an accelerator, how many, which: answered without importing torch and without touching the device's runtime."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from accelerator import _device_arg, _driver, _enumeration, _host_memory, _nvml, _probe, _process, _torch_build
+from accelerator._enumeration import Device, Found
+
+__all__ = [
+    "VisibleDevice",
+    "device_count",
+    "driver_cuda_version",
+    "driver_version",
+    "get_device_name",
+    "is_available",
+    "is_fork_safe",
+    "is_in_bad_fork",
+    "is_initialized",
+    "refresh",
+    "unavailable_reason",
+    "visible_devices",
+]
+
+BAD_FORK = (
+    "this process was forked after its parent had initialized the accelerator, which cannot be used again in the child; "
+    "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
+)
+
+
+class VisibleDevice(NamedTuple):
+    """A device that torch can use, in torch's order.
+
+    Attributes:
+        index: the index by which torch calls the device.
+        uuid: NVML's name of it, beginning with "GPU-" or "MIG-"; None where unknown.
+        name: the product's name, or the accelerator's type where torch alone knows the device.
+        pci_bus_id: domain, bus and device, as in "00000000:3B:00.0"; None where unknown.
+        compute_capability: major and minor; None for devices other than CUDA's.
+        total_memory: bytes; None where unknown before the accelerator is initialized.
+        physical_index: NVML's index of the GPU; None where NVML does not know it.
+        mig: GPU instance id and compute instance id of a MIG instance, else None.
+    """
+
+    index: int  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index
+    uuid: str | None
+    name: str
+    pci_bus_id: str | None
+    compute_capability: tuple[int, int] | None
+    total_memory: int | None
+    physical_index: int | None
+    mig: tuple[int, int] | None
+
+
+_driver_count = _driver.device_count
+_torch_accelerator = _process.torch_accelerator
+_environment = _process.environment
+
+# The last answer, with all that it was an answer to: the environment, the accelerator's type, the driver's count if it is up.
+_asked: object = None
+_found: Found = Found(0, None, "")
+
+
+def device_count() -> int:
+    """Return how many devices torch can use: what the driver would enumerate in a fresh process.
+
+    The present ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` are followed until something in this process initializes
+    the driver; from then on its count stands. MIG instances are counted as the driver counts them, and there is no cap.
+
+    Returns:
+        The number of visible devices; 0 when this torch could use none, for the reason that ``unavailable_reason`` gives.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.device_count() >= 0
+        True
+    """
+    key = _driver_count(), _torch_accelerator(), _environment()
+    return _found.number if key == _asked else _answer(key).number
+
+
+def _answer(key: tuple[int | None, Any, tuple[Any, ...]]) -> Found:
+    """Find out anew, and remember the answer for as long as nothing that it depends on changes."""
+    global _asked, _found
+    _found = _count(key[0])
+    _asked = key
+    return _found
+
+
+def _count(driver_count: int | None) -> Found:
+    accelerator = _torch_build.accelerator_type()
+    if accelerator is None:
+        return Found(0, _no_accelerator(), "torch's build", ())
+    if accelerator != "cuda" or _is_rocm():
+        return _count_of_torch(accelerator)
+    if driver_count is not None:
+        return _enumeration.of_driver(driver_count)
+    return _enumeration.count(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+
+
+def _no_accelerator() -> str:
+    if os.environ.get("ACCELERATOR_BACKEND") == "cpu":
+        return "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"
+    build = _torch_build.read()
+    if build is None:
+        return "torch is not installed in this Python; install it with 'pip install torch'"
+    return f"torch {build.version} is a CPU build; install one that is built for the accelerator"
+
+
+def _is_rocm() -> bool:
+    build = _torch_build.read()
+    return build is not None and build.hip is not None
+
+
+def _count_of_torch(accelerator: str) -> Found:
+    import torch
+
+    module: Any = getattr(torch, accelerator)
+    count: int = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
+    devices = tuple(Device(None, None, _probe.Device(None, accelerator, None, None, None)) for _ in range(count))
+    return Found(count, None if count else f"torch finds no usable {accelerator} device", "torch", devices)
+
+
+def last_found() -> Found:
+    """The answer that ``device_count`` gave last, for the rooms that need more of it than the count."""
+    return _found
+
+
+def is_available(*, strict: bool = False) -> bool:
+    """Return whether at least one device is there that torch could use.
+
+    Args:
+        strict: also have a child process create a context on every visible device, which tells devices that are listed
+            but broken, or kept by others. Its answer is kept for the present environment.
+
+    Returns:
+        True if torch can be expected to work on the accelerator. A child forked from a process that had initialized the
+        accelerator cannot use it and gets False.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing; with ``strict``, a child process initializes the driver for itself.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.is_available() == (acc.unavailable_reason() is None)
+        True
+    """
+    if device_count() == 0 or _process.is_in_bad_fork():
+        return False
+    return not strict or _strict_problem() is None
+
+
+_strict: tuple[object, str | None] = (None, None)
+
+
+def _strict_problem() -> str | None:
+    """What a child process finds wrong with the visible devices."""
+    global _strict
+    if _strict[0] != _asked:
+        _strict = _asked, _try_devices()
+    return _strict[1]
+
+
+def _try_devices() -> str | None:
+    if _torch_build.accelerator_type() != "cuda" or _is_rocm():
+        return None
+    answer = _probe.ask({}, use=True)
+    if answer.error:
+        return answer.error
+    for index, error in enumerate(answer.unusable):
+        if error:
+            busy = "_OUT_OF_MEMORY" in error or "_DEVICE_UNAVAILABLE" in error
+            state = "is busy, its memory is full or another process has it to itself" if busy else "is broken"
+            return f"cuda:{index} ({answer.devices[index].name}) {state}: {error}"
+    return None if answer.devices else "the CUDA driver enumerates no device in a child process"
+
+
+def unavailable_reason() -> str | None:
+    """Return why no accelerator is available.
+
+    Returns:
+        None when ``is_available()``; else one sentence that names the most specific cause and what to do about it. After
+        ``is_available(strict=True)`` found a device that is listed but unusable, that device and its error.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> reason = acc.unavailable_reason()
+        >>> reason is None or reason.count(chr(10)) == 0
+        True
+    """
+    if device_count() == 0:
+        return _found.problem
+    if _process.is_in_bad_fork():
+        return BAD_FORK
+    return _strict[1] if _strict[0] == _asked else None
+
+
+def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice, ...]:
+    """Return the devices that torch can use, in torch's order.
+
+    Args:
+        env: the environment of a process yet to be started, whose variables decide what it will see; this process's own
+            if None.
+
+    Returns:
+        One entry a device, the position being the index that torch uses; empty when no accelerator is available.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing; where NVML is missing, or unlike GPUs leave their order to the driver, a child process asks it.
+
+    Example:
+        >>> import accelerator as acc
+        >>> [device.index for device in acc.visible_devices()] == list(range(acc.device_count()))
+        True
+    """
+    devices = _devices_of(env) if env is not None else devices_found()
+    return tuple(_describe(index, device) for index, device in enumerate(devices))
+
+
+def _devices_of(env: Mapping[str, str]) -> tuple[Device, ...]:
+    accelerator = None if env.get("ACCELERATOR_BACKEND") == "cpu" else _torch_build.accelerator_type()
+    if accelerator != "cuda" or _is_rocm():
+        return devices_found()
+    return _enumeration.devices(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")).devices or ()
+
+
+def devices_found() -> tuple[Device, ...]:
+    """The visible devices with their NVML handles, kept as long as the count is."""
+    global _found
+    if device_count() and _found.devices is None:
+        _found = _enumeration.devices(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+    return _found.devices or ()
+
+
+def _describe(index: int, device: Device) -> VisibleDevice:
+    gpu, instance, driver = device
+    if gpu is None:
+        assert driver is not None  # one of the two has named the device
+        bus = driver.pci_bus_id and driver.pci_bus_id.rjust(len("00000000:00:00.0"), "0").upper()
+        uuid = driver.uuid and f"GPU-{driver.uuid}"
+        return VisibleDevice(index, uuid, driver.name, bus, driver.compute_capability, driver.total_memory, None, None)
+    handle = instance.handle if instance else gpu.handle
+    nvml = _nvml.session()
+    return VisibleDevice(
+        index,
+        instance.uuid if instance else gpu.uuid,
+        _nvml.ask(nvml.nvmlDeviceGetName, handle) or gpu.name or (driver.name if driver else "unknown"),
+        _nvml.ask(lambda handle: nvml.nvmlDeviceGetPciInfo(handle).busId, gpu.handle),
+        _nvml.ask(lambda handle: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)), gpu.handle),
+        _total_memory(nvml, handle, driver),
+        gpu.physical_index,
+        (instance.gi, instance.ci) if instance else None,
+    )
+
+
+def _total_memory(nvml: Any, handle: Any, driver: _probe.Device | None) -> int:
+    # Devices that share the host's memory have none of their own to report: not supported, or zero.
+    total: int | None = _nvml.ask(lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).total, handle)
+    return total or (driver.total_memory if driver else None) or _host_memory.total()
+
+
+def get_device_name(device: Any = None) -> str:
+    """Return the product name of a device.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+
+    Returns:
+        The name, from NVML before the accelerator is initialized; "cpu" when the CPU stands in.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> isinstance(acc.get_device_name(), str)
+        True
+    """
+    index = visible_index(device)
+    return visible_devices()[index].name if device_count() else "cpu"
+
+
+def visible_index(device: Any) -> int:
+    """The index of a visible device, or 0 for the CPU where it stands in; None is the current device, 0 before there is one."""
+    count = device_count()
+    accelerator = (_torch_build.accelerator_type() if count else None) or "cpu"
+    index = _device_arg.index(device, accelerator)
+    if index is None:
+        return _current_index()
+    return _device_arg.check(index, count or 1, accelerator)
+
+
+def _current_index() -> int:
+    if not _process.torch_is_up():
+        return 0
+    torch: Any = sys.modules["torch"]
+    index: int = torch.accelerator.current_device_index()
+    return index
+
+
+def is_initialized() -> bool:
+    """Return whether torch has initialized the accelerator in this process.
+
+    Returns:
+        False before the first use of the accelerator, without torch, and in a child forked from a process that used it.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> isinstance(acc.is_initialized(), bool)
+        True
+    """
+    return _process.torch_is_up()
+
+
+def is_in_bad_fork() -> bool:
+    """Return whether this process was forked from one that had initialized the accelerator, whoever had done so.
+
+    Returns:
+        True if the accelerator cannot be used here for that reason. Where this package was imported only after the fork,
+        what torch knows.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.is_in_bad_fork()
+        False
+    """
+    return _process.is_in_bad_fork()
+
+
+def is_fork_safe() -> bool:
+    """Return whether a child forked now could use the accelerator.
+
+    A driver library that is loaded but not initialized does no harm; initialized by anything in this process, torch or
+    other, it does. No library is loaded to find out.
+
+    Returns:
+        True if nothing in this process has initialized the accelerator.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> isinstance(acc.is_fork_safe(), bool)
+        True
+    """
+    return _process.is_fork_safe()
+
+
+def refresh() -> None:
+    """Forget which devices were enumerated, as after a device was lost or MIG was reconfigured; the next question looks anew.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.refresh()
+    """
+    global _asked, _strict
+    _asked, _strict = None, (None, None)
+    _nvml.forget()
+
+
+def driver_version() -> str | None:
+    """Return the version of the installed NVIDIA driver, such as "580.65.06".
+
+    Returns:
+        The version, or None where NVML cannot tell.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> version = acc.driver_version()
+    """
+    try:
+        return _nvml.driver_version()
+    except _nvml.Unavailable:
+        return None
+
+
+def driver_cuda_version() -> tuple[int, int] | None:
+    """Return the newest CUDA version that the installed driver supports.
+
+    Returns:
+        Major and minor, such as (13, 0), or None where NVML cannot tell.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> version = acc.driver_cuda_version()
+    """
+    try:
+        return _nvml.cuda_version()
+    except _nvml.Unavailable:
+        return None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=refresh)

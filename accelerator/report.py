@@ -1,0 +1,162 @@
+"""What ``python -m accelerator`` prints: what this machine has, as a dictionary and as text."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+import accelerator
+from accelerator import _driver, _process, _torch_build, _visible, discovery, monitoring, simulation
+
+
+def collect() -> dict[str, Any]:
+    """All that the report says, in types that JSON has; what is not known is None."""
+    build = _torch_build.read()
+    devices = discovery.visible_devices()
+    cuda = discovery.driver_cuda_version()
+    return {
+        "version": accelerator.__version__,
+        "python": platform.python_version(),
+        "torch": build and {"version": build.version, "cuda": build.cuda, "hip": build.hip},
+        "accelerator": _torch_build.accelerator_type(),
+        "available": discovery.is_available(),
+        "unavailable_reason": discovery.unavailable_reason(),
+        "initialized": discovery.is_initialized(),
+        "fork_safe": discovery.is_fork_safe(),
+        "simulated": simulation.is_simulated(),
+        "driver": {"version": discovery.driver_version(), "cuda": cuda and ".".join(map(str, cuda))},
+        "environment": _environment(),
+        "devices": [_device(device) for device in devices],
+    }
+
+
+def _device(device: discovery.VisibleDevice) -> dict[str, Any]:
+    now = monitoring.telemetry(device.index)
+    return {
+        "index": device.index,
+        "name": device.name,
+        "uuid": device.uuid,
+        "pci_bus_id": device.pci_bus_id,
+        "compute_capability": device.compute_capability and list(device.compute_capability),
+        "total_memory": device.total_memory,
+        "memory_used": now.device_memory_used,
+        "utilization": now.utilization,
+        "temperature": now.temperature,
+        "power_draw": now.power_draw,
+        "clock_rate": now.clock_rate,
+        "processes": now.processes and [process._asdict() for process in now.processes],
+        "mig": device.mig and list(device.mig),
+    }
+
+
+def _environment() -> dict[str, dict[str, str]]:
+    """Each variable that was read and is set, with how it was read."""
+    readings = {name: _reading(name) for name in _process.ENVIRONMENT if name in os.environ}
+    return {name: {"value": os.environ[name], "reading": reading} for name, reading in readings.items()}
+
+
+def _reading(name: str) -> str:
+    value = os.environ[name]
+    if name == "ACCELERATOR_BACKEND":
+        return "the accelerator is left out of use" if value == "cpu" else "ignored: only 'cpu' means something"
+    if _torch_build.accelerator_type() != "cuda":
+        return "not read, as this torch has no use for it"
+    if _driver.device_count() is not None:
+        return "not followed any more: the driver of this process read it when it was initialized"
+    if name == "CUDA_DEVICE_ORDER":
+        return "devices in the order of their PCI bus" if value == "PCI_BUS_ID" else "the fastest device first"
+    selection = discovery.last_found().selection
+    if name != "CUDA_VISIBLE_DEVICES" or selection is None:
+        return f"read by {discovery.last_found().source}"
+    return _explained(selection)
+
+
+def _explained(selection: _visible.Selection) -> str:
+    """The list entry by entry, as in "0, 2; '-1' is negative, which ends the list"."""
+    chosen = ", ".join(_target(target) for target in selection.targets)
+    entry = selection.problem
+    return (chosen or "no device") + (f"; {entry.text!r} {entry.problem}" if entry else "")
+
+
+def _target(target: _visible.Target) -> str:
+    return f"{target.gpu}:{target.instance.gi}/{target.instance.ci}" if target.instance else str(target.gpu)
+
+
+def render(facts: dict[str, Any]) -> str:
+    """The report as text."""
+    lines = [_versions(facts), _driver_line(facts), _state(facts)]
+    lines += [f"{name}={entry['value']!r}: {entry['reading']}" for name, entry in facts["environment"].items()]
+    if facts["devices"]:
+        lines += ["", *_table(facts["devices"])]
+    return "\n".join(line for line in lines if line is not None) + "\n"
+
+
+def _versions(facts: dict[str, Any]) -> str:
+    torch = facts["torch"]
+    if torch is None:
+        built = "no torch"
+    else:
+        platform_of = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else None
+        built = f"torch {torch['version']} built for {platform_of or facts['accelerator'] or 'the CPU'}"
+    return f"accelerator {facts['version']}, Python {facts['python']}, {built}"
+
+
+def _driver_line(facts: dict[str, Any]) -> str | None:
+    version, cuda = facts["driver"]["version"], facts["driver"]["cuda"]
+    if version is None and cuda is None:
+        return None
+    simulated = " (simulated: kernels compute nothing)" if facts["simulated"] else ""
+    return f"NVIDIA driver {version or 'unknown'}, up to CUDA {cuda or 'unknown'}{simulated}"
+
+
+def _state(facts: dict[str, Any]) -> str:
+    if facts["available"]:
+        count = len(facts["devices"])
+        state = f"available: {count} {facts['accelerator']} {'device' if count == 1 else 'devices'}"
+    else:
+        state = f"not available: {facts['unavailable_reason']}"
+    initialized = "initialized" if facts["initialized"] else "not initialized"
+    return f"{state}\n{initialized} in this process; fork is {'safe' if facts['fork_safe'] else 'not safe'}"
+
+
+_COLUMNS = ("index", "name", "memory", "busy", "temp", "power", "clock", "PCI bus", "MIG", "processes")
+
+
+def _table(devices: list[dict[str, Any]]) -> list[str]:
+    rows = [_COLUMNS, *(_row(device) for device in devices)]
+    used = [i for i in range(len(_COLUMNS)) if any(row[i] for row in rows[1:])]
+    widths = {i: max(len(row[i]) for row in rows) for i in used}
+    return ["  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows]
+
+
+def _row(device: dict[str, Any]) -> tuple[str, ...]:
+    used, total = device["memory_used"], device["total_memory"]
+    memory = "" if total is None else f"{_gib(used)} of {_gib(total)} GiB"
+    mig = "/".join(map(str, device["mig"])) if device["mig"] else ""
+    processes = ", ".join(_process_text(process) for process in device["processes"] or ())
+    return (
+        str(device["index"]),
+        device["name"],
+        memory,
+        _with_unit(device["utilization"], "%"),
+        _with_unit(device["temperature"], "°C"),
+        _with_unit(device["power_draw"] and device["power_draw"] // 1000, "W"),
+        _with_unit(device["clock_rate"], "MHz"),
+        device["pci_bus_id"] or "",
+        mig,
+        processes,
+    )
+
+
+def _process_text(process: dict[str, Any]) -> str:
+    used = process["memory_used"]
+    return f"{process['pid']}" + ("" if used is None else f" ({_gib(used)} GiB)")
+
+
+def _gib(size: int | None) -> str:
+    return "?" if size is None else f"{size / 2**30:.1f}"
+
+
+def _with_unit(value: int | None, unit: str) -> str:
+    return "" if value is None else f"{value} {unit}"

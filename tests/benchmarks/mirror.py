@@ -1,0 +1,158 @@
+"""``python -m tests.benchmarks.mirror [--gate]``: the cost of each hot call beside torch's, in one run.
+
+Needs a CUDA device: a real one, or ``python -m accelerator simulate --gpus 2 -- python -m tests.benchmarks.mirror``. Ours and
+torch's are timed alternately, and the fastest of many short rounds of each is compared, as a busy machine only ever adds
+time. With ``--gate`` the exit status is 1 if a ratio is above its budget (1.0 is allowed 1.05).
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+ROUNDS = 100
+
+
+class Row(NamedTuple):
+    """A call, the time of ours and of torch's in microseconds, and the ratio that is allowed."""
+
+    call: str
+    ours: float
+    theirs: float
+    budget: float
+
+    @property
+    def ratio(self) -> float:
+        return self.ours / self.theirs
+
+    @property
+    def passes(self) -> bool:
+        return self.ratio <= (1.05 if self.budget == 1.0 else self.budget)
+
+
+def compare(call: str, budget: float, ours: Callable[[int], None], theirs: Callable[[int], None], number: int = 1000) -> Row:
+    """Time two loops alternately; each is given the number of calls to make."""
+    best = [float("inf"), float("inf")]
+    for _ in range(ROUNDS):
+        for side, loop in enumerate((ours, theirs)):
+            start = time.perf_counter()
+            loop(number)
+            best[side] = min(best[side], (time.perf_counter() - start) / number * 1e6)
+    return Row(call, *best, budget)
+
+
+def loop(statement: str, **names: Any) -> Callable[[int], None]:
+    """A function that runs a statement, spelled as its users spell it, a number of times."""
+    namespace = dict(names)
+    body = statement.replace("\n", "\n        ")
+    exec(f"def run(number):\n    for _ in range(number):\n        {body}\n", namespace)
+    return namespace["run"]
+
+
+def seconds(program: str) -> float:
+    """The shortest of several runs of a fresh process, in seconds."""
+    times: list[float] = []
+    for _ in range(5):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", program], check=True)
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def starting() -> Iterator[Row]:
+    """What starting costs, in microseconds: the import inside a process, and a whole process that counts devices."""
+    timed = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
+    imports = [
+        min(float(subprocess.check_output([sys.executable, "-c", timed.format(name)])) for _ in range(5)) * 1e6
+        for name in ("accelerator", "torch")
+    ]
+    yield Row("import", *imports, 0.01)
+    ours = seconds("import accelerator as acc; acc.device_count()") * 1e6
+    theirs = seconds("import torch; torch.accelerator.device_count()") * 1e6
+    yield Row("a process that answers device_count()", ours, theirs, 0.05)
+
+
+def before_initialization() -> Iterator[Row]:
+    """Questions while the driver is not up; torch's is_available() ends that, so it comes last."""
+    import torch
+
+    import accelerator as acc
+
+    def row(call: str, budget: float, number: int) -> Row:
+        names = {"acc": acc, "torch": torch}
+        return compare(call, budget, loop(f"acc.{call}", **names), loop(f"torch.accelerator.{call}", **names), number)
+
+    yield row("device_count()", 0.1, 300)
+    # Ours with the driver down against torch's, whose first call brought it up: each as its users meet it.
+    ours = loop("acc.is_available()", acc=acc)
+    best = float("inf")
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        ours(2000)
+        best = min(best, (time.perf_counter() - start) / 2000 * 1e6)
+    measured = row("is_available()", 1.0, 2000)
+    yield measured._replace(ours=max(best, measured.ours))
+
+
+def after_initialization() -> Iterator[Row]:
+    """The hot calls on two devices."""
+    import torch
+
+    import accelerator as acc
+
+    torch.cuda.init()
+    last = acc.device_count() - 1
+    other = torch.device("cuda", last)
+    stream = acc.current_stream()
+    held = torch.empty(1024, device="cuda")
+    names = {"acc": acc, "torch": torch, "last": last, "other": other, "stream": stream}
+
+    def row(call: str, budget: float, theirs: str | None = None, number: int = 1000) -> Row:
+        return compare(call, budget, loop(f"acc.{call}", **names), loop(theirs or f"torch.accelerator.{call}", **names), number)
+
+    yield row("current_device_index()", 1.0)
+    yield row("current_stream()", 1.0)
+    yield row("current_stream(0)", 1.0)
+    yield row("synchronize()", 1.0)
+    yield row("synchronize(0)", 1.0)
+    yield row("set_device_index(0)", 1.0)
+    yield row("set_stream(stream)", 1.0)
+    # torch.accelerator's takes integers only; torch.cuda's is what its users have for strings and devices.
+    for argument, budget, theirs in (
+        ("last", 1.2, "torch.accelerator.device_index"),
+        ('"cuda:0"', 1.0, "torch.cuda.device"),
+        ("other", 1.0, "torch.cuda.device"),
+    ):
+        ours = loop(f"with acc.device_index({argument}): pass", **names)
+        yield compare(f"with device_index({argument})", budget, ours, loop(f"with {theirs}({argument}): pass", **names))
+    for argument in ('"cuda:0"', "other"):
+        yield row(f"set_device_index({argument})", 0.5)
+        yield row(f"synchronize({argument})", 0.5)
+    acc.set_device_index(0)
+    for call in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        yield row(f"{call}()", 0.25, number=300)
+    for call in ("utilization", "temperature", "power_draw", "clock_rate"):
+        yield row(f"{call}(0)", 0.5, f"torch.cuda.{call}(0)", number=500)
+    del held
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gate", action="store_true", help="exit with status 1 if a ratio is above its budget")
+    options = parser.parse_args()
+    failed = False
+    print(f"{'call':40}{'ours µs':>12}{'torch µs':>12}{'ratio':>8}{'budget':>8}")
+    for part in (starting, before_initialization, after_initialization):
+        for row in part():
+            failed |= not row.passes
+            mark = "" if row.passes else "  over"
+            print(f"{row.call:40}{row.ours:12.3f}{row.theirs:12.3f}{row.ratio:8.3f}{row.budget:8.2f}{mark}", flush=True)
+    return int(failed and options.gate)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""Which tests this process can run.
+
+``tests/simulated`` needs two simulated GPUs in this process, ``tests/cpu`` needs the CPU to stand in; all other tests need
+neither, as they start processes of their own. ``python -m tests`` starts one pytest for each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import accelerator as acc
+
+TESTS = Path(__file__).parent
+
+
+def pytest_report_header() -> str:
+    where = "on simulated GPUs" if acc.simulation.is_simulated() else "without simulation"
+    return f"accelerator: {where}, {acc.device_count()} device(s) visible, from {Path(acc.__file__).parent}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    simulated = acc.simulation.is_simulated() and acc.device_count() == 2
+    reasons = {
+        TESTS / "simulated": None if simulated else "needs: python -m accelerator simulate --gpus 2 -- python -m pytest",
+        TESTS / "cpu": None if acc.device_count() == 0 else "needs a process without a usable accelerator",
+    }
+    for item in items:
+        reason = reasons.get(item.path.parent)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))

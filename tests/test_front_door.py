@@ -1,0 +1,122 @@
+"""The front door: what it costs, which names it has, and that unknown ones fail cleanly."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import accelerator as acc
+from accelerator import _NAMES_OF_ROOM, _SUBMODULES
+from tests.support import plain_environment, run
+
+PACKAGE = Path(acc.__file__).parent
+NAMES = [name for name in acc.__all__ if name != "__version__"]
+
+# What a submodule may be called without hiding a function: the room of random numbers is public and callable itself.
+ALLOWED_CLASHES = {"random", *_SUBMODULES}
+
+
+def test_the_package_under_test_is_the_one_beside_the_tests() -> None:
+    assert Path(__file__).parent.parent / "accelerator" == PACKAGE
+
+
+def test_importing_is_free() -> None:
+    code = """
+        import sys, time
+        start = time.perf_counter()
+        import accelerator
+        took = time.perf_counter() - start
+        print(took, sorted({"torch", "pynvml", "subprocess", "typing"} & set(sys.modules)))
+    """
+    answers = [run(code, plain_environment()).split(maxsplit=1) for _ in range(5)]
+    assert {imported.strip() for _, imported in answers} == {"[]"}
+    assert min(float(took) for took, _ in answers) <= 0.010
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(acc, name) is not None
+    assert name in dir(acc)
+
+
+@pytest.mark.parametrize(("room", "names"), _NAMES_OF_ROOM.items())
+def test_the_table_is_the_sum_of_the_rooms(room: str, names: tuple[str, ...]) -> None:
+    assert list(names) == sorted(names)
+    assert sorted(importlib.import_module(f"accelerator.{room}").__all__) == list(names)
+
+
+def test_the_stub_is_the_table() -> None:
+    tree = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    found = {
+        (statement.module, alias.name)
+        for statement in tree.body
+        if isinstance(statement, ast.ImportFrom) and statement.module
+        for alias in statement.names
+        if alias.asname == alias.name
+    }
+    table = {(f"accelerator.{room}", name) for room, names in _NAMES_OF_ROOM.items() for name in names}
+    assert found == table | {("accelerator", name) for name in _SUBMODULES}
+
+
+def test_no_public_name_hides_behind_a_submodule() -> None:
+    modules = {module.name for module in pkgutil.iter_modules([str(PACKAGE)])}
+    assert not (set(NAMES) - ALLOWED_CLASHES) & modules
+
+
+@pytest.mark.parametrize("name", ["get_accelerator", "abstract_accelerator", "real_accelerator", "cuda_accelerator", "nonsense"])
+def test_unknown_names_are_attribute_errors(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'accelerator' has no attribute '{name}'"):
+        getattr(acc, name)
+    with pytest.raises(ImportError):
+        exec(f"from accelerator import {name}")
+    with pytest.raises(ImportError):
+        importlib.import_module(f"accelerator.{name}")
+
+
+def test_unknown_names_import_nothing() -> None:
+    code = """
+        import sys
+        import accelerator
+        print(hasattr(accelerator, "get_accelerator"), "torch" in sys.modules)
+    """
+    assert run(code, plain_environment()).split() == ["False", "False"]
+
+
+def test_the_torch_free_half_imports_no_torch() -> None:
+    code = """
+        import sys
+        import accelerator as acc
+        acc.is_available(), acc.device_count(), acc.unavailable_reason(), acc.visible_devices(), acc.get_device_name()
+        acc.is_initialized(), acc.is_in_bad_fork(), acc.is_fork_safe(), acc.driver_version(), acc.driver_cuda_version()
+        acc.refresh(), acc.export_envs(), acc.visible_devices_envs(), acc.communication_backend_name()
+        acc.communication_backend_version(), acc.set_visible_devices_envs({}, [0]), acc.simulation.is_simulated()
+        print("torch" in sys.modules)
+    """
+    assert run(code, plain_environment()).strip() == "False"
+
+
+FUNCTIONS = [
+    name
+    for name in NAMES
+    if name not in (*_SUBMODULES, "random") and callable(getattr(acc, name)) and not isinstance(getattr(acc, name), type)
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_says_what_it_does_to_fork_and_to_the_runtime(name: str) -> None:
+    documentation = getattr(acc, name).__doc__ or ""
+    assert documentation.splitlines()[0].strip().endswith((".", ";")), "no summary"
+    sections = ["Fork:", "Initializes:"]
+    if name not in _NAMES_OF_ROOM["deprecated"]:  # which nobody should copy from
+        sections.append("Example:")
+    for section in sections:
+        assert f"\n    {section}" in documentation, f"no section {section!r}"
+
+
+def test_deprecated_names_name_their_successors() -> None:
+    with pytest.warns(FutureWarning, match="current_device_index"):
+        assert acc.current_device_idx() == acc.current_device_index()

@@ -1,0 +1,21 @@
+"""Simulated GPUs: run the real CUDA build of torch on a machine that has no GPU.
+
+C libraries stand in for the CUDA runtime, the CUDA driver and NVML, so an unchanged torch finds, opens and manages
+devices that do not exist. They are for testing the *management* of devices: counting and choosing them, memory
+figures and running out of memory, streams and events, random-number states, forks, NVML. Kernels are launched and
+compute nothing: the result of arithmetic on a simulated GPU is meaningless.
+
+The libraries have to be there when a process starts, so a simulation is always another process: the command line
+``python -m accelerator simulate --gpus 2 -- COMMAND`` starts one, and `environment` gives the environment for
+starting one yourself. They are compiled with the system's C compiler at first use; Linux on x86-64 only.
+
+Importing this module compiles nothing and loads nothing.
+"""
+
+from accelerator.simulation._environment import environment, is_simulated
+
+__all__ = ["environment", "is_simulated"]
+
+
+def __dir__() -> list[str]:
+    return __all__

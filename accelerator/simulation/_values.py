@@ -1,0 +1,174 @@
+"""Reads and checks what a caller says about a simulated machine; writes it as the C libraries read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "CACHE_NAME",
+    "MAXIMUM_GPUS",
+    "capability",
+    "check_mig",
+    "choice",
+    "count",
+    "cuda_version",
+    "errors",
+    "memory",
+    "mig",
+    "name",
+    "per_gpu",
+    "speed",
+]
+
+CACHE_NAME = "accelerator/simulation-"
+"""Start of a build's path below the user's cache directory; the hash of what was built follows."""
+
+MAXIMUM_GPUS = 128
+_MAXIMUM_MIG = 7
+_MAXIMUM_NAME = 80
+_MAXIMUM_MEMORY = 2**48
+_MAXIMUM_ERRORS = 60
+_UNITS = {
+    "": 1,
+    "b": 1,
+    **{prefix + "b": 1000**power for power, prefix in enumerate("kmgt", 1)},
+    **{prefix + "ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
+}
+
+
+def count(gpus: object) -> int:
+    """Check the number of GPUs."""
+    if not isinstance(gpus, int) or isinstance(gpus, bool):
+        raise TypeError(f"gpus must be an int, not {_kind(gpus)}")
+    if not 0 <= gpus <= MAXIMUM_GPUS:
+        raise ValueError(f"gpus must be between 0 and {MAXIMUM_GPUS}, not {gpus}")
+    return gpus
+
+
+def per_gpu(argument: str, value: object, gpus: int, convert: Callable[[str, Any], str], separator: str = ",") -> str:
+    """Write one value for all GPUs, or one for each of the first GPUs, of which the last repeats."""
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        return convert(argument, value)
+    values = cast("Sequence[object]", value)
+    if not values:
+        raise ValueError(f"{argument} is an empty sequence: give one value for all GPUs, or one for each")
+    if len(values) > max(gpus, 1):
+        raise ValueError(f"{argument} has {len(values)} values for {gpus} GPU{'' if gpus == 1 else 's'}")
+    return separator.join(convert(argument, item) for item in values)
+
+
+def memory(argument: str, value: object) -> str:
+    """Read a size: bytes, or text such as "8GiB", "512MiB" or "1GB"."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    elif isinstance(value, str):
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", value, re.IGNORECASE)
+        unit = _UNITS.get(match[2].lower()) if match else None
+        if match is None or unit is None:
+            raise ValueError(f'{argument} must be bytes or a size such as "8GiB", "512MiB" or "1GB", not {value!r}')
+        size = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
+    else:
+        raise TypeError(f'{argument} must be an int or a size such as "8GiB", not {_kind(value)}')
+    if not 0 < size <= _MAXIMUM_MEMORY:
+        raise ValueError(f"{argument} must be more than 0 and at most 256 TiB, not {value!r}")
+    return str(size)
+
+
+def name(argument: str, value: object) -> str:
+    """Check a GPU's name; ';' separates names on the way to the libraries."""
+    if not isinstance(value, str):
+        raise TypeError(f"{argument} must be a str, not {_kind(value)}")
+    if re.fullmatch(rf"(?! *$)[ -:<-~]{{1,{_MAXIMUM_NAME}}}", value) is None:
+        raise ValueError(f"{argument} must be 1 to {_MAXIMUM_NAME} printable ASCII characters without ';', not {value!r}")
+    return value
+
+
+def capability(argument: str, value: object) -> str:
+    """Check a compute capability such as "9.0"."""
+    return _version(argument, value, "9.0")
+
+
+def speed(argument: str, value: object) -> str:
+    """Check a relative speed: CUDA's default order puts the fastest GPU first."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{argument} must be an int, not {_kind(value)}")
+    if not -(2**31) <= value < 2**31:
+        raise ValueError(f"{argument} must fit 32 bits, not {value}")
+    return str(value)
+
+
+def mig(argument: str, value: object) -> str:
+    """Check a number of MIG instances; None means that MIG is off, 0 that it is on without an instance."""
+    if value is None:
+        return "off"
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{argument} must be None or an int, not {_kind(value)}")
+    if not 0 <= value <= _MAXIMUM_MIG:
+        raise ValueError(f"{argument} must be None or between 0 and {_MAXIMUM_MIG}, not {value}")
+    return str(value)
+
+
+def check_mig(migs: str, capabilities: str) -> None:
+    """Check that MIG is on only where GPUs have it: from compute capability 8.0 on."""
+    modes, versions = migs.split(","), capabilities.split(",")
+    for gpu in range(max(len(modes), len(versions))):
+        version = versions[min(gpu, len(versions) - 1)]
+        if modes[min(gpu, len(modes) - 1)] != "off" and int(version.partition(".")[0]) < 8:
+            raise ValueError(f"mig needs compute capability 8.0 or more, and GPU {gpu} has {version}")
+
+
+def cuda_version(argument: str, value: object) -> str:
+    """Check a CUDA version such as "13.2"."""
+    return _version(argument, value, "13.2")
+
+
+def choice(argument: str, value: object, choices: tuple[str, ...]) -> str:
+    """Check one of a few words."""
+    if not isinstance(value, str):
+        raise TypeError(f"{argument} must be a str, not {_kind(value)}")
+    if value not in choices:
+        raise ValueError(f"{argument} must be one of {', '.join(map(repr, choices))}, not {value!r}")
+    return value
+
+
+def errors(value: object, gpus: int) -> list[str]:
+    """Check injected failures, ``{"cuInit": 999, "cuMemAlloc_v2@1": 2}`` or the same as text."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        entries = [entry for entry in value.split(",") if entry]
+    elif isinstance(value, Mapping):
+        entries = [f"{function}:{code}" for function, code in cast("Mapping[object, object]", value).items()]
+    else:
+        raise TypeError(f"errors must be a mapping of functions to codes, or a str, not {_kind(value)}")
+    if len(entries) > _MAXIMUM_ERRORS:
+        raise ValueError(f"errors has {len(entries)} entries; at most {_MAXIMUM_ERRORS} are possible")
+    for entry in entries:
+        match = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?(?:@([0-9]+))?:[0-9]+", entry)
+        if match is None:
+            raise ValueError(
+                f"errors has {entry!r}: an entry is function:code or function@gpu:code,"
+                ' as in "nvmlInit*:18" or "cuMemAlloc_v2@1:2"'
+            )
+        if match[1] is not None and int(match[1]) >= gpus:
+            raise ValueError(f"errors has {entry!r}, but there are {gpus} GPUs, counted from 0")
+    return entries
+
+
+def _version(argument: str, value: object, example: str) -> str:
+    """Check the text of a version with two parts."""
+    if not isinstance(value, str):
+        raise TypeError(f'{argument} must be a str such as "{example}", not {_kind(value)}')
+    if re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,2}", value) is None:
+        raise ValueError(f'{argument} must be two numbers as in "{example}", not {value!r}')
+    return value
+
+
+def _kind(value: object) -> str:
+    """Name the type of a wrong argument."""
+    return type(value).__name__

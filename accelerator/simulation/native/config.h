@@ -1,0 +1,63 @@
+/* The simulated machine, as the ACCELERATOR_SIM_* variables describe it.
+ *
+ * GPUs are numbered physically, in PCI bus order. Everything here is read from the environment once per process, at the
+ * first use, and is constant from then on. Nothing in this file knows about CUDA or NVML. */
+#ifndef ACCELERATOR_SIM_CONFIG_H
+#define ACCELERATOR_SIM_CONFIG_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_EXPORT __attribute__((visibility("default")))
+
+enum {
+    SIM_MAX_GPUS = 128,
+    SIM_MAX_INSTANCES = 7, /* MIG instances of one GPU */
+    SIM_WHOLE_GPU = -1,    /* in place of an instance number: the GPU itself */
+    SIM_NO_GPU = -1,       /* in place of a GPU number: the call concerns none */
+    SIM_MIG_OFF = -1,
+    SIM_NAME_SIZE = 96,
+    SIM_UUID_SIZE = 41, /* "GPU-" or "MIG-", 36 characters, the final zero */
+};
+
+struct sim_gpu {
+    char name[SIM_NAME_SIZE];
+    uint64_t memory;
+    int major, minor; /* compute capability */
+    int speed;        /* orders CUDA's FASTEST_FIRST */
+    int instances;    /* SIM_MIG_OFF, or the number of MIG instances (0: MIG on, no instance) */
+};
+
+struct sim_config {
+    int gpu_count;
+    struct sim_gpu gpus[SIM_MAX_GPUS];
+    char driver_version[80]; /* "590.44.01" */
+    int cuda_version;        /* 13020 for CUDA 13.2 */
+};
+
+const struct sim_config *sim_config(void);
+
+/* The UUID of a GPU (instance SIM_WHOLE_GPU) or of a MIG instance, as bytes (CUDA) and as text (NVML).
+ * Either destination may be NULL. */
+void sim_uuid(int gpu, int instance, unsigned char bytes[16], char text[SIM_UUID_SIZE]);
+
+void sim_pci_address(int gpu, unsigned *domain, unsigned *bus);
+uint64_t sim_memory_size(int gpu, int instance);
+void sim_display_name(int gpu, int instance, char *text, size_t size);
+
+/* The error that ACCELERATOR_SIM_ERRORS prescribes for this call, or 0. */
+extern _Atomic int sim_error_rules; /* number of rules; negative until the environment was read */
+int sim_find_injected(const char *function, int physical_gpu);
+
+static inline int sim_injected(const char *function, int physical_gpu)
+{
+    return sim_error_rules == 0 ? 0 : sim_find_injected(function, physical_gpu);
+}
+
+/* Sleeps as long as ACCELERATOR_SIM_INIT_DELAY says for `function` ("cuInit" or "nvmlInit"). */
+void sim_init_delay(const char *function);
+
+/* Appends "<pid> <event>" to ACCELERATOR_SIM_LOG. */
+void sim_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+#endif

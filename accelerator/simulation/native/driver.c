@@ -1,0 +1,203 @@
+/* libcuda.so.1: initialization, versions, errors, the look-up of entry points, and the table for the runtime. */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "driver_api.h"
+
+/* Says that a process runs on the simulation, to whoever looks the name up. */
+SIM_EXPORT const char accelerator_simulation[] = "cuda";
+
+_Atomic int driver_status = ERROR_NOT_INITIALIZED;
+struct sim_state *driver_state;
+
+static bool is_poisoned; /* this process was forked from one that had initialized CUDA */
+static pthread_mutex_t initializing = PTHREAD_MUTEX_INITIALIZER;
+
+static void poison(void)
+{
+    is_poisoned = true;
+    driver_status = ERROR_NOT_INITIALIZED;
+}
+
+__attribute__((destructor)) static void leave_state(void)
+{
+    if (driver_status == SUCCESS)
+        sim_state_forget_self(driver_state);
+}
+
+static CUresult initialize(void)
+{
+    if (is_poisoned)
+        return ERROR_NOT_INITIALIZED;
+    if (driver_status == SUCCESS)
+        return SUCCESS;
+
+    sim_init_delay("cuInit");
+    devices_enumerate();
+    if (device_count == 0)
+        return ERROR_NO_DEVICE;
+    driver_state = sim_state_open();
+    sim_state_forget_self(driver_state);
+    pthread_atfork(NULL, NULL, poison);
+    sim_log("cuInit");
+    driver_status = SUCCESS;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuInit(unsigned flags)
+{
+    if (is_poisoned)
+        return ERROR_NOT_INITIALIZED;
+    RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
+    if (flags != 0)
+        return ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&initializing);
+    CUresult result = initialize();
+    pthread_mutex_unlock(&initializing);
+    return result;
+}
+
+SIM_EXPORT CUresult cuDriverGetVersion(int *version)
+{
+    RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
+    if (!version)
+        return ERROR_INVALID_VALUE;
+    *version = sim_config()->cuda_version;
+    return SUCCESS;
+}
+
+static CUresult error_text(int error, const char **text, bool name)
+{
+    *text = NULL;
+    switch (error) {
+#define CASE(our_name, code, runtime_name, driver_name, description)                                                   \
+    case code:                                                                                                         \
+        *text = name ? #driver_name : description;                                                                     \
+        return SUCCESS;
+        SIM_ERRORS(CASE)
+#undef CASE
+    default:
+        return ERROR_INVALID_VALUE;
+    }
+}
+
+SIM_EXPORT CUresult cuGetErrorName(CUresult error, const char **name)
+{
+    return error_text(error, name, true);
+}
+
+SIM_EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
+{
+    return error_text(error, text, false);
+}
+
+/* The driver's newest spelling of a base name wins: cuMemGetAddressRange stands for cuMemGetAddressRange_v2. */
+static void *find_entry_point(const char *name)
+{
+    Dl_info self;
+    if (strncmp(name, "cu", 2) != 0 || !dladdr((void *)&cuInit, &self))
+        return NULL;
+    void *library = dlopen(self.dli_fname, RTLD_NOW | RTLD_NOLOAD);
+    if (!library)
+        return NULL;
+    char versioned[128];
+    snprintf(versioned, sizeof versioned, "%s_v2", name);
+    void *found = dlsym(library, versioned);
+    if (!found)
+        found = dlsym(library, name);
+    dlclose(library);
+    return found;
+}
+
+SIM_EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
+{
+    enum { FOUND = 0, NO_SUCH_SYMBOL = 1 };
+    (void)version, (void)flags;
+    if (!name || !function)
+        return ERROR_INVALID_VALUE;
+    RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
+    *function = find_entry_point(name);
+    if (status)
+        *status = *function ? FOUND : NO_SUCH_SYMBOL;
+    return *function ? SUCCESS : ERROR_NOT_FOUND;
+}
+
+SIM_EXPORT CUresult cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
+{
+    RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
+    return cuGetProcAddress_v2(name, function, version, flags, NULL);
+}
+
+SIM_EXPORT CUresult cuGetExportTable(const void **table, const void *id)
+{
+    (void)id;
+    *table = NULL;
+    return ERROR_NOT_FOUND;
+}
+
+/* There is nothing to tell, but PyTorch registers its callback at start and insists on success. */
+SIM_EXPORT CUresult cuLogsRegisterCallback(void *callback, void *argument, void **handle)
+{
+    ENTER();
+    (void)argument;
+    if (!callback)
+        return ERROR_INVALID_VALUE;
+    if (handle)
+        *handle = callback;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuLogsUnregisterCallback(void *handle)
+{
+    ENTER();
+    return handle ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+static int has_injections(void)
+{
+    sim_config();
+    return sim_error_rules != 0;
+}
+
+SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
+{
+    static const struct sim_driver table = {
+        .cuInit = cuInit,
+        .cuDriverGetVersion = cuDriverGetVersion,
+        .cuDeviceGetCount = cuDeviceGetCount,
+        .cuDeviceGetAttribute = cuDeviceGetAttribute,
+        .cuDevicePrimaryCtxRetain = cuDevicePrimaryCtxRetain,
+        .cuCtxSetCurrent = cuCtxSetCurrent,
+        .cuMemAlloc = cuMemAlloc_v2,
+        .cuMemAllocManaged = cuMemAllocManaged,
+        .cuMemFree = cuMemFree_v2,
+        .cuMemHostAlloc = cuMemHostAlloc,
+        .cuMemFreeHost = cuMemFreeHost,
+        .cuMemHostRegister = cuMemHostRegister_v2,
+        .cuMemHostUnregister = cuMemHostUnregister,
+        .cuMemGetInfo = cuMemGetInfo_v2,
+        .cuGetProcAddress = cuGetProcAddress_v2,
+        .devices = devices,
+        .current = current_context,
+        .find_memory = find_memory,
+        .is_valid_range = is_valid_range,
+        .set_pool = set_pool,
+        .export_memory = export_memory,
+        .import_memory = import_memory,
+        .close_imported = close_imported,
+        .injected = sim_find_injected,
+        .has_injections = has_injections,
+        .log = sim_log,
+    };
+    return &table;
+}
+
+SIM_EXPORT struct sim_state *accelerator_sim_state(void)
+{
+    return driver_state;
+}

@@ -1,0 +1,138 @@
+/* libcuda.so.1: primary contexts, and the stack of current contexts that each thread has. */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <time.h>
+
+#include "driver_api.h"
+
+enum { MAX_STACK = 64 };
+
+static _Thread_local struct {
+    CUcontext contexts[MAX_STACK];
+    int depth;
+} stack;
+
+static pthread_mutex_t context_lock = PTHREAD_MUTEX_INITIALIZER;
+
+struct sim_device *current_context(void)
+{
+    return stack.depth > 0 ? stack.contexts[stack.depth - 1] : NULL;
+}
+
+static bool is_context(CUcontext context)
+{
+    return context >= devices && context < devices + device_count && context->context_users > 0;
+}
+
+SIM_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    ENTER_DEVICE(device);
+    if (!context)
+        return ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&context_lock);
+    if (devices[device].context_users++ == 0) {
+        sim_state_add_context(driver_state, devices[device].gpu, devices[device].instance, 1);
+        sim_log("context %d", device);
+    }
+    pthread_mutex_unlock(&context_lock);
+    *context = &devices[device];
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
+{
+    ENTER_DEVICE(device);
+    pthread_mutex_lock(&context_lock);
+    CUresult result = devices[device].context_users > 0 ? SUCCESS : ERROR_INVALID_CONTEXT;
+    if (result == SUCCESS && --devices[device].context_users == 0)
+        sim_state_add_context(driver_state, devices[device].gpu, devices[device].instance, -1);
+    pthread_mutex_unlock(&context_lock);
+    return result;
+}
+
+SIM_EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
+{
+    ENTER_DEVICE(device);
+    devices[device].context_flags = flags;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
+{
+    ENTER_DEVICE(device);
+    if (flags)
+        *flags = devices[device].context_flags;
+    if (active)
+        *active = devices[device].context_users > 0;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    ENTER();
+    if (!context)
+        return ERROR_INVALID_VALUE;
+    *context = current_context();
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuCtxSetCurrent(CUcontext context)
+{
+    ENTER();
+    if (context && !is_context(context))
+        return ERROR_INVALID_CONTEXT;
+    if (!context && stack.depth > 0)
+        stack.depth--;
+    else if (context) {
+        stack.depth += stack.depth == 0;
+        stack.contexts[stack.depth - 1] = context;
+    }
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+    ENTER();
+    if (!is_context(context))
+        return ERROR_INVALID_CONTEXT;
+    if (stack.depth == MAX_STACK)
+        return ERROR_INVALID_VALUE;
+    stack.contexts[stack.depth++] = context;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
+{
+    ENTER_CONTEXT();
+    if (context)
+        *context = current_context();
+    stack.depth--;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
+{
+    ENTER_CONTEXT();
+    *device = current_context()->ordinal;
+    return SUCCESS;
+}
+
+void wait_until(int64_t time)
+{
+    enum { SECOND = 1000000000 };
+    if (time == 0)
+        return;
+    struct timespec end = {time / SECOND, time % SECOND};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) == EINTR)
+        ;
+}
+
+SIM_EXPORT CUresult cuCtxSynchronize(void)
+{
+    ENTER_CONTEXT();
+    wait_until(current_context()->busy_until);
+    return SUCCESS;
+}

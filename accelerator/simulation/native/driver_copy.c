@@ -1,0 +1,144 @@
+/* libcuda.so.1: copies, fills, and what is known about an address. Work in streams is done at the call. */
+#include "driver.h"
+
+#include <string.h>
+
+static CUresult copy(void *target, const void *source, size_t size)
+{
+    if (!is_valid_range(target, size) || !is_valid_range(source, size))
+        return ERROR_INVALID_VALUE;
+    memmove(target, source, size);
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuMemcpy(CUdeviceptr target, CUdeviceptr source, size_t size)
+{
+    ENTER_CONTEXT();
+    return copy((void *)target, (const void *)source, size);
+}
+
+SIM_EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void *source, size_t size)
+{
+    ENTER_CONTEXT();
+    return copy((void *)target, source, size);
+}
+
+SIM_EXPORT CUresult cuMemcpyDtoH_v2(void *target, CUdeviceptr source, size_t size)
+{
+    ENTER_CONTEXT();
+    return copy(target, (const void *)source, size);
+}
+
+static CUresult fill(CUdeviceptr address, uint32_t value, size_t count)
+{
+    uint32_t *words = (uint32_t *)address;
+    if (!is_valid_range(words, count * sizeof *words))
+        return ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < count; i++)
+        words[i] = value;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, CUstream stream)
+{
+    ENTER_CONTEXT();
+    (void)stream;
+    return fill(address, value, count);
+}
+
+SIM_EXPORT CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)
+{
+    ENTER_CONTEXT();
+    (void)stream, (void)flags;
+    return fill(address, value, 1);
+}
+
+SIM_EXPORT CUresult cuStreamWriteValue32(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)
+{
+    ENTER();
+    return cuStreamWriteValue32_v2(stream, address, value, flags);
+}
+
+SIM_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
+{
+    ENTER();
+    struct sim_memory memory;
+    if (!find_memory((const void *)address, &memory))
+        return ERROR_INVALID_VALUE;
+    if (base)
+        *base = (CUdeviceptr)memory.base;
+    if (size)
+        *size = memory.size;
+    return SUCCESS;
+}
+
+static bool is_on_host(const struct sim_memory *memory)
+{
+    return memory->kind == SIM_PINNED_MEMORY || memory->kind == SIM_REGISTERED_MEMORY;
+}
+
+enum pointer_attribute {
+    POINTER_CONTEXT = 1,
+    POINTER_MEMORY_TYPE = 2,
+    POINTER_DEVICE_ADDRESS = 3,
+    POINTER_HOST_ADDRESS = 4,
+    POINTER_BUFFER_ID = 7,
+    POINTER_IS_MANAGED = 8,
+    POINTER_DEVICE_ORDINAL = 9,
+    POINTER_IS_IPC_CAPABLE = 10,
+    POINTER_RANGE_START = 11,
+    POINTER_RANGE_SIZE = 12,
+    POINTER_IS_MAPPED = 13,
+    POINTER_POOL = 17,
+};
+
+SIM_EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
+{
+    enum { HOST = 1, DEVICE = 2 };
+    struct sim_memory memory;
+    ENTER();
+    if (!value || !find_memory((const void *)address, &memory))
+        return ERROR_INVALID_VALUE;
+
+    switch ((enum pointer_attribute)attribute) {
+    case POINTER_CONTEXT:
+        *(CUcontext *)value = &devices[memory.device];
+        return SUCCESS;
+    case POINTER_MEMORY_TYPE:
+        *(unsigned *)value = is_on_host(&memory) ? HOST : DEVICE;
+        return SUCCESS;
+    case POINTER_DEVICE_ADDRESS:
+        *(CUdeviceptr *)value = address;
+        return SUCCESS;
+    case POINTER_HOST_ADDRESS:
+        if (!is_on_host(&memory) && memory.kind != SIM_MANAGED_MEMORY)
+            return ERROR_INVALID_VALUE;
+        *(CUdeviceptr *)value = address;
+        return SUCCESS;
+    case POINTER_BUFFER_ID:
+        *(uint64_t *)value = memory.id;
+        return SUCCESS;
+    case POINTER_IS_MANAGED:
+        *(unsigned *)value = memory.kind == SIM_MANAGED_MEMORY;
+        return SUCCESS;
+    case POINTER_DEVICE_ORDINAL:
+        *(int *)value = memory.device;
+        return SUCCESS;
+    case POINTER_IS_IPC_CAPABLE:
+        *(unsigned *)value = memory.kind == SIM_DEVICE_MEMORY;
+        return SUCCESS;
+    case POINTER_RANGE_START:
+        *(CUdeviceptr *)value = (CUdeviceptr)memory.base;
+        return SUCCESS;
+    case POINTER_RANGE_SIZE:
+        *(size_t *)value = memory.size;
+        return SUCCESS;
+    case POINTER_IS_MAPPED:
+        *(unsigned *)value = 1;
+        return SUCCESS;
+    case POINTER_POOL:
+        *(void **)value = memory.pool;
+        return SUCCESS;
+    }
+    return ERROR_NOT_SUPPORTED;
+}

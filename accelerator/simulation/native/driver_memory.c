@@ -1,0 +1,273 @@
+/* libcuda.so.1: device and pinned memory.
+ *
+ * Device memory is host memory that is mapped lazily, so a large simulated GPU costs only what is written; what it has
+ * left is a matter of bookkeeping. One address space holds everything, as under CUDA's unified addressing. */
+#define _GNU_SOURCE
+#include "driver.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "driver_api.h"
+
+static struct block **blocks;
+static size_t block_count, block_capacity;
+static uint64_t last_id;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void memory_lock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void memory_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* The number of blocks that begin at or below the address. */
+static size_t blocks_up_to(const void *address)
+{
+    size_t low = 0, high = block_count;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if (blocks[middle]->memory.base <= (const char *)address)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+struct block *block_find(const void *address)
+{
+    size_t place = blocks_up_to(address);
+    if (place == 0)
+        return NULL;
+    struct block *block = blocks[place - 1];
+    return (const char *)address < block->memory.base + block->memory.size ? block : NULL;
+}
+
+struct block *block_insert(enum sim_memory_kind kind, void *base, size_t size, int device)
+{
+    if (block_count == block_capacity) {
+        size_t capacity = block_capacity ? 2 * block_capacity : 256;
+        struct block **grown = realloc(blocks, capacity * sizeof *blocks);
+        if (!grown)
+            return NULL;
+        blocks = grown;
+        block_capacity = capacity;
+    }
+    struct block *block = calloc(1, sizeof *block);
+    if (!block)
+        return NULL;
+    block->memory = (struct sim_memory){kind, base, size, device, ++last_id, NULL};
+    block->file = -1;
+
+    size_t place = blocks_up_to(base);
+    memmove(&blocks[place + 1], &blocks[place], (block_count - place) * sizeof *blocks);
+    blocks[place] = block;
+    block_count++;
+    return block;
+}
+
+void block_remove(struct block *block)
+{
+    size_t place = blocks_up_to(block->memory.base) - 1;
+    block_count--;
+    memmove(&blocks[place], &blocks[place + 1], (block_count - place) * sizeof *blocks);
+    if (block->file >= 0)
+        close(block->file);
+    free(block);
+}
+
+size_t round_to_pages(size_t size)
+{
+    enum { PAGE = 4096 };
+    return (size + PAGE - 1) / PAGE * PAGE;
+}
+
+void *map_anonymous(size_t size)
+{
+    void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return base == MAP_FAILED ? NULL : base;
+}
+
+int charge(int device, uint64_t bytes)
+{
+    return sim_state_charge(driver_state, devices[device].gpu, devices[device].instance, bytes);
+}
+
+void release(int device, uint64_t bytes)
+{
+    sim_state_release(driver_state, devices[device].gpu, devices[device].instance, bytes);
+}
+
+/* Maps memory and records it; `charged` is what it takes of the current device. */
+static CUresult allocate(enum sim_memory_kind kind, size_t size, uint64_t charged, void **address)
+{
+    int device = current_context()->ordinal;
+    if (charged > 0 && charge(device, charged) != 0)
+        return ERROR_OUT_OF_MEMORY;
+
+    void *base = map_anonymous(round_to_pages(size));
+    struct block *block = NULL;
+    if (base) {
+        memory_lock();
+        block = block_insert(kind, base, size, device);
+        if (block)
+            block->charged = charged;
+        memory_unlock();
+    }
+    if (!block) {
+        if (base)
+            munmap(base, round_to_pages(size));
+        if (charged > 0)
+            release(device, charged);
+        return ERROR_OUT_OF_MEMORY;
+    }
+    *address = base;
+    return SUCCESS;
+}
+
+/* Frees the block that begins at the address, if it is of one of the two kinds. */
+static CUresult deallocate(void *address, enum sim_memory_kind kind, enum sim_memory_kind other_kind)
+{
+    memory_lock();
+    struct block *block = block_find(address);
+    bool fits = block && block->memory.base == address && (block->memory.kind == kind || block->memory.kind == other_kind);
+    if (fits) {
+        size_t size = round_to_pages(block->memory.size);
+        int device = block->memory.device;
+        uint64_t charged = block->charged;
+        block_remove(block);
+        munmap(address, size);
+        if (charged > 0)
+            release(device, charged);
+    }
+    memory_unlock();
+    return fits ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
+{
+    ENTER_CONTEXT();
+    if (!address || size == 0)
+        return ERROR_INVALID_VALUE;
+    if (size > current_context()->memory)
+        return ERROR_OUT_OF_MEMORY; /* also keeps the rounding below from overflowing */
+    return allocate(SIM_DEVICE_MEMORY, size, round_to_pages(size), (void **)address);
+}
+
+SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
+{
+    ENTER_CONTEXT();
+    (void)flags;
+    if (!address || size == 0)
+        return ERROR_INVALID_VALUE;
+    if (size > current_context()->memory)
+        return ERROR_OUT_OF_MEMORY;
+    return allocate(SIM_MANAGED_MEMORY, size, round_to_pages(size), (void **)address);
+}
+
+SIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
+{
+    ENTER();
+    return deallocate((void *)address, SIM_DEVICE_MEMORY, SIM_MANAGED_MEMORY);
+}
+
+SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
+{
+    ENTER_CONTEXT();
+    (void)flags;
+    if (!address || size == 0)
+        return ERROR_INVALID_VALUE;
+    if (size > SIZE_MAX / 2)
+        return ERROR_OUT_OF_MEMORY;
+    return allocate(SIM_PINNED_MEMORY, size, 0, address);
+}
+
+SIM_EXPORT CUresult cuMemFreeHost(void *address)
+{
+    ENTER();
+    return deallocate(address, SIM_PINNED_MEMORY, SIM_PINNED_MEMORY);
+}
+
+static bool overlaps_block(const char *address, size_t size)
+{
+    size_t place = blocks_up_to(address + size - 1);
+    return place > 0 && blocks[place - 1]->memory.base + blocks[place - 1]->memory.size > address;
+}
+
+SIM_EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
+{
+    ENTER_CONTEXT();
+    (void)flags;
+    if (!address || size == 0)
+        return ERROR_INVALID_VALUE;
+    memory_lock();
+    CUresult result = SUCCESS;
+    if (overlaps_block(address, size))
+        result = ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    else if (!block_insert(SIM_REGISTERED_MEMORY, address, size, current_context()->ordinal))
+        result = ERROR_OUT_OF_MEMORY;
+    memory_unlock();
+    return result;
+}
+
+SIM_EXPORT CUresult cuMemHostUnregister(void *address)
+{
+    ENTER();
+    memory_lock();
+    struct block *block = block_find(address);
+    bool fits = block && block->memory.base == address && block->memory.kind == SIM_REGISTERED_MEMORY;
+    if (fits)
+        block_remove(block);
+    memory_unlock();
+    return fits ? SUCCESS : ERROR_HOST_MEMORY_NOT_REGISTERED;
+}
+
+SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
+{
+    ENTER_CONTEXT();
+    struct sim_device *device = current_context();
+    uint64_t used = sim_state_used(driver_state, device->gpu, device->instance);
+    *total = device->memory;
+    *free = used < device->memory ? device->memory - used : 0;
+    return SUCCESS;
+}
+
+int find_memory(const void *address, struct sim_memory *found)
+{
+    memory_lock();
+    struct block *block = block_find(address);
+    if (block)
+        *found = block->memory;
+    memory_unlock();
+    return block != NULL;
+}
+
+int is_valid_range(const void *address, size_t size)
+{
+    const char *reached = address, *end = reached + size;
+    memory_lock();
+    struct block *block = block_find(address);
+    bool is_host = block == NULL;
+    /* A tensor in an expandable segment may lie in several blocks, one behind the other. */
+    for (; block && reached < end; block = block_find(reached))
+        reached = block->memory.base + block->memory.size;
+    memory_unlock();
+    return is_host || reached >= end;
+}
+
+void set_pool(void *address, void *pool)
+{
+    memory_lock();
+    struct block *block = block_find(address);
+    if (block)
+        block->memory.pool = pool;
+    memory_unlock();
+}

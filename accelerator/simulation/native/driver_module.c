@@ -1,0 +1,120 @@
+/* libcuda.so.1: modules and kernels compiled at run time. They load and launch, and compute nothing. */
+#include "driver.h"
+
+#include <stdlib.h>
+
+/* Modules and functions are opaque to their users; all of them can be one. */
+static char any_module, any_function;
+
+#define LOADS_MODULE(name, ...)                                                                                        \
+    SIM_EXPORT CUresult name(__VA_ARGS__)                                                                              \
+    {                                                                                                                  \
+        ENTER_CONTEXT();                                                                                               \
+        if (!module || !image)                                                                                         \
+            return ERROR_INVALID_VALUE;                                                                                \
+        *module = &any_module;                                                                                         \
+        return SUCCESS;                                                                                                \
+    }
+
+LOADS_MODULE(cuModuleLoad, void **module, const char *image)
+LOADS_MODULE(cuModuleLoadData, void **module, const void *image)
+SIM_EXPORT CUresult cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values)
+{
+    ENTER();
+    (void)count, (void)options, (void)values;
+    return cuModuleLoadData(module, image);
+}
+
+SIM_EXPORT CUresult cuModuleUnload(void *module)
+{
+    ENTER_CONTEXT();
+    return module == &any_module ? SUCCESS : ERROR_INVALID_HANDLE;
+}
+
+SIM_EXPORT CUresult cuModuleGetFunction(void **function, void *module, const char *name)
+{
+    ENTER_CONTEXT();
+    if (!function || !name)
+        return ERROR_INVALID_VALUE;
+    if (module != &any_module)
+        return ERROR_INVALID_HANDLE;
+    *function = &any_function;
+    return SUCCESS;
+}
+
+static int function_attribute(int attribute)
+{
+    enum { MAX_THREADS_PER_BLOCK = 0, REGISTERS = 4, PTX_VERSION = 5, BINARY_VERSION = 6 };
+    switch (attribute) {
+    case MAX_THREADS_PER_BLOCK:
+        return 1024;
+    case REGISTERS:
+        return 32;
+    case PTX_VERSION:
+    case BINARY_VERSION:
+        return current_context()->major * 10 + current_context()->minor;
+    default:
+        return 0;
+    }
+}
+
+SIM_EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, void *function)
+{
+    ENTER_CONTEXT();
+    if (!value || !function)
+        return ERROR_INVALID_VALUE;
+    *value = function_attribute(attribute);
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, void *kernel, CUdevice device)
+{
+    ENTER_DEVICE(device);
+    return cuFuncGetAttribute(value, attribute, kernel);
+}
+
+SIM_EXPORT CUresult cuFuncSetAttribute(void *function, int attribute, int value)
+{
+    ENTER_CONTEXT();
+    (void)attribute, (void)value;
+    return function ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+SIM_EXPORT CUresult cuFuncSetCacheConfig(void *function, int config)
+{
+    ENTER_CONTEXT();
+    (void)config;
+    return function ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+SIM_EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                                   unsigned block_y, unsigned block_z, unsigned shared_memory, CUstream stream,
+                                   void **parameters, void **extra)
+{
+    ENTER_CONTEXT();
+    (void)shared_memory, (void)stream, (void)parameters, (void)extra;
+    uint64_t threads = (uint64_t)block_x * block_y * block_z;
+    if (!function || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > 1024)
+        return ERROR_INVALID_VALUE;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                              unsigned block_x, unsigned block_y, unsigned block_z,
+                                              unsigned shared_memory, CUstream stream, void **parameters)
+{
+    ENTER();
+    return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_memory, stream,
+                          parameters, NULL);
+}
+
+SIM_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int block_size,
+                                                                size_t shared_memory)
+{
+    ENTER_CONTEXT();
+    (void)shared_memory;
+    if (!blocks || !function || block_size <= 0)
+        return ERROR_INVALID_VALUE;
+    *blocks = 2048 / block_size;
+    return SUCCESS;
+}

@@ -1,0 +1,91 @@
+/* What the simulated runtime needs of the simulated driver, so that devices, contexts and memory have one owner.
+ *
+ * libcuda.so.1 exports accelerator_sim_driver(), which answers a pointer to this table; a driver without that symbol is
+ * not ours, and the runtime treats it as missing. Functions named after a driver entry point are that entry point. */
+#ifndef ACCELERATOR_SIM_DRIVER_TABLE_H
+#define ACCELERATOR_SIM_DRIVER_TABLE_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_DRIVER_SYMBOL "accelerator_sim_driver"
+
+enum {
+    SIM_CLOCK_KHZ = 1000000, /* one clock cycle lasts a nanosecond */
+    SIM_WARP_SIZE = 32,
+};
+
+/* One CUDA device: a GPU or a MIG instance. Constant after cuInit but for the atomics. */
+struct sim_device {
+    int ordinal;
+    int gpu, instance; /* physical */
+    char name[256];
+    unsigned char uuid[16];
+    uint64_t memory;
+    int major, minor;
+    int processors; /* streaming multiprocessors */
+    unsigned pci_domain, pci_bus;
+    _Atomic int context_users; /* retains of the primary context; it is active while there are any */
+    _Atomic unsigned context_flags;
+    _Atomic int64_t busy_until; /* when the last work on the device ends: nanoseconds of CLOCK_MONOTONIC */
+};
+
+enum sim_memory_kind {
+    SIM_DEVICE_MEMORY,
+    SIM_MANAGED_MEMORY,
+    SIM_MAPPED_MEMORY,   /* of the virtual memory functions */
+    SIM_IMPORTED_MEMORY, /* another process' */
+    SIM_PINNED_MEMORY,
+    SIM_REGISTERED_MEMORY, /* the caller's host memory, pinned in place */
+};
+
+struct sim_memory {
+    enum sim_memory_kind kind;
+    char *base;
+    size_t size;
+    int device;
+    uint64_t id;
+    void *pool; /* the pool it was allocated from, or NULL */
+};
+
+struct sim_ipc_handle {
+    char bytes[64];
+};
+
+struct sim_driver {
+    int (*cuInit)(unsigned flags);
+    int (*cuDriverGetVersion)(int *version);
+    int (*cuDeviceGetCount)(int *count);
+    int (*cuDeviceGetAttribute)(int *value, int attribute, int ordinal);
+    int (*cuDevicePrimaryCtxRetain)(struct sim_device **context, int ordinal);
+    int (*cuCtxSetCurrent)(struct sim_device *context);
+    int (*cuMemAlloc)(uintptr_t *address, size_t size);
+    int (*cuMemAllocManaged)(uintptr_t *address, size_t size, unsigned flags);
+    int (*cuMemFree)(uintptr_t address);
+    int (*cuMemHostAlloc)(void **address, size_t size, unsigned flags);
+    int (*cuMemFreeHost)(void *address);
+    int (*cuMemHostRegister)(void *address, size_t size, unsigned flags);
+    int (*cuMemHostUnregister)(void *address);
+    int (*cuMemGetInfo)(size_t *free, size_t *total);
+    int (*cuGetProcAddress)(const char *name, void **function, int version, uint64_t flags, int *status);
+
+    struct sim_device *devices;
+    struct sim_device *(*current)(void); /* of the calling thread's context, or NULL */
+
+    /* Finds the memory that holds `address`; answers 0 if CUDA does not know it. */
+    int (*find_memory)(const void *address, struct sim_memory *found);
+    /* Whether a copy may touch the range: host memory that CUDA does not know always, other memory within bounds. */
+    int (*is_valid_range)(const void *address, size_t size);
+    void (*set_pool)(void *address, void *pool);
+
+    int (*export_memory)(const void *address, struct sim_ipc_handle *handle);
+    int (*import_memory)(const struct sim_ipc_handle *handle, void **address);
+    int (*close_imported)(void *address);
+
+    int (*injected)(const char *function, int physical_gpu);
+    int (*has_injections)(void);
+    void (*log)(const char *format, ...);
+};
+
+#endif

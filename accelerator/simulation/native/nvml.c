@@ -1,0 +1,175 @@
+/* The simulated libnvidia-ml: the session and what concerns the whole system. */
+#define _GNU_SOURCE
+#include "nvml.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Says that a process runs on the simulation, to whoever looks the name up. */
+SIM_EXPORT const char accelerator_simulation[] = "nvml";
+
+/* The session belongs to the process that opened it: its id in the upper half, how many nvmlInit calls are open in the
+ * lower. One word and no lock, so that a fork at any moment leaves a state the child can use: it has no session. */
+static _Atomic uint64_t session;
+
+static bool is_own(uint64_t value)
+{
+    return value >> 32 == (uint64_t)getpid();
+}
+
+static int open_session(const char *function)
+{
+    sim_init_delay("nvmlInit");
+    int failure = sim_injected(function, SIM_NO_GPU);
+    if (failure != 0)
+        return failure;
+
+    uint64_t old = session, new;
+    do
+        new = is_own(old) ? old + 1 : ((uint64_t)getpid() << 32) + 1;
+    while (!atomic_compare_exchange_weak(&session, &old, new));
+    sim_log("nvmlInit");
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlInit(void)
+{
+    return open_session(__func__);
+}
+
+SIM_EXPORT int nvmlInit_v2(void)
+{
+    return open_session(__func__);
+}
+
+SIM_EXPORT int nvmlInitWithFlags(unsigned flags)
+{
+    (void)flags; /* whether to attach to GPUs, which makes no difference here */
+    return open_session(__func__);
+}
+
+/* Shutting down more often than initializing is documented not to be an error. */
+SIM_EXPORT int nvmlShutdown(void)
+{
+    uint64_t old = session, new;
+    do {
+        if (!is_own(old))
+            return NVML_UNINITIALIZED;
+        int failure = sim_injected(__func__, SIM_NO_GPU);
+        if (failure != 0)
+            return failure;
+        new = (uint32_t)old > 0 ? old - 1 : old;
+    } while (!atomic_compare_exchange_weak(&session, &old, new));
+    sim_log("nvmlShutdown");
+    return NVML_OK;
+}
+
+int nvml_enter(const char *function, int gpu)
+{
+    uint64_t now = session;
+    if ((uint32_t)now == 0 || !is_own(now))
+        return NVML_UNINITIALIZED;
+    return sim_injected(function, gpu);
+}
+
+SIM_EXPORT const char *nvmlErrorString(int result)
+{
+    static const char *const texts[] = {
+        "Success",
+        "Uninitialized",
+        "Invalid Argument",
+        "Not Supported",
+        "Insufficient Permissions",
+        "Already Initialized",
+        "Not Found",
+        "Insufficient Size",
+        "Insufficient External Power",
+        "Driver Not Loaded",
+        "Timeout",
+        "Interrupt Request Issue",
+        "NVML Shared Library Not Found",
+        "Function Not Found",
+        "Corrupted infoROM",
+        "GPU is lost",
+        "GPU requires reset",
+        "The operating system has blocked the request",
+        "Driver/library version mismatch",
+        "In use by another client",
+        "Insufficient Memory",
+        "No data",
+        "ECC is not supported by the virtual GPU",
+        "Insufficient resources",
+        "Frequency not supported",
+        "Argument version mismatch",
+        "Deprecated",
+        "Not Ready",
+        "GPU not found",
+        "Invalid state",
+        "Reset type not supported",
+    };
+    return result >= 0 && result < (int)(sizeof texts / sizeof *texts) ? texts[result] : "Unknown Error";
+}
+
+int nvml_put_text(const char *text, char *buffer, unsigned size)
+{
+    if (strlen(text) >= size)
+        return NVML_INSUFFICIENT_SIZE;
+    strcpy(buffer, text);
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned size)
+{
+    NVML_ENTER(version);
+    return nvml_put_text(sim_config()->driver_version, version, size);
+}
+
+/* The library's own version: the CUDA major and the version of the driver that it comes with. */
+SIM_EXPORT int nvmlSystemGetNVMLVersion(char *version, unsigned size)
+{
+    NVML_ENTER(version);
+    char text[sizeof sim_config()->driver_version + 16];
+    snprintf(text, sizeof text, "%d.%s", sim_config()->cuda_version / 1000, sim_config()->driver_version);
+    return nvml_put_text(text, version, size);
+}
+
+SIM_EXPORT int nvmlSystemGetCudaDriverVersion(int *version)
+{
+    NVML_ENTER(version);
+    *version = sim_config()->cuda_version;
+    return NVML_OK;
+}
+
+/* Asks the driver's library, which a container that was given NVML only does not have. */
+SIM_EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    NVML_ENTER(version);
+    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+    if (!driver)
+        return NVML_LIBRARY_NOT_FOUND;
+    dlclose(driver);
+    *version = sim_config()->cuda_version;
+    return NVML_OK;
+}
+
+/* The first word of a process's command line, cropped to the buffer. */
+SIM_EXPORT int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size)
+{
+    NVML_ENTER(name && size > 0);
+    char path[32], text[4096];
+    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return NVML_NOT_FOUND;
+    ssize_t length = read(file, text, sizeof text - 1);
+    close(file);
+    if (length <= 0)
+        return NVML_NOT_FOUND;
+    text[length] = '\0';
+    snprintf(name, size, "%s", text);
+    return NVML_OK;
+}

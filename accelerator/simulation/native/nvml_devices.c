@@ -1,0 +1,231 @@
+/* Handles of GPUs, and who a GPU or MIG instance is. */
+#define _GNU_SOURCE
+#include "nvml.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { DEVICES_PER_GPU = 1 + SIM_MAX_INSTANCES };
+
+static const struct nvml_anchor {
+    char unused;
+} anchors[SIM_MAX_GPUS * DEVICES_PER_GPU];
+
+nvml_handle nvml_encode(int gpu, int instance)
+{
+    return &anchors[gpu * DEVICES_PER_GPU + instance + 1];
+}
+
+static bool decode(nvml_handle handle, struct nvml_device *device)
+{
+    uintptr_t offset = (uintptr_t)handle - (uintptr_t)anchors;
+    if (offset >= sizeof anchors)
+        return false;
+    device->gpu = (int)(offset / DEVICES_PER_GPU);
+    device->instance = (int)(offset % DEVICES_PER_GPU) - 1;
+    return device->gpu < sim_config()->gpu_count &&
+           (device->instance == SIM_WHOLE_GPU || device->instance < nvml_gpu(device)->instances);
+}
+
+int nvml_enter_device(const char *function, nvml_handle handle, struct nvml_device *device)
+{
+    int failure = nvml_enter(function, SIM_NO_GPU);
+    if (failure != NVML_OK)
+        return failure;
+    if (!decode(handle, device))
+        return NVML_INVALID_ARGUMENT;
+    return sim_injected(function, device->gpu);
+}
+
+static int get_count(const char *function, unsigned *count)
+{
+    int failure = nvml_enter(function, SIM_NO_GPU);
+    if (failure != NVML_OK)
+        return failure;
+    if (!count)
+        return NVML_INVALID_ARGUMENT;
+    *count = (unsigned)sim_config()->gpu_count;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetCount(unsigned *count)
+{
+    return get_count(__func__, count);
+}
+
+SIM_EXPORT int nvmlDeviceGetCount_v2(unsigned *count)
+{
+    return get_count(__func__, count);
+}
+
+/* The end of every look-up: an error may be prescribed for the GPU that was found. */
+static int give_handle(const char *function, int gpu, int instance, nvml_handle *handle)
+{
+    int failure = sim_injected(function, gpu);
+    if (failure == 0)
+        *handle = nvml_encode(gpu, instance);
+    return failure;
+}
+
+static int by_index(const char *function, unsigned index, nvml_handle *handle)
+{
+    int failure = nvml_enter(function, SIM_NO_GPU);
+    if (failure != NVML_OK)
+        return failure;
+    if (!handle || index >= (unsigned)sim_config()->gpu_count)
+        return NVML_INVALID_ARGUMENT;
+    return give_handle(function, (int)index, SIM_WHOLE_GPU, handle);
+}
+
+SIM_EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, nvml_handle *handle)
+{
+    return by_index(__func__, index, handle);
+}
+
+SIM_EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvml_handle *handle)
+{
+    return by_index(__func__, index, handle);
+}
+
+/* Instances also answer to the form of drivers before R470: MIG-<UUID of the GPU>/<GPU instance>/<compute instance>. */
+static bool answers_to(const char *uuid, int gpu, int instance)
+{
+    char own[SIM_UUID_SIZE], gpu_uuid[SIM_UUID_SIZE], older[SIM_UUID_SIZE + 24];
+    sim_uuid(gpu, instance, NULL, own);
+    if (strcmp(uuid, own) == 0)
+        return true;
+    if (instance == SIM_WHOLE_GPU)
+        return false;
+    sim_uuid(gpu, SIM_WHOLE_GPU, NULL, gpu_uuid);
+    snprintf(older, sizeof older, "MIG-%s/%d/0", gpu_uuid, instance + 1);
+    return strcmp(uuid, older) == 0;
+}
+
+SIM_EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, nvml_handle *handle)
+{
+    NVML_ENTER(uuid && handle);
+    for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++)
+        for (int instance = SIM_WHOLE_GPU; instance == SIM_WHOLE_GPU || instance < sim_config()->gpus[gpu].instances;
+             instance++)
+            if (answers_to(uuid, gpu, instance))
+                return give_handle(__func__, gpu, instance, handle);
+    return NVML_NOT_FOUND;
+}
+
+/* Takes "00000000:01:00.0", "0000:01:00.0", "01:00.0", and each without the function. */
+static bool parse_bus_id(const char *text, unsigned *domain, unsigned *bus, unsigned *device)
+{
+    *domain = 0;
+    return sscanf(text, "%x:%x:%x", domain, bus, device) == 3 ||
+           (*domain = 0, sscanf(text, "%x:%x", bus, device) == 2);
+}
+
+static int by_bus_id(const char *function, const char *bus_id, nvml_handle *handle)
+{
+    int failure = nvml_enter(function, SIM_NO_GPU);
+    if (failure != NVML_OK)
+        return failure;
+    unsigned domain, bus, device;
+    if (!bus_id || !handle || !parse_bus_id(bus_id, &domain, &bus, &device))
+        return NVML_INVALID_ARGUMENT;
+    for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++) {
+        unsigned gpu_domain, gpu_bus;
+        sim_pci_address(gpu, &gpu_domain, &gpu_bus);
+        if (gpu_domain == domain && gpu_bus == bus && device == 0)
+            return give_handle(function, gpu, SIM_WHOLE_GPU, handle);
+    }
+    return NVML_NOT_FOUND;
+}
+
+SIM_EXPORT int nvmlDeviceGetHandleByPciBusId(const char *bus_id, nvml_handle *handle)
+{
+    return by_bus_id(__func__, bus_id, handle);
+}
+
+SIM_EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvml_handle *handle)
+{
+    return by_bus_id(__func__, bus_id, handle);
+}
+
+SIM_EXPORT int nvmlDeviceGetUUID(nvml_handle handle, char *uuid, unsigned size)
+{
+    NVML_ENTER_DEVICE(device, handle, uuid);
+    char text[SIM_UUID_SIZE];
+    sim_uuid(device.gpu, device.instance, NULL, text);
+    return nvml_put_text(text, uuid, size);
+}
+
+SIM_EXPORT int nvmlDeviceGetName(nvml_handle handle, char *name, unsigned size)
+{
+    NVML_ENTER_DEVICE(device, handle, name);
+    char text[SIM_NAME_SIZE + 16];
+    sim_display_name(device.gpu, device.instance, text, sizeof text);
+    return nvml_put_text(text, name, size);
+}
+
+SIM_EXPORT int nvmlDeviceGetMinorNumber(nvml_handle handle, unsigned *minor)
+{
+    NVML_ENTER_DEVICE(device, handle, minor);
+    if (nvml_is_instance(&device))
+        return NVML_NOT_SUPPORTED;
+    *minor = (unsigned)device.gpu;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetCudaComputeCapability(nvml_handle handle, int *major, int *minor)
+{
+    NVML_ENTER_DEVICE(device, handle, major && minor);
+    *major = nvml_gpu(&device)->major;
+    *minor = nvml_gpu(&device)->minor;
+    return NVML_OK;
+}
+
+struct pci_info {
+    char legacy_bus_id[16];
+    unsigned domain, bus, device;
+    unsigned device_id, subsystem_id;
+    char bus_id[32];
+};
+_Static_assert(sizeof(struct pci_info) == 68, "the layout of version 3");
+
+SIM_EXPORT int nvmlDeviceGetPciInfo_v3(nvml_handle handle, struct pci_info *info)
+{
+    NVML_ENTER_DEVICE(device, handle, info);
+    enum { SOME_GPU_OF_NVIDIA = 0x233010de };
+    memset(info, 0, sizeof *info);
+    sim_pci_address(device.gpu, &info->domain, &info->bus);
+    info->device_id = SOME_GPU_OF_NVIDIA;
+    snprintf(info->legacy_bus_id, sizeof info->legacy_bus_id, "%04X:%02X:00.0", info->domain & 0xffff,
+             info->bus & 0xff);
+    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:00.0", info->domain, info->bus);
+    return NVML_OK;
+}
+
+/* Looked up by torch; nothing is simulated that these could tell of. */
+SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_handle handle, unsigned link, int *type)
+{
+    (void)link;
+    NVML_ENTER_DEVICE(device, handle, type);
+    return NVML_NOT_SUPPORTED;
+}
+
+SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvml_handle handle, unsigned link, struct pci_info *info)
+{
+    (void)link;
+    NVML_ENTER_DEVICE(device, handle, info);
+    return NVML_NOT_SUPPORTED;
+}
+
+SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_handle handle, void *info)
+{
+    NVML_ENTER_DEVICE(device, handle, info);
+    return NVML_NOT_SUPPORTED;
+}
+
+SIM_EXPORT int nvmlDeviceGetP2PStatus(nvml_handle handle, nvml_handle other, int capability, int *status)
+{
+    (void)capability;
+    NVML_ENTER_DEVICE(device, handle, status);
+    struct nvml_device second;
+    return decode(other, &second) ? NVML_NOT_SUPPORTED : NVML_INVALID_ARGUMENT;
+}

@@ -1,0 +1,172 @@
+/* Memory in use and the processes that use it. */
+#include "nvml.h"
+
+#include <stdlib.h>
+
+#include "state.h"
+
+enum { MEMORY_RESERVE = 512 << 20 };
+
+struct memory {
+    uint64_t total, reserved, free, used;
+};
+
+/* A GPU's driver keeps some memory for itself: the lesser of 512 MiB and a sixteenth. Nothing keeps a program from
+ * using all the memory of a simulated GPU, so the reserve gives way when there is no room for it. */
+static struct memory look_at_memory(const struct nvml_device *device)
+{
+    int instance = nvml_is_instance(device) ? device->instance : SIM_ANY_INSTANCE;
+    struct memory memory = {.total = sim_memory_size(device->gpu, device->instance)};
+    memory.used = sim_state_used(sim_state_find(), device->gpu, instance);
+    if (memory.used > memory.total)
+        memory.used = memory.total;
+    if (!nvml_is_instance(device))
+        memory.reserved = memory.total / 16 < MEMORY_RESERVE ? memory.total / 16 : MEMORY_RESERVE;
+    memory.free = memory.total - memory.used;
+    if (memory.reserved > memory.free)
+        memory.reserved = memory.free;
+    memory.free -= memory.reserved;
+    return memory;
+}
+
+struct memory_v1 {
+    uint64_t total, free, used;
+};
+
+/* The older call counts the reserve as used. */
+SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_handle handle, struct memory_v1 *answer)
+{
+    NVML_ENTER_DEVICE(device, handle, answer);
+    struct memory memory = look_at_memory(&device);
+    *answer = (struct memory_v1){memory.total, memory.free, memory.used + memory.reserved};
+    return NVML_OK;
+}
+
+struct memory_v2 {
+    unsigned version;
+    struct memory memory;
+};
+_Static_assert(sizeof(struct memory_v2) == 40, "the layout of version 2");
+
+SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct memory_v2 *answer)
+{
+    NVML_ENTER_DEVICE(device, handle, answer);
+    if (answer->version != (sizeof *answer | 2 << 24))
+        return NVML_VERSION_MISMATCH;
+    answer->memory = look_at_memory(&device);
+    return NVML_OK;
+}
+
+struct process_v1 {
+    unsigned pid;
+    uint64_t memory;
+};
+_Static_assert(sizeof(struct process_v1) == 16, "the layout of version 1");
+
+struct process_v2 {
+    unsigned pid;
+    uint64_t memory;
+    unsigned gpu_instance, compute_instance;
+};
+_Static_assert(sizeof(struct process_v2) == 24, "the layout of versions 2 and 3");
+
+/* The rows of a device, as many as there are; *rows is to be freed. */
+static int read_processes(const struct nvml_device *device, struct sim_usage **rows)
+{
+    int instance = nvml_is_instance(device) ? device->instance : SIM_ANY_INSTANCE;
+    struct sim_state *state = sim_state_find();
+    int capacity = 0, count;
+    *rows = NULL;
+    /* Processes come and go between two looks. */
+    while ((count = sim_state_processes(state, device->gpu, instance, *rows, capacity)) > capacity) {
+        free(*rows);
+        capacity = count + 8;
+        *rows = malloc((size_t)capacity * sizeof **rows);
+        if (!*rows)
+            return 0;
+    }
+    return count;
+}
+
+static void put_v1(void *array, int at, const struct sim_usage *row)
+{
+    ((struct process_v1 *)array)[at] = (struct process_v1){(unsigned)row->pid, row->memory};
+}
+
+static void put_v2(void *array, int at, const struct sim_usage *row)
+{
+    bool on_gpu = row->instance == SIM_WHOLE_GPU;
+    ((struct process_v2 *)array)[at] = (struct process_v2){
+        .pid = (unsigned)row->pid,
+        .memory = row->memory,
+        .gpu_instance = on_gpu ? UINT32_MAX : (unsigned)row->instance + 1,
+        .compute_instance = on_gpu ? UINT32_MAX : 0,
+    };
+}
+
+/* Too small an array is answered with the size needed, which is how callers ask for it. */
+static int get_processes(const char *function, nvml_handle handle, unsigned *count, void *array,
+                         void (*put)(void *array, int at, const struct sim_usage *row))
+{
+    struct nvml_device device;
+    int failure = nvml_enter_device(function, handle, &device);
+    if (failure != NVML_OK)
+        return failure;
+    if (!count || (*count > 0 && !array))
+        return NVML_INVALID_ARGUMENT;
+
+    struct sim_usage *rows;
+    unsigned capacity = *count;
+    *count = (unsigned)read_processes(&device, &rows);
+    bool fits = *count <= capacity;
+    for (unsigned i = 0; fits && i < *count; i++)
+        put(array, (int)i, &rows[i]);
+    free(rows);
+    return fits ? NVML_OK : NVML_INSUFFICIENT_SIZE;
+}
+
+SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses(nvml_handle handle, unsigned *count, struct process_v1 *rows)
+{
+    return get_processes(__func__, handle, count, rows, put_v1);
+}
+
+SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(nvml_handle handle, unsigned *count, struct process_v2 *rows)
+{
+    return get_processes(__func__, handle, count, rows, put_v2);
+}
+
+SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_handle handle, unsigned *count, struct process_v2 *rows)
+{
+    return get_processes(__func__, handle, count, rows, put_v2);
+}
+
+/* Nothing draws on a simulated GPU. */
+static int get_no_processes(const char *function, nvml_handle handle, unsigned *count)
+{
+    struct nvml_device device;
+    int failure = nvml_enter_device(function, handle, &device);
+    if (failure != NVML_OK)
+        return failure;
+    if (!count)
+        return NVML_INVALID_ARGUMENT;
+    *count = 0;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetGraphicsRunningProcesses(nvml_handle handle, unsigned *count, struct process_v1 *rows)
+{
+    (void)rows;
+    return get_no_processes(__func__, handle, count);
+}
+
+SIM_EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v2(nvml_handle handle, unsigned *count, struct process_v2 *rows)
+{
+    (void)rows;
+    return get_no_processes(__func__, handle, count);
+}
+
+SIM_EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvml_handle handle, unsigned *count, struct process_v2 *rows)
+{
+    (void)rows;
+    return get_no_processes(__func__, handle, count);
+}

@@ -1,0 +1,227 @@
+/* The CUDA runtime: finding the driver, initialization, the last error. */
+#define _GNU_SOURCE
+#include "runtime.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+
+/* Says that a process runs on the simulation, to whoever looks the name up. */
+EXPORT const char accelerator_simulation[] = "cudart";
+
+enum { NOT_TRIED = -1 };
+
+const struct sim_driver *driver;
+_Atomic bool is_ready_and_plain;
+
+static _Atomic int status = NOT_TRIED; /* a failed initialization stays failed */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int device_count;
+
+static _Thread_local int last_error, last_context_error, thread_device;
+
+cudaError_t fail(cudaError_t error)
+{
+    last_error = error;
+    return error;
+}
+
+static void poison(void)
+{
+    status = ERROR_NOT_INITIALIZED;
+    is_ready_and_plain = false;
+}
+
+static cudaError_t load_driver(void)
+{
+    static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&loading);
+    if (!driver) {
+        void *library = dlopen("libcuda.so.1", RTLD_NOW);
+        const struct sim_driver *(*table)(void) = NULL;
+        if (library)
+            *(void **)&table = dlsym(library, SIM_DRIVER_SYMBOL);
+        if (table)
+            driver = table();
+    }
+    pthread_mutex_unlock(&loading);
+    return driver ? SUCCESS : ERROR_INSUFFICIENT_DRIVER;
+}
+
+static cudaError_t initialize(void)
+{
+    int version;
+    cudaError_t error = load_driver();
+    if (error == SUCCESS)
+        error = driver->cuDriverGetVersion(&version);
+    if (error == SUCCESS && version / 1000 < CUDART)
+        error = ERROR_INSUFFICIENT_DRIVER;
+    if (error == SUCCESS)
+        error = driver->cuInit(0);
+    if (error == SUCCESS)
+        error = driver->cuDeviceGetCount(&device_count);
+    if (error == SUCCESS) {
+        pthread_atfork(NULL, NULL, poison);
+        driver->log("cudart");
+        is_ready_and_plain = !driver->has_injections();
+    }
+    return error;
+}
+
+cudaError_t enter_slowly(const char *function)
+{
+    if (status == NOT_TRIED) {
+        pthread_mutex_lock(&lock);
+        if (status == NOT_TRIED)
+            status = initialize();
+        pthread_mutex_unlock(&lock);
+    }
+    if (status != SUCCESS)
+        return status;
+    struct sim_device *device = driver->current();
+    return driver->injected(function, (device ? device : &driver->devices[thread_device])->gpu);
+}
+
+int visible_device_count(void)
+{
+    return device_count;
+}
+
+int chosen_device(void)
+{
+    struct sim_device *device = driver->current();
+    return device ? device->ordinal : thread_device;
+}
+
+/* Gives the device a primary context, of which the runtime holds one reference, and makes it the thread's. */
+static cudaError_t make_current(int ordinal)
+{
+    static bool is_retained[128];
+    struct sim_device *device = &driver->devices[ordinal];
+    cudaError_t error = SUCCESS;
+    pthread_mutex_lock(&lock);
+    if (!is_retained[ordinal]) {
+        error = driver->cuDevicePrimaryCtxRetain(&device, ordinal);
+        is_retained[ordinal] = error == SUCCESS;
+    }
+    pthread_mutex_unlock(&lock);
+    return error == SUCCESS ? driver->cuCtxSetCurrent(device) : error;
+}
+
+struct sim_device *make_context(void)
+{
+    last_context_error = make_current(thread_device);
+    return last_context_error == SUCCESS ? driver->current() : NULL;
+}
+
+cudaError_t context_error(void)
+{
+    return last_context_error;
+}
+
+EXPORT cudaError_t cudaSetDevice(int ordinal)
+{
+    ENTER();
+    struct sim_device *device = driver->current();
+    if (device && device->ordinal == ordinal)
+        return SUCCESS;
+    if (ordinal < 0 || ordinal >= device_count)
+        return fail(ERROR_INVALID_DEVICE);
+    RETURN_IF_ERROR(make_current(ordinal));
+    thread_device = ordinal;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaGetDevice(int *ordinal)
+{
+    ENTER();
+    *ordinal = chosen_device();
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaGetDeviceCount(int *count)
+{
+    ENTER();
+    *count = device_count;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaGetLastError(void)
+{
+    int error = last_error;
+    last_error = SUCCESS;
+    return error;
+}
+
+EXPORT cudaError_t cudaPeekAtLastError(void)
+{
+    return last_error;
+}
+
+EXPORT const char *cudaGetErrorName(cudaError_t error)
+{
+    switch (error) {
+#define CASE(our_name, code, runtime_name, driver_name, text)                                                          \
+    case code:                                                                                                         \
+        return #runtime_name;
+        SIM_ERRORS(CASE)
+#undef CASE
+    default:
+        return "unrecognized error code";
+    }
+}
+
+EXPORT const char *cudaGetErrorString(cudaError_t error)
+{
+    switch (error) {
+#define CASE(our_name, code, runtime_name, driver_name, text)                                                          \
+    case code:                                                                                                         \
+        return text;
+        SIM_ERRORS(CASE)
+#undef CASE
+    default:
+        return "unrecognized error code";
+    }
+}
+
+EXPORT cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    *version = CUDART == 12 ? 12040 : 13020;
+    return SUCCESS;
+}
+
+/* Works without a driver, whose version is then 0, and initializes nothing. */
+EXPORT cudaError_t cudaDriverGetVersion(int *version)
+{
+    *version = 0;
+    return load_driver() == SUCCESS ? finish(driver->cuDriverGetVersion(version)) : SUCCESS;
+}
+
+EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+                                                    unsigned long long flags, int *status_out)
+{
+    enum { SYMBOL_NOT_FOUND = 1 };
+    ENTER();
+    cudaError_t error = driver->cuGetProcAddress(name, function, (int)version, flags, status_out);
+    /* A missing name is an answer here, and no error. */
+    if (error == ERROR_NOT_FOUND && status_out)
+        *status_out = SYMBOL_NOT_FOUND;
+    return finish(error == ERROR_NOT_FOUND ? SUCCESS : error);
+}
+
+EXPORT cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status_out)
+{
+    ENTER();
+    return cudaGetDriverEntryPointByVersion(name, function, CUDART * 1000, flags, status_out);
+}
+
+EXPORT cudaError_t cudaProfilerStart(void)
+{
+    ENTER();
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaProfilerStop(void)
+{
+    ENTER();
+    return SUCCESS;
+}

@@ -1,0 +1,348 @@
+/* The CUDA runtime: capture of streams.
+ *
+ * What is captured becomes a chain, in the order of the calls, whatever the streams; that is one valid order of any
+ * graph that CUDA would build. */
+#define _GNU_SOURCE
+#include "runtime.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum capture_mode { GLOBAL, THREAD_LOCAL, RELAXED };
+enum capture_status { NOT_CAPTURING, CAPTURING, INVALIDATED };
+
+struct capture {
+    uint64_t id;
+    enum capture_mode mode;
+    pthread_t thread;
+    enum capture_status status;
+    struct graph *graph;
+    bool extends_graph; /* the caller's, rather than one of its own */
+    struct node *last_node;
+    struct stream *origin, *streams;
+    struct capture *next;
+};
+
+_Atomic int active_captures;
+
+static struct capture *captures;
+static uint64_t last_id;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Thread_local int thread_mode = GLOBAL;
+
+/* Whether the capture forbids unsafe calls in this thread. */
+static bool forbids(const struct capture *capture)
+{
+    if (capture->mode == RELAXED)
+        return false;
+    return pthread_equal(capture->thread, pthread_self()) || (capture->mode == GLOBAL && thread_mode == GLOBAL);
+}
+
+cudaError_t forbid_if_capturing(void)
+{
+    cudaError_t error = SUCCESS;
+    if (thread_mode == RELAXED)
+        return SUCCESS;
+    pthread_mutex_lock(&lock);
+    for (struct capture *capture = captures; capture; capture = capture->next)
+        if (forbids(capture)) {
+            capture->status = INVALIDATED;
+            error = ERROR_CAPTURE_UNSUPPORTED;
+        }
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+static void add_stream(struct capture *capture, struct stream *stream)
+{
+    stream->captured_count = 0;
+    stream->is_unjoined = false;
+    stream->next = capture->streams;
+    capture->streams = stream;
+    stream->capture = capture;
+}
+
+static struct capture *find_capture(uint64_t id)
+{
+    struct capture *capture = captures;
+    while (capture && capture->id != id)
+        capture = capture->next;
+    return capture;
+}
+
+static cudaError_t begin(struct stream *stream, struct graph *graph, int mode)
+{
+    struct capture *capture = calloc(1, sizeof *capture);
+    if (!capture)
+        return ERROR_OUT_OF_MEMORY;
+    capture->graph = graph ? graph : graph_new();
+    capture->extends_graph = graph != NULL;
+    capture->id = ++last_id;
+    capture->mode = (enum capture_mode)mode;
+    capture->thread = pthread_self();
+    capture->status = CAPTURING;
+    capture->origin = stream;
+    add_stream(capture, stream);
+    capture->next = captures;
+    captures = capture;
+    active_captures++;
+    return SUCCESS;
+}
+
+static cudaError_t begin_capture(void *handle, const struct sim_device *device, struct graph *graph, int mode)
+{
+    struct stream *stream = find_stream(handle, device);
+    if (!stream)
+        return ERROR_INVALID_HANDLE;
+    if (mode < GLOBAL || mode > RELAXED)
+        return ERROR_INVALID_VALUE;
+    if ((uintptr_t)handle <= 2)
+        return ERROR_CAPTURE_UNSUPPORTED; /* the legacy stream */
+    pthread_mutex_lock(&lock);
+    cudaError_t error = stream->capture ? ERROR_ILLEGAL_STATE : begin(stream, graph, mode);
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+EXPORT cudaError_t cudaStreamBeginCapture(void *handle, int mode)
+{
+    ENTER_CONTEXT(device);
+    return finish(begin_capture(handle, device, NULL, mode));
+}
+
+EXPORT cudaError_t cudaStreamBeginCaptureToGraph(void *handle, struct graph *graph, struct node *const *dependencies,
+                                                 const void *edges, size_t count, int mode)
+{
+    ENTER_CONTEXT(device);
+    (void)dependencies, (void)edges, (void)count;
+    return finish(graph ? begin_capture(handle, device, graph, mode) : ERROR_INVALID_VALUE);
+}
+
+static cudaError_t may_end(const struct capture *capture, const struct stream *stream)
+{
+    if (!capture)
+        return ERROR_ILLEGAL_STATE;
+    if (capture->origin != stream)
+        return ERROR_CAPTURE_UNMATCHED;
+    if (capture->mode != RELAXED && !pthread_equal(capture->thread, pthread_self()))
+        return ERROR_CAPTURE_WRONG_THREAD;
+    return SUCCESS;
+}
+
+/* Takes the capture apart. Its graph is worth having only if nothing went wrong. */
+static cudaError_t end(struct capture *capture, struct graph **graph)
+{
+    cudaError_t error = capture->status == INVALIDATED ? ERROR_CAPTURE_INVALIDATED : SUCCESS;
+    for (struct stream *stream = capture->streams, *next; stream; stream = next) {
+        next = stream->next;
+        if (stream->is_unjoined && error == SUCCESS)
+            error = ERROR_CAPTURE_UNJOINED;
+        stream->next = NULL;
+        stream->capture = NULL;
+    }
+    struct capture **link = &captures;
+    while (*link != capture)
+        link = &(*link)->next;
+    *link = capture->next;
+    active_captures--;
+
+    if (error != SUCCESS && !capture->extends_graph)
+        graph_release(capture->graph);
+    *graph = error == SUCCESS ? capture->graph : NULL;
+    free(capture);
+    return error;
+}
+
+EXPORT cudaError_t cudaStreamEndCapture(void *handle, struct graph **graph)
+{
+    ENTER_CONTEXT(device);
+    struct stream *stream = find_stream(handle, device);
+    if (!stream || !graph)
+        return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
+    *graph = NULL;
+    pthread_mutex_lock(&lock);
+    cudaError_t error = may_end(stream->capture, stream);
+    if (error == SUCCESS)
+        error = end(stream->capture, graph);
+    pthread_mutex_unlock(&lock);
+    return finish(error);
+}
+
+cudaError_t capture_work(struct stream *stream, const struct work *work)
+{
+    cudaError_t error = SUCCESS;
+    pthread_mutex_lock(&lock);
+    struct capture *capture = stream->capture;
+    if (capture && capture->status == INVALIDATED)
+        error = ERROR_CAPTURE_INVALIDATED;
+    else if (capture && !graph_append(capture->graph, work))
+        error = ERROR_OUT_OF_MEMORY;
+    else if (capture) {
+        stream->captured_count++;
+        stream->is_unjoined = stream != capture->origin;
+    }
+    pthread_mutex_unlock(&lock);
+    if (!capture)
+        run(stream, work); /* another thread ended the capture in the meantime */
+    return error;
+}
+
+cudaError_t capture_event(struct stream *stream, struct event *event)
+{
+    pthread_mutex_lock(&lock);
+    struct capture *capture = stream->capture;
+    cudaError_t error = capture && capture->status == INVALIDATED ? ERROR_CAPTURE_INVALIDATED : SUCCESS;
+    if (capture && error == SUCCESS) {
+        event->capture_id = capture->id;
+        event->captured_on = stream;
+        event->captured_count = stream->captured_count;
+    }
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+/* The work in front of the event is now waited for by `stream`, so that its own stream owes it no longer. */
+static void join(struct capture *capture, struct stream *stream, struct event *event)
+{
+    struct stream *other = event->captured_on;
+    if (other == stream || other->captured_count != event->captured_count)
+        return;
+    if (other->is_unjoined && stream != capture->origin)
+        stream->is_unjoined = true;
+    other->is_unjoined = false;
+}
+
+static cudaError_t wait_in_capture(struct stream *stream, struct event *event)
+{
+    struct capture *capture = stream->capture, *source = find_capture(event->capture_id);
+    if (!source && event->capture_id != 0)
+        return ERROR_CAPTURED_EVENT; /* that capture is over */
+    if (capture && capture->status == INVALIDATED)
+        return ERROR_CAPTURE_INVALIDATED;
+    if (!source) {
+        if (*event->time == 0)
+            return SUCCESS; /* never recorded: nothing to wait for */
+        capture->status = INVALIDATED;
+        return ERROR_CAPTURE_ISOLATION;
+    }
+    if (!capture && (stream->magic == 0 || source->status == INVALIDATED))
+        return stream->magic == 0 ? ERROR_CAPTURE_IMPLICIT : ERROR_CAPTURE_INVALIDATED;
+    if (!capture)
+        add_stream(source, stream);
+    else if (capture != source) {
+        capture->status = source->status = INVALIDATED;
+        return ERROR_CAPTURE_MERGE;
+    }
+    join(source, stream, event);
+    return SUCCESS;
+}
+
+cudaError_t capture_wait(struct stream *stream, struct event *event)
+{
+    pthread_mutex_lock(&lock);
+    cudaError_t error = wait_in_capture(stream, event);
+    pthread_mutex_unlock(&lock);
+    return error;
+}
+
+cudaError_t refuse_captured_event(const struct event *event)
+{
+    if (__builtin_expect(event->capture_id == 0, 1))
+        return SUCCESS;
+    pthread_mutex_lock(&lock);
+    struct capture *capture = find_capture(event->capture_id);
+    if (capture)
+        capture->status = INVALIDATED;
+    pthread_mutex_unlock(&lock);
+    return ERROR_CAPTURED_EVENT;
+}
+
+cudaError_t refuse_captured_stream(struct stream *stream)
+{
+    pthread_mutex_lock(&lock);
+    struct capture *capture = stream->capture;
+    if (capture)
+        capture->status = INVALIDATED;
+    pthread_mutex_unlock(&lock);
+    return capture ? ERROR_CAPTURE_UNSUPPORTED : SUCCESS;
+}
+
+static cudaError_t look_up(void *handle, const struct sim_device *device, int *status, unsigned long long *id,
+                           struct graph **graph, struct node *const **dependencies, size_t *count)
+{
+    struct stream *stream = find_stream(handle, device);
+    if (!stream || !status)
+        return stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE;
+    *status = NOT_CAPTURING;
+    if (!stream->capture)
+        return SUCCESS;
+
+    pthread_mutex_lock(&lock);
+    struct capture *capture = stream->capture;
+    if (capture) {
+        capture->last_node = graph_last_node(capture->graph);
+        *status = (int)capture->status;
+        if (id)
+            *id = capture->id;
+        if (graph)
+            *graph = capture->graph;
+        if (dependencies)
+            *dependencies = &capture->last_node;
+        if (count)
+            *count = capture->last_node != NULL;
+    }
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaStreamIsCapturing(void *handle, int *status)
+{
+    ENTER_CONTEXT(device);
+    return finish(look_up(handle, device, status, NULL, NULL, NULL, NULL));
+}
+
+#if CUDART == 12
+EXPORT cudaError_t cudaStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id, struct graph **graph,
+                                               struct node *const **dependencies, size_t *count)
+{
+    ENTER_CONTEXT(device);
+    return finish(look_up(handle, device, status, id, graph, dependencies, count));
+}
+#else
+EXPORT cudaError_t cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id, struct graph **graph,
+                                            struct node *const **dependencies, const void **edges, size_t *count)
+{
+    ENTER_CONTEXT(device);
+    if (edges)
+        *edges = NULL;
+    return finish(look_up(handle, device, status, id, graph, dependencies, count));
+}
+#endif
+
+/* In a chain the dependencies are always those that there are. */
+#if CUDART == 12
+EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node **nodes, size_t count, unsigned flags)
+#else
+EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node **nodes, const void *edges,
+                                                       size_t count, unsigned flags)
+#endif
+{
+    ENTER_CONTEXT(device);
+    (void)nodes, (void)count, (void)flags;
+#if CUDART != 12
+    (void)edges;
+#endif
+    struct stream *stream = find_stream(handle, device);
+    return finish(!stream ? ERROR_INVALID_HANDLE : stream->capture ? SUCCESS : ERROR_ILLEGAL_STATE);
+}
+
+EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode)
+{
+    ENTER();
+    if (!mode || *mode < GLOBAL || *mode > RELAXED)
+        return fail(ERROR_INVALID_VALUE);
+    int previous = thread_mode;
+    thread_mode = *mode;
+    *mode = previous;
+    return SUCCESS;
+}

@@ -1,0 +1,81 @@
+/* The CUDA runtime: copies and fills. The synchronous ones belong to the default stream. */
+#include "runtime.h"
+
+static cudaError_t copy_in_stream(void *handle, const struct sim_device *device, const struct work *work)
+{
+    struct stream *stream = find_stream(handle, device);
+    if (!stream)
+        return ERROR_INVALID_HANDLE;
+    size_t width = work->copy.width, height = work->copy.height;
+    if (width == 0 || height == 0)
+        return SUCCESS;
+    if (width > work->copy.target_pitch || width > work->copy.source_pitch ||
+        !driver->is_valid_range(work->copy.target, (height - 1) * work->copy.target_pitch + width) ||
+        !driver->is_valid_range(work->copy.source, (height - 1) * work->copy.source_pitch + width))
+        return ERROR_INVALID_VALUE;
+    return submit(stream, work);
+}
+
+static cudaError_t copy_bytes(void *handle, const struct sim_device *device, void *target, const void *source, size_t size)
+{
+    struct work work = {.kind = WORK_COPY, .copy = {target, source, size, size, size, 1}};
+    return copy_in_stream(handle, device, &work);
+}
+
+static cudaError_t fill_bytes(void *handle, const struct sim_device *device, void *target, int value, size_t size)
+{
+    struct stream *stream = find_stream(handle, device);
+    if (!stream)
+        return ERROR_INVALID_HANDLE;
+    if (!driver->is_valid_range(target, size))
+        return ERROR_INVALID_VALUE;
+    return submit(stream, &(struct work){.kind = WORK_FILL, .fill = {target, value, size}});
+}
+
+EXPORT cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int kind)
+{
+    ENTER_CONTEXT(device);
+    (void)kind;
+    RETURN_IF_ERROR(unsafe_call());
+    RETURN_IF_ERROR(wait_for_stream(find_stream(NULL, device)));
+    return finish(copy_bytes(NULL, device, target, source, size));
+}
+
+EXPORT cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size, int kind, void *stream)
+{
+    ENTER_CONTEXT(device);
+    (void)kind;
+    return finish(copy_bytes(stream, device, target, source, size));
+}
+
+EXPORT cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *source, size_t source_pitch,
+                                     size_t width, size_t height, int kind, void *stream)
+{
+    ENTER_CONTEXT(device);
+    (void)kind;
+    struct work work = {.kind = WORK_COPY, .copy = {target, source, target_pitch, source_pitch, width, height}};
+    return finish(copy_in_stream(stream, device, &work));
+}
+
+EXPORT cudaError_t cudaMemcpyPeerAsync(void *target, int target_device, const void *source, int source_device,
+                                       size_t size, void *stream)
+{
+    ENTER_CONTEXT(device);
+    int count = visible_device_count();
+    if (target_device < 0 || target_device >= count || source_device < 0 || source_device >= count)
+        return fail(ERROR_INVALID_DEVICE);
+    return finish(copy_bytes(stream, device, target, source, size));
+}
+
+EXPORT cudaError_t cudaMemset(void *target, int value, size_t size)
+{
+    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(unsafe_call());
+    return finish(fill_bytes(NULL, device, target, value, size));
+}
+
+EXPORT cudaError_t cudaMemsetAsync(void *target, int value, size_t size, void *stream)
+{
+    ENTER_CONTEXT(device);
+    return finish(fill_bytes(stream, device, target, value, size));
+}

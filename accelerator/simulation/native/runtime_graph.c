@@ -1,0 +1,251 @@
+/* The CUDA runtime: graphs. A graph is a chain of work; launching it does the work, in order. */
+#include "runtime.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+struct user_object {
+    int references;
+    void *argument;
+    void (*destroy)(void *argument);
+};
+
+/* Instances share the graph they are made from, of which they see the nodes there were at that time. */
+struct graph {
+    int references;
+    struct node **nodes;
+    size_t node_count, node_capacity;
+    struct user_object **objects; /* one entry for each reference */
+    size_t object_count;
+};
+
+struct instance {
+    struct graph *graph;
+    size_t node_count;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+struct graph *graph_new(void)
+{
+    struct graph *graph = calloc(1, sizeof *graph);
+    if (graph)
+        graph->references = 1;
+    return graph;
+}
+
+bool graph_append(struct graph *graph, const struct work *work)
+{
+    if (!graph)
+        return false;
+    if (graph->node_count == graph->node_capacity) {
+        size_t capacity = graph->node_capacity ? 2 * graph->node_capacity : 16;
+        struct node **grown = realloc(graph->nodes, capacity * sizeof(struct node *));
+        if (!grown)
+            return false;
+        graph->nodes = grown;
+        graph->node_capacity = capacity;
+    }
+    struct node *node = malloc(sizeof *node);
+    if (!node)
+        return false;
+    *node = (struct node){graph, graph_last_node(graph), *work};
+    graph->nodes[graph->node_count++] = node;
+    return true;
+}
+
+struct node *graph_last_node(struct graph *graph)
+{
+    return graph->node_count ? graph->nodes[graph->node_count - 1] : NULL;
+}
+
+static void release_object(struct user_object *object, int count)
+{
+    pthread_mutex_lock(&lock);
+    object->references -= count;
+    bool is_unused = object->references <= 0;
+    pthread_mutex_unlock(&lock);
+    if (is_unused) {
+        object->destroy(object->argument);
+        free(object);
+    }
+}
+
+void graph_release(struct graph *graph)
+{
+    pthread_mutex_lock(&lock);
+    bool is_unused = --graph->references == 0;
+    pthread_mutex_unlock(&lock);
+    if (!is_unused)
+        return;
+    for (size_t i = 0; i < graph->object_count; i++)
+        release_object(graph->objects[i], 1);
+    for (size_t i = 0; i < graph->node_count; i++)
+        free(graph->nodes[i]);
+    free(graph->objects);
+    free(graph->nodes);
+    free(graph);
+}
+
+EXPORT cudaError_t cudaGraphInstantiateWithFlags(struct instance **handle, struct graph *graph, unsigned long long flags)
+{
+    ENTER_CONTEXT(device);
+    (void)flags;
+    struct instance *instance = handle && graph ? malloc(sizeof *instance) : NULL;
+    if (!instance)
+        return fail(ERROR_INVALID_VALUE);
+    pthread_mutex_lock(&lock);
+    graph->references++;
+    *instance = (struct instance){graph, graph->node_count};
+    pthread_mutex_unlock(&lock);
+    *handle = instance;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaGraphInstantiate(struct instance **handle, struct graph *graph, unsigned long long flags)
+{
+    ENTER();
+    return cudaGraphInstantiateWithFlags(handle, graph, flags);
+}
+
+EXPORT cudaError_t cudaGraphLaunch(struct instance *instance, void *stream_handle)
+{
+    ENTER_CONTEXT(device);
+    struct stream *stream = find_stream(stream_handle, device);
+    if (!instance || !stream)
+        return fail(ERROR_INVALID_HANDLE);
+    for (size_t i = 0; i < instance->node_count; i++)
+        RETURN_IF_ERROR(submit(stream, &instance->graph->nodes[i]->work));
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaGraphDestroy(struct graph *graph)
+{
+    ENTER();
+    if (!graph)
+        return fail(ERROR_INVALID_VALUE);
+    graph_release(graph);
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaGraphExecDestroy(struct instance *instance)
+{
+    ENTER();
+    if (!instance)
+        return fail(ERROR_INVALID_VALUE);
+    graph_release(instance->graph);
+    free(instance);
+    return SUCCESS;
+}
+
+/* Fills in as many nodes as the caller has room for, or, without an array, tells how many there are. */
+static void list_nodes(struct node *const *nodes, size_t available, struct node **target, size_t *count)
+{
+    if (!target || available < *count)
+        *count = available;
+    for (size_t i = 0; target && i < *count; i++)
+        target[i] = nodes[i];
+}
+
+EXPORT cudaError_t cudaGraphGetNodes(struct graph *graph, struct node **nodes, size_t *count)
+{
+    ENTER();
+    if (!graph || !count)
+        return fail(ERROR_INVALID_VALUE);
+    list_nodes(graph->nodes, graph->node_count, nodes, count);
+    return SUCCESS;
+}
+
+#if CUDART == 12
+EXPORT cudaError_t cudaGraphNodeGetDependencies(struct node *node, struct node **nodes, size_t *count)
+#else
+EXPORT cudaError_t cudaGraphNodeGetDependencies(struct node *node, struct node **nodes, uint64_t *edges, size_t *count)
+#endif
+{
+    ENTER();
+    if (!node || !count)
+        return fail(ERROR_INVALID_VALUE);
+    list_nodes(&node->previous, node->previous != NULL, nodes, count);
+#if CUDART != 12
+    for (size_t i = 0; edges && i < *count; i++)
+        edges[i] = 0; /* an ordinary edge */
+#endif
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaGraphDebugDotPrint(struct graph *graph, const char *path, unsigned flags)
+{
+    static const char *const names[] = {"KERNEL", "MEMCPY", "MEMSET", "HOST", "EVENT_RECORD", "EVENT_WAIT"};
+    ENTER();
+    (void)flags;
+    FILE *file = graph && path ? fopen(path, "w") : NULL;
+    if (!file)
+        return fail(ERROR_INVALID_VALUE);
+    fputs("digraph dot {\n", file);
+    for (size_t i = 0; i < graph->node_count; i++) {
+        fprintf(file, "\"node_%zu\" [label=\"%s\"];\n", i, names[graph->nodes[i]->work.kind]);
+        if (i > 0)
+            fprintf(file, "\"node_%zu\" -> \"node_%zu\";\n", i - 1, i);
+    }
+    fputs("}\n", file);
+    fclose(file);
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaUserObjectCreate(struct user_object **handle, void *argument, void (*destroy)(void *argument),
+                                        unsigned references, unsigned flags)
+{
+    ENTER();
+    (void)flags;
+    struct user_object *object = handle && destroy && references > 0 ? malloc(sizeof *object) : NULL;
+    if (!object)
+        return fail(ERROR_INVALID_VALUE);
+    *object = (struct user_object){(int)references, argument, destroy};
+    *handle = object;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaUserObjectRelease(struct user_object *object, unsigned count)
+{
+    ENTER();
+    if (!object)
+        return fail(ERROR_INVALID_VALUE);
+    release_object(object, (int)count);
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaGraphRetainUserObject(struct graph *graph, struct user_object *object, unsigned count, unsigned flags)
+{
+    enum { MOVE = 1 };
+    ENTER();
+    if (!graph || !object || count == 0)
+        return fail(ERROR_INVALID_VALUE);
+    pthread_mutex_lock(&lock);
+    struct user_object **grown = realloc(graph->objects, (graph->object_count + count) * sizeof *grown);
+    if (grown) {
+        graph->objects = grown;
+        for (unsigned i = 0; i < count; i++)
+            graph->objects[graph->object_count++] = object;
+        /* Moved references were the caller's own. */
+        object->references += flags & MOVE ? 0 : (int)count;
+    }
+    pthread_mutex_unlock(&lock);
+    return finish(grown ? SUCCESS : ERROR_OUT_OF_MEMORY);
+}
+
+/* Memory is never allocated by a graph here: what is allocated during capture is allocated once, at the call. */
+EXPORT cudaError_t cudaDeviceGetGraphMemAttribute(int ordinal, int attribute, void *value)
+{
+    ENTER();
+    (void)ordinal, (void)attribute;
+    *(uint64_t *)value = 0;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaDeviceSetGraphMemAttribute(int ordinal, int attribute, void *value)
+{
+    ENTER();
+    (void)ordinal, (void)attribute, (void)value;
+    return SUCCESS;
+}

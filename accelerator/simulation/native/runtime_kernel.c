@@ -1,0 +1,210 @@
+/* The CUDA runtime: kernels compiled into the program. They launch and compute nothing.
+ *
+ * The registration functions run while a library is loaded, tens of thousands of times, and must initialize nothing. */
+#include "runtime.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct dim3 {
+    unsigned x, y, z;
+};
+
+/* torch.cuda._sleep launches a kernel that spins for a number of clock cycles: the one way for a program to keep a
+ * simulated stream busy. All instances of the kernel are remembered, by the address of their host function. */
+enum { MAX_SPIN_KERNELS = 16, MAX_THREADS_PER_BLOCK = 1024 };
+static const void *spin_kernels[MAX_SPIN_KERNELS];
+static int spin_kernel_count;
+
+static bool is_spin_kernel(const void *function)
+{
+    for (int i = 0; i < spin_kernel_count; i++)
+        if (spin_kernels[i] == function)
+            return true;
+    return false;
+}
+
+EXPORT void **__cudaRegisterFatBinary(void *binary)
+{
+    static void *any_binary;
+    (void)binary;
+    return &any_binary;
+}
+
+EXPORT void __cudaRegisterFatBinaryEnd(void **handle)
+{
+    (void)handle;
+}
+
+EXPORT void __cudaUnregisterFatBinary(void **handle)
+{
+    (void)handle;
+}
+
+EXPORT char __cudaInitModule(void **handle)
+{
+    (void)handle;
+    return 1;
+}
+
+EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *device_function, const char *name,
+                                   int thread_limit, void *thread, void *block, void *block_size, void *grid_size,
+                                   int *warp_size)
+{
+    (void)handle, (void)device_function, (void)thread_limit, (void)thread, (void)block, (void)block_size,
+        (void)grid_size, (void)warp_size;
+    if (spin_kernel_count < MAX_SPIN_KERNELS && strstr(name, "spin_kernel"))
+        spin_kernels[spin_kernel_count++] = function;
+}
+
+static _Thread_local struct {
+    struct dim3 grid, block;
+    size_t shared_memory;
+    void *stream;
+} configurations[8];
+static _Thread_local unsigned configuration_count;
+
+EXPORT unsigned __cudaPushCallConfiguration(struct dim3 grid, struct dim3 block, size_t shared_memory, void *stream)
+{
+    if (configuration_count == sizeof configurations / sizeof *configurations)
+        return 1;
+    configurations[configuration_count].grid = grid;
+    configurations[configuration_count].block = block;
+    configurations[configuration_count].shared_memory = shared_memory;
+    configurations[configuration_count++].stream = stream;
+    return 0;
+}
+
+EXPORT cudaError_t __cudaPopCallConfiguration(struct dim3 *grid, struct dim3 *block, size_t *shared_memory, void *stream)
+{
+    if (configuration_count == 0)
+        return fail(ERROR_MISSING_CONFIGURATION);
+    *grid = configurations[--configuration_count].grid;
+    *block = configurations[configuration_count].block;
+    *shared_memory = configurations[configuration_count].shared_memory;
+    *(void **)stream = configurations[configuration_count].stream;
+    return SUCCESS;
+}
+
+static cudaError_t launch(const void *function, struct dim3 grid, struct dim3 block, void **arguments, void *handle,
+                          const struct sim_device *device)
+{
+    struct stream *stream = find_stream(handle, device);
+    uint64_t threads = (uint64_t)block.x * block.y * block.z;
+    if (!stream || stream->device != device->ordinal)
+        return ERROR_INVALID_HANDLE;
+    if (!function)
+        return ERROR_INVALID_DEVICE_FUNCTION;
+    if (threads == 0 || threads > MAX_THREADS_PER_BLOCK || grid.x == 0 || grid.y == 0 || grid.z == 0)
+        return ERROR_INVALID_CONFIGURATION;
+    int64_t cycles = is_spin_kernel(function) ? *(const int64_t *)arguments[0] : 0;
+    return submit(stream, &(struct work){.kind = WORK_KERNEL, .kernel = {cycles * 1000000 / SIM_CLOCK_KHZ}});
+}
+
+EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
+                                    size_t shared_memory, void *stream)
+{
+    ENTER_CONTEXT(device);
+    (void)shared_memory;
+    return finish(launch(function, grid, block, arguments, stream, device));
+}
+
+EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block,
+                                               void **arguments, size_t shared_memory, void *stream)
+{
+    ENTER();
+    return cudaLaunchKernel(function, grid, block, arguments, shared_memory, stream);
+}
+
+/* How code compiled for CUDA 13 launches: a kernel is fetched once, and here is its host function again. */
+EXPORT cudaError_t __cudaGetKernel(const void **kernel, const void *function)
+{
+    *kernel = function;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t __cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
+                                      size_t shared_memory, void *stream)
+{
+    ENTER();
+    return cudaLaunchKernel(kernel, grid, block, arguments, shared_memory, stream);
+}
+
+struct launch_configuration {
+    struct dim3 grid, block;
+    size_t shared_memory;
+    void *stream;
+    void *attributes;
+    unsigned attribute_count;
+};
+
+EXPORT cudaError_t cudaLaunchKernelExC(const struct launch_configuration *configuration, const void *function,
+                                       void **arguments)
+{
+    ENTER();
+    if (!configuration)
+        return fail(ERROR_INVALID_VALUE);
+    return cudaLaunchKernel(function, configuration->grid, configuration->block, arguments,
+                            configuration->shared_memory, configuration->stream);
+}
+
+struct function_attributes {
+    size_t shared_memory, constant_memory, local_memory;
+    int threads_per_block;
+    int registers;
+    int ptx_version, binary_version;
+    int caches_globals;
+    int dynamic_shared_memory;
+    int reserved[24];
+};
+_Static_assert(sizeof(struct function_attributes) == 144, "as in CUDA's ABI");
+
+EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes, const void *function)
+{
+    ENTER_CONTEXT(device);
+    if (!attributes || !function)
+        return fail(attributes ? ERROR_INVALID_DEVICE_FUNCTION : ERROR_INVALID_VALUE);
+    int version = device->major * 10 + device->minor;
+    *attributes = (struct function_attributes){
+        .threads_per_block = MAX_THREADS_PER_BLOCK,
+        .registers = 32,
+        .ptx_version = version,
+        .binary_version = version,
+        .dynamic_shared_memory = 49152,
+    };
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaFuncSetAttribute(const void *function, int attribute, int value)
+{
+    ENTER_CONTEXT(device);
+    (void)attribute, (void)value;
+    return finish(function ? SUCCESS : ERROR_INVALID_DEVICE_FUNCTION);
+}
+
+EXPORT cudaError_t cudaKernelSetAttributeForDevice(const void *kernel, int attribute, int value, int ordinal)
+{
+    ENTER();
+    (void)ordinal;
+    return cudaFuncSetAttribute(kernel, attribute, value);
+}
+
+EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function,
+                                                                          int block_size, size_t shared_memory,
+                                                                          unsigned flags)
+{
+    enum { THREADS_PER_PROCESSOR = 2048 };
+    ENTER_CONTEXT(device);
+    (void)shared_memory, (void)flags;
+    if (!blocks || !function || block_size <= 0)
+        return fail(ERROR_INVALID_VALUE);
+    *blocks = THREADS_PER_PROCESSOR / block_size;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block_size,
+                                                                 size_t shared_memory)
+{
+    ENTER();
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size, shared_memory, 0);
+}

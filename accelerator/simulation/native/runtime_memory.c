@@ -1,0 +1,147 @@
+/* The CUDA runtime: memory of the device and of the host. The driver keeps the books. */
+#include "runtime.h"
+
+#include <string.h>
+
+EXPORT cudaError_t cudaMalloc(void **address, size_t size)
+{
+    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(unsafe_call());
+    if (!address)
+        return fail(ERROR_INVALID_VALUE);
+    *address = NULL;
+    return size == 0 ? SUCCESS : finish(driver->cuMemAlloc((uintptr_t *)address, size));
+}
+
+EXPORT cudaError_t cudaMallocManaged(void **address, size_t size, unsigned flags)
+{
+    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(unsafe_call());
+    return finish(driver->cuMemAllocManaged((uintptr_t *)address, size, flags));
+}
+
+/* Freeing waits for all work of the device, which may still use the memory. */
+EXPORT cudaError_t cudaFree(void *address)
+{
+    struct sim_memory memory;
+    ENTER_CONTEXT(device);
+    if (!address)
+        return SUCCESS;
+    RETURN_IF_ERROR(unsafe_call());
+    if (device->busy_until != 0)
+        sleep_until(device->busy_until);
+    if (driver->find_memory(address, &memory) && memory.pool)
+        return finish(memory.base == address ? pool_free(&memory) : ERROR_INVALID_VALUE);
+    return finish(driver->cuMemFree((uintptr_t)address));
+}
+
+EXPORT cudaError_t cudaHostAlloc(void **address, size_t size, unsigned flags)
+{
+    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(unsafe_call());
+    if (!address)
+        return fail(ERROR_INVALID_VALUE);
+    *address = NULL;
+    return size == 0 ? SUCCESS : finish(driver->cuMemHostAlloc(address, size, flags));
+}
+
+EXPORT cudaError_t cudaMallocHost(void **address, size_t size)
+{
+    ENTER();
+    return cudaHostAlloc(address, size, 0);
+}
+
+EXPORT cudaError_t cudaFreeHost(void *address)
+{
+    ENTER_CONTEXT(device);
+    if (!address)
+        return SUCCESS;
+    RETURN_IF_ERROR(unsafe_call());
+    return finish(driver->cuMemFreeHost(address));
+}
+
+EXPORT cudaError_t cudaHostRegister(void *address, size_t size, unsigned flags)
+{
+    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(unsafe_call());
+    return finish(driver->cuMemHostRegister(address, size, flags));
+}
+
+EXPORT cudaError_t cudaHostUnregister(void *address)
+{
+    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(unsafe_call());
+    return finish(driver->cuMemHostUnregister(address));
+}
+
+static bool is_on_host(const struct sim_memory *memory)
+{
+    return memory->kind == SIM_PINNED_MEMORY || memory->kind == SIM_REGISTERED_MEMORY;
+}
+
+EXPORT cudaError_t cudaHostGetDevicePointer(void **target, void *address, unsigned flags)
+{
+    struct sim_memory memory;
+    ENTER_CONTEXT(device);
+    if (!target || flags != 0 || !driver->find_memory(address, &memory) || !is_on_host(&memory))
+        return fail(ERROR_INVALID_VALUE);
+    *target = address;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
+{
+    ENTER_CONTEXT(device);
+    return finish(driver->cuMemGetInfo(free, total));
+}
+
+struct pointer_attributes {
+    int type;
+    int device;
+    void *device_address, *host_address;
+#if CUDART != 12
+    long reserved[8];
+#endif
+};
+
+EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attributes, void *address)
+{
+    enum { UNKNOWN = 0, HOST = 1, DEVICE = 2, MANAGED = 3, NO_DEVICE = -2 };
+    struct sim_memory memory;
+    ENTER();
+    if (!attributes)
+        return fail(ERROR_INVALID_VALUE);
+    memset(attributes, 0, sizeof *attributes);
+    if (!driver->find_memory(address, &memory)) {
+        attributes->type = UNKNOWN;
+        attributes->device = NO_DEVICE;
+        attributes->host_address = address;
+        return SUCCESS;
+    }
+    attributes->type = is_on_host(&memory) ? HOST : memory.kind == SIM_MANAGED_MEMORY ? MANAGED : DEVICE;
+    attributes->device = memory.device;
+    attributes->device_address = address;
+    attributes->host_address = attributes->type == DEVICE ? NULL : address;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaIpcGetMemHandle(struct sim_ipc_handle *handle, void *address)
+{
+    ENTER_CONTEXT(device);
+    return finish(handle ? driver->export_memory(address, handle) : ERROR_INVALID_VALUE);
+}
+
+EXPORT cudaError_t cudaIpcOpenMemHandle(void **address, struct sim_ipc_handle handle, unsigned flags)
+{
+    ENTER_CONTEXT(device);
+    (void)flags;
+    RETURN_IF_ERROR(unsafe_call());
+    return finish(address ? driver->import_memory(&handle, address) : ERROR_INVALID_VALUE);
+}
+
+EXPORT cudaError_t cudaIpcCloseMemHandle(void *address)
+{
+    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(unsafe_call());
+    return finish(driver->close_imported(address));
+}

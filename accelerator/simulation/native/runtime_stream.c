@@ -1,0 +1,234 @@
+/* The CUDA runtime: streams, and doing their work. */
+#define _GNU_SOURCE
+#include "runtime.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { STREAM_MAGIC = 0x5354524d, NANOSECONDS = 1000000000, MAX_DEVICES = 128 };
+
+/* Streams are reused and never given back, so that a handle can be checked even after it was destroyed. */
+static struct stream *free_streams;
+static struct stream legacy_streams[MAX_DEVICES];
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+int64_t now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (int64_t)time.tv_sec * NANOSECONDS + time.tv_nsec;
+}
+
+void sleep_until(int64_t time)
+{
+    struct timespec end = {time / NANOSECONDS, time % NANOSECONDS};
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) == EINTR)
+        ;
+}
+
+static void advance(_Atomic int64_t *time, int64_t to)
+{
+    int64_t seen = *time;
+    while (seen < to && !atomic_compare_exchange_weak(time, &seen, to))
+        ;
+}
+
+void delay_stream(struct stream *stream, int64_t until)
+{
+    advance(&stream->idle_at, until);
+    advance(&driver->devices[stream->device].busy_until, until);
+}
+
+__attribute__((constructor)) static void number_legacy_streams(void)
+{
+    for (int i = 0; i < MAX_DEVICES; i++)
+        legacy_streams[i].device = i;
+}
+
+/* The handles 0, 1 and 2 are the default stream under its three names. */
+struct stream *find_stream(void *handle, const struct sim_device *device)
+{
+    if ((uintptr_t)handle <= 2)
+        return &legacy_streams[device->ordinal];
+    struct stream *stream = handle;
+    return stream->magic == STREAM_MAGIC ? stream : NULL;
+}
+
+static void copy(const struct work *work)
+{
+    char *target = work->copy.target;
+    const char *source = work->copy.source;
+    for (size_t row = 0; row < work->copy.height; row++) {
+        memmove(target, source, work->copy.width);
+        target += work->copy.target_pitch;
+        source += work->copy.source_pitch;
+    }
+}
+
+static int64_t reached_at(const struct stream *stream)
+{
+    int64_t time = now();
+    return stream->idle_at > time ? stream->idle_at : time;
+}
+
+void run(struct stream *stream, const struct work *work)
+{
+    switch (work->kind) {
+    case WORK_KERNEL:
+        if (work->kernel.duration > 0)
+            delay_stream(stream, reached_at(stream) + work->kernel.duration);
+        break;
+    case WORK_COPY:
+        copy(work);
+        break;
+    case WORK_FILL:
+        memset(work->fill.target, work->fill.value, work->fill.size);
+        break;
+    case WORK_HOST:
+        work->host.function(work->host.argument);
+        break;
+    case WORK_RECORD:
+        *work->event->time = reached_at(stream);
+        break;
+    case WORK_WAIT:
+        if (*work->event->time > stream->idle_at)
+            delay_stream(stream, *work->event->time);
+        break;
+    }
+}
+
+cudaError_t submit(struct stream *stream, const struct work *work)
+{
+    if (__builtin_expect(stream->capture != NULL, 0))
+        return capture_work(stream, work);
+    run(stream, work);
+    return SUCCESS;
+}
+
+cudaError_t wait_for_stream(struct stream *stream)
+{
+    if (stream->capture)
+        return refuse_captured_stream(stream);
+    if (stream->idle_at != 0)
+        sleep_until(stream->idle_at);
+    return SUCCESS;
+}
+
+static struct stream *new_stream(void)
+{
+    pthread_mutex_lock(&lock);
+    struct stream *stream = free_streams;
+    if (stream)
+        free_streams = stream->next;
+    pthread_mutex_unlock(&lock);
+    return stream ? stream : malloc(sizeof *stream);
+}
+
+EXPORT cudaError_t cudaStreamCreateWithPriority(struct stream **handle, unsigned flags, int priority)
+{
+    enum { LOWEST = 0, HIGHEST = -5, NON_BLOCKING = 1 };
+    ENTER_CONTEXT(device);
+    if (!handle || flags > NON_BLOCKING)
+        return fail(ERROR_INVALID_VALUE);
+    struct stream *stream = new_stream();
+    if (!stream)
+        return fail(ERROR_OUT_OF_MEMORY);
+    memset(stream, 0, sizeof *stream);
+    stream->magic = STREAM_MAGIC;
+    stream->device = device->ordinal;
+    stream->flags = flags;
+    stream->priority = priority < HIGHEST ? HIGHEST : priority > LOWEST ? LOWEST : priority;
+    *handle = stream;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaStreamCreateWithFlags(struct stream **handle, unsigned flags)
+{
+    ENTER();
+    return cudaStreamCreateWithPriority(handle, flags, 0);
+}
+
+EXPORT cudaError_t cudaStreamCreate(struct stream **handle)
+{
+    ENTER();
+    return cudaStreamCreateWithPriority(handle, 0, 0);
+}
+
+EXPORT cudaError_t cudaStreamDestroy(void *handle)
+{
+    ENTER_CONTEXT(device);
+    struct stream *stream = find_stream(handle, device);
+    if (!stream || stream == &legacy_streams[device->ordinal])
+        return fail(ERROR_INVALID_HANDLE);
+    if (stream->capture)
+        RETURN_IF_ERROR(refuse_captured_stream(stream));
+    stream->magic = 0;
+    pthread_mutex_lock(&lock);
+    stream->next = free_streams;
+    free_streams = stream;
+    pthread_mutex_unlock(&lock);
+    return SUCCESS;
+}
+
+/* Declares `stream`, found by the handle. */
+#define ENTER_STREAM(handle)                                                                                           \
+    ENTER_CONTEXT(device);                                                                                             \
+    struct stream *stream = find_stream(handle, device);                                                               \
+    if (!stream)                                                                                                       \
+        return fail(ERROR_INVALID_HANDLE)
+
+EXPORT cudaError_t cudaStreamGetPriority(void *handle, int *priority)
+{
+    ENTER_STREAM(handle);
+    *priority = stream->priority;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaStreamQuery(void *handle)
+{
+    ENTER_STREAM(handle);
+    if (stream->capture)
+        return fail(refuse_captured_stream(stream));
+    return stream->idle_at != 0 && stream->idle_at > now() ? fail(ERROR_NOT_READY) : SUCCESS;
+}
+
+EXPORT cudaError_t cudaStreamSynchronize(void *handle)
+{
+    ENTER_STREAM(handle);
+    return finish(wait_for_stream(stream));
+}
+
+EXPORT cudaError_t cudaStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
+{
+    enum { EXTERNAL = 1 };
+    ENTER_STREAM(handle);
+    struct event *event = find_event(event_handle);
+    if (!event)
+        return fail(ERROR_INVALID_HANDLE);
+    if (!(flags & EXTERNAL) && (stream->capture || event->capture_id != 0))
+        return finish(capture_wait(stream, event));
+    return finish(submit(stream, &(struct work){.kind = WORK_WAIT, .event = event}));
+}
+
+EXPORT cudaError_t cudaLaunchHostFunc(void *handle, void (*function)(void *argument), void *argument)
+{
+    ENTER_STREAM(handle);
+    if (!function)
+        return fail(ERROR_INVALID_VALUE);
+    return finish(submit(stream, &(struct work){.kind = WORK_HOST, .host = {function, argument}}));
+}
+
+EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *stream, cudaError_t status, void *argument),
+                                         void *argument, unsigned flags)
+{
+    ENTER_STREAM(handle);
+    if (!callback || flags != 0)
+        return fail(ERROR_INVALID_VALUE);
+    if (stream->capture)
+        return fail(refuse_captured_stream(stream));
+    callback(handle, SUCCESS, argument);
+    return SUCCESS;
+}

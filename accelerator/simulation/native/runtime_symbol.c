@@ -1,0 +1,69 @@
+/* The CUDA runtime: variables of the device that a program declares. */
+#include "runtime.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+enum { MAX_DEVICES = 128 };
+
+struct symbol {
+    const void *host_variable;
+    size_t size;
+    void *copies[MAX_DEVICES]; /* one for each device, made when it is first asked for */
+    struct symbol *next;
+};
+
+static struct symbol *symbols;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+EXPORT void __cudaRegisterVar(void **handle, char *host_variable, char *device_address, const char *name, int external,
+                              size_t size, int constant, int global)
+{
+    (void)handle, (void)device_address, (void)name, (void)external, (void)constant, (void)global;
+    struct symbol *symbol = calloc(1, sizeof *symbol);
+    if (!symbol)
+        return;
+    symbol->host_variable = host_variable;
+    symbol->size = size;
+    pthread_mutex_lock(&lock);
+    symbol->next = symbols;
+    symbols = symbol;
+    pthread_mutex_unlock(&lock);
+}
+
+static cudaError_t find_address(void **address, size_t *size, const void *host_variable, int device)
+{
+    cudaError_t error = SUCCESS;
+    pthread_mutex_lock(&lock);
+    struct symbol *symbol = symbols;
+    while (symbol && symbol->host_variable != host_variable)
+        symbol = symbol->next;
+    if (symbol && !symbol->copies[device])
+        error = driver->cuMemAlloc((uintptr_t *)&symbol->copies[device], symbol->size);
+    if (symbol && error == SUCCESS) {
+        *address = symbol->copies[device];
+        *size = symbol->size;
+    }
+    pthread_mutex_unlock(&lock);
+    return symbol ? error : ERROR_INVALID_SYMBOL;
+}
+
+EXPORT cudaError_t cudaGetSymbolAddress(void **address, const void *symbol)
+{
+    size_t size;
+    ENTER_CONTEXT(device);
+    return finish(find_address(address, &size, symbol, device->ordinal));
+}
+
+cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int kind);
+
+EXPORT cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *source, size_t count, size_t offset, int kind)
+{
+    void *address;
+    size_t size;
+    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(find_address(&address, &size, symbol, device->ordinal));
+    if (offset > size || count > size - offset)
+        return fail(ERROR_INVALID_VALUE);
+    return cudaMemcpy((char *)address + offset, source, count, kind);
+}

@@ -1,0 +1,20 @@
+/* The CUDA runtime: entry points that must exist because PyTorch is linked to them, for what is not simulated. */
+#include "runtime.h"
+
+#define NOT_SUPPORTED(name)                                                                                            \
+    EXPORT cudaError_t name(void)                                                                                      \
+    {                                                                                                                  \
+        ENTER();                                                                                                       \
+        return fail(ERROR_NOT_SUPPORTED);                                                                              \
+    }
+
+NOT_SUPPORTED(cudaGraphAddNode)
+NOT_SUPPORTED(cudaGraphConditionalHandleCreate)
+NOT_SUPPORTED(cudaLibraryLoadData)
+NOT_SUPPORTED(cudaLibraryLoadFromFile)
+NOT_SUPPORTED(cudaLibraryUnload)
+NOT_SUPPORTED(cudaLibraryGetKernel)
+NOT_SUPPORTED(cudaLibraryGetGlobal)
+NOT_SUPPORTED(cudaLibraryGetManaged)
+NOT_SUPPORTED(cudaLibraryGetUnifiedFunction)
+NOT_SUPPORTED(cudaLibraryGetKernelCount)

@@ -1,0 +1,264 @@
+#define _GNU_SOURCE
+#include "state.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "config.h"
+
+enum { MAX_ROWS = 4096 };
+
+/* A row is free while its pid is 0. Writers hold the lock; readers do not need it. */
+struct row {
+    _Atomic pid_t pid;
+    _Atomic int gpu;
+    _Atomic int instance;
+    _Atomic int contexts;
+    _Atomic uint64_t memory;
+};
+
+struct sim_state {
+    _Atomic int is_ready;
+    pthread_mutex_t lock;
+    _Atomic int row_count; /* rows at or above it were never used */
+    struct row rows[MAX_ROWS];
+};
+
+static struct sim_state own_state;
+static struct sim_state *opened;
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+
+static void prepare(struct sim_state *state)
+{
+    if (state->is_ready)
+        return;
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    /* A process may be killed while it holds the lock. */
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&state->lock, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    state->is_ready = 1;
+}
+
+static const char *state_path(void)
+{
+    const char *path = getenv("ACCELERATOR_SIM_STATE");
+    return path && *path ? path : NULL;
+}
+
+static struct sim_state *map_file(const char *path)
+{
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (file < 0)
+        return NULL;
+
+    struct sim_state *state = MAP_FAILED;
+    flock(file, LOCK_EX);
+    if (ftruncate(file, sizeof *state) == 0)
+        state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (state != MAP_FAILED)
+        prepare(state);
+    flock(file, LOCK_UN);
+    close(file);
+    return state == MAP_FAILED ? NULL : state;
+}
+
+struct sim_state *sim_state_open(void)
+{
+    pthread_mutex_lock(&opening);
+    if (!opened && state_path())
+        opened = map_file(state_path());
+    if (!opened) {
+        prepare(&own_state);
+        opened = &own_state;
+    }
+    pthread_mutex_unlock(&opening);
+    return opened;
+}
+
+struct sim_state *sim_state_find(void)
+{
+    if (state_path())
+        return sim_state_open();
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
+    if (!driver)
+        return NULL;
+    struct sim_state *(*driver_state)(void);
+    *(void **)&driver_state = dlsym(driver, "accelerator_sim_state");
+    dlclose(driver);
+    return driver_state ? driver_state() : NULL;
+}
+
+static void lock(struct sim_state *state)
+{
+    if (pthread_mutex_lock(&state->lock) == EOWNERDEAD)
+        pthread_mutex_consistent(&state->lock);
+}
+
+static void unlock(struct sim_state *state)
+{
+    pthread_mutex_unlock(&state->lock);
+}
+
+/* A process that ended but was not waited for yet holds no memory either, which kill(pid, 0) would not tell. */
+static bool is_alive(pid_t pid)
+{
+    if (pid == getpid())
+        return true;
+    char path[32], text[512];
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return errno != ENOENT;
+    ssize_t length = read(file, text, sizeof text - 1);
+    close(file);
+    if (length <= 0)
+        return false;
+    text[length] = '\0';
+    const char *name_end = strrchr(text, ')');
+    return !name_end || (name_end[2] != 'Z' && name_end[2] != 'X');
+}
+
+static bool row_matches(const struct row *row, int gpu, int instance)
+{
+    return row->gpu == gpu && (instance == SIM_ANY_INSTANCE || row->instance == instance);
+}
+
+static void clear(struct row *row)
+{
+    row->memory = 0;
+    row->contexts = 0;
+    row->pid = 0;
+}
+
+static void drop_dead_rows(struct sim_state *state)
+{
+    for (int i = 0; i < state->row_count; i++)
+        if (state->rows[i].pid != 0 && !is_alive(state->rows[i].pid))
+            clear(&state->rows[i]);
+}
+
+static struct row *claim(struct sim_state *state, int gpu, int instance)
+{
+    struct row *row = NULL;
+    for (int i = 0; i < state->row_count && !row; i++)
+        if (state->rows[i].pid == 0)
+            row = &state->rows[i];
+    if (!row && state->row_count < MAX_ROWS)
+        row = &state->rows[state->row_count++];
+    if (!row)
+        return NULL;
+    row->gpu = gpu;
+    row->instance = instance;
+    row->pid = getpid();
+    return row;
+}
+
+static struct row *own_row(struct sim_state *state, int gpu, int instance)
+{
+    pid_t self = getpid();
+    for (int i = 0; i < state->row_count; i++)
+        if (state->rows[i].pid == self && row_matches(&state->rows[i], gpu, instance))
+            return &state->rows[i];
+
+    struct row *row = claim(state, gpu, instance);
+    if (!row) {
+        drop_dead_rows(state);
+        row = claim(state, gpu, instance);
+    }
+    return row;
+}
+
+/* What is recorded, dead processes included. */
+static uint64_t recorded(struct sim_state *state, int gpu, int instance)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < state->row_count; i++)
+        if (state->rows[i].pid != 0 && row_matches(&state->rows[i], gpu, instance))
+            sum += state->rows[i].memory;
+    return sum;
+}
+
+int sim_state_charge(struct sim_state *state, int gpu, int instance, uint64_t bytes)
+{
+    uint64_t capacity = sim_memory_size(gpu, instance);
+    lock(state);
+    uint64_t used = recorded(state, gpu, instance);
+    if (bytes > capacity - used) {
+        drop_dead_rows(state);
+        used = recorded(state, gpu, instance);
+    }
+    struct row *row = bytes <= capacity - used ? own_row(state, gpu, instance) : NULL;
+    if (row)
+        row->memory += bytes;
+    unlock(state);
+    return row ? 0 : -1;
+}
+
+void sim_state_release(struct sim_state *state, int gpu, int instance, uint64_t bytes)
+{
+    lock(state);
+    struct row *row = own_row(state, gpu, instance);
+    if (row)
+        row->memory -= bytes;
+    unlock(state);
+}
+
+void sim_state_add_context(struct sim_state *state, int gpu, int instance, int change)
+{
+    lock(state);
+    struct row *row = own_row(state, gpu, instance);
+    if (row)
+        row->contexts += change;
+    unlock(state);
+}
+
+void sim_state_forget_self(struct sim_state *state)
+{
+    pid_t self = getpid();
+    lock(state);
+    for (int i = 0; i < state->row_count; i++)
+        if (state->rows[i].pid == self)
+            clear(&state->rows[i]);
+    unlock(state);
+}
+
+uint64_t sim_state_used(struct sim_state *state, int gpu, int instance)
+{
+    uint64_t sum = 0;
+    for (int i = 0; state && i < state->row_count; i++) {
+        struct row *row = &state->rows[i];
+        if (row->pid != 0 && row_matches(row, gpu, instance) && is_alive(row->pid))
+            sum += row->memory;
+    }
+    return sum;
+}
+
+int sim_state_processes(struct sim_state *state, int gpu, int instance, struct sim_usage *rows, int capacity)
+{
+    int count = 0;
+    for (int i = 0; state && i < state->row_count; i++) {
+        struct row *row = &state->rows[i];
+        pid_t pid = row->pid;
+        if (pid == 0 || !row_matches(row, gpu, instance) || (row->contexts == 0 && row->memory == 0) || !is_alive(pid))
+            continue;
+        if (count < capacity)
+            rows[count] = (struct sim_usage){pid, row->gpu, row->instance, row->contexts, row->memory};
+        count++;
+    }
+    return count;
+}

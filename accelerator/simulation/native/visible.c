@@ -1,0 +1,220 @@
+/* CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, as the driver reads them.
+ *
+ * Where the CUDA guide leaves the grammar open (repeats, mixed kinds, blanks before UUIDs), this follows the reading of
+ * PyTorch's own parser. */
+#define _GNU_SOURCE
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "driver.h"
+
+struct list {
+    struct visible_device *devices;
+    int count;
+};
+
+/* The entries of a variable, as pointers into `text`. */
+struct entries {
+    char *text;
+    char **items;
+    int count;
+};
+
+static struct entries split(const char *value)
+{
+    struct entries entries = {.text = strdup(value), .count = 1};
+    for (const char *c = value; *c; c++)
+        entries.count += *c == ',';
+    entries.items = calloc((size_t)entries.count, sizeof *entries.items);
+
+    char *rest = entries.text;
+    for (int i = 0; i < entries.count; i++)
+        entries.items[i] = strsep(&rest, ",");
+    return entries;
+}
+
+static void free_entries(struct entries *entries)
+{
+    free(entries->items);
+    free(entries->text);
+}
+
+/* Fills in the physical GPUs in the order in which CUDA numbers them. */
+static int cuda_order(int order[SIM_MAX_GPUS])
+{
+    const struct sim_config *config = sim_config();
+    const char *wanted = getenv("CUDA_DEVICE_ORDER");
+    bool fastest_first = !wanted || strcmp(wanted, "PCI_BUS_ID") != 0;
+
+    for (int i = 0; i < config->gpu_count; i++) {
+        int place = i;
+        while (fastest_first && place > 0 && config->gpus[order[place - 1]].speed < config->gpus[i].speed) {
+            order[place] = order[place - 1];
+            place--;
+        }
+        order[place] = i;
+    }
+    return config->gpu_count;
+}
+
+/* Appends a GPU, or its first instance where MIG is on. Returns false if there is MIG but no instance. */
+static bool append_gpu(struct list *list, int gpu)
+{
+    int instances = sim_config()->gpus[gpu].instances;
+    if (instances == 0)
+        return false;
+    int instance = instances == SIM_MIG_OFF ? SIM_WHOLE_GPU : 0;
+    list->devices[list->count++] = (struct visible_device){gpu, instance};
+    return true;
+}
+
+static bool has_prefix(const char *text, const char *prefix)
+{
+    return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* "MIG-<GPU UUID>/<GPU instance>/<compute instance>", the form before driver R470. */
+static bool is_old_instance_name(const char *entry, int gpu, int instance)
+{
+    char uuid[SIM_UUID_SIZE], name[SIM_UUID_SIZE + 32];
+    sim_uuid(gpu, SIM_WHOLE_GPU, NULL, uuid);
+    snprintf(name, sizeof name, "MIG-%s/%d/0", uuid, instance + 1);
+    return strcmp(entry, name) == 0;
+}
+
+static bool names(const char *entry, int gpu, int instance)
+{
+    char uuid[SIM_UUID_SIZE];
+    sim_uuid(gpu, instance, NULL, uuid);
+    return has_prefix(uuid, entry) || (instance != SIM_WHOLE_GPU && is_old_instance_name(entry, gpu, instance));
+}
+
+/* Finds the one GPU, or with `mig` the one instance, that the entry abbreviates. */
+static bool find_by_uuid(const char *entry, bool mig, struct visible_device *found)
+{
+    int matches = 0;
+    for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++) {
+        int first = mig ? 0 : SIM_WHOLE_GPU;
+        int last = mig ? sim_config()->gpus[gpu].instances - 1 : SIM_WHOLE_GPU;
+        for (int instance = first; instance <= last; instance++)
+            if (names(entry, gpu, instance)) {
+                *found = (struct visible_device){gpu, instance};
+                matches++;
+            }
+    }
+    return matches == 1;
+}
+
+static bool contains(const struct list *list, struct visible_device device)
+{
+    for (int i = 0; i < list->count; i++)
+        if (list->devices[i].gpu == device.gpu && list->devices[i].instance == device.instance)
+            return true;
+    return false;
+}
+
+/* A list of UUIDs ends at the first entry of another kind; the same text twice, or the same device, empties it. */
+static void read_uuids(const struct entries *entries, const char *prefix, struct list *list)
+{
+    bool mig = prefix[0] == 'M';
+    int usable = 0;
+    for (; usable < entries->count && has_prefix(entries->items[usable], prefix); usable++)
+        for (int i = 0; i < usable; i++)
+            if (strcmp(entries->items[i], entries->items[usable]) == 0)
+                return;
+
+    struct visible_device seen[SIM_MAX_GPUS * SIM_MAX_INSTANCES];
+    struct list named = {seen, 0};
+    for (int i = 0; i < usable; i++) {
+        struct visible_device device;
+        if (!find_by_uuid(entries->items[i], mig, &device))
+            break;
+        if (contains(&named, device)) {
+            list->count = 0;
+            return;
+        }
+        named.devices[named.count++] = device;
+        if (mig) {
+            if (list->count < SIM_MAX_GPUS)
+                list->devices[list->count++] = device;
+        } else if (!append_gpu(list, device.gpu)) {
+            break;
+        }
+    }
+}
+
+/* Reads like strtol, but for blanks, of which only ASCII ones count. Returns -1 for what ends the list. */
+static long read_ordinal(const char *entry)
+{
+    entry += strspn(entry, " \t\n\v\f\r");
+    bool negative = *entry == '-';
+    if (*entry == '-' || *entry == '+')
+        entry++;
+    if (*entry < '0' || *entry > '9')
+        return -1;
+
+    long value = 0;
+    for (; *entry >= '0' && *entry <= '9'; entry++)
+        if (__builtin_mul_overflow(value, 10, &value) || __builtin_add_overflow(value, *entry - '0', &value))
+            value = LONG_MAX;
+    return negative && value != 0 ? -1 : value;
+}
+
+/* A list of ordinals ends at the first that is none; a repeated value empties it, even if no GPU has that number. */
+static void read_ordinals(const struct entries *entries, const int *order, int gpu_count, struct list *list)
+{
+    long *values = calloc((size_t)entries->count, sizeof *values);
+    int usable = 0;
+    bool repeated = false;
+    for (; usable < entries->count && !repeated; usable++) {
+        values[usable] = read_ordinal(entries->items[usable]);
+        if (values[usable] < 0)
+            break;
+        for (int i = 0; i < usable; i++)
+            repeated |= values[i] == values[usable];
+    }
+    for (int i = 0; i < usable && !repeated; i++)
+        if (values[i] >= gpu_count || !append_gpu(list, order[values[i]]))
+            break;
+    free(values);
+}
+
+static void read_variable(const char *value, const int *order, int gpu_count, struct list *list)
+{
+    struct entries entries = split(value);
+    if (has_prefix(value, "GPU-"))
+        read_uuids(&entries, "GPU-", list);
+    else if (has_prefix(value, "MIG-"))
+        read_uuids(&entries, "MIG-", list);
+    else
+        read_ordinals(&entries, order, gpu_count, list);
+    free_entries(&entries);
+}
+
+/* A process that has any instance enumerates one instance and nothing else. */
+static void apply_mig_rule(struct list *list)
+{
+    for (int i = 0; i < list->count; i++)
+        if (list->devices[i].instance != SIM_WHOLE_GPU) {
+            list->devices[0] = list->devices[i];
+            list->count = 1;
+        }
+}
+
+int visible_devices(struct visible_device found[SIM_MAX_GPUS])
+{
+    int order[SIM_MAX_GPUS];
+    int gpu_count = cuda_order(order);
+    struct list list = {found, 0};
+
+    const char *value = getenv("CUDA_VISIBLE_DEVICES");
+    if (value)
+        read_variable(value, order, gpu_count, &list);
+    else
+        for (int i = 0; i < gpu_count; i++)
+            append_gpu(&list, order[i]);
+    apply_mig_rule(&list);
+    return list.count;
+}

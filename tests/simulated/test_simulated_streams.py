@@ -1,0 +1,318 @@
+"""Streams, events, random states and graphs of the simulated CUDA, as the unchanged torch of this process sees them."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MIB = 2**20
+# torch.cuda._sleep counts clock cycles, and a simulated GPU makes one in a nanosecond.
+MILLISECOND = 1_000_000
+
+
+@pytest.fixture(autouse=True)
+def clean_device() -> Iterator[None]:
+    torch.cuda.set_device(0)
+    torch.cuda.empty_cache()
+    yield
+    torch.cuda.set_device(0)
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(device)
+
+
+@pytest.fixture(scope="module")
+def runtime() -> ctypes.CDLL:
+    """The runtime that torch uses: the loader knows it by its name already."""
+    assert torch.version.cuda
+    return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
+
+
+class TestStreams:
+    def test_sleeping_stream_is_busy_until_it_is_done(self) -> None:
+        stream = torch.cuda.Stream()
+        begin = time.monotonic()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50 * MILLISECOND)
+        assert not stream.query()
+        stream.synchronize()
+        assert time.monotonic() - begin >= 0.05
+        assert stream.query()
+
+    def test_streams_are_independent(self) -> None:
+        busy, idle = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(busy):
+            torch.cuda._sleep(100 * MILLISECOND)
+        assert idle.query()
+        idle.synchronize()
+        assert not busy.query()
+
+    def test_waiting_for_an_event_passes_the_delay_on(self) -> None:
+        first, second = torch.cuda.Stream(), torch.cuda.Stream()
+        with torch.cuda.stream(first):
+            torch.cuda._sleep(50 * MILLISECOND)
+            event = first.record_event()
+        second.wait_event(event)
+        assert not second.query()
+        second.synchronize()
+        assert first.query()
+
+    def test_device_synchronization_waits_for_all_of_its_streams(self) -> None:
+        stream = torch.cuda.Stream(1)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(50 * MILLISECOND)
+        torch.cuda.synchronize(0)
+        assert not stream.query()
+        torch.cuda.synchronize(1)
+        assert stream.query()
+
+    def test_priorities(self, runtime: ctypes.CDLL) -> None:
+        least, greatest = ctypes.c_int(), ctypes.c_int()
+        assert runtime.cudaDeviceGetStreamPriorityRange(ctypes.byref(least), ctypes.byref(greatest)) == 0
+        assert (least.value, greatest.value) == (0, -5)
+        assert torch.cuda.Stream(priority=-1).priority == -1
+        assert torch.cuda.Stream().priority == 0
+
+    def test_unknown_stream_is_an_error(self, runtime: ctypes.CDLL) -> None:
+        no_stream = ctypes.create_string_buffer(256)
+        assert runtime.cudaStreamQuery(no_stream) == 400
+        stream = ctypes.c_void_p()
+        assert runtime.cudaStreamCreate(ctypes.byref(stream)) == 0
+        assert runtime.cudaStreamDestroy(stream) == 0
+        assert runtime.cudaStreamDestroy(stream) == 400
+        assert runtime.cudaGetLastError() == 400
+
+    def test_host_function_runs(self, runtime: ctypes.CDLL) -> None:
+        called = threading.Event()
+        callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: called.set())
+        assert runtime.cudaLaunchHostFunc(None, callback, None) == 0
+        assert called.is_set()
+
+
+class TestEvents:
+    def test_elapsed_time(self) -> None:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        torch.cuda._sleep(30 * MILLISECOND)
+        end.record()
+        assert not end.query()
+        end.synchronize()
+        assert end.query()
+        assert 30 <= start.elapsed_time(end) < 60
+
+    def test_elapsed_time_without_work_is_the_time_between(self) -> None:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        time.sleep(0.02)
+        end.record()
+        assert start.elapsed_time(end) >= 20
+
+    def test_unrecorded_and_unreached_events(self, runtime: ctypes.CDLL) -> None:
+        start, end, milliseconds = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_float()
+        assert runtime.cudaEventCreate(ctypes.byref(start)) == runtime.cudaEventCreate(ctypes.byref(end)) == 0
+        assert runtime.cudaEventQuery(start) == 0, "an event that was never recorded is complete"
+        assert runtime.cudaEventElapsedTime(ctypes.byref(milliseconds), start, end) == 400
+        assert runtime.cudaEventRecord(start, None) == 0
+        assert runtime.cudaGetLastError() == 400
+        torch.cuda._sleep(20 * MILLISECOND)
+        assert runtime.cudaEventRecord(end, None) == 0
+        assert runtime.cudaEventQuery(end) == 600
+        assert runtime.cudaEventElapsedTime(ctypes.byref(milliseconds), start, end) == 600
+        assert runtime.cudaEventSynchronize(end) == 0
+        assert runtime.cudaEventElapsedTime(ctypes.byref(milliseconds), start, end) == 0
+        assert milliseconds.value >= 20
+        assert runtime.cudaEventDestroy(start) == runtime.cudaEventDestroy(end) == 0
+        assert runtime.cudaEventQuery(end) == 400
+        assert runtime.cudaGetLastError() == 400
+
+    def test_events_without_timing_have_no_elapsed_time(self, runtime: ctypes.CDLL) -> None:
+        disable_timing = 2
+        event, milliseconds = ctypes.c_void_p(), ctypes.c_float()
+        assert runtime.cudaEventCreateWithFlags(ctypes.byref(event), disable_timing) == 0
+        assert runtime.cudaEventRecord(event, None) == 0
+        assert runtime.cudaEventElapsedTime(ctypes.byref(milliseconds), event, event) == 400
+        assert runtime.cudaEventDestroy(event) == 0
+        assert runtime.cudaGetLastError() == 400
+
+    def test_recording_on_another_devices_stream_is_an_error(self, runtime: ctypes.CDLL) -> None:
+        event = ctypes.c_void_p()
+        assert runtime.cudaEventCreate(ctypes.byref(event)) == 0
+        other = torch.cuda.Stream(1)
+        assert runtime.cudaEventRecord(event, ctypes.c_void_p(other.cuda_stream)) == 400
+        assert runtime.cudaEventDestroy(event) == 0
+        assert runtime.cudaGetLastError() == 400
+
+
+class TestRandomStates:
+    def test_state_round_trip(self) -> None:
+        torch.cuda.manual_seed_all(1234)
+        before = torch.cuda.get_rng_state(1)
+        assert torch.cuda.initial_seed() == 1234
+        torch.rand(100, device="cuda:1")
+        after = torch.cuda.get_rng_state(1)
+        assert not torch.equal(before, after), "drawing numbers advances the offset"
+        torch.cuda.set_rng_state(before, 1)
+        assert torch.equal(torch.cuda.get_rng_state(1), before)
+        torch.rand(100, device="cuda:1")
+        assert torch.equal(torch.cuda.get_rng_state(1), after), "the same draws advance it as far"
+
+    def test_devices_have_their_own_state(self) -> None:
+        torch.cuda.manual_seed_all(5)
+        other = torch.cuda.get_rng_state(1)
+        torch.rand(10, device="cuda:0")
+        assert torch.equal(torch.cuda.get_rng_state(1), other)
+        assert not torch.equal(torch.cuda.get_rng_state(0), other)
+
+
+class TestGraphs:
+    @pytest.fixture(autouse=True)
+    def fetch_last_error(self, runtime: ctypes.CDLL) -> Iterator[None]:
+        yield
+        runtime.cudaGetLastError()
+
+    def test_replay_copies_again(self) -> None:
+        source, target = torch.zeros(1000, pin_memory=True), torch.empty(1000, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            target.copy_(source, non_blocking=True)
+        for value in (3.0, 4.0):
+            source.fill_(value)
+            graph.replay()
+            torch.cuda.synchronize()
+            assert target.cpu().eq(value).all()
+
+    def test_captured_work_is_not_done_at_capture(self) -> None:
+        source, target = torch.ones(10, pin_memory=True), torch.ones(10).cuda()
+        source.fill_(2)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            target.copy_(source, non_blocking=True)
+        assert target.cpu().eq(1).all()
+
+    def test_captured_time_passes_at_replay(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            torch.cuda._sleep(30 * MILLISECOND)
+        torch.cuda.synchronize()
+        begin = time.monotonic()
+        graph.replay()
+        torch.cuda.synchronize()
+        assert time.monotonic() - begin >= 0.03
+
+    def test_streams_that_fork_and_join(self) -> None:
+        source, target = torch.zeros(10, pin_memory=True), torch.zeros(10).cuda()
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                assert torch.cuda.is_current_stream_capturing()
+                target.copy_(source, non_blocking=True)
+            torch.cuda.current_stream().wait_stream(side)
+        source.fill_(9)
+        graph.replay()
+        assert target.cpu().eq(9).all()
+
+    # What goes wrong in a capture is tried without torch.cuda.graph: torch 2.6 does not recover from a failed capture.
+    def begin(self, runtime: ctypes.CDLL, stream: torch.cuda.Stream) -> None:
+        assert runtime.cudaStreamBeginCapture(ctypes.c_void_p(stream.cuda_stream), 0) == 0
+
+    def end(self, runtime: ctypes.CDLL, stream: torch.cuda.Stream) -> int:
+        graph = ctypes.c_void_p()
+        error = runtime.cudaStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph))
+        assert (graph.value is None) == (error != 0)
+        if graph.value is not None:
+            assert runtime.cudaGraphDestroy(graph) == 0
+        return error
+
+    def test_a_stream_that_does_not_join_back_is_an_error(self, runtime: ctypes.CDLL) -> None:
+        stream, side = torch.cuda.Stream(), torch.cuda.Stream()
+        for joins_back, error in ((True, 0), (False, 904)):
+            self.begin(runtime, stream)
+            side.wait_stream(stream)
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(10)
+            if joins_back:
+                stream.wait_stream(side)
+            assert self.end(runtime, stream) == error
+            with torch.cuda.stream(side):
+                assert not torch.cuda.is_current_stream_capturing()
+
+    def test_synchronizing_ends_the_capture(self, runtime: ctypes.CDLL) -> None:
+        stream = torch.cuda.Stream()
+        for forbidden in (torch.cuda.synchronize, stream.synchronize, stream.query):
+            self.begin(runtime, stream)
+            with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+                forbidden()
+            with torch.cuda.stream(stream), pytest.raises(RuntimeError, match="previous error during capture"):
+                torch.cuda._sleep(10)
+            assert self.end(runtime, stream) == 901
+            assert runtime.cudaGetLastError() == 901
+            forbidden()
+
+    def test_waiting_for_uncaptured_work_is_an_error(self, runtime: ctypes.CDLL) -> None:
+        event, stream = torch.cuda.Event(), torch.cuda.Stream()
+        event.record()
+        self.begin(runtime, stream)
+        with pytest.raises(RuntimeError, match="uncaptured work"):
+            stream.wait_event(event)
+        assert self.end(runtime, stream) == 901
+
+    @pytest.mark.parametrize(
+        ("mode", "own_call", "other_call"), [("global", 900, 900), ("thread local", 900, 0), ("relaxed", 0, 0)]
+    )
+    @pytest.mark.parametrize("in_other_thread", [False, True])
+    def test_unsafe_calls_depend_on_the_mode(
+        self, runtime: ctypes.CDLL, mode: str, own_call: int, other_call: int, in_other_thread: bool
+    ) -> None:
+        stream, graph, pointer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        assert runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+        assert runtime.cudaStreamBeginCapture(stream, ["global", "thread local", "relaxed"].index(mode)) == 0
+        arguments = (ctypes.byref(pointer), ctypes.c_size_t(MIB))
+        if in_other_thread:
+            with ThreadPoolExecutor(1) as pool:
+                error = pool.submit(runtime.cudaMalloc, *arguments).result()
+        else:
+            error = runtime.cudaMalloc(*arguments)
+        assert error == (other_call if in_other_thread else own_call)
+        assert runtime.cudaStreamEndCapture(stream, ctypes.byref(graph)) == (901 if error else 0)
+        assert runtime.cudaFree(pointer) == 0
+        assert runtime.cudaStreamDestroy(stream) == 0
+
+    def test_the_wrong_stream_or_thread_does_not_end_a_capture(self, runtime: ctypes.CDLL) -> None:
+        stream, other, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        event = ctypes.c_void_p()
+        assert runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+        assert runtime.cudaStreamCreateWithFlags(ctypes.byref(other), 1) == 0
+        assert runtime.cudaEventCreateWithFlags(ctypes.byref(event), 2) == 0
+        assert runtime.cudaStreamEndCapture(stream, ctypes.byref(graph)) == 401
+        assert runtime.cudaStreamBeginCapture(stream, 1) == 0
+        assert runtime.cudaEventRecord(event, stream) == 0
+        assert runtime.cudaStreamWaitEvent(other, event, 0) == 0
+        assert runtime.cudaStreamEndCapture(other, ctypes.byref(graph)) == 903
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(runtime.cudaStreamEndCapture, stream, ctypes.byref(graph)).result() == 908
+        assert runtime.cudaEventQuery(event) == 900
+        assert runtime.cudaStreamEndCapture(stream, ctypes.byref(graph)) == 901
+        assert runtime.cudaEventQuery(event) == 907, "its last record was captured"
+        for handle in (stream, other):
+            assert runtime.cudaStreamDestroy(handle) == 0
+        assert runtime.cudaEventDestroy(event) == 0
+
+    def test_allocations_during_capture_stay(self) -> None:
+        graph, source = torch.cuda.CUDAGraph(), torch.full((1000,), 6.0).pin_memory()
+        with torch.cuda.graph(graph):
+            inside = torch.empty(1000, device="cuda")
+            inside.copy_(source, non_blocking=True)
+        graph.replay()
+        assert inside.cpu().eq(6).all()
+
+    def test_an_empty_graph_is_noticed(self) -> None:
+        with pytest.warns(UserWarning, match="(?i)graph is empty"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            pass

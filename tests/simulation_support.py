@@ -1,0 +1,106 @@
+"""Processes of their own, on simulated machines, for the tests of the simulation."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import accelerator.simulation
+from tests.support import simulated_environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+linux_only = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="simulated GPUs are for Linux on x86-64"
+)
+
+REPOSITORY = Path(accelerator.simulation.__file__).parents[2]
+GIB = 2**30
+MIB = 2**20
+# What ends a test that would otherwise wait for ever.
+DEADLINE = 120
+
+
+def python(program: str, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of its own."""
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
+
+
+def plain() -> dict[str, str]:
+    """An environment without a simulation, also when the tests run in one."""
+    return {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
+
+
+def make_compiler(directory: Path, body: str = 'exec cc "$@"') -> Path:
+    """Write a compiler that records its calls."""
+    compiler = directory / "recorded-cc"
+    compiler.write_text(f'#!/bin/sh\necho "$*" >> {directory}/calls\n{body}\n')
+    compiler.chmod(0o755)
+    return compiler
+
+
+# What every program that asks NVML begins with.
+PRELUDE = """
+import ctypes, json, os, sys
+import pynvml as n
+
+def code(function, *arguments):
+    try:
+        function(*arguments)
+    except n.NVMLError as error:
+        return error.value
+    return 0
+
+def handles():
+    return [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+
+def instances(gpu):
+    found = {}
+    for index in range(n.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+        try:
+            found[index] = n.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
+        except n.NVMLError_NotFound:
+            pass
+    return found
+
+def allocate(bytes, ordinal=0):
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, device, pointer = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_uint64()
+    assert cuda.cuInit(0) == 0
+    assert cuda.cuDeviceGet(ctypes.byref(device), ordinal) == 0
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device) == 0
+    assert cuda.cuCtxSetCurrent(context) == 0
+    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(bytes)) == 0
+    return cuda, pointer
+
+def answer(value):
+    print(json.dumps(value))
+"""
+
+
+def ask(program: str, gpus: int = 1, **machine: Any) -> Any:
+    """Run a program on a simulated machine, with NVML initialized, and give what it answered."""
+    return ask_uninitialized("n.nvmlInit()\n" + textwrap.dedent(program), gpus, **machine)
+
+
+def ask_uninitialized(program: str, gpus: int = 1, **machine: Any) -> Any:
+    """Run a program on a simulated machine and give what it answered."""
+    return run(program, simulated_environment(gpus=gpus, **machine))
+
+
+def run(program: str, child: dict[str, str]) -> Any:
+    """Run a program in an environment and give what it answered."""
+    source = PRELUDE + textwrap.dedent(program)
+    done = subprocess.run([sys.executable, "-c", source], env=child, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)

@@ -1,0 +1,422 @@
+"""Random numbers of the accelerator: seeds, states, generators. Calling this module gives ``torch.random``.
+
+What is set before the accelerator is initialized waits for it, in order, and initializes nothing. Importing this module binds
+it as ``accelerator.random`` in place of a function of that name, which is why it can be called like one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from accelerator import _device_arg, _lazy, _runtime, discovery
+
+__all__ = [
+    "default_generator",
+    "fork_rng",
+    "get_rng_state",
+    "get_rng_state_all",
+    "initial_seed",
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_all",
+    "set_rng_state",
+    "set_rng_state_all",
+]
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the current device's generator.
+
+    Args:
+        seed: the seed, from -2**63 to 2**64 - 1.
+
+    Raises:
+        ValueError: if the seed is out of range; with older torches a RuntimeError, as their generators raise it.
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+
+    Before initialization it waits for it; mirrors ``torch.cuda.manual_seed``. When the CPU stands in, seeds the CPU's generator
+    alone.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.manual_seed(42)
+    """
+    value = _checked_seed(seed)
+    if _runtime.absent():
+        torch.default_generator.manual_seed(value)
+        return
+
+    def seed_current() -> None:
+        _runtime.generator(_runtime.get_index()).manual_seed(value)
+
+    _lazy.run_seed(seed_current, every_device=False)
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed the generators of all devices.
+
+    Args:
+        seed: the seed, from -2**63 to 2**64 - 1.
+
+    Raises:
+        ValueError: if the seed is out of range; with older torches a RuntimeError, as their generators raise it.
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+
+    Before initialization it waits for it; mirrors ``torch.cuda.manual_seed_all``. When the CPU stands in, seeds the CPU's
+    generator; otherwise leaves that alone.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.manual_seed_all(42)
+    """
+    value = _checked_seed(seed)
+    if _runtime.absent():
+        torch.default_generator.manual_seed(value)
+        return
+
+    def seed_every() -> None:
+        for generator in _generators():
+            generator.manual_seed(value)
+
+    _lazy.run_seed(seed_every, every_device=True)
+
+
+def seed() -> None:
+    """Seed the current device's generator with a number that is different each time.
+
+    Raises:
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+
+    Before initialization it waits for it; mirrors ``torch.cuda.seed``. When the CPU stands in, seeds the CPU's generator.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.seed()
+    """
+    if _runtime.absent():
+        torch.default_generator.seed()
+        return
+
+    def seed_current() -> None:
+        _runtime.generator(_runtime.get_index()).seed()
+
+    _lazy.run_seed(seed_current, every_device=False)
+
+
+def seed_all() -> None:
+    """Seed the generators of all devices with one number that is different each time.
+
+    Raises:
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+
+    Before initialization it waits for it; mirrors ``torch.cuda.seed_all``. When the CPU stands in, seeds the CPU's generator.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.seed_all()
+    """
+    if _runtime.absent():
+        torch.default_generator.seed()
+        return
+
+    def seed_every() -> None:
+        first, *others = _generators()
+        number = first.seed()
+        for generator in others:
+            generator.manual_seed(number)
+
+    _lazy.run_seed(seed_every, every_device=True)
+
+
+def initial_seed(device: Any = None, /) -> int:
+    """Return the seed that a device's generator was last seeded with.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Returns:
+        The seed; of the CPU's generator when the CPU stands in. Mirrors ``torch.accelerator.random.initial_seed``.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.manual_seed_all(42)
+        >>> acc.initial_seed()
+        42
+    """
+    return default_generator(device).initial_seed()
+
+
+def get_rng_state(device: Any = None, /) -> torch.Tensor:
+    """Return the state of a device's generator.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Returns:
+        A new tensor of bytes on the CPU; the state of the CPU's generator when the CPU stands in. Mirrors
+        ``torch.accelerator.random.get_rng_state``.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> import accelerator as acc
+        >>> state = acc.get_rng_state()
+        >>> acc.set_rng_state(state)
+    """
+    return default_generator(device).get_state()
+
+
+def get_rng_state_all() -> list[torch.Tensor]:
+    """Return the states of the generators of all devices.
+
+    Returns:
+        One tensor of bytes a device, by index; the state of the CPU's generator alone when the CPU stands in. Mirrors
+        ``torch.accelerator.random.get_rng_state_all``.
+
+    Raises:
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> import accelerator as acc
+        >>> len(acc.get_rng_state_all()) == max(1, acc.device_count())
+        True
+    """
+    _runtime.initialize()
+    return [generator.get_state() for generator in _generators()]
+
+
+def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+    """Set the state of a device's generator.
+
+    Args:
+        new_state: a state, as ``get_rng_state`` returns it.
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all, or the state no tensor of bytes.
+        RuntimeError: for a string that names no device, for a state of another kind of generator, and in a child forked from a
+            process that had initialized the accelerator.
+
+    Before initialization it waits for it, with a copy of the state; mirrors ``torch.cuda.set_rng_state``. When the CPU stands
+    in, sets the state of the CPU's generator.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> state = acc.get_rng_state()
+        >>> acc.set_rng_state(state, 0)
+    """
+    number = _runtime.index(device)
+    if number is not None:
+        _device_arg.check(number, _count(), _runtime.kind)
+    _set_state(_checked_state(new_state), number)
+
+
+def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
+    """Set the states of the generators of all devices.
+
+    Args:
+        new_states: states by device index, as ``get_rng_state_all`` returns them; devices after the last one keep theirs.
+
+    Raises:
+        ValueError: if there are more states than devices; nothing is changed then.
+        TypeError: if one is no tensor of bytes; nothing is changed then.
+        RuntimeError: for a state of another kind of generator, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Before initialization they wait for it; mirrors ``torch.cuda.set_rng_state_all``.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> states = acc.get_rng_state_all()
+        >>> acc.set_rng_state_all(states)
+    """
+    states = [_checked_state(state) for state in new_states]
+    _runtime.absent()
+    if len(states) > _count():
+        raise ValueError(f"{len(states)} states are more than there are devices: {_count()} of {_runtime.kind}")
+    for number, state in enumerate(states):
+        _set_state(state, number)
+
+
+def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[None]:
+    """Return a context manager that at its end restores the states of the generators.
+
+    Args:
+        devices: the devices whose generators to restore besides the CPU's: indices, "cuda:1", ``torch.device``; None for all.
+
+    Returns:
+        The context manager. If the accelerator is initialized inside, the state is restored that it would have had at the
+        beginning; seeds set inside that still wait for it at the end are forgotten. Like ``torch.random.fork_rng``, which
+        would initialize all devices.
+
+    Raises:
+        ValueError: if an index is out of range or a device is of another type.
+        TypeError: if one is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator, where ``devices=[]`` still works.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.manual_seed_all(1)
+        >>> with acc.fork_rng():
+        ...     acc.manual_seed_all(2)
+        >>> acc.initial_seed()
+        1
+    """
+    if devices is None:
+        numbers = list(range(0 if _runtime.absent() else discovery.device_count()))
+    else:
+        numbers = [_runtime.visible_index(device) for device in devices]
+        if numbers and _runtime.absent():
+            numbers = []
+    return _forked(numbers)
+
+
+def default_generator(device: Any = None) -> torch.Generator:
+    """Return the generator that random functions on a device use.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Returns:
+        The generator, as in ``torch.cuda.default_generators``; the CPU's when the CPU stands in.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.default_generator().device == acc.default_generator(0).device
+        True
+    """
+    _runtime.visible_index(device)  # an error is no reason to initialize
+    _runtime.initialize()
+    return _runtime.generator(_runtime.visible_index(device))
+
+
+def _count() -> int:
+    return 1 if _runtime.kind == "cpu" else discovery.device_count()
+
+
+def _generators() -> list[torch.Generator]:
+    return [_runtime.generator(number) for number in range(_count())]
+
+
+def _checked_seed(seed: int) -> int:
+    # A seed that no generator takes is to fail here and not at the initialization.
+    number = int(seed)
+    torch.Generator().manual_seed(number)
+    return number
+
+
+def _checked_state(state: Any) -> torch.Tensor:
+    if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.device.type != "cpu":
+        raise TypeError(f"RNG state must be a torch.ByteTensor, not {getattr(state, 'dtype', None) or type(state).__name__}")
+    return state
+
+
+def _set_state(state: torch.Tensor, number: int | None) -> None:
+    if _runtime.absent():
+        torch.default_generator.set_state(state)
+        return
+    if not _runtime.initialized():
+        state = state.clone(memory_format=torch.contiguous_format)
+
+    def set_state() -> None:
+        _runtime.generator(_runtime.get_index() if number is None else number).set_state(state)
+
+    _lazy.run(set_state)
+
+
+class _States(_lazy.Mark):
+    """The states of some devices' generators: taken when called, which may be at the initialization."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self._numbers = numbers
+        self._states: list[torch.Tensor] = []
+
+    def __call__(self) -> None:
+        self._states = [_runtime.generator(number).get_state() for number in self._numbers]
+
+    def restore(self) -> None:
+        # None were taken if the initialization failed before it came to that.
+        for number, state in zip(self._numbers, self._states, strict=False):
+            _runtime.generator(number).set_state(state)
+
+
+@contextmanager
+def _forked(numbers: list[int]) -> Generator[None, None, None]:
+    cpu_state = torch.default_generator.get_state()
+    states = _States(numbers)
+    if numbers:
+        _lazy.run(states)
+    try:
+        yield
+    finally:
+        torch.default_generator.set_state(cpu_state)
+        if numbers:
+            _lazy.forget_since(states)
+            states.restore()
+
+
+class _Room(ModuleType):
+    def __call__(self) -> ModuleType:
+        """Return the module ``torch.random``, as DeepSpeed's ``random()`` does."""
+        return torch.random
+
+
+sys.modules[__name__].__class__ = _Room

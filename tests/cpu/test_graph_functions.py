@@ -1,0 +1,27 @@
+"""Graphs where the CPU stands in: errors that say why, instead of replays that do nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+import accelerator as acc
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        acc.create_graph,
+        acc.Graph,
+        acc.graph_pool_handle,
+        lambda: acc.capture_to_graph(None),
+        lambda: acc.replay_graph(None),
+        lambda: acc.make_graphed_callables(lambda x: x, ()),
+    ],
+)
+def test_graphs_are_refused(call: object) -> None:
+    with pytest.raises(RuntimeError, match="need an accelerator"):
+        call()  # type: ignore[operator]
+
+
+def test_nothing_is_being_captured() -> None:
+    assert acc.is_current_stream_capturing() is False

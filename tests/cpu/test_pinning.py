@@ -1,0 +1,37 @@
+"""Pinned memory where the CPU stands in: plain memory, and the same tensors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import accelerator as acc
+
+
+def test_pinning_returns_the_tensor_itself() -> None:
+    tensor = torch.ones(3)
+    assert acc.pin_memory(tensor) is tensor
+    assert acc.pin_memory(tensor, align_bytes=4096) is tensor
+    assert acc.is_pinned(tensor) is False
+    assert acc.unpin_memory(tensor) is None
+    assert acc.pin_memory_alignment() == 1
+    with pytest.raises(ValueError, match="align_bytes"):
+        acc.pin_memory(tensor, -1)
+
+
+def test_empty_tensors_are_plain_ones() -> None:
+    tensor = acc.pin_empty(2, 3, dtype=torch.int16)
+    assert (tensor.shape, tensor.dtype, tensor.device.type) == ((2, 3), torch.int16, "cpu")
+    assert acc.pin_empty((4,)).dtype == torch.get_default_dtype()
+    assert acc.pin_empty_like(tensor).dtype == torch.int16
+    assert acc.pin_empty_like(tensor, "cpu", torch.int8).shape == (2, 3)
+    with pytest.raises(ValueError, match="cpu"):
+        acc.pin_empty(1, device="meta")
+    with pytest.raises(ValueError, match="cpu"):
+        acc.pin_empty_like(tensor, device="cuda")
+
+
+def test_registering_does_nothing() -> None:
+    tensor = torch.ones(8)
+    assert acc.register_host_memory(tensor.data_ptr(), tensor.nbytes) is None
+    assert acc.unregister_host_memory(tensor.data_ptr()) is None

@@ -1,0 +1,77 @@
+"""Pinned memory with simulated GPUs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import accelerator as acc
+
+
+def test_pinned_copies_hold_the_same_data() -> None:
+    tensor = torch.arange(6.0).view(2, 3)
+    pinned = acc.pin_memory(tensor)
+    assert torch.equal(pinned, tensor)
+    assert acc.is_pinned(pinned)
+    assert pinned.is_pinned()
+    assert not acc.is_pinned(tensor)
+    assert acc.pin_memory(pinned) is pinned
+    assert acc.unpin_memory(pinned) is None
+    assert torch.equal(pinned, tensor)
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.arange(6.0).view(2, 3), torch.arange(5), torch.tensor(3, dtype=torch.int8), torch.empty(0)]
+)
+def test_addresses_are_aligned_as_asked(tensor: torch.Tensor) -> None:
+    # Of so many buffers some are not aligned by chance.
+    kept = [acc.pin_memory(tensor, align_bytes=1 << 21) for _ in range(4)]
+    for pinned in kept:
+        assert pinned.data_ptr() % (1 << 21) == 0
+        assert torch.equal(pinned, tensor)
+        assert tensor.numel() == 0 or acc.is_pinned(pinned)
+
+
+def test_what_cannot_be_pinned_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="pin"):
+        acc.pin_memory(torch.empty(1, device="cuda"))
+    with pytest.raises(ValueError, match="align_bytes"):
+        acc.pin_memory(torch.empty(1), 0)
+
+
+def test_empty_pinned_tensors() -> None:
+    for tensor in (acc.pin_empty(2, 3, dtype=torch.int16), acc.pin_empty((2, 3), dtype=torch.int16)):
+        assert (tensor.shape, tensor.dtype, tensor.device.type) == ((2, 3), torch.int16, "cpu")
+        assert acc.is_pinned(tensor)
+    assert acc.pin_empty(1).dtype == torch.get_default_dtype()
+    like = acc.pin_empty_like(torch.empty(4, 5, device="cuda:1", dtype=torch.float64).t())
+    assert (like.shape, like.dtype, like.device.type) == ((5, 4), torch.float64, "cpu")
+    assert acc.is_pinned(like)
+    assert acc.pin_empty_like(like, dtype=torch.int8).dtype == torch.int8
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", "meta", torch.device("cuda", 1)])
+def test_pinned_memory_is_the_cpus(device: object) -> None:
+    with pytest.raises(ValueError, match="cpu"):
+        acc.pin_empty(1, device=device)
+    with pytest.raises(ValueError, match="cpu"):
+        acc.pin_empty_like(torch.empty(1), device=device)
+
+
+def test_memory_can_be_registered_once_at_a_time() -> None:
+    tensor = torch.ones(4096)
+    address = tensor.data_ptr()
+    acc.register_host_memory(address, tensor.nbytes)
+    assert acc.is_pinned(tensor)
+    with pytest.raises(RuntimeError, match="CUDA refused"):
+        acc.register_host_memory(address, tensor.nbytes)
+    torch.zeros(2, device="cuda")
+    acc.unregister_host_memory(address)
+    assert not acc.is_pinned(tensor)
+    with pytest.raises(RuntimeError, match="CUDA refused"):
+        acc.unregister_host_memory(address)
+    torch.zeros(2, device="cuda")  # CUDA has forgotten the errors, which would come up here
+
+
+def test_no_alignment_is_asked_for() -> None:
+    assert acc.pin_memory_alignment() == 1

@@ -1,0 +1,66 @@
+"""The backend of torch.compile that code is to use. No accelerator takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import accelerator as acc
+from tests.support import plain_environment, run
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    before = acc.get_compile_backend()
+    yield
+    acc.set_compile_backend(before)
+
+
+def test_inductor_is_the_default() -> None:
+    assert acc.get_compile_backend() == "inductor"
+
+
+@pytest.mark.parametrize("name", ["eager", "aot_eager", "inductor", "eager_debug"])
+def test_known_names_are_taken(name: str) -> None:
+    acc.set_compile_backend(name)
+    assert acc.get_compile_backend() == name
+
+
+def test_functions_are_taken_and_work() -> None:
+    graphs = []
+
+    def backend(module: torch.fx.GraphModule, inputs: object) -> object:
+        graphs.append(module)
+        return module.forward
+
+    acc.set_compile_backend(backend)
+    assert acc.get_compile_backend() is backend
+    assert torch.compile(lambda x: x + 1, backend=acc.get_compile_backend())(torch.ones(1)).item() == 2
+    assert len(graphs) == 1
+
+
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'no_such_backend'.*inductor"):
+        acc.set_compile_backend("no_such_backend")
+    assert acc.get_compile_backend() == "inductor"
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ["inductor"]])
+def test_other_kinds_are_refused(wrong: object) -> None:
+    with pytest.raises(TypeError, match="name or a callable"):
+        acc.set_compile_backend(wrong)  # type: ignore[arg-type]
+
+
+def test_the_usual_names_do_not_import_the_compiler() -> None:
+    run(
+        """
+        import sys
+        import accelerator as acc
+        for name in ("eager", "aot_eager", "inductor", print):
+            acc.set_compile_backend(name)
+        assert "torch._dynamo" not in sys.modules
+        """,
+        plain_environment(),
+    )

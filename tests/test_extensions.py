@@ -1,0 +1,148 @@
+"""Op builders: registered ones, and those found in a package by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import accelerator as acc
+from accelerator import extensions
+from tests.support import plain_environment, run
+
+KIND = "" if acc.device_count() else ".cpu"
+
+
+@pytest.fixture(autouse=True)
+def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(extensions, "_registered", {})
+    for cache in (extensions._base, extensions._modules_of):
+        cache.cache_clear()
+    yield
+    for cache in (extensions._base, extensions._modules_of):
+        cache.cache_clear()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "op_builder"]:
+        del sys.modules[name]
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package as DeepSpeed's, in which every module notes that it was imported."""
+    root = tmp_path / "op_builder"
+    note = "from op_builder import imported; imported.append(__name__)\n"
+    _write(root / "__init__.py", "__deepspeed__ = True\nimported = []\n")
+    _write(root / "builder.py", note + "class OpBuilder: pass\nclass CUDAOpBuilder(OpBuilder): pass\n")
+    _write(root / "all_ops.py", note + "raise ImportError\n")
+    _write(root / "cpu" / "__init__.py", "")
+    _write(root / "cpu" / "host.py", note + "class HostOnlyBuilder: pass\n")
+    _write(root / "cpu" / "no_impl.py", note + "class NotImplementedBuilder: pass\n")
+    for directory, word in ((root, "device"), (root / "cpu", "host")):
+        _write(
+            directory / "adam.py", note + f"class AdamBuilder:\n    where = '{word}'\n\nclass OtherBuilder(AdamBuilder): pass\n"
+        )
+        _write(directory / "broken.py", note + "import no_such_module\n\nclass BrokenBuilder: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return root
+
+
+def _imported() -> list[str]:
+    return sys.modules["op_builder"].imported  # type: ignore[no-any-return]
+
+
+def test_registered_builders_are_found_and_made() -> None:
+    class MineBuilder:
+        pass
+
+    assert acc.get_op_builder("MineBuilder") is None
+    assert acc.register_op_builder("MineBuilder", MineBuilder) is None
+    assert acc.get_op_builder("MineBuilder") is MineBuilder
+    first, second = acc.create_op_builder("MineBuilder"), acc.create_op_builder("MineBuilder")
+    assert type(first) is type(second) is MineBuilder
+    assert first is not second
+
+
+def test_the_latest_registration_counts_and_comes_before_the_package(package: Path) -> None:
+    acc.register_op_builder("AdamBuilder", dict)
+    acc.register_op_builder("AdamBuilder", list)
+    assert acc.get_op_builder("AdamBuilder") is list
+    assert "op_builder" not in sys.modules
+
+
+def test_wrong_registrations_are_refused() -> None:
+    with pytest.raises(TypeError, match="callable"):
+        acc.register_op_builder("MineBuilder", None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="string"):
+        acc.register_op_builder(list, list)  # type: ignore[arg-type]
+
+
+def test_one_module_is_imported_for_one_name(package: Path) -> None:
+    assert acc.op_builder_dir() == f"op_builder{KIND}"
+    found = acc.get_op_builder("AdamBuilder")
+    assert found.where == ("host" if KIND else "device")
+    assert _imported() == [f"op_builder{KIND}.adam"]
+    assert acc.create_op_builder("OtherBuilder").where == found.where
+    assert acc.get_op_builder("HostOnlyBuilder").__name__ == "HostOnlyBuilder"
+    assert _imported() == [f"op_builder{KIND}.adam", "op_builder.cpu.host"]
+
+
+def test_unknown_and_abstract_names_give_none(package: Path) -> None:
+    for name in ("NoSuchBuilder", "OpBuilder", "CUDAOpBuilder", "NotImplementedBuilder", "adam", ""):
+        assert acc.get_op_builder(name) is None
+        assert acc.create_op_builder(name) is None
+    assert _imported() == []
+
+
+def test_a_module_that_cannot_be_imported_says_so(package: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        acc.get_op_builder("BrokenBuilder")
+
+
+def test_anothers_package_of_that_name_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path / "op_builder" / "__init__.py", "")
+    _write(tmp_path / "op_builder" / "adam.py", "class AdamBuilder: pass\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert acc.op_builder_dir() == f"deepspeed.ops.op_builder{KIND}"
+    assert acc.get_op_builder("AdamBuilder") is None
+
+
+def test_the_package_may_ask_while_it_is_being_imported(tmp_path: Path) -> None:
+    # DeepSpeed's does, for each of its builders.
+    root = tmp_path / "deepspeed" / "ops" / "op_builder"
+    _write(root.parent.parent / "__init__.py", "")
+    _write(root.parent / "__init__.py", "")
+    _write(root / "__init__.py", "import accelerator\nAdamBuilder = accelerator.get_op_builder('AdamBuilder')\n")
+    _write(root / "cpu" / "__init__.py", "")
+    _write(root / "cpu" / "adam.py", "class AdamBuilder: pass\n")
+    run(
+        "from deepspeed.ops.op_builder import AdamBuilder; assert AdamBuilder.__name__ == 'AdamBuilder'",
+        {**(environment := plain_environment()), "PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"},
+    )
+
+
+def test_build_extension_is_torchs_and_asking_for_it_is_silent() -> None:
+    from torch.utils.cpp_extension import BuildExtension
+
+    assert acc.build_extension() is BuildExtension
+    printed = run(
+        """
+        import contextlib, io, logging, os, torch
+        import accelerator as acc
+        os.environ["CUDA_HOME"] = "/"
+        ask, output = torch.cuda.is_available, io.StringIO()
+        logging.basicConfig(stream=output)
+        with contextlib.redirect_stderr(output):
+            assert acc.build_extension().__name__ == "BuildExtension"
+        assert torch.cuda.is_available is ask
+        assert acc.is_fork_safe()
+        print(output.getvalue(), end="")
+        """,
+        plain_environment(),
+    )
+    assert printed == ""

@@ -1,0 +1,89 @@
+"""The rooms on an accelerator that is not CUDA's: a PrivateUse1 backend registered from Python."""
+
+from __future__ import annotations
+
+import pytest
+from torch.utils import backend_registration
+
+from tests.support import plain_environment, run
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"), reason="this torch has no Python backends"
+)
+
+PRELUDE = """
+import torch
+from torch.utils import backend_registration
+
+class Module(backend_registration._DummyBackendModule):
+    default_generators = (torch.Generator(),)
+
+backend_registration._setup_privateuseone_for_python_backend("fakeacc", backend_module=Module())
+import accelerator as acc
+"""
+
+
+def test_random_functions_use_the_generators_of_its_module() -> None:
+    run(
+        PRELUDE
+        + """
+torch.default_generator.manual_seed(1)
+acc.manual_seed(5)
+assert acc.initial_seed("fakeacc:0") == 5 and torch.initial_seed() == 1
+states = acc.get_rng_state_all()
+with acc.fork_rng():
+    acc.seed_all()
+    assert acc.initial_seed() != 5
+assert acc.initial_seed() == 5
+acc.seed()
+acc.set_rng_state_all(states)
+assert len(states) == 1 and torch.equal(acc.get_rng_state(0), states[0])
+assert acc.default_generator() is Module.default_generators[0]
+""",
+        plain_environment(),
+    )
+
+
+def test_the_other_rooms_answer_or_say_what_is_missing() -> None:
+    run(
+        PRELUDE
+        + """
+# There is no kernel that makes a tensor, so no dtype is supported.
+assert not acc.is_bf16_supported() and not acc.is_fp16_supported() and not acc.is_fp64_supported()
+assert acc.is_tf32_supported() is False and acc.supported_dtypes() == [torch.float32]
+assert acc.amp() is torch.amp
+assert acc.on_accelerator(torch.ones(1)) is False and acc.is_pinned(torch.ones(1)) is False
+assert acc.is_current_stream_capturing() is acc.is_triton_supported() is acc.prefer_triton_grouped_mm() is False
+assert acc.op_builder_dir() == "deepspeed.ops.op_builder.fakeacc" and acc.get_op_builder("AdamBuilder") is None
+with acc.annotate("range"):
+    pass
+for call in (
+    acc.create_graph, acc.graph_pool_handle, lambda: acc.make_graphed_callables(abs, ()),
+    lambda: acc.register_host_memory(0, 1), lambda: acc.unregister_host_memory(0), lambda: acc.FloatTensor([1.0]),
+):
+    try:
+        call()
+    except RuntimeError as error:
+        assert "fakeacc" in str(error), error
+    else:
+        raise AssertionError(call)
+""",
+        plain_environment(),
+    )
+
+
+def test_without_generators_the_error_names_the_accelerator_or_torchs_own() -> None:
+    run(
+        PRELUDE
+        + """
+del Module.default_generators
+for call in (lambda: acc.manual_seed(1), acc.get_rng_state, acc.default_generator):
+    try:
+        call()
+    except RuntimeError as error:
+        assert "generator" in str(error).lower(), error
+    else:
+        raise AssertionError(call)
+""",
+        plain_environment(),
+    )

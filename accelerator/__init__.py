@@ -6,8 +6,6 @@ fails; a name's room is opened when the name is first asked for.
 
 from __future__ import annotations
 
-import importlib
-
 from accelerator import _process as _process  # registers the look at fork, before anything can have forked
 
 TYPE_CHECKING = False
@@ -203,13 +201,19 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _SUBMODULES:
-        return importlib.import_module(f"accelerator.{name}")
-    try:
-        room = _ROOM_OF_NAME[name]
-    except KeyError:
-        raise AttributeError(f"module 'accelerator' has no attribute {name!r}") from None
-    value = getattr(importlib.import_module(f"accelerator.{room}"), name)
+    if name == "_name":  # what DeepSpeed reads of its accelerator object beside the methods
+        from accelerator import launching
+
+        return launching.device_type()
+    room = name if name in _SUBMODULES else _ROOM_OF_NAME.get(name)
+    if room is None:
+        raise AttributeError(f"module 'accelerator' has no attribute {name!r}")
+    from importlib import import_module
+
+    opened = import_module(f"accelerator.{room}")
+    if room == name:
+        return opened
+    value = getattr(opened, name)
     if name not in _NOT_KEPT:
         globals()[name] = value
     return value

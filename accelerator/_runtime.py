@@ -5,6 +5,9 @@ private bindings; the other rooms take them from here.
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,6 +18,9 @@ from accelerator import _device_arg, _process, _torch_build, discovery
 # Whether the accelerator is initialized in this process. It never goes back, but for a fork, so functions that find it True
 # may call torch's bindings at once.
 up = False
+
+# How many devices there are once it is: the driver's count does not change any more.
+count = 0
 
 # What the last look found, for code under torch.compile, which cannot trace the look itself and may be the first to come.
 kind: str = (_torch_build.accelerator_type() if discovery.device_count() else None) or "cpu"
@@ -52,10 +58,10 @@ def refuse_in_bad_fork() -> None:
 
 def initialized() -> bool:
     """Whether torch has initialized the accelerator in this process."""
-    global up
-    if not up and kind != "cpu":
-        # Backends without lazy initialization are up as soon as they are there.
-        up = _process.torch_is_up() or not hasattr(device_module(), "is_initialized")
+    global up, count
+    # Backends without lazy initialization are up as soon as they are there.
+    if not up and kind != "cpu" and (_process.torch_is_up() or not hasattr(device_module(), "is_initialized")):
+        up, count = True, discovery.device_count()
     return up
 
 
@@ -90,9 +96,11 @@ def index(device: Any, *, optional: bool = True) -> int | None:
     Raises:
         ValueError, RuntimeError, TypeError: as ``_device_arg.index``; ValueError also for an index that is out of range.
     """
-    count = 1 if absent() else discovery.device_count()
+    visible = 1 if absent() else discovery.device_count()
     number = _device_arg.index(device, kind, optional=optional)
-    return number if number is None or number < 0 else _device_arg.check(number, count, kind)
+    if number is not None and number >= 0:
+        _remember(device, _device_arg.check(number, visible, kind))
+    return number
 
 
 def visible_index(device: Any) -> int:
@@ -108,10 +116,30 @@ def check(number: int) -> int:
     return _device_arg.check(number, 1 if kind == "cpu" else discovery.device_count(), kind)
 
 
-def resolve(device: Any) -> int:
+# What strings and devices with an index turned out to name, all within range: to look one up is cheaper than to read it again.
+known: dict[str | torch.device, int] = {}
+
+
+def resolve(device: Any, *, optional: bool = True) -> int:
     """What a device argument names once the accelerator is up, None being the current device; ranges are left to torch."""
-    number = _device_arg.index(device, kind)
-    return get_index() if number is None else number
+    try:
+        return known[device]
+    except (KeyError, TypeError):
+        number = _device_arg.index(device, kind, optional=optional)
+    if number is None:
+        return get_index()
+    _remember(device, number)
+    return number
+
+
+def _remember(device: Any, number: int) -> None:
+    if up and isinstance(device, (str, torch.device)) and 0 <= number < count:
+        known[device] = number
+
+
+def compute_capability() -> tuple[int, int]:
+    """The current CUDA device's compute capability, without initializing anything; (0, 0) where nobody can tell it."""
+    return discovery.visible_devices()[visible_index(None)].compute_capability or (0, 0)
 
 
 def explain(number: int, error: Exception) -> Exception:
@@ -135,18 +163,9 @@ def function(name: str) -> Any:
     return found
 
 
-def lazy_call(callback: Callable[[], object]) -> None:
-    """Call it as soon as the accelerator is initialized: now if it is, or if the CPU stands in.
-
-    A backend without a queue is initialized for it.
-    """
-    if not absent() and not initialized():
-        queue = getattr(device_module(), "_lazy_call", None)
-        if queue is not None:
-            queue(callback)
-            return
-        initialize()
-    callback()
+def without_allocator(error: Exception) -> bool:
+    """Whether a call failed because the backend has no allocator that torch knows of, which torch only finds by asserting."""
+    return "device_allocator INTERNAL ASSERT" in str(error)
 
 
 def built_for() -> str | None:
@@ -156,8 +175,21 @@ def built_for() -> str | None:
 
 def arch_flags() -> str | None:
     """The architectures that this torch is compiled for, in one string; initializes nothing."""
-    flags: Any = getattr(_C, f"_{built_for()}_getArchFlags", None)
-    return flags() if flags else None
+    name = f"_{built_for()}_getArchFlags"
+    flags: Any = getattr(_C, name, None)
+    if flags is None:
+        return None
+    # CUDA's initializes nothing, but from then on torch refuses to work in forked children.
+    return flags() if up or built_for() != "cuda" else _ask_child(name)
+
+
+@cache
+def _ask_child(binding: str) -> str:
+    code = f"import sys; sys.path[:] = {sys.path!r}; import torch; print(torch._C.{binding}() or '')"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    if child.returncode:
+        raise RuntimeError(f"A child process could not tell what this torch is compiled for: {child.stderr.strip()[-500:]}")
+    return child.stdout
 
 
 def _exchange(number: int) -> int:
@@ -182,8 +214,6 @@ empty_host_cache = _first("_accelerator_emptyHostCache", "_host_emptyCache")
 host_memory_statistics = _first("_cuda_hostMemoryStats")
 set_sync_debug_mode = _first("_cuda_set_sync_debug_mode")
 get_sync_debug_mode = _first("_cuda_get_sync_debug_mode")
-
-
 _default_generator = _first("_accelerator_getDefaultGenerator")
 
 # The bindings of NVTX, which CUDA builds have, or None.
@@ -200,8 +230,7 @@ def generator(number: int) -> torch.Generator:
         return found
     if _default_generator is None:
         raise RuntimeError(f"torch {torch.__version__} knows no generator of {kind}:{number}")
-    found = _default_generator(number)
-    return found
+    return _default_generator(number)
 
 
 def _begin_anew() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,12 +38,19 @@ def _passes(area: Callable[[], str]) -> bool:
 
 def _areas() -> Iterator[Callable[[], str]]:
     yield discovery
-    yield fork
+    yield launching
+    yield fork  # before anything has initialized the accelerator
     yield monitoring
     yield devices
     yield streams
     yield memory
+    yield random
+    yield dtypes
+    yield tensors
     yield graphs
+    yield profiling
+    yield extensions
+    yield checkpointing
 
 
 class Wrong(Exception):
@@ -62,8 +68,16 @@ def discovery() -> str:
     expect(acc.is_available() == (acc.unavailable_reason() is None), "is_available() and unavailable_reason() disagree")
     expect(len(visible) == acc.device_count(), f"{len(visible)} visible devices, but device_count() is {acc.device_count()}")
     expect([device.index for device in visible] == list(range(len(visible))), "visible devices are not numbered in order")
-    expect("torch" not in sys.modules or acc.is_initialized() is not None, "is_initialized() has no answer")
     return f"{len(visible)} visible, driver {acc.driver_version() or 'none'}"
+
+
+def launching() -> str:
+    name = acc.visible_devices_envs()[0]
+    environment = acc.set_visible_devices_envs({name: "3,5"}, [1])
+    expect(environment[name] == "5", f"device 1 of '3,5' became {environment[name]!r}")
+    backend = acc.communication_backend_name()
+    version = acc.communication_backend_version()
+    return backend if version is None else f"{backend} {'.'.join(map(str, version))}"
 
 
 def fork() -> str:
@@ -131,6 +145,38 @@ def memory() -> str:
     return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
 
+def random() -> str:
+    states = acc.get_rng_state_all() if acc.is_available() else [acc.get_rng_state()]
+    acc.manual_seed_all(7)
+    expect(acc.initial_seed() == 7, f"after manual_seed_all(7) initial_seed() is {acc.initial_seed()}")
+    seeded = acc.get_rng_state()
+    with acc.fork_rng():
+        acc.manual_seed(8)
+        expect(not seeded.equal(acc.get_rng_state()), "another seed gave the same state")
+    expect(seeded.equal(acc.get_rng_state()), "fork_rng() did not restore the state")
+    for index, state in enumerate(states):
+        acc.set_rng_state(state, index)
+    expect(states[acc.current_device_index()].equal(acc.get_rng_state()), "set_rng_state() did not restore the state")
+    return f"{len(states)} {'state' if len(states) == 1 else 'states'} seeded and restored"
+
+
+def dtypes() -> str:
+    found = acc.supported_dtypes()
+    expect(found, "no dtype to train in")
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in found)
+
+
+def tensors() -> str:
+    import torch
+
+    tensor = acc.FloatTensor([1.0, 2.0])
+    expect(acc.on_accelerator(tensor), "FloatTensor() is not on the device")
+    expect(tensor.cpu().tolist() == [1.0, 2.0], "FloatTensor() does not hold what it was given")
+    pinned = acc.pin_memory(torch.ones(16))
+    expect(acc.is_pinned(pinned) == acc.is_available(), "pin_memory() did not pin")
+    return "typed and pinned"
+
+
 def graphs() -> str:
     import torch
 
@@ -150,3 +196,32 @@ def graphs() -> str:
     acc.synchronize()
     expect(target.cpu().tolist() == [7] * 8, "a replayed copy did not copy")
     return "a captured copy replayed"
+
+
+def profiling() -> str:
+    with acc.annotate("accelerator check"):
+        acc.range_push("inner")
+        acc.range_pop()
+    return "ranges pushed and popped"
+
+
+def extensions() -> str:
+    expect(acc.get_op_builder("NoSuchBuilder") is None, "an op builder that nobody wrote was found")
+    return f"op builders in {acc.op_builder_dir()}"
+
+
+def checkpointing() -> str:
+    import torch
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * 2).exp()
+
+    inputs = [acc.FloatTensor([0.1, 0.2]).requires_grad_() for _ in range(2)]
+    layer(inputs[0]).sum().backward()
+    acc.checkpointing.checkpoint(layer, inputs[1]).sum().backward()
+    plain, recomputed = inputs[0].grad, inputs[1].grad
+    expect(plain is not None and recomputed is not None, "no gradient came back")
+    if acc.simulation.is_simulated():
+        return "a gradient came back"  # of no meaning: kernels compute nothing
+    expect(torch.equal(plain, recomputed), f"gradients differ: {recomputed}, without checkpointing {plain}")  # type: ignore[arg-type]
+    return "a gradient equal to the one without"

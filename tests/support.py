@@ -9,12 +9,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from accelerator import simulation
+from accelerator import _process, simulation
 
 ROOT = Path(__file__).parent.parent
 
 # What an outer process may have set and a test must not inherit.
-_READ_BY_US = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ACCELERATOR_BACKEND")
+_READ_BY_US = _process.ENVIRONMENT
 
 
 def plain_environment(**variables: str) -> dict[str, str]:

@@ -1,0 +1,93 @@
+"""Every old name, in one place: each says what to use instead and calls it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from typing_extensions import deprecated
+
+from accelerator import devices, memory
+
+__all__ = [
+    "current_device_idx",
+    "max_memory_cached",
+    "memory_cached",
+    "reset_max_memory_allocated",
+    "reset_max_memory_cached",
+    "set_device_idx",
+]
+
+
+@deprecated("Use `current_device_index` instead.", category=FutureWarning)
+def current_device_idx() -> int:
+    """Return the index of the current device; deprecated in favor of ``current_device_index``.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+    """
+    return devices.current_device_index()
+
+
+@deprecated("Use `set_device_index` instead.", category=FutureWarning)
+def set_device_idx(device: Any, /) -> None:
+    """Make a device the current one; deprecated in favor of ``set_device_index``.
+
+    Args:
+        device: an index, "cuda:1", or a ``torch.device`` with an index. A negative index does nothing.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+    """
+    devices.set_device_index(device)
+
+
+@deprecated("Use `memory_reserved` instead.", category=FutureWarning)
+def memory_cached(device: Any = None) -> int:
+    """Return the bytes that the allocator holds of a device; deprecated in favor of ``memory_reserved``.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+    """
+    return memory.memory_reserved(device)
+
+
+@deprecated("Use `max_memory_reserved` instead.", category=FutureWarning)
+def max_memory_cached(device: Any = None) -> int:
+    """Return the bytes that the allocator held of a device at most; deprecated in favor of ``max_memory_reserved``.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+    """
+    return memory.max_memory_reserved(device)
+
+
+@deprecated("Use `reset_peak_memory_stats` instead, which this calls: it resets all peaks.", category=FutureWarning)
+def reset_max_memory_allocated(device: Any = None) -> None:
+    """Start the peak of the allocated bytes anew, and all other peaks; deprecated in favor of ``reset_peak_memory_stats``.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+    """
+    memory.reset_peak_memory_stats(device)
+
+
+@deprecated("Use `reset_peak_memory_stats` instead, which this calls: it resets all peaks.", category=FutureWarning)
+def reset_max_memory_cached(device: Any = None) -> None:
+    """Start the peak of the reserved bytes anew, and all other peaks; deprecated in favor of ``reset_peak_memory_stats``.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+    """
+    memory.reset_peak_memory_stats(device)

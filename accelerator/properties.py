@@ -1,0 +1,182 @@
+"""What a device is and can do, and what torch was built for."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from accelerator import _host_memory, _runtime, discovery
+
+__all__ = [
+    "can_device_access_peer",
+    "get_arch_list",
+    "get_device_capability",
+    "get_device_properties",
+    "get_gencode_flags",
+]
+
+
+def get_device_capability(device: Any = None, /) -> dict[str, Any]:
+    """Return what a device can hold and compute.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Returns:
+        A new dictionary: ``"supported_dtypes"``, the set of dtypes that tensors on the device can have, and on CUDA
+        ``"compute_capability"``, major and minor. Mirrors ``torch.accelerator.get_device_capability``, which raises on
+        CUDA and keeps answering for the device that was current when it was first asked. Which dtypes a device is worth
+        training in says ``supported_dtypes()``.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Fork: Safe on CUDA, where NVML answers. On other accelerators as for ``torch.accelerator``.
+    Initializes: Nothing on CUDA.
+
+    Example:
+        >>> import accelerator as acc, torch
+        >>> torch.float32 in acc.get_device_capability()["supported_dtypes"]
+        True
+    """
+    number = _runtime.visible_index(device)
+    if _runtime.kind == "cpu":
+        return {"supported_dtypes": set(_dtypes())}
+    if _runtime.kind == "cuda":
+        capability = discovery.visible_devices()[number].compute_capability
+        return {"supported_dtypes": set(_dtypes()), "compute_capability": capability}
+    found: dict[str, Any] = dict(torch.accelerator.get_device_capability(number))
+    return found
+
+
+@cache
+def _dtypes() -> frozenset[torch.dtype]:
+    """Every dtype that tensors can have and be converted to and from, by trial on the CPU: CUDA holds what the CPU holds."""
+    found = {value for name in dir(torch) if isinstance(value := getattr(torch, name), torch.dtype)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that some are experimental is no news to one who asks what there is
+        return frozenset(dtype for dtype in found if _converts(dtype))
+
+
+def _converts(dtype: torch.dtype) -> bool:
+    try:
+        return torch.empty(1, dtype=dtype, device="cpu").to(torch.float32).to(dtype).dtype == dtype
+    except (RuntimeError, TypeError):
+        return False
+
+
+def get_device_properties(device: Any = None) -> Any:
+    """Return the properties of a device as torch has them: ``name``, ``total_memory``, ``multi_processor_count``, ...
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Returns:
+        torch's own object, with the fields that the accelerator has. When the CPU stands in an object with those three:
+        "cpu", the host's memory in bytes, the number of processors that this process may use. Mirrors
+        ``torch.cuda.get_device_properties``.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator. Also on accelerators for which torch has no properties.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.get_device_properties().total_memory > 0
+        True
+    """
+    number = _runtime.visible_index(device)
+    if _runtime.kind == "cpu":
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        return SimpleNamespace(name="cpu", total_memory=_host_memory.total(), multi_processor_count=processors)
+    _runtime.initialize()
+    return _runtime.function("get_device_properties")(number)
+
+
+def can_device_access_peer(device: Any, peer_device: Any) -> bool:
+    """Return whether a device can reach the memory of another one directly.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+        peer_device: the device whose memory is to be reached, named in the same ways.
+
+    Returns:
+        What the driver says; False for one and the same device, and when the CPU stands in. Mirrors
+        ``torch.cuda.can_device_access_peer``.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator. Also on accelerators for which torch cannot tell.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.can_device_access_peer(0, 0)
+        False
+    """
+    number, peer = _runtime.visible_index(device), _runtime.visible_index(peer_device)
+    if _runtime.kind == "cpu":
+        return False
+    _runtime.initialize()
+    return bool(_runtime.function("can_device_access_peer")(number, peer))
+
+
+def get_arch_list() -> list[str]:
+    """Return the architectures that this torch was compiled for.
+
+    Returns:
+        Such as ``["sm_80", "sm_90", "compute_120"]``, from the build, whether there is a device or not; empty for a CPU
+        build and for accelerators that have none. Mirrors ``torch.cuda.get_arch_list``. Before CUDA is initialized a child
+        process asks torch, once, for asking it here would make torch refuse to work in forked children.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> all(isinstance(arch, str) for arch in acc.get_arch_list())
+        True
+    """
+    flags = _runtime.arch_flags()
+    return flags.split() if flags else []
+
+
+def get_gencode_flags() -> str:
+    """Return the compiler's flags for the architectures that this torch was compiled for.
+
+    Returns:
+        nvcc's ``-gencode`` flags, on ROCm ``--offload-arch``, on XPU ``-device``; empty where ``get_arch_list`` is. Mirrors
+        ``torch.cuda.get_gencode_flags``.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> bool(acc.get_gencode_flags()) == bool(acc.get_arch_list())
+        True
+    """
+    archs = get_arch_list()
+    if not archs or _runtime.built_for() == "xpu":
+        return f"-device {','.join(archs)}" if archs else ""
+    if torch.version.hip:
+        return " ".join(f"--offload-arch={arch}" for arch in archs)
+    split = (arch.split("_") for arch in archs)
+    return " ".join(f"-gencode compute=compute_{number},code={kind}_{number}" for kind, number in split)

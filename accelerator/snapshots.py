@@ -1,0 +1,225 @@
+"""The allocator's memory in detail: a summary to read, snapshots, and the history of what was allocated where."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import sys
+from typing import Any
+
+from accelerator import _lazy, _runtime, memory
+
+__all__ = [
+    "dump_memory_snapshot",
+    "memory_snapshot",
+    "memory_summary",
+    "record_memory_history",
+]
+
+
+def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+    """Return a table of the allocator's statistics of a device, to print or log.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+        abbreviated: leave out the lines on the pools of large and of small blocks.
+
+    Returns:
+        Lines of text; all zero while the accelerator is not initialized and when the CPU stands in. Mirrors
+        ``torch.cuda.memory_summary``.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> "Allocated memory" in acc.memory_summary(abbreviated=True)
+        True
+    """
+    number = _runtime.visible_index(device)
+    stats = memory.memory_stats(number)
+    pools = (("all", ""),) if abbreviated else (("all", ""), ("large_pool", "large"), ("small_pool", "small"))
+    ooms, retries = stats.get("num_ooms", 0), stats.get("num_alloc_retries", 0)
+    name = "CUDA" if _runtime.kind in ("cuda", "cpu") else _runtime.kind.upper()
+    lines = [
+        "=" * _WIDTH,
+        f" {'':16} PyTorch {name} memory summary, device ID {number:<17d} ",
+        "-" * _WIDTH,
+        f"  {'':9} {name} OOMs: {ooms:<12d} | {'':6} {name.lower()}Malloc retries: {retries:<8d}  ",
+        "=" * _WIDTH,
+        "        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  ",
+    ]
+    for metric, title, is_size in _METRICS:
+        lines.append("-" * _WIDTH)
+        # One unit a column, so that the pools add up to the sum above them.
+        sums = [stats.get(f"{metric}.all.{column}", 0) for column in _COLUMNS]
+        for pool, pool_name in pools:
+            values = [stats.get(f"{metric}.{pool}.{column}", 0) for column in _COLUMNS]
+            label = f"      from {pool_name} pool" if pool_name else title
+            lines.append(_line(label, [_scaled(*pair, is_size) for pair in zip(values, sums, strict=True)]))
+    for metric, title in _OVERSIZE:
+        values = [stats.get(f"{metric}.{column}", 0) for column in _COLUMNS]
+        lines += ["-" * _WIDTH, _line(title, [_scaled(value, value, is_size=False) for value in values])]
+    lines.append("=" * _WIDTH)
+    return "".join(f"|{line}|\n" for line in lines)
+
+
+_WIDTH = 75
+_COLUMNS = ("current", "peak", "allocated", "freed")
+_METRICS = (
+    ("allocated_bytes", "Allocated memory", True),
+    ("active_bytes", "Active memory", True),
+    ("requested_bytes", "Requested memory", True),
+    ("reserved_bytes", "GPU reserved memory", True),
+    ("inactive_split_bytes", "Non-releasable memory", True),
+    ("allocation", "Allocations", False),
+    ("active", "Active allocs", False),
+    ("segment", "GPU reserved segments", False),
+    ("inactive_split", "Non-releasable allocs", False),
+)
+_OVERSIZE = (("oversize_allocations", "Oversize allocations"), ("oversize_segments", "Oversize GPU segments"))
+
+
+def _line(label: str, cells: list[str]) -> str:
+    return f" {label:<21} | {' | '.join(cells)} "
+
+
+def _scaled(value: int, measure: float, is_size: bool) -> str:
+    """The value in a unit in which the measure, itself or the sum that it belongs to, has up to six digits."""
+    units: tuple[str, ...]
+    if is_size:
+        units, step, limit = ("B  ", "KiB", "MiB", "GiB", "TiB", "PiB"), 1024, 768 * 1024
+    else:
+        units, step, limit = (" ", "K", "M"), 1000, 750 * 1000
+    unit = 0
+    while measure >= limit and unit < len(units) - 1:
+        value, measure, unit = value // step, measure / step, unit + 1
+    return f"{value:6d} {units[unit]}" if is_size else f"{value:7d} {units[unit]} "
+
+
+def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
+    """Return the segments that the allocators of all devices hold, with their blocks.
+
+    Args:
+        mempool_id: the id of a memory pool, from a graph's ``pool()``, whose segments alone are wanted; needs torch 2.7.
+
+    Returns:
+        One dictionary a segment; none while the accelerator is not initialized and when the CPU stands in. Mirrors
+        ``torch.cuda.memory_snapshot``.
+
+    Raises:
+        RuntimeError: on accelerators for which torch makes no snapshots, and in a child forked from a process that had
+            initialized the accelerator.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> total = sum(segment["total_size"] for segment in acc.memory_snapshot())
+    """
+    if _runtime.absent() or not _runtime.initialized():
+        return []
+    snapshot = _runtime.function("memory_snapshot")
+    segments: list[dict[str, Any]] = snapshot() if mempool_id is None else snapshot(mempool_id)
+    return segments
+
+
+def record_memory_history(
+    enabled: str | None = "all",
+    context: str | None = "all",
+    stacks: str = "all",
+    max_entries: int = sys.maxsize,
+    **options: Any,
+) -> None:
+    """Record from now on what is allocated and freed and by which lines of code, for ``dump_memory_snapshot`` to write.
+
+    Args:
+        enabled: "all" for what is and was allocated, "state" for what is, None to stop.
+        context: for what stacks are recorded: "all" for freeing too, "alloc" for allocating, "state" for what is still
+            allocated, None for nothing.
+        stacks: "python" for Python's frames, "all" for those of C++ too.
+        max_entries: how many events to keep, the latest.
+        options: what newer releases of torch take, such as ``clear_history=True``.
+
+    Raises:
+        TypeError: for an option that this torch does not take, or a number of events that is no int.
+        ValueError: for another word, or fewer events than one.
+        RuntimeError: on accelerators for which torch records none, and in a child forked from a process that had initialized
+            the accelerator.
+
+    Before the accelerator is initialized it waits for that. Does nothing when the CPU stands in. Torch's own function is
+    private: ``torch.cuda.memory._record_memory_history``.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.record_memory_history(max_entries=100_000)
+        >>> acc.record_memory_history(None)
+    """
+    _check_word("enabled", enabled, ("all", "state", None))
+    _check_word("context", context, ("all", "alloc", "state", None))
+    _check_word("stacks", stacks, ("all", "python"))
+    if isinstance(max_entries, bool) or not isinstance(max_entries, int):
+        raise TypeError(f"max_entries is an int, not {type(max_entries).__name__} ({max_entries!r})")
+    if not 1 <= max_entries <= sys.maxsize:
+        raise ValueError(f"max_entries is from 1 to {sys.maxsize}, not {max_entries}")
+    if _runtime.absent():
+        return
+    record = _runtime.function("_record_memory_history")
+    # CUDA's takes anything and hands it on; what waits for the initialization must not fail there.
+    takes = getattr(_runtime.device_module().memory, "_record_memory_history_impl", record)
+    inspect.signature(takes).bind(enabled, context, stacks, max_entries, **options)
+
+    def record_now() -> None:
+        record(enabled, context, stacks, max_entries, **options)
+
+    _lazy.run(record_now)
+
+
+def _check_word(name: str, word: Any, words: tuple[str | None, ...]) -> None:
+    if word not in words:
+        raise ValueError(f"{name} is one of {', '.join(map(repr, words))}, not {word!r}")
+
+
+def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
+    """Write a snapshot of the allocators' memory, with its history if that is recorded, to a file.
+
+    The viewer at https://docs.pytorch.org/memory_viz opens it, as does ``python -m torch.cuda._memory_viz``.
+
+    Args:
+        path: the file to write: a pickle of torch's snapshot, in which the frames of the code are text.
+
+    Raises:
+        OSError: if the file cannot be written.
+        RuntimeError: on accelerators for which torch makes no snapshots, and in a child forked from a process that had
+            initialized the accelerator.
+
+    While the accelerator is not initialized, and when the CPU stands in, the snapshot is an empty one. Torch's own function
+    is private: ``torch.cuda.memory._dump_snapshot``.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc, os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "snapshot.pickle")
+        >>> acc.dump_memory_snapshot(path)
+        >>> os.path.getsize(path) > 0
+        True
+    """
+    if _runtime.absent() or not _runtime.initialized():
+        snapshot: Any = {"segments": [], "device_traces": []}
+    else:
+        snapshot = _runtime.function("_snapshot")()
+    with open(path, "wb") as file:
+        pickle.dump(snapshot, file)

@@ -1,0 +1,366 @@
+"""Streams and events: the current stream, switching it, waiting for it."""
+
+from __future__ import annotations
+
+import operator
+from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from accelerator import _device_arg, _runtime, discovery
+from accelerator._cpu_streams import CPUEvent, CPUStream, cpu_stream
+from accelerator._runtime import get_index, get_stream
+
+__all__ = [
+    "Event",
+    "Stream",
+    "current_stream",
+    "default_stream",
+    "external_stream",
+    "handles_memory_backpressure",
+    "is_synchronized_device",
+    "resolves_data_dependency",
+    "set_stream",
+    "stream",
+    "synchronize",
+    "use_host_timers",
+]
+
+if TYPE_CHECKING:
+    Event = torch.Event
+    Stream = torch.Stream
+
+_set_stream = _runtime.set_stream
+_synchronize = _runtime.synchronize
+
+
+def current_stream(device: Any = None, /) -> torch.Stream:
+    """Return the current stream of a device.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``; None or a negative index for the current device.
+
+    Returns:
+        The stream, an ``acc.Stream``. Mirrors ``torch.accelerator.current_stream``. When the CPU stands in, its only
+        stream.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> import accelerator as acc
+        >>> isinstance(acc.current_stream(), acc.Stream)
+        True
+    """
+    if not _runtime.up:
+        number = _runtime.index(device)
+        if _runtime.absent():
+            return cpu_stream()
+        _runtime.initialize()
+        return get_stream(get_index() if number is None or number < 0 else number)
+    if device is None:
+        return get_stream(get_index())
+    number = device if type(device) is int else _runtime.resolve(device)
+    # torch 2.6 ends the process for an index out of range, so it is never asked for one.
+    if 0 <= number < _runtime.count:
+        return get_stream(number)
+    return get_stream(get_index() if number < 0 else _device_arg.check(number, _runtime.count, _runtime.kind))
+
+
+def set_stream(stream: torch.Stream) -> None:
+    """Make a stream the current one of its device, and its device the current one.
+
+    Args:
+        stream: a stream of the accelerator.
+
+    Raises:
+        TypeError: if it is no stream.
+        RuntimeError: if it is a stream of something else, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Mirrors ``torch.accelerator.set_stream``; does nothing when the CPU stands in.
+
+    Fork: Safe by itself; whoever has a stream of the accelerator has initialized it already.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.set_stream(acc.current_stream())
+    """
+    if _runtime.up or not _runtime.absent():
+        _set_stream(stream)
+    elif not isinstance(stream, torch.Stream):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"set_stream() takes a torch.Stream, not {type(stream).__name__}")
+
+
+def synchronize(device: Any = None, /) -> None:
+    """Wait until all work on a device is done.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``; None or a negative index for the current device.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Mirrors ``torch.accelerator.synchronize``, and really returns at once, checking its argument, while the accelerator is
+    not initialized and when the CPU stands in.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.synchronize()
+    """
+    if not _runtime.up:
+        _runtime.index(device)
+        if not _runtime.up:
+            return
+    if device is None:
+        return _synchronize(get_index())
+    number = device if type(device) is int else _runtime.resolve(device)
+    try:
+        _synchronize(number if number >= 0 else get_index())
+    except (RuntimeError, TypeError) as error:
+        raise _runtime.explain(number, error) from None
+
+
+class _StreamContext:
+    """Makes a stream current, and what was current before again; may be entered while it is entered, by any thread."""
+
+    __slots__ = ("_previous", "_stream")
+
+    def __init__(self, stream: torch.Stream) -> None:
+        self._stream = stream
+        # By thread, as each has current streams of its own: those to restore, for every time that it has entered.
+        self._previous: dict[int, list[tuple[torch.Stream, ...]]] = {}
+
+    def __enter__(self) -> None:
+        index, here = self._stream.device_index, get_index()
+        # Restoring a stream makes its device the current one, so that of the present device is the last to restore.
+        previous = (get_stream(here),) if index == here else (get_stream(index), get_stream(here))
+        _set_stream(self._stream)
+        self._previous.setdefault(get_ident(), []).append(previous)
+
+    def __exit__(self, *exc_info: object) -> None:
+        for previous in self._previous[get_ident()].pop():
+            _set_stream(previous)
+
+
+def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
+    """Return a context manager that makes a stream and its device the current ones, and the previous ones again at the end.
+
+    Args:
+        stream: a stream of the accelerator, a ``torch.Stream`` or one of ``torch.cuda``. None changes nothing.
+
+    Returns:
+        The context manager. At the end it restores the current device, its stream and the stream of the other device, on
+        exceptions too. It can be entered again while it is entered, and by several threads at once. Mirrors
+        ``torch.cuda.stream``; changes nothing when the CPU stands in.
+
+    Raises:
+        TypeError: if it is no stream.
+        ValueError: if it is a stream of another type of device.
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+
+    Fork: Safe by itself; whoever has a stream of the accelerator has initialized it already.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> side = acc.Stream()
+        >>> with acc.stream(side):
+        ...     acc.current_stream() == side
+        True
+    """
+    if is_dynamo_compiling():
+        # torch.compile breaks the graph at context managers that it does not know.
+        return nullcontext() if stream is None or _runtime.kind != "cuda" else torch.cuda.stream(stream)  # type: ignore[arg-type]
+    if stream is None:
+        return nullcontext()
+    if not isinstance(stream, torch.Stream):
+        raise TypeError(f"stream() takes a torch.Stream or None, not {type(stream).__name__}")
+    if not _runtime.up and _runtime.absent():
+        return nullcontext()
+    if stream.device.type != _runtime.kind:
+        raise ValueError(f"{stream.device.type} doesn't match the current accelerator {_runtime.kind}.")
+    return _StreamContext(stream)
+
+
+def default_stream(device: Any = None) -> torch.Stream:
+    """Return the default stream of a device, the one that is current until another is made so.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Returns:
+        The stream, an ``acc.Stream``. Mirrors ``torch.cuda.default_stream``. When the CPU stands in, its only stream.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.current_stream() == acc.default_stream()
+        True
+    """
+    number = _runtime.visible_index(device)
+    if _runtime.kind == "cpu":
+        return cpu_stream()
+    _runtime.initialize()
+    return _plain(_runtime.function("default_stream")(number))
+
+
+def _plain(stream: torch.Stream) -> torch.Stream:
+    # A torch.cuda.Stream equals no torch.Stream, not even the same one, and the current stream is a torch.Stream.
+    return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
+
+
+def external_stream(data_ptr: int, device: Any = None) -> torch.Stream:
+    """Return a stream that another library made, as a stream of torch.
+
+    Args:
+        data_ptr: the address of the stream, on CUDA a ``cudaStream_t``. Whoever made it keeps it alive.
+        device: the device that it is on: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Returns:
+        The stream, an ``acc.Stream``. Mirrors ``torch.cuda.get_stream_from_external``.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all, or the address is no int.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator. Also when the CPU stands in, which has no streams but its own, and on accelerators for which torch
+            cannot do that.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> import accelerator as acc
+        >>> if acc.is_available() and acc.device_name() == "cuda":
+        ...     side = acc.Stream(acc.device())
+        ...     stream = acc.external_stream(0)
+    """
+    address = operator.index(data_ptr)
+    number = _runtime.visible_index(device)
+    if _runtime.kind == "cpu":
+        raise RuntimeError(
+            "A stream of another library needs an accelerator: the CPU stands in, which has no streams but its own"
+        )
+    _runtime.initialize()
+    if _runtime.kind == "cuda":
+        # Older releases have the class only, newer ones also a function of the name that other accelerators use.
+        return _plain(torch.cuda.ExternalStream(address, number))  # type: ignore[no-untyped-call]
+    return _plain(_runtime.function("get_stream_from_external")(address, number))
+
+
+def is_synchronized_device() -> bool:
+    """Return whether work on the device is done when the call that issued it returns.
+
+    Returns:
+        False on an accelerator, True when the CPU stands in.
+
+    Raises:
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.is_synchronized_device() == (not acc.is_available())
+        True
+    """
+    return _runtime.kind == "cpu" if is_dynamo_compiling() else _runtime.absent()
+
+
+def use_host_timers() -> bool:
+    """Return whether the host's clock is the one to time the device's work with.
+
+    Returns:
+        False on an accelerator, whose events are, True when the CPU stands in.
+
+    Raises:
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.use_host_timers() == acc.is_synchronized_device()
+        True
+    """
+    return is_synchronized_device()
+
+
+def resolves_data_dependency() -> bool:
+    """Return whether work may use the results of work issued before it without waiting, on whatever stream.
+
+    Returns:
+        False on an accelerator, True when the CPU stands in.
+
+    Raises:
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.resolves_data_dependency() == acc.is_synchronized_device()
+        True
+    """
+    return is_synchronized_device()
+
+
+def handles_memory_backpressure() -> bool:
+    """Return whether issuing work faster than it is done cannot use up the memory.
+
+    Returns:
+        False on an accelerator, True when the CPU stands in.
+
+    Raises:
+        RuntimeError: in a child forked from a process that had initialized the accelerator.
+
+    Fork: Safe. Nothing that a forked child could not repeat.
+    Initializes: Nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.handles_memory_backpressure() == acc.is_synchronized_device()
+        True
+    """
+    return is_synchronized_device()
+
+
+def __getattr__(name: str) -> Any:
+    """``Stream`` and ``Event`` name the class that fits now, which a change of the environment may still change."""
+    if name == "Stream":
+        return CPUStream if _stands_in() else torch.Stream
+    if name == "Event":
+        return CPUEvent if _stands_in() else torch.Event
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _stands_in() -> bool:
+    return not _runtime.up and discovery.device_count() == 0

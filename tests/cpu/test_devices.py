@@ -1,0 +1,82 @@
+"""Devices and their properties when the CPU stands in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import accelerator as acc
+
+
+def test_there_is_one_device() -> None:
+    assert acc.current_device_index() == acc.current_device() == 0
+    assert type(acc.current_device()) is int
+    assert acc.current_accelerator(check_available=True) is None
+    for set_current in (acc.set_device_index, acc.set_device):
+        assert set_current(0) is None
+        assert set_current("cpu:0") is None
+        assert set_current(-1) is None
+
+
+def test_current_device_is_no_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert acc.current_device() == 0
+
+
+def test_devices_as_values() -> None:
+    assert acc.device() == acc.device(0) == acc.device("cpu") == torch.device("cpu")
+    assert acc.device_name() == acc.device_name(0) == acc.current_device_name() == "cpu"
+    with acc.device(0):
+        assert torch.empty(1).device == torch.device("cpu")
+
+
+def test_contexts_do_nothing() -> None:
+    context = acc.device_index(0)
+    with context as nothing, context, acc.device_index("cpu"), acc.device_index(torch.ones(1)), acc.device_of(torch.ones(1)):
+        assert nothing is None
+        assert acc.current_device_index() == 0
+    with pytest.raises(KeyError), acc.device_index(0):
+        raise KeyError
+
+
+@pytest.mark.parametrize("obj", [None, 1, "cpu", torch.device("cpu")], ids=repr)
+def test_device_of_what_is_on_no_device(obj: Any) -> None:
+    with pytest.raises(TypeError, match="takes a tensor or a storage"):
+        acc.device_of(obj)
+
+
+@pytest.mark.parametrize("device", [0, None, "cpu", "cpu:0", torch.device("cpu"), torch.ones(1)], ids=repr)
+def test_compiled(device: Any) -> None:
+    def program(tensor: torch.Tensor, device: Any) -> tuple[Any, ...]:
+        with acc.device_index(device), acc.device_of(tensor), acc.stream(None):
+            return tensor + 1, acc.current_device_index(), acc.device(), acc.is_synchronized_device()
+
+    torch._dynamo.reset()
+    tensor, index, made, synchronized = torch.compile(program, backend="eager", fullgraph=True)(torch.ones(2), device)
+    assert tensor.tolist() == [2, 2]
+    assert (index, made, synchronized) == (0, torch.device("cpu"), True)
+
+
+def test_properties() -> None:
+    properties = acc.get_device_properties()
+    assert properties.name == "cpu"
+    assert properties.total_memory == acc.total_memory() > 0
+    assert properties.multi_processor_count >= 1
+
+
+def test_peer_access() -> None:
+    assert acc.can_device_access_peer(0, 0) is False
+
+
+def test_what_torch_was_built_for() -> None:
+    built_for_cuda = torch.version.cuda is not None
+    assert bool(acc.get_arch_list()) == bool(acc.get_gencode_flags()) == built_for_cuda
+
+
+def test_capability() -> None:
+    capability = acc.get_device_capability()
+    assert set(capability) == {"supported_dtypes"}
+    for dtype in capability["supported_dtypes"]:
+        assert torch.empty(1, dtype=dtype).dtype == dtype

@@ -1,0 +1,102 @@
+"""Streams, and what lies below, when the CPU stands in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import accelerator as acc
+
+
+def test_there_is_one_stream() -> None:
+    assert acc.current_stream() == acc.default_stream() == acc.current_stream(0) == acc.default_stream("cpu")
+    assert isinstance(acc.current_stream(), acc.Stream)
+    assert isinstance(acc.Stream(), torch.Stream)
+    assert acc.set_stream(acc.Stream()) is None
+    assert acc.synchronize() is None
+
+
+def test_contexts_do_nothing() -> None:
+    context = acc.stream(acc.Stream())
+    before = acc.current_stream()
+    with context as nothing, context, acc.stream(None):
+        assert nothing is None
+        assert acc.current_stream() == before
+    with pytest.raises(KeyError), context:
+        raise KeyError
+
+
+@pytest.mark.parametrize("stream", [0, 1.5, "cpu", torch.device("cpu"), True, object()], ids=repr)
+def test_no_stream(stream: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes a torch\.Stream or None"):
+        acc.stream(stream)
+    with pytest.raises(TypeError, match=r"takes a torch\.Stream"):
+        acc.set_stream(stream)
+
+
+def test_events() -> None:
+    begin, end = acc.Event(enable_timing=True), acc.Event(enable_timing=True)
+    stream = acc.current_stream()
+    begin.record()
+    end.record(stream)
+    begin.wait()
+    stream.wait_event(end)
+    stream.wait_stream(acc.Stream())
+    end.synchronize()
+    stream.synchronize()
+    assert stream.query()
+    assert end.query()
+    assert 0 <= begin.elapsed_time(end) < 10_000
+    assert stream.record_event().query()
+    with pytest.raises(ValueError, match="enable_timing"):
+        begin.elapsed_time(acc.Event())
+    with pytest.raises(ValueError, match="recorded"):
+        begin.elapsed_time(acc.Event(enable_timing=True))
+
+
+def test_streams_of_others() -> None:
+    with pytest.raises(RuntimeError, match="the CPU stands in"):
+        acc.external_stream(0)
+    with pytest.raises(TypeError):
+        acc.external_stream(None)  # type: ignore[arg-type]
+
+
+def test_work_is_done_when_it_was_issued() -> None:
+    assert acc.is_synchronized_device() is True
+    assert acc.use_host_timers() is True
+    assert acc.resolves_data_dependency() is True
+    assert acc.handles_memory_backpressure() is True
+
+
+def test_initialization() -> None:
+    called: list[int] = []
+    assert acc.init() is None
+    assert acc.is_initialized() is False
+    assert acc.lazy_call(lambda: called.append(1)) is None
+    assert called == [1]
+    with pytest.raises(TypeError, match="takes a function"):
+        acc.lazy_call(1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("function", [acc.cudart, acc.current_blas_handle])
+def test_libraries_of_cuda(function: Any) -> None:
+    with pytest.raises(RuntimeError, match="needs CUDA, and the CPU stands in"):
+        function()
+
+
+def test_sync_debug_mode() -> None:
+    for mode in (0, 1, 2, "default", "warn", "error"):
+        assert acc.set_sync_debug_mode(mode) is None
+        assert acc.get_sync_debug_mode() == 0
+    for wrong in (3, -1, "loud"):
+        with pytest.raises(RuntimeError, match="sync debug mode is"):
+            acc.set_sync_debug_mode(wrong)
+    for wrong in (1.0, None, True):
+        with pytest.raises(TypeError, match="sync debug mode is"):
+            acc.set_sync_debug_mode(wrong)  # type: ignore[arg-type]
+
+
+def test_ipc_collect() -> None:
+    assert acc.ipc_collect() is None

@@ -1,0 +1,96 @@
+"""Initialization, and what lies below, on two simulated GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import accelerator as acc
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    acc.init()
+    yield
+    torch._C._cuda_set_sync_debug_mode(0)
+
+
+def test_init() -> None:
+    acc.init()
+    acc.init()
+    assert acc.is_initialized()
+    assert torch.cuda.is_initialized()
+
+
+def test_lazy_call_is_at_once_now() -> None:
+    called: list[int] = []
+    assert acc.lazy_call(lambda: called.append(1)) is None
+    assert called == [1]
+    with pytest.raises(ZeroDivisionError):
+        acc.lazy_call(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize("callback", [None, 1, "print"])
+def test_lazy_call_of_no_function(callback: Any) -> None:
+    with pytest.raises(TypeError, match="takes a function"):
+        acc.lazy_call(callback)
+
+
+def test_ipc_collect() -> None:
+    assert acc.ipc_collect() is None
+
+
+def test_cudart_is_torch_s() -> None:
+    assert acc.cudart() is torch.cuda.cudart()
+    assert acc.cudart().cudaMemGetInfo(1) == acc.get_memory_info(1)
+
+
+def outcome(function: Any) -> Any:
+    try:
+        return function()
+    except RuntimeError as error:
+        return type(error), str(error)
+
+
+def test_blas_handle_is_torch_s() -> None:
+    # cuBLAS does not start on simulated GPUs, in torch's hands neither.
+    assert outcome(acc.current_blas_handle) == outcome(torch.cuda.current_blas_handle)
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+def test_sync_debug_mode() -> None:
+    for number, word in enumerate(("default", "warn", "error")):
+        for mode in (number, word):
+            acc.set_sync_debug_mode((number + 1) % 3)
+            acc.set_sync_debug_mode(mode)
+            assert acc.get_sync_debug_mode() == torch.cuda.get_sync_debug_mode() == number
+    torch.cuda.set_sync_debug_mode("warn")
+    assert acc.get_sync_debug_mode() == 1
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
+def test_sync_debug_mode_works() -> None:
+    acc.set_sync_debug_mode("error")
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        torch.ones(1, device="cuda").item()
+    acc.set_sync_debug_mode("default")
+    torch.ones(1, device="cuda").item()
+
+
+@pytest.mark.parametrize(
+    ("mode", "error"),
+    [(3, RuntimeError), (-1, RuntimeError), (2**70, RuntimeError), ("loud", RuntimeError), ("", RuntimeError),
+     ("1", RuntimeError), (1.0, TypeError), (None, TypeError), (True, TypeError), (b"warn", TypeError)],
+)  # fmt: skip
+def test_no_sync_debug_mode(mode: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        acc.set_sync_debug_mode(mode)
+    assert torch.cuda.get_sync_debug_mode() == 0
+
+
+def test_the_mode_that_is_set_is_set_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    acc.set_sync_debug_mode(0)
+    assert not recwarn.list

@@ -1,0 +1,91 @@
+"""What the allocators hold, on two simulated GPUs, against torch.cuda."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import accelerator as acc
+
+COUNTERS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
+
+
+@pytest.fixture(autouse=True)
+def _different_devices() -> Iterator[None]:
+    """Device 1 holds 3 MiB and held 30 more, device 0 a KiB and two; all four counters of the two differ."""
+    held = [torch.empty(1024, dtype=torch.uint8, device="cuda:0"), torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")]
+    acc.reset_peak_memory_stats(0)
+    acc.reset_peak_memory_stats(1)
+    torch.empty(2048, dtype=torch.uint8, device="cuda:0")
+    torch.empty(30 << 20, dtype=torch.uint8, device="cuda:1")
+    torch.cuda.set_device(1)
+    yield
+    held.clear()
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_counters_are_torch_s(name: str) -> None:
+    ours, theirs = getattr(acc, name), getattr(torch.cuda, name)
+    for device in (None, 0, 1, "cuda:0", "cuda:1", torch.device("cuda", 0), torch.device("cuda")):
+        assert ours(device) == theirs(device)
+    assert ours() == theirs(1) > theirs(0) > 0
+
+
+def test_counters_differ() -> None:
+    allocated, most, reserved, _ = (getattr(acc, name)(1) for name in COUNTERS)
+    assert allocated == 3 << 20
+    assert most == 33 << 20
+    assert allocated < reserved
+
+
+@pytest.mark.parametrize("name", ["memory_stats", "memory_stats_as_nested_dict"])
+def test_statistics_are_torch_s(name: str) -> None:
+    # torch.cuda has more statistics than torch.accelerator, which 2.6 has none of.
+    module = torch.accelerator if hasattr(torch.accelerator, name) else torch.cuda
+    for device in (None, 0, 1, "cuda:0"):
+        ours, theirs = getattr(acc, name)(device), getattr(module, name)(device)
+        assert ours == theirs
+        assert list(ours) == list(theirs)
+        assert type(ours) is type(theirs)
+
+
+def test_host_memory_stats_are_torch_s() -> None:
+    if not hasattr(torch.cuda, "host_memory_stats"):
+        assert acc.host_memory_stats() == OrderedDict()
+        return
+    pinned = torch.empty(1 << 20, dtype=torch.uint8, pin_memory=True)
+    stats = acc.host_memory_stats()
+    assert stats == torch.cuda.host_memory_stats()
+    assert list(stats) == sorted(stats)
+    assert stats["allocated_bytes.current"] >= pinned.nbytes
+
+
+@pytest.mark.parametrize("reset", [acc.reset_peak_memory_stats, acc.reset_accumulated_memory_stats])
+def test_resetting_concerns_one_device(reset: Callable[..., None]) -> None:
+    def mutable(index: int) -> tuple[Any, ...]:
+        everything = acc.memory_stats_as_nested_dict(index)["allocated_bytes"]["all"]
+        return everything["peak"], everything["allocated"], everything["freed"]
+
+    other = mutable(0)
+    reset()
+    assert mutable(0) == other
+    if reset is acc.reset_peak_memory_stats:
+        assert mutable(1)[0] == acc.memory_allocated(1)
+        assert mutable(1)[1] > 0
+    else:
+        assert mutable(1)[1:] == (0, 0)
+        assert mutable(1)[0] > acc.memory_allocated(1)
+    reset("cuda:0")
+    assert mutable(0) != other
+
+
+def test_emptying_the_cache() -> None:
+    before = acc.memory_reserved(1)
+    acc.empty_cache()
+    assert acc.memory_allocated(1) == 3 << 20
+    assert acc.memory_reserved(1) < before
+    assert acc.empty_host_cache() is None

@@ -1,0 +1,116 @@
+"""Summaries, snapshots and the history of memory on two simulated GPUs, against torch.cuda."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.cuda import _memory_viz
+
+import accelerator as acc
+
+
+@pytest.fixture(autouse=True)
+def _no_history() -> Iterator[None]:
+    acc.init()
+    yield
+    torch.cuda.memory._record_memory_history(None)
+
+
+@pytest.mark.parametrize("abbreviated", [False, True])
+def test_summary_is_torch_s(abbreviated: bool) -> None:
+    sizes = (512, 3 << 20, 900 << 20, 3 << 30)
+    held = [torch.empty(size, dtype=torch.uint8, device="cuda:1") for size in sizes]
+    del held[1]
+    for device in (0, 1, "cuda:1", None):
+        assert acc.memory_summary(device, abbreviated) == torch.cuda.memory_summary(device, abbreviated)
+    assert acc.memory_summary(1) != acc.memory_summary(0)
+    torch.cuda.set_device(1)
+    assert acc.memory_summary() == torch.cuda.memory_summary(1)
+
+
+def test_segments_are_torch_s() -> None:
+    held = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
+    segments = acc.memory_snapshot()
+    assert segments == torch.cuda.memory_snapshot()
+    (segment,) = (segment for segment in segments if segment["device"] == 1)
+    assert segment["allocated_size"] == held.nbytes
+
+
+def test_segments_of_a_pool() -> None:
+    if not hasattr(torch.cuda, "use_mem_pool") or torch.__version__.startswith("2.6."):
+        with pytest.raises(TypeError):
+            acc.memory_snapshot((0, 1))
+        return
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = torch.empty(3 << 20, dtype=torch.uint8, device="cuda")
+    outside = torch.empty(5 << 20, dtype=torch.uint8, device="cuda")
+    (segment,) = acc.memory_snapshot(pool.id)
+    assert segment["address"] <= inside.data_ptr() < segment["address"] + segment["total_size"]
+    assert len(acc.memory_snapshot()) > 1
+    del inside, outside
+
+
+def allocate_something_findable() -> None:
+    torch.empty(11 << 20, dtype=torch.uint8, device="cuda:1")
+
+
+def test_history_is_in_the_file_and_the_viewer_opens_it(tmp_path: Path) -> None:
+    acc.record_memory_history(stacks="python", max_entries=1000)
+    held = torch.empty(13 << 20, dtype=torch.uint8, device="cuda:1")
+    allocate_something_findable()
+    acc.dump_memory_snapshot(tmp_path / "ours.pickle")
+    torch.cuda.memory._dump_snapshot(str(tmp_path / "theirs.pickle"))
+    acc.record_memory_history(None)
+    ours, theirs = (pickle.loads((tmp_path / f"{whose}.pickle").read_bytes()) for whose in ("ours", "theirs"))
+    assert ours["segments"] == theirs["segments"]
+    assert set(ours) == set(theirs)
+    events = [event for event in ours["device_traces"][1] if event["action"] == "alloc"]
+    assert {13 << 20, 11 << 20} <= {event["size"] for event in events}
+    names = {frame["name"] for event in events for frame in event["frames"]}
+    assert "allocate_something_findable" in names
+    for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
+        assert "<script" in plot(ours).lower()
+    del held
+
+
+def test_stopping() -> None:
+    acc.record_memory_history()
+    acc.record_memory_history(None)
+    before = len(torch.cuda.memory._snapshot()["device_traces"][1])
+    allocate_something_findable()
+    assert len(torch.cuda.memory._snapshot()["device_traces"][1]) == before
+
+
+def test_how_many_events_are_kept() -> None:
+    acc.record_memory_history(context=None, max_entries=3)
+    for _ in range(5):
+        allocate_something_findable()
+    assert len(torch.cuda.memory._snapshot()["device_traces"][1]) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [({"enabled": "everything"}, ValueError), ({"enabled": True}, ValueError), ({"enabled": False}, ValueError),
+     ({"context": "some"}, ValueError), ({"stacks": None}, ValueError), ({"max_entries": 0}, ValueError),
+     ({"max_entries": -1}, ValueError), ({"max_entries": 2**70}, ValueError), ({"max_entries": 1.5}, TypeError),
+     ({"max_entries": True}, TypeError), ({"max_entries": None}, TypeError), ({"louder": True}, TypeError)],
+    ids=repr,
+)  # fmt: skip
+def test_no_way_to_record(arguments: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        acc.record_memory_history(**arguments)
+    allocate_something_findable()
+    assert not any(torch.cuda.memory._snapshot()["device_traces"])
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="No such file or directory"):
+        acc.dump_memory_snapshot(tmp_path / "none" / "file.pickle")
+    with pytest.raises(TypeError):
+        acc.dump_memory_snapshot(None)  # type: ignore[arg-type]

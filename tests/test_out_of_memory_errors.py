@@ -1,0 +1,71 @@
+"""Which exceptions say that memory ran out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import accelerator as acc
+
+YES = [
+    torch.OutOfMemoryError("Allocation on device"),
+    torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 1.00 GiB"),
+    MemoryError(),
+    RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported at some other API call"),
+    RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+    RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 8.00 GB)"),
+    RuntimeError("XPU out of memory, please use `empty_cache` to release all unoccupied cached memory."),
+    RuntimeError("CUDA driver error: out of memory"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    RuntimeError("cusolver error: CUSOLVER_STATUS_ALLOC_FAILED, when calling `cusolverDnCreate(handle)`"),
+    RuntimeError("cuFFT error: CUFFT_ALLOC_FAILED"),
+    RuntimeError("NCCL error: unhandled cuda error. Last error:\nFailed to CUDA calloc async 608 bytes"),
+    RuntimeError("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\nCuda failure 2 'out of memory'"),
+    RuntimeError("Failed to CUDA host alloc 4194304 bytes"),
+    RuntimeError("level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to ..."),
+    torch.distributed.DistBackendError("NCCL error in: Cuda failure 'out of memory'")
+    if torch.distributed.is_available()
+    else MemoryError(),
+]
+NO = [
+    RuntimeError("CUDA error: an illegal memory access was encountered"),
+    RuntimeError("CUDA error: device-side assert triggered"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    RuntimeError("cuDNN error: CUDNN_STATUS_NOT_SUPPORTED"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`"),
+    RuntimeError("NCCL error: unhandled system error"),
+    RuntimeError("ran out of memoryless states"),
+    RuntimeError(""),
+    RuntimeError(),
+    ValueError("out of memory"),
+    KeyboardInterrupt("out of memory"),
+    Exception("CUDA out of memory"),
+]
+
+
+@pytest.mark.parametrize("exception", YES, ids=repr)
+def test_out_of_memory(exception: BaseException) -> None:
+    assert acc.is_out_of_memory_error(exception) is True
+
+
+@pytest.mark.parametrize("exception", NO, ids=repr)
+def test_something_else(exception: BaseException) -> None:
+    assert acc.is_out_of_memory_error(exception) is False
+
+
+@pytest.mark.parametrize("thing", [None, "CUDA out of memory", MemoryError, 2], ids=repr)
+def test_no_exception(thing: Any) -> None:
+    with pytest.raises(TypeError, match="takes an exception"):
+        acc.is_out_of_memory_error(thing)
+
+
+def test_the_host_s_allocator() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert acc.is_out_of_memory_error(caught.value) is True

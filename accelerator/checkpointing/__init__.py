@@ -1,0 +1,60 @@
+"""Activation checkpointing: memory for time, with activations partitioned across ranks or kept on the host where asked.
+
+The names and parameters are those of ``deepspeed.checkpointing``; the safety is that of torch's own checkpoints.
+"""
+
+from accelerator.checkpointing.compatibility import (
+    CheckpointFunction,
+    detach_variable,
+    extract_tensors,
+    gather_partitioned_activations,
+    get_cpu_activations_for_backward,
+    get_partition_size,
+    get_partition_start,
+    get_partitioned_activations_for_backward,
+    is_activation_to_checkpoint,
+    merge_tensors,
+    partition_activations,
+)
+from accelerator.checkpointing.configuration import (
+    configure,
+    is_configured,
+    partition_activations_in_checkpoint,
+    reset,
+    set_num_layers,
+)
+from accelerator.checkpointing.engine import checkpoint, non_reentrant_checkpoint
+from accelerator.checkpointing.rng import CudaRNGStatesTracker, get_cuda_rng_tracker
+from accelerator.checkpointing.seeds import model_parallel_cuda_manual_seed, model_parallel_reconfigure_tp_seed
+from accelerator.checkpointing.timing import RegionTimes, region_times
+
+__all__ = [
+    "CheckpointFunction",
+    "CudaRNGStatesTracker",
+    "RegionTimes",
+    "checkpoint",
+    "configure",
+    "detach_variable",
+    "extract_tensors",
+    "gather_partitioned_activations",
+    "get_cpu_activations_for_backward",
+    "get_cuda_rng_tracker",
+    "get_partition_size",
+    "get_partition_start",
+    "get_partitioned_activations_for_backward",
+    "is_activation_to_checkpoint",
+    "is_configured",
+    "merge_tensors",
+    "model_parallel_cuda_manual_seed",
+    "model_parallel_reconfigure_tp_seed",
+    "non_reentrant_checkpoint",
+    "partition_activations",
+    "partition_activations_in_checkpoint",
+    "region_times",
+    "reset",
+    "set_num_layers",
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

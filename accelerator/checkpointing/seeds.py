@@ -1,0 +1,67 @@
+"""The seeds of model parallelism: one that all ranks share, and one of each rank's own."""
+
+from __future__ import annotations
+
+from accelerator.checkpointing import configuration
+from accelerator.checkpointing.rng import MODEL_PARALLEL, check_seed, device_generator, tracker
+
+__all__ = ["model_parallel_cuda_manual_seed", "model_parallel_reconfigure_tp_seed"]
+
+# The distance between the default seed and the first rank's, which Megatron-style checkpoints rely on.
+_MODEL_PARALLEL_OFFSET = 2718
+
+
+def model_parallel_cuda_manual_seed(seed: int) -> None:
+    """Seed the accelerator for model parallelism: the same default stream on every rank, a stream of its own per rank.
+
+    The default generator of the current device gets ``seed``, and the tracker, emptied first, one stream
+    "model-parallel-rng" with ``seed + 2718 + rank``; the rank is that in the configured group or mpu, 0 without one.
+
+    Args:
+        seed: the seed that all ranks share.
+
+    Raises:
+        TypeError: if the seed is no integer.
+        RuntimeError: inside ``fork()``; nothing is seeded then.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> import torch
+        >>> from accelerator import checkpointing
+        >>> checkpointing.model_parallel_cuda_manual_seed(1)
+        >>> with checkpointing.get_cuda_rng_tracker().fork():
+        ...     inside = torch.rand(1)
+        >>> inside == torch.rand(1)
+        tensor([False])
+        >>> checkpointing.get_cuda_rng_tracker().reset()
+    """
+    check_seed(seed)
+    tracker.reset()
+    device_generator().manual_seed(seed)
+    tracker.add(MODEL_PARALLEL, seed + _MODEL_PARALLEL_OFFSET + configuration.rank())
+
+
+def model_parallel_reconfigure_tp_seed(seed: int) -> None:
+    """Seed the stream "model-parallel-rng" again, with ``seed + 2718 + rank``.
+
+    Args:
+        seed: the seed that all ranks share.
+
+    Raises:
+        TypeError: if the seed is no integer.
+        ValueError: if there is no such stream yet; ``model_parallel_cuda_manual_seed`` makes it.
+
+    Fork: Initializes the accelerator, after which forked children cannot use it.
+    Initializes: The accelerator.
+
+    Example:
+        >>> from accelerator import checkpointing
+        >>> checkpointing.model_parallel_cuda_manual_seed(1)
+        >>> checkpointing.model_parallel_reconfigure_tp_seed(2)
+        >>> checkpointing.get_cuda_rng_tracker().reset()
+    """
+    check_seed(seed)
+    with tracker.fork():
+        device_generator().manual_seed(seed + _MODEL_PARALLEL_OFFSET + configuration.rank())

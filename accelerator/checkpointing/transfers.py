@@ -1,0 +1,121 @@
+"""Moving activations to the host's memory and back, beside the computation where the device has streams."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+
+# How many activations per device may be on their way to the host: the computation waits for the oldest of them before it
+# lets a further one leave, which bounds the memory that a host running ahead of the device would pile up.
+_UNDER_WAY = 2
+
+
+class _Side:
+    """The stream beside a device's computation, and the activations that are leaving on it."""
+
+    __slots__ = ("leaving", "module", "stream")
+
+    def __init__(self, device: torch.device) -> None:
+        self.module: Any = torch.get_device_module(device)
+        self.stream: Any = self.module.Stream(device=device)
+        self.leaving: deque[weakref.ref[Offloaded]] = deque()
+
+
+_sides: dict[torch.device, _Side | None] = {}
+
+
+def _side(device: torch.device) -> _Side | None:
+    """The side stream of a device, None where the device has no streams."""
+    if device not in _sides:
+        module = torch.get_device_module(device)
+        streams = device.type != "cpu" and all(hasattr(module, name) for name in ("Stream", "stream", "current_stream"))
+        _sides[device] = _Side(device) if streams else None
+    return _sides[device]
+
+
+def allocate(numel: int, dtype: torch.dtype, device: torch.device, host: bool) -> torch.Tensor:
+    """Memory for activations of a device: its own, or the host's, pinned if the device is another one.
+
+    Pinned blocks come from torch's caching host allocator, which hands a block out again once the copies that use it are
+    done; a pool of our own would add nothing.
+    """
+    if not host:
+        return torch.empty(numel, dtype=dtype, device=device)
+    return torch.empty(numel, dtype=dtype, pin_memory=_side(device) is not None)
+
+
+class Offloaded:
+    """A tensor of one dimension on its way to the host, there, or on its way back.
+
+    The two that left last stay on the device until further ones leave: if backward comes first, it takes them as they are.
+    """
+
+    __slots__ = ("__weakref__", "_arrival", "_device", "_event", "_here", "_host", "_side", "_version", "changed")
+
+    def __init__(self, source: torch.Tensor, host: torch.Tensor) -> None:
+        device = source.device
+        self._device = device
+        self._host = host
+        self._here: torch.Tensor | None = None
+        self._event: Any = None
+        self._arrival: Any = None
+        # Whether the source was written to while it was leaving, so that what arrived may be neither old nor new.
+        self.changed = False
+        self._version = source._version
+        side = self._side = _side(device)
+        if side is None:
+            host.copy_(source)
+            return
+        self._here = source
+        side.stream.wait_stream(side.module.current_stream(device))
+        with side.module.stream(side.stream):
+            host.copy_(source, non_blocking=True)
+            self._event = side.module.Event()
+            self._event.record(side.stream)
+        side.leaving.append(weakref.ref(self))
+        while len(side.leaving) > _UNDER_WAY:
+            oldest = side.leaving.popleft()()
+            if oldest is not None:
+                oldest._let_go()
+
+    def _let_go(self) -> None:
+        """Free the device's memory, in the order of its computation."""
+        if self._arrival is None and self._here is not None:
+            assert self._side is not None
+            self.changed = self._here._version != self._version
+            self._side.module.current_stream(self._device).wait_event(self._event)
+            self._here = None
+
+    def start(self) -> None:
+        """Begin to bring the tensor back, beside the computation."""
+        side = self._side
+        if side is None or self._here is not None:
+            return
+        # Allocated for the stream of the computation, which will use and free it.
+        here = torch.empty_like(self._host, device=self._device, pin_memory=False)
+        side.stream.wait_stream(side.module.current_stream(self._device))
+        with side.module.stream(side.stream):
+            here.copy_(self._host, non_blocking=True)
+            self._arrival = side.module.Event()
+            self._arrival.record(side.stream)
+        self._here = here
+
+    def take(self) -> torch.Tensor:
+        """The tensor on its device, usable by the stream of the computation; the host's copy stays."""
+        if self._side is None:
+            return self._host.to(self._device)
+        self.start()
+        here = self._here
+        assert here is not None
+        if self._arrival is not None:
+            self._side.module.current_stream(self._device).wait_event(self._arrival)
+            self._arrival = None
+        elif self._event is not None:
+            # Still here from the forward; the copy to the host must not see what comes after.
+            self.changed = here._version != self._version
+            self._side.module.current_stream(self._device).wait_event(self._event)
+        self._here = None
+        return here

@@ -1,0 +1,303 @@
+"""Checkpointing on two simulated GPUs, which compute nothing but count memory, streams, copies and random numbers drawn."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import accelerator as acc
+from accelerator import checkpointing
+from accelerator.checkpointing import transfers
+
+MEBIBYTE = 2**20
+LAYERS = 8
+# Elements of one activation: 4 MiB.
+SIZE = MEBIBYTE
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.cuda.init()
+    torch.cuda.set_device(0)
+    checkpointing.configure()
+    checkpointing.get_cuda_rng_tracker().reset()
+    yield
+    checkpointing.configure()
+    checkpointing.get_cuda_rng_tracker().reset()
+
+
+def on_device() -> int:
+    return torch.cuda.memory_allocated()
+
+
+def on_host() -> int | None:
+    """Bytes of pinned memory in use, where this torch counts them."""
+    statistics: Any = getattr(torch.cuda, "host_memory_stats", dict)()
+    count: int | None = statistics.get("active_bytes.current", statistics.get("allocated_bytes.current"))
+    return count
+
+
+def layer(h: torch.Tensor) -> torch.Tensor:
+    return h.sin().exp()
+
+
+def forward(x: torch.Tensor, ckpt: Callable[..., Any] = checkpointing.checkpoint) -> torch.Tensor:
+    h = x * 1
+    for _ in range(LAYERS):
+        h = ckpt(layer, h)
+    return h
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "cpu": {"checkpoint_in_cpu": True},
+    "contiguous": {
+        "checkpoint_in_cpu": True,
+        "partition_activations": True,
+        "contiguous_checkpointing": True,
+        "num_checkpoints": LAYERS,
+    },
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
+    gc.collect()
+    checkpointing.configure()
+    x = torch.zeros(SIZE, device="cuda", requires_grad=True)
+    before = on_device()
+    h = forward(x)
+    plain = on_device() - before
+    assert plain == (LAYERS + 1) * 4 * MEBIBYTE
+    del h
+    assert on_device() == before
+    checkpointing.configure(**MODES[mode])
+    acc.synchronize()
+    acc.empty_host_cache()
+    pinned = on_host()
+    h = forward(x)
+    # The output, and two inputs that are still leaving.
+    assert on_device() - before == 3 * 4 * MEBIBYTE
+    if pinned is not None:
+        assert on_host() - pinned >= LAYERS * 4 * MEBIBYTE  # type: ignore[operator]
+    torch.cuda.reset_peak_memory_stats()
+    at_forward = on_device()
+    h.sum().backward()
+    # On the way back: what one layer needs, its successor's gradients and the input that is brought back ahead.
+    assert torch.cuda.max_memory_allocated() - at_forward <= 5 * 4 * MEBIBYTE
+    del h
+    assert on_device() - before == 4 * MEBIBYTE, "more than the gradient of x is left"
+    # The next iteration needs no further pinned memory.
+    pinned, x.grad = on_host(), None
+    forward(x).sum().backward()
+    assert on_host() == pinned
+
+
+def test_what_arrives_in_pinned_memory() -> None:
+    source = torch.zeros(100, device="cuda")
+    host = transfers.allocate(100, torch.float32, source.device, True)
+    assert host.is_pinned()
+    moved = transfers.Offloaded(source, host)
+    assert moved.take() is source
+    back = moved.take()
+    assert back.device == source.device
+    assert back.data_ptr() != source.data_ptr()
+
+
+def test_copies_run_on_a_stream_of_their_own() -> None:
+    x = torch.zeros(SIZE, device="cuda", requires_grad=True)
+    checkpointing.configure(checkpoint_in_cpu=True)
+    current = torch.cuda.current_stream()
+    forward(x).sum().backward()
+    side = transfers._side(x.device)
+    assert side is not None
+    assert side.stream != current
+    assert torch.cuda.current_stream() == current
+
+
+def test_an_input_edited_while_it_leaves_is_an_error() -> None:
+    checkpointing.configure(checkpoint_in_cpu=True)
+    x = torch.zeros(100, device="cuda", requires_grad=True)
+    h = x * 1
+    out = checkpointing.checkpoint(layer, h)
+    h.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_a_second_backward_and_a_dropped_graph() -> None:
+    checkpointing.configure(checkpoint_in_cpu=True)
+    x = torch.zeros(SIZE, device="cuda", requires_grad=True)
+    before = on_device()
+    h = forward(x)
+    h.sum().backward(retain_graph=True)
+    h.sum().backward()
+    del h
+    x.grad = None
+    forward(x)
+    assert on_device() == before
+
+
+def offsets() -> list[int]:
+    return [generator.get_offset() for generator in torch.cuda.default_generators]
+
+
+@pytest.mark.parametrize("device", [0, 1])
+def test_the_generator_of_every_device_is_restored(device: int) -> None:
+    def function(h: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.cuda.default_generators[device].get_offset())
+        return torch.nn.functional.dropout(h, 0.5).exp()
+
+    seen: list[int] = []
+    torch.cuda.manual_seed_all(1)
+    x = torch.zeros(1000, device=f"cuda:{device}", requires_grad=True)
+    out = checkpointing.checkpoint(function, x)
+    torch.rand(10, device=x.device)
+    before = offsets()
+    assert before[device] > 0
+    out.sum().backward()
+    assert offsets() == before
+    assert seen == [0, 0]
+
+
+def test_generators_are_restored_after_an_exception() -> None:
+    def function(h: torch.Tensor) -> torch.Tensor:
+        seen.append(1)
+        h = torch.nn.functional.dropout(h, 0.5)
+        if len(seen) == 2:
+            raise KeyError("mine")
+        return h.exp().sin()
+
+    seen: list[int] = []
+    out = checkpointing.checkpoint(function, torch.zeros(1000, device="cuda", requires_grad=True))
+    before = offsets()
+    with pytest.raises(KeyError):
+        out.sum().backward()
+    assert offsets() == before
+
+
+def test_forks_share_the_state_of_their_stream() -> None:
+    checkpointing.model_parallel_cuda_manual_seed(10)
+    tracker, default = checkpointing.get_cuda_rng_tracker(), torch.cuda.default_generators[0]
+    assert (default.initial_seed(), default.get_offset()) == (10, 0)
+    with tracker.fork():
+        assert (default.initial_seed(), default.get_offset()) == (10 + 2718, 0)
+        torch.rand(4, device="cuda")
+        first = default.get_offset()
+        with tracker.fork():
+            assert default.get_offset() == first
+            torch.rand(4, device="cuda")
+        assert default.get_offset() == 2 * first
+    assert (default.initial_seed(), default.get_offset()) == (10, 0)
+    states = tracker.get_states()
+    with tracker.fork():
+        assert default.get_offset() == 2 * first
+        torch.rand(4, device="cuda")
+    tracker.set_states(states)
+    with tracker.fork():
+        assert default.get_offset() == 2 * first
+
+
+@pytest.mark.parametrize("forked", ["", "forward", "backward", "both"])
+def test_recomputation_draws_from_where_forward_drew(forked: str) -> None:
+    tracker, default = checkpointing.get_cuda_rng_tracker(), torch.cuda.default_generators[0]
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        seen.append((default.initial_seed(), default.get_offset()))
+        h = torch.nn.functional.dropout(h, 0.5)
+        with tracker.fork():
+            seen.append((default.initial_seed(), default.get_offset()))
+            h = torch.nn.functional.dropout(h, 0.5)
+        seen.append((default.initial_seed(), default.get_offset()))
+        return torch.nn.functional.dropout(h, 0.5).exp()
+
+    seen: list[tuple[int, int]] = []
+    checkpointing.model_parallel_cuda_manual_seed(10)
+    x = torch.zeros(1000, device="cuda", requires_grad=True)
+    if "forward" in forked or forked == "both":
+        with tracker.fork():
+            torch.rand(4, device="cuda")
+            out = checkpointing.checkpoint(function, x)
+    else:
+        out = checkpointing.checkpoint(function, x)
+    torch.rand(4, device="cuda")
+
+    def backward() -> None:
+        before = (default.initial_seed(), default.get_offset())
+        out.sum().backward()
+        assert (default.initial_seed(), default.get_offset()) == before
+
+    states = tracker.get_states()
+    if forked in ("backward", "both"):
+        with tracker.fork():
+            backward()
+    else:
+        backward()
+    assert seen[:3] == seen[3:]
+    assert len(seen) == 6
+    assert all(torch.equal(state, tracker.get_states()[name]) for name, state in states.items())
+
+
+def test_a_stream_follows_the_current_device() -> None:
+    tracker = checkpointing.get_cuda_rng_tracker()
+    tracker.add("a", 5)
+    torch.cuda.set_device(1)
+    with tracker.fork("a"):
+        assert torch.cuda.default_generators[1].initial_seed() == 5
+        assert torch.cuda.default_generators[0].initial_seed() != 5
+
+
+def test_forks_while_a_graph_is_captured() -> None:
+    tracker = checkpointing.get_cuda_rng_tracker()
+    tracker.add("a", 5)
+    graph = torch.cuda.CUDAGraph()
+    tracker.register_graph(graph)
+    x = torch.zeros(100, device="cuda")
+    with torch.cuda.graph(graph):
+        with tracker.fork("a"):
+            torch.nn.functional.dropout(x, 0.5)
+        torch.nn.functional.dropout(x, 0.5)
+    before = tracker.get_states()["a"]
+    graph.replay()
+    assert not torch.equal(tracker.get_states()["a"], before)
+
+
+def test_contiguous_buffers_on_the_device_are_kept() -> None:
+    checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=LAYERS)
+    x = torch.zeros(SIZE, device="cuda", requires_grad=True)
+    forward(x).sum().backward()
+    allocated = on_device()
+    for _ in range(3):
+        forward(x).sum().backward()
+        assert on_device() == allocated
+    checkpointing.reset()
+    assert allocated - on_device() == LAYERS * 4 * MEBIBYTE
+
+
+def test_synchronize_waits() -> None:
+    checkpointing.configure(synchronize=True, profile=True)
+    x = torch.zeros(100, device="cuda", requires_grad=True)
+    checkpointing.checkpoint(layer, x).sum().backward()
+    assert checkpointing.region_times(clear=True)["layer"].recomputations == 1
+
+
+def test_autocast_of_the_device_is_captured() -> None:
+    seen: list[tuple[bool, torch.dtype]] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        seen.append((torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")))
+        return h.exp().sin()
+
+    x = torch.zeros(8, device="cuda", requires_grad=True)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out = checkpointing.checkpoint(function, x)
+    out.sum().backward()
+    out = checkpointing.checkpoint(function, x)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        out.sum().backward()
+    assert seen[0] == seen[1] == (True, torch.bfloat16)
+    assert not seen[2][0]
+    assert not seen[3][0]

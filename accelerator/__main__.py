@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 
@@ -45,6 +46,10 @@ def _report(arguments: list[str]) -> int:
             time.sleep(options.watch)
     except KeyboardInterrupt:
         return 0
+    except BrokenPipeError:
+        # Whoever read this has read enough; nor is there anything left to flush at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _seconds(text: str) -> float:
@@ -58,7 +63,8 @@ def _print_report(*, as_json: bool) -> None:
     from accelerator import report
 
     facts = report.collect()
-    print(json.dumps(facts, indent=2) + "\n" if as_json else report.render(facts), end="", flush=True)
+    text = json.dumps(facts, indent=2) + "\n" if as_json else report.render(facts, report.processes())
+    print(text, end="", flush=True)
 
 
 def _check(arguments: list[str]) -> int:

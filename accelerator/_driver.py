@@ -21,31 +21,24 @@ _count_pointer = ctypes.byref(_count)
 
 if sys.platform == "linux":
     # dlopen(RTLD_NOLOAD) searches the file system when the library is not loaded, which costs far more than asking the
-    # loader how many libraries it has ever added: only a change of that number makes another look worth while.
-    # Both calls are too short for releasing the GIL to pay, hence the Py variants of the ctypes loaders.
-    _ADDED_OFFSET = 4 * ctypes.sizeof(ctypes.c_void_p)
-    _added = 0
-    _added_at_last_look = -1
-
-    def _read_added(info: int, size: int, data: int | None) -> int:
-        global _added
-        _added = ctypes.c_ulonglong.from_address(info + _ADDED_OFFSET).value
-        return 1
-
-    _visit = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)(_read_added)
-    _iterate = ctypes.PyDLL(None).dl_iterate_phdr
+    # loader whether it has added or removed any library since: only that makes another look worth while. The loader gives
+    # the numbers to a callback, under its lock. No Python may run there, as it would let other threads run, of which one
+    # that loads a library, or forks, could wait for that lock for ever. A hash of what the loader gives does not need any.
+    # All calls are too short for releasing the GIL to pay, hence the Py variant of the ctypes loader.
+    _hash: Any = getattr(ctypes.pythonapi, "Py_HashBuffer", None) or getattr(ctypes.pythonapi, "_Py_HashBytes", None)
+    _iterate: Any = ctypes.PyDLL(None).dl_iterate_phdr
+    _at_last_look: int | None = None
 
     def loaded() -> Any:
         """The driver library if something in this process loaded it, else None."""
-        global _library, _added_at_last_look
+        global _library, _at_last_look
         if _library is None:
-            _iterate(_visit, None)
-            if _added != _added_at_last_look:
-                _added_at_last_look = _added
+            now: int | None = _iterate(_hash, None) if _hash else None
+            if now is None or now != _at_last_look:
                 try:
                     _library = ctypes.PyDLL(NAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
                 except OSError:
-                    pass
+                    _at_last_look = now
         return _library
 
 else:
@@ -73,8 +66,11 @@ def is_installed() -> bool:
     if _library is not None:
         return True
     folders = (*os.environ.get("LD_LIBRARY_PATH", "").split(":"), "/usr/lib", "/usr/lib64", "/lib", "/lib64")
-    if any(os.path.exists(os.path.join(folder, NAME)) for folder in folders if folder):
-        return True
+    paths = (os.path.join(folder, NAME) for folder in folders if folder)
+    first = next((path for path in paths if os.path.exists(path)), None)
+    if first:
+        # The loader takes the first it finds. Images made on a machine with a driver keep its files' names, empty.
+        return os.path.getsize(first) > 0
     try:
         with open("/etc/ld.so.cache", "rb") as cache:
             return NAME.encode() in cache.read()

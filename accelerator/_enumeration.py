@@ -12,6 +12,8 @@ FROM_DRIVER = "the driver, which is initialized in this process"
 FROM_NVML = "NVML and the environment"
 FROM_CHILD = "the driver, asked in a child process"
 
+_NO_DRIVER = f"there is no CUDA driver: {_driver.NAME} is missing beside NVML"
+
 
 class Device(NamedTuple):
     """A visible device: what NVML has about it, what the driver said of it, or both."""
@@ -28,6 +30,7 @@ class Found(NamedTuple):
         number: how many devices torch could use.
         problem: one sentence on why there is none, or None.
         source: who said so.
+        lasting: whether it stays true while the environment does; what failed to start may start in a second.
         devices: the devices in CUDA's order; None where only the count was asked for, or where nobody could list them.
         selection: how the environment was read, where it was read here.
     """
@@ -37,6 +40,7 @@ class Found(NamedTuple):
     source: str
     devices: tuple[Device, ...] | None = None
     selection: _visible.Selection | None = None
+    lasting: bool = True
 
 
 class _Undecided(Exception):
@@ -56,7 +60,10 @@ def devices(visible: str | None, order: str | None) -> Found:
 def of_driver(count: int) -> Found:
     """What the driver that is up in this process enumerates."""
     library = _driver.loaded()
-    problem = _too_old(_probe.version(library))
+    try:
+        problem = _too_old(_probe.version(library))
+    except _probe.DriverError:  # it enumerates devices all the same
+        problem = None
     if problem:
         return Found(0, problem, FROM_DRIVER, ())
     if not count:
@@ -71,13 +78,15 @@ def _find(visible: str | None, order: str | None, *, only_count: bool) -> Found:
         except _nvml.Unavailable as error:
             if error.code == _nvml.LIBRARY_NOT_FOUND and _nvml.is_up():
                 # NVML came without the driver library, as in a container that was given the "utility" capability only.
-                return Found(0, f"there is no CUDA driver: {_driver.NAME} is missing beside NVML", FROM_NVML, ())
+                return Found(0, _NO_DRIVER, FROM_NVML, (), lasting=False)
             raise
         gpus, selection = _select(visible, order, only_count=only_count)
     except _Undecided:
         return _asked(visible, order, None)
     except _nvml.Unavailable as error:
-        return _asked(visible, order, str(error)) if _driver.is_installed() else Found(0, str(error), FROM_NVML, ())
+        if _driver.is_installed():
+            return _asked(visible, order, str(error))
+        return Found(0, str(error), FROM_NVML, (), lasting=False)
     if problem is None and not selection.targets:
         problem = _nothing_visible(visible, gpus, selection)
     if problem:
@@ -92,18 +101,30 @@ def _select(visible: str | None, order: str | None, *, only_count: bool) -> tupl
     if by_uuid and any(gpu.uuid is None for gpu in gpus):
         raise _nvml.Unavailable("NVML does not tell the UUIDs that CUDA_VISIBLE_DEVICES refers to", 0)
     # CUDA puts the fastest first and keeps the order of like ones; which of unlike ones is faster, only it knows.
-    ordered = order == "PCI_BUS_ID" or by_uuid or len({gpu.name for gpu in gpus}) <= 1
+    alike = len(gpus) <= 1 or (gpus[0].name is not None and all(gpu.name == gpus[0].name for gpu in gpus))
+    ordered = order == "PCI_BUS_ID" or by_uuid or alike
     if not ordered and not (only_count and all(gpu.instances is None for gpu in gpus)):
         raise _Undecided
     return gpus, _visible.select(visible, [_visible.Gpu(gpu.uuid or "", gpu.instances) for gpu in gpus])
 
 
+# What child processes answered, by the environment that they were asked in: each is asked once.
+_answers: dict[tuple[str | None, str | None], _probe.Answer] = {}
+
+
+def forget() -> None:
+    """Drop what child processes answered."""
+    _answers.clear()
+
+
 def _asked(visible: str | None, order: str | None, nvml_problem: str | None) -> Found:
-    answer = _probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
+    if (visible, order) not in _answers:
+        _answers[visible, order] = _probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
+    answer = _answers[visible, order]
     problem = answer.error or (answer.version and _too_old(answer.version)) or None
     if problem or not answer.devices:
         problem = problem or _hidden(visible) or "the CUDA driver finds no device"
-        return Found(0, f"{problem}; {nvml_problem}" if nvml_problem else problem, FROM_CHILD, ())
+        return Found(0, f"{problem}; {nvml_problem}" if nvml_problem else problem, FROM_CHILD, (), lasting=not nvml_problem)
     return Found(len(answer.devices), None, FROM_CHILD, tuple(_matched(answer.devices)))
 
 

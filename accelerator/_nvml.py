@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from accelerator._visible import Instance
 
 # A daemon may start before the driver does, so a failed start is not remembered for ever.
-_RETRY_AFTER_S = 1.0
+RETRY_AFTER_S = 1.0
 
 LIBRARY_NOT_FOUND = 12
 
@@ -66,7 +66,7 @@ def session() -> Any:
                 try:
                     _binding = _start()
                 except Unavailable as error:
-                    _failure = time.monotonic() + _RETRY_AFTER_S, error
+                    _failure = time.monotonic() + RETRY_AFTER_S, error
                     raise
     return _binding
 
@@ -169,6 +169,53 @@ def ask(function: Callable[[Any], Any], handle: Any) -> Any:
 def text(value: str | bytes) -> str:
     """Text from NVML as str: older bindings give bytes."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def restart() -> None:
+    """Start NVML anew, after somebody in this process shut it down more often than started it."""
+    global _binding
+    forget()
+    _binding = None
+
+
+def temperature(nvml: Any, handle: Any) -> int:
+    """Degrees Celsius."""
+    try:
+        celsius: int = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
+    except nvml.NVMLError_FunctionNotFound:  # the turn of its successor, which the binding makes slow
+        celsius = nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU)
+    return celsius
+
+
+def memory_info(nvml: Any, handle: Any) -> Any:
+    """What is used and free, without the driver's reserve where possible; None if the device has no memory of its own."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except (AttributeError, TypeError, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_ArgumentVersionMismatch):
+        pass  # an older binding or driver
+    except nvml.NVMLError_NotSupported:
+        return None
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError_NotSupported:
+        return None
+
+
+def processes(nvml: Any, handle: Any) -> list[tuple[int, str | None, int | None]]:
+    """Id, name and bytes of each process with a context on a device."""
+    try:
+        # Not by the plain name, behind which the binding hides an older driver's answer in an error of another kind.
+        found = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
+    except (AttributeError, nvml.NVMLError_FunctionNotFound):  # an older binding or driver
+        found = nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
+    return [(entry.pid, _process_name(nvml, entry.pid), entry.usedGpuMemory) for entry in found]
+
+
+def _process_name(nvml: Any, pid: int) -> str | None:
+    try:
+        return text(nvml.nvmlSystemGetProcessName(pid))
+    except nvml.NVMLError:  # gone meanwhile, or of another namespace
+        return None
 
 
 _cuda_version: tuple[int, int] | None = None

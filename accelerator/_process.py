@@ -43,23 +43,21 @@ def torch_accelerator_type() -> str | None:
 
 def torch_accelerator() -> Any:
     """An imported torch's accelerator, with a ``type``, else None; the cheapest thing to compare that changes with it."""
-    return None if _get_accelerator is None and not _torch_is_imported() else _get_accelerator()
+    return _get_accelerator()
 
 
-_get_accelerator: Any = None
-
-
-def _torch_is_imported() -> bool:
-    """Whether torch can be asked for its accelerator; finds the function that does so."""
+def _look_for_torch() -> Any:
+    """The same while torch may not be imported yet; once it is, torch's own function takes this one's place."""
     global _get_accelerator
     bindings = sys.modules.get("torch._C")
     if bindings is None or "torch.accelerator" not in sys.modules:
-        return False
-    if hasattr(bindings, "_accelerator_exchangeDevice"):
-        _get_accelerator = bindings._accelerator_getAccelerator
-    else:
-        _get_accelerator = _accelerator_before_2_8
-    return True
+        return None
+    of_torch = hasattr(bindings, "_accelerator_exchangeDevice")
+    _get_accelerator = bindings._accelerator_getAccelerator if of_torch else _accelerator_before_2_8
+    return _get_accelerator()
+
+
+_get_accelerator: Any = _look_for_torch
 
 
 def _accelerator_before_2_8() -> Any:

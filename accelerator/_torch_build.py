@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from accelerator import _process
@@ -32,10 +33,10 @@ def read() -> Build | None:
 
 def _from_file() -> Build | None:
     try:
-        spec = importlib.util.find_spec("torch")
-        if spec is None or not spec.origin:
+        where = folder()
+        if where is None:
             return None
-        path = os.path.join(os.path.dirname(spec.origin), "version.py")
+        path = os.path.join(where, "version.py")
         with open(path, "rb") as file:
             values: dict[str, Any] = {"__name__": "torch.version"}
             exec(compile(file.read(), path, "exec"), values)
@@ -45,13 +46,28 @@ def _from_file() -> Build | None:
         return None
 
 
-def accelerator_type() -> str | None:
+def is_rocm() -> bool:
+    """Whether torch is built for ROCm, whose devices it calls "cuda" too."""
+    build = read()
+    return build is not None and build.hip is not None
+
+
+def folder() -> str | None:
+    """Where the installed torch is, or None without one."""
+    spec = importlib.util.find_spec("torch")
+    return os.path.dirname(spec.origin) if spec and spec.origin else None
+
+
+def accelerator_type(env: Mapping[str, str] = os.environ) -> str | None:
     """The type of the accelerator that this torch is built for ("cuda" also for ROCm), or None for a CPU build.
 
     An imported torch is asked, as a backend may have been registered in it; the build is read otherwise, and torch imported
     only where a plug-in could bring an accelerator that the build does not know.
+
+    Args:
+        env: the environment whose ``ACCELERATOR_BACKEND`` counts.
     """
-    if os.environ.get("ACCELERATOR_BACKEND") == "cpu":
+    if env.get("ACCELERATOR_BACKEND") == "cpu":
         return None
     if "torch.accelerator" in sys.modules:
         return _process.torch_accelerator_type()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from accelerator import _device_arg, _driver, _enumeration, _host_memory, _nvml, _probe, _process, _torch_build
+from accelerator import _description, _device_arg, _driver, _enumeration, _nvml, _probe, _process, _rocm, _strict, _torch_build
+from accelerator._description import VisibleDevice
 from accelerator._enumeration import Device, Found
 
 __all__ = [
@@ -31,30 +33,6 @@ BAD_FORK = (
 )
 
 
-class VisibleDevice(NamedTuple):
-    """A device that torch can use, in torch's order.
-
-    Attributes:
-        index: the index by which torch calls the device.
-        uuid: NVML's name of it, beginning with "GPU-" or "MIG-"; None where unknown.
-        name: the product's name, or the accelerator's type where torch alone knows the device.
-        pci_bus_id: domain, bus and device, as in "00000000:3B:00.0"; None where unknown.
-        compute_capability: major and minor; None for devices other than CUDA's.
-        total_memory: bytes; None where unknown before the accelerator is initialized.
-        physical_index: NVML's index of the GPU; None where NVML does not know it.
-        mig: GPU instance id and compute instance id of a MIG instance, else None.
-    """
-
-    index: int  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index
-    uuid: str | None
-    name: str
-    pci_bus_id: str | None
-    compute_capability: tuple[int, int] | None
-    total_memory: int | None
-    physical_index: int | None
-    mig: tuple[int, int] | None
-
-
 _driver_count = _driver.device_count
 _torch_accelerator = _process.torch_accelerator
 _environment = _process.environment
@@ -62,6 +40,11 @@ _environment = _process.environment
 # The last answer, with all that it was an answer to: the environment, the accelerator's type, the driver's count if it is up.
 _asked: object = None
 _found: Found = Found(0, None, "")
+
+# The same for an answer that has to be looked into again on every call, and until when it holds.
+_passing: tuple[object, float] = (None, 0.0)
+
+_FOREVER = float("inf")
 
 
 def device_count() -> int:
@@ -87,9 +70,15 @@ def device_count() -> int:
 
 def _answer(key: tuple[int | None, Any, tuple[Any, ...]]) -> Found:
     """Find out anew, and remember the answer for as long as nothing that it depends on changes."""
-    global _asked, _found
+    global _asked, _found, _passing
+    rocm = _torch_build.is_rocm()
+    # ROCm's runtime cannot be asked whether it is up without starting it: torch's word has to do, and costs more.
+    full_key = (rocm and _process.torch_is_up(), *key)
+    if full_key == _passing[0] and time.monotonic() < _passing[1]:
+        return _found
     _found = _count(key[0])
-    _asked = key
+    _asked = key if _found.lasting and not rocm else None
+    _passing = full_key, _FOREVER if _found.lasting else time.monotonic() + _nvml.RETRY_AFTER_S
     return _found
 
 
@@ -97,8 +86,10 @@ def _count(driver_count: int | None) -> Found:
     accelerator = _torch_build.accelerator_type()
     if accelerator is None:
         return Found(0, _no_accelerator(), "torch's build", ())
-    if accelerator != "cuda" or _is_rocm():
+    if accelerator != "cuda" or (_torch_build.is_rocm() and _process.torch_is_up()):
         return _count_of_torch(accelerator)
+    if _torch_build.is_rocm():
+        return _rocm.find(os.environ)
     if driver_count is not None:
         return _enumeration.of_driver(driver_count)
     return _enumeration.count(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
@@ -111,11 +102,6 @@ def _no_accelerator() -> str:
     if build is None:
         return "torch is not installed in this Python; install it with 'pip install torch'"
     return f"torch {build.version} is a CPU build; install one that is built for the accelerator"
-
-
-def _is_rocm() -> bool:
-    build = _torch_build.read()
-    return build is not None and build.hip is not None
 
 
 def _count_of_torch(accelerator: str) -> Found:
@@ -156,29 +142,17 @@ def is_available(*, strict: bool = False) -> bool:
     return not strict or _strict_problem() is None
 
 
-_strict: tuple[object, str | None] = (None, None)
+# What the strict look found wrong, and the answer whose devices it looked at.
+_tried: tuple[Found | None, str | None] = (None, None)
 
 
 def _strict_problem() -> str | None:
     """What a child process finds wrong with the visible devices."""
-    global _strict
-    if _strict[0] != _asked:
-        _strict = _asked, _try_devices()
-    return _strict[1]
-
-
-def _try_devices() -> str | None:
-    if _torch_build.accelerator_type() != "cuda" or _is_rocm():
-        return None
-    answer = _probe.ask({}, use=True)
-    if answer.error:
-        return answer.error
-    for index, error in enumerate(answer.unusable):
-        if error:
-            busy = "_OUT_OF_MEMORY" in error or "_DEVICE_UNAVAILABLE" in error
-            state = "is busy, its memory is full or another process has it to itself" if busy else "is broken"
-            return f"cuda:{index} ({answer.devices[index].name}) {state}: {error}"
-    return None if answer.devices else "the CUDA driver enumerates no device in a child process"
+    global _tried
+    devices = devices_found()
+    if _tried[0] is not _found:
+        _tried = _found, _strict.problem(devices)
+    return _tried[1]
 
 
 def unavailable_reason() -> str | None:
@@ -201,7 +175,7 @@ def unavailable_reason() -> str | None:
         return _found.problem
     if _process.is_in_bad_fork():
         return BAD_FORK
-    return _strict[1] if _strict[0] == _asked else None
+    return _tried[1] if _tried[0] is _found else None
 
 
 def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice, ...]:
@@ -223,13 +197,17 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
         True
     """
     devices = _devices_of(env) if env is not None else devices_found()
-    return tuple(_describe(index, device) for index, device in enumerate(devices))
+    return tuple(_description.describe(index, device) for index, device in enumerate(devices))
 
 
 def _devices_of(env: Mapping[str, str]) -> tuple[Device, ...]:
-    accelerator = None if env.get("ACCELERATOR_BACKEND") == "cpu" else _torch_build.accelerator_type()
-    if accelerator != "cuda" or _is_rocm():
+    accelerator = _torch_build.accelerator_type(env)
+    if accelerator is None:
+        return ()
+    if accelerator != "cuda":
         return devices_found()
+    if _torch_build.is_rocm():
+        return _rocm.find(env).devices or ()
     return _enumeration.devices(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")).devices or ()
 
 
@@ -239,33 +217,6 @@ def devices_found() -> tuple[Device, ...]:
     if device_count() and _found.devices is None:
         _found = _enumeration.devices(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
     return _found.devices or ()
-
-
-def _describe(index: int, device: Device) -> VisibleDevice:
-    gpu, instance, driver = device
-    if gpu is None:
-        assert driver is not None  # one of the two has named the device
-        bus = driver.pci_bus_id and driver.pci_bus_id.rjust(len("00000000:00:00.0"), "0").upper()
-        uuid = driver.uuid and f"GPU-{driver.uuid}"
-        return VisibleDevice(index, uuid, driver.name, bus, driver.compute_capability, driver.total_memory, None, None)
-    handle = instance.handle if instance else gpu.handle
-    nvml = _nvml.session()
-    return VisibleDevice(
-        index,
-        instance.uuid if instance else gpu.uuid,
-        _nvml.ask(nvml.nvmlDeviceGetName, handle) or gpu.name or (driver.name if driver else "unknown"),
-        _nvml.ask(lambda handle: nvml.nvmlDeviceGetPciInfo(handle).busId, gpu.handle),
-        _nvml.ask(lambda handle: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)), gpu.handle),
-        _total_memory(nvml, handle, driver),
-        gpu.physical_index,
-        (instance.gi, instance.ci) if instance else None,
-    )
-
-
-def _total_memory(nvml: Any, handle: Any, driver: _probe.Device | None) -> int:
-    # Devices that share the host's memory have none of their own to report: not supported, or zero.
-    total: int | None = _nvml.ask(lambda handle: nvml.nvmlDeviceGetMemoryInfo(handle).total, handle)
-    return total or (driver.total_memory if driver else None) or _host_memory.total()
 
 
 def get_device_name(device: Any = None) -> str:
@@ -376,9 +327,11 @@ def refresh() -> None:
         >>> import accelerator as acc
         >>> acc.refresh()
     """
-    global _asked, _strict
-    _asked, _strict = None, (None, None)
+    global _asked, _passing, _tried
+    _asked, _passing, _tried = None, (None, 0.0), (None, None)
     _nvml.forget()
+    _enumeration.forget()
+    _rocm.forget()
 
 
 def driver_version() -> str | None:

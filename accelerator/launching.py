@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Iterable, MutableMapping
 from typing import Any, TypeVar
@@ -34,7 +35,7 @@ _PREFIXES = {
 }
 
 
-def _kind() -> str:
+def device_type() -> str:
     """The type of the accelerator that processes will use, "cpu" where none is available here."""
     return (_torch_build.accelerator_type() if discovery.device_count() else None) or "cpu"
 
@@ -55,8 +56,7 @@ def visible_devices_envs() -> tuple[str, ...]:
         True
     """
     accelerator = _torch_build.accelerator_type() or "cuda"
-    build = _torch_build.read()
-    if accelerator == "cuda" and build is not None and build.hip:
+    if accelerator == "cuda" and _torch_build.is_rocm():
         return ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     return (_VISIBLE.get(accelerator, "CUDA_VISIBLE_DEVICES"),)
 
@@ -73,7 +73,8 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
         The environment given.
 
     Raises:
-        ValueError: if an id is no index of a device that the environment lets through; nothing is changed then.
+        ValueError: if an id is no index of a device that the environment lets through, or comes twice, which would hide
+            every device; nothing is changed then.
 
     Fork: Safe. Nothing that a forked child could not repeat.
     Initializes: Nothing.
@@ -84,15 +85,20 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
         '5'
     """
     variable = visible_devices_envs()[0]
-    listed = current_env.get(variable)
+    # HIP reads CUDA's variable where its own is not set.
+    limiting = "CUDA_VISIBLE_DEVICES" if _torch_build.is_rocm() and variable not in current_env else variable
+    listed = current_env.get(limiting)
     entries = None if listed is None else _visible.listed(listed)
-    current_env[variable] = ",".join([_entry(identifier, entries, variable, listed) for identifier in local_accelerator_ids])
+    chosen = [_entry(identifier, entries, limiting, listed) for identifier in local_accelerator_ids]
+    if len(set(chosen)) < len(chosen):
+        raise ValueError(f"A device comes twice among {','.join(chosen)}, which would hide every device")
+    current_env[variable] = ",".join(chosen)
     return current_env
 
 
 def _entry(identifier: int | str, entries: tuple[str, ...] | None, variable: str, listed: str | None) -> str:
     try:
-        index = int(identifier)
+        index = int(identifier) if isinstance(identifier, str) else operator.index(identifier)
     except (TypeError, ValueError):
         raise ValueError(f"A local accelerator id is the index of a device, not {identifier!r}") from None
     if index < 0:
@@ -117,7 +123,7 @@ def export_envs() -> tuple[str, ...]:
         >>> import accelerator as acc
         >>> forwarded = acc.export_envs()
     """
-    return _PREFIXES.get(_kind(), ())
+    return _PREFIXES.get(device_type(), ())
 
 
 def communication_backend_name() -> str:
@@ -135,7 +141,7 @@ def communication_backend_name() -> str:
         >>> acc.communication_backend_name() in ("nccl", "gloo", "xccl", "hccl", "cncl")
         True
     """
-    return "gloo" if sys.platform == "win32" else _BACKENDS.get(_kind(), "gloo")
+    return "gloo" if sys.platform == "win32" else _BACKENDS.get(device_type(), "gloo")
 
 
 def communication_backend_version() -> tuple[int, ...] | None:

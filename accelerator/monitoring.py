@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from accelerator import _enumeration, _host_memory, _nvml, discovery
+from accelerator import _amdsmi, _enumeration, _host_memory, _nvml, discovery
 
 __all__ = [
     "Process",
@@ -87,7 +87,10 @@ def _handle(device: Any) -> Any:
         _handles = discovery.last_found(), tuple(_handle_of(device) for device in devices)
     handle = _handles[1][number]
     if handle is None:
-        raise _NotReported(f"NVML does not know {discovery.visible_devices()[number].name}, device {number}")
+        raise _NotReported(
+            f"Device {number}, {discovery.visible_devices()[number].name}, is known to the driver only, and to no library "
+            "that tells what it is doing (NVML, amdsmi)"
+        )
     return handle
 
 
@@ -97,11 +100,25 @@ def _handle_of(device: _enumeration.Device) -> Any:
 
 def _read(device: Any, what: str, read: Callable[[Any, Any], T]) -> T:
     handle = _handle(device)
+    if type(handle) is _amdsmi.Processor:
+        return _read_amd(handle, what)
     nvml = _nvml.session()
     try:
-        return read(nvml, handle)
+        try:
+            return read(nvml, handle)
+        except nvml.NVMLError_Uninitialized:
+            _nvml.restart()
+            discovery.refresh()
+            return read(_nvml.session(), _handle(device))
     except nvml.NVMLError as error:
         raise _NotReported(f"The device does not report its {what}: {_nvml.error_name(error)} ({error.value})") from None
+
+
+def _read_amd(processor: _amdsmi.Processor, what: str) -> Any:
+    try:
+        return _amdsmi.read(processor, what)
+    except _amdsmi.NotReported as error:
+        raise _NotReported(f"The device does not report its {what}: {error}") from None
 
 
 def utilization(device: Any = None) -> int:
@@ -178,15 +195,7 @@ def temperature(device: Any = None) -> int:
         >>> if acc.is_available():
         ...     assert acc.temperature() < 150
     """
-    return _read(device, "temperature", _temperature)
-
-
-def _temperature(nvml: Any, handle: Any) -> int:
-    try:
-        celsius: int = nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU)
-    except (AttributeError, nvml.NVMLError_FunctionNotFound):  # an older binding or driver
-        celsius = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-    return celsius
+    return _read(device, "temperature", _nvml.temperature)
 
 
 def power_draw(device: Any = None) -> int:
@@ -268,25 +277,12 @@ def device_memory_used(device: Any = None) -> int:
 
 
 def _memory_used(nvml: Any, handle: Any) -> int:
-    info = _memory_info(nvml, handle)
+    info = _nvml.memory_info(nvml, handle)
     if info is None or not info.total:
         # Devices that share the host's memory answer "not supported" or zeros, depending on the driver.
         return _host_memory.total() - _host_memory.available()
     used: int = info.used
     return used
-
-
-def _memory_info(nvml: Any, handle: Any) -> Any:
-    try:
-        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except (AttributeError, TypeError, nvml.NVMLError_FunctionNotFound):  # an older binding or driver
-        pass
-    except nvml.NVMLError_NotSupported:
-        return None
-    try:
-        return nvml.nvmlDeviceGetMemoryInfo(handle)
-    except nvml.NVMLError_NotSupported:
-        return None
 
 
 def processes(device: Any = None) -> tuple[Process, ...]:
@@ -311,22 +307,7 @@ def processes(device: Any = None) -> tuple[Process, ...]:
         >>> if acc.is_available():
         ...     assert all(process.pid > 0 for process in acc.processes())
     """
-    return _read(device, "processes", _processes)
-
-
-def _processes(nvml: Any, handle: Any) -> tuple[Process, ...]:
-    return tuple(
-        Process(entry.pid, _process_name(entry.pid), entry.usedGpuMemory)
-        for entry in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-    )
-
-
-def _process_name(pid: int) -> str | None:
-    nvml = _nvml.session()
-    try:
-        return _nvml.text(nvml.nvmlSystemGetProcessName(pid))
-    except nvml.NVMLError:  # gone meanwhile, or of another namespace
-        return None
+    return tuple(Process(*process) for process in _read(device, "processes", _nvml.processes))
 
 
 def list_gpu_processes(device: Any = None) -> str:
@@ -397,7 +378,7 @@ def telemetry(device: Any = None) -> Telemetry:
 
 
 def _utilization_rates(device: Any) -> Any:
-    return _read(device, "utilization", lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle))
+    return _read(device, "utilization rates", lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle))
 
 
 def _or_none(read: Callable[[Any], T], device: Any) -> T | None:

@@ -79,7 +79,7 @@ class _Annotation(ContextDecorator):
         range_pop(self._range[1])
 
 
-def annotate(msg: str, domain: str | None = None, category: str | None = None) -> ContextDecorator:
+def annotate(msg: str, domain: str | None = None, category: str | None = None) -> _Annotation:
     """Return a context manager, which also decorates functions, that makes a range of what is done in it.
 
     Args:

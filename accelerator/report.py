@@ -45,7 +45,6 @@ def _device(device: discovery.VisibleDevice) -> dict[str, Any]:
         "temperature": now.temperature,
         "power_draw": now.power_draw,
         "clock_rate": now.clock_rate,
-        "processes": now.processes and [process._asdict() for process in now.processes],
         "mig": device.mig and list(device.mig),
     }
 
@@ -60,35 +59,48 @@ def _reading(name: str) -> str:
     value = os.environ[name]
     if name == "ACCELERATOR_BACKEND":
         return "the accelerator is left out of use" if value == "cpu" else "ignored: only 'cpu' means something"
-    if _torch_build.accelerator_type() != "cuda":
+    rocm = _torch_build.is_rocm()
+    unread = ("CUDA_DEVICE_ORDER",) if rocm else ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    if _torch_build.accelerator_type() != "cuda" or name in unread:
         return "not read, as this torch has no use for it"
     if _driver.device_count() is not None:
         return "not followed any more: the driver of this process read it when it was initialized"
     if name == "CUDA_DEVICE_ORDER":
         return "devices in the order of their PCI bus" if value == "PCI_BUS_ID" else "the fastest device first"
     selection = discovery.last_found().selection
-    if name != "CUDA_VISIBLE_DEVICES" or selection is None:
+    if selection is None or rocm:
         return f"read by {discovery.last_found().source}"
     return _explained(selection)
 
 
 def _explained(selection: _visible.Selection) -> str:
-    """The list entry by entry, as in "0, 2; '-1' is negative, which ends the list"."""
-    chosen = ", ".join(_target(target) for target in selection.targets)
-    entry = selection.problem
-    return (chosen or "no device") + (f"; {entry.text!r} {entry.problem}" if entry else "")
+    """The list entry by entry, as in "'0' is cuda:0, '2' is cuda:1, '-1' is negative, which ends the list"."""
+    if not selection.entries:
+        return "no device"
+    said: list[str] = []
+    for entry in selection.entries:
+        if entry.problem:
+            said.append(f"{entry.text!r} {entry.problem}")
+        elif entry.target is None:
+            said.append(f"{entry.text!r} is not looked at")
+        elif entry.target in selection.targets:
+            said.append(f"{entry.text!r} is cuda:{selection.targets.index(entry.target)}")
+        else:
+            said.append(f"{entry.text!r} is left out, as a process sees a single MIG instance")
+    return ", ".join(said)
 
 
-def _target(target: _visible.Target) -> str:
-    return f"{target.gpu}:{target.instance.gi}/{target.instance.ci}" if target.instance else str(target.gpu)
+def processes() -> list[tuple[monitoring.Process, ...]]:
+    """The processes on each visible device; none where the device does not report them."""
+    return [monitoring.telemetry(index).processes or () for index in range(discovery.device_count())]
 
 
-def render(facts: dict[str, Any]) -> str:
-    """The report as text."""
+def render(facts: dict[str, Any], processes: list[tuple[monitoring.Process, ...]]) -> str:
+    """The report as text, of what the two functions above collected."""
     lines = [_versions(facts), _driver_line(facts), _state(facts)]
     lines += [f"{name}={entry['value']!r}: {entry['reading']}" for name, entry in facts["environment"].items()]
     if facts["devices"]:
-        lines += ["", *_table(facts["devices"])]
+        lines += ["", *_table(facts["devices"], processes)]
     return "\n".join(line for line in lines if line is not None) + "\n"
 
 
@@ -123,18 +135,17 @@ def _state(facts: dict[str, Any]) -> str:
 _COLUMNS = ("index", "name", "memory", "busy", "temp", "power", "clock", "PCI bus", "MIG", "processes")
 
 
-def _table(devices: list[dict[str, Any]]) -> list[str]:
-    rows = [_COLUMNS, *(_row(device) for device in devices)]
+def _table(devices: list[dict[str, Any]], processes: list[tuple[monitoring.Process, ...]]) -> list[str]:
+    rows = [_COLUMNS, *(_row(*row) for row in zip(devices, processes, strict=True))]
     used = [i for i in range(len(_COLUMNS)) if any(row[i] for row in rows[1:])]
     widths = {i: max(len(row[i]) for row in rows) for i in used}
     return ["  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows]
 
 
-def _row(device: dict[str, Any]) -> tuple[str, ...]:
+def _row(device: dict[str, Any], processes: tuple[monitoring.Process, ...]) -> tuple[str, ...]:
     used, total = device["memory_used"], device["total_memory"]
     memory = "" if total is None else f"{_gib(used)} of {_gib(total)} GiB"
     mig = "/".join(map(str, device["mig"])) if device["mig"] else ""
-    processes = ", ".join(_process_text(process) for process in device["processes"] or ())
     return (
         str(device["index"]),
         device["name"],
@@ -145,13 +156,14 @@ def _row(device: dict[str, Any]) -> tuple[str, ...]:
         _with_unit(device["clock_rate"], "MHz"),
         device["pci_bus_id"] or "",
         mig,
-        processes,
+        ", ".join(_process_text(process) for process in processes),
     )
 
 
-def _process_text(process: dict[str, Any]) -> str:
-    used = process["memory_used"]
-    return f"{process['pid']}" + ("" if used is None else f" ({_gib(used)} GiB)")
+def _process_text(process: monitoring.Process) -> str:
+    name = f" {os.path.basename(process.name)}" if process.name else ""
+    used = "" if process.memory_used is None else f" ({_gib(process.memory_used)} GiB)"
+    return f"{process.pid}{name}{used}"
 
 
 def _gib(size: int | None) -> str:

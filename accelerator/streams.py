@@ -355,12 +355,27 @@ def handles_memory_backpressure() -> bool:
 
 def __getattr__(name: str) -> Any:
     """``Stream`` and ``Event`` name the class that fits now, which a change of the environment may still change."""
-    if name == "Stream":
-        return CPUStream if _stands_in() else torch.Stream
-    if name == "Event":
-        return CPUEvent if _stands_in() else torch.Event
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in ("Event", "Stream"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    classes: tuple[type, type]
+    if not _runtime.up and discovery.is_in_bad_fork():
+        classes = _NoStream, _NoEvent
+    elif not _runtime.up and discovery.device_count() == 0:
+        classes = CPUStream, CPUEvent
+    else:
+        classes = torch.Stream, torch.Event
+    return classes[name == "Event"]
 
 
-def _stands_in() -> bool:
-    return not _runtime.up and discovery.device_count() == 0
+class _NoStream(torch.Stream):
+    """The class in a child that cannot use the accelerator: it can make none."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        _runtime.refuse_in_bad_fork()
+
+
+class _NoEvent(torch.Event):
+    """As ``_NoStream``."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        _runtime.refuse_in_bad_fork()

@@ -6,6 +6,7 @@ GPUs, those of ``tests/cpu`` on the same build without any. With a CPU build: al
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,8 @@ def main(arguments: list[str]) -> int:
     if build is None:
         print("torch is not installed in this Python")
         return 1
-    pytest = [sys.executable, "-m", "pytest", *arguments]
+    workers = str(min(os.cpu_count() or 1, 4))
+    pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadgroup", *arguments]
     simulate = [sys.executable, "-m", "accelerator", "simulate"]
     if build.cuda:
         commands = [

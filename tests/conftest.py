@@ -15,6 +15,20 @@ import accelerator as acc
 TESTS = Path(__file__).parent
 
 
+# What these test depends on no torch: one run of them is enough where several builds are tested one after the other.
+TORCH_FREE = (
+    "test_launching.py",
+    "test_readme.py",
+    "test_rocm.py",
+    "test_simulation_command.py",
+    "test_simulation_environment.py",
+    "test_simulation_nvml.py",
+    "test_simulation_nvml_memory.py",
+    "test_simulation_visible_devices.py",
+    "test_visible.py",
+)
+
+
 def pytest_report_header() -> str:
     where = "on simulated GPUs" if acc.simulation.is_simulated() else "without simulation"
     return f"accelerator: {where}, {acc.device_count()} device(s) visible, from {Path(acc.__file__).parent}"
@@ -30,3 +44,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = reasons.get(item.path.parent)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+        if item.path.name in TORCH_FREE:
+            item.add_marker(pytest.mark.torch_free)

@@ -65,7 +65,7 @@ class ActsAs(NamedTuple):
 
 
 class Works(NamedTuple):
-    """This package answers where ``torch.accelerator`` does not, or answers from elsewhere; tests of their own look at the answer."""
+    """This package answers where ``torch.accelerator`` does not, or from elsewhere; other tests look at the answer."""
 
     row: str
 

@@ -63,7 +63,7 @@ WRONG: list[tuple[Any, type[Exception]]] = [
     ((0,), TypeError),
     ({}, TypeError),
     (int, TypeError),
-    (object(), TypeError),
+    (Ellipsis, TypeError),
     (1j, TypeError),
     ("", RuntimeError),
     ("bogus", RuntimeError),
@@ -93,3 +93,6 @@ class Index:
 
     def __index__(self) -> int:
         return self._value
+
+    def __repr__(self) -> str:
+        return f"Index({self._value})"

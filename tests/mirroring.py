@@ -24,7 +24,6 @@ def _inside(api: Any, argument: Any) -> int:
         return torch.cuda.current_device()
 
 
-
 # With the argument None where a call takes none.
 CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "device_count": lambda api, _: api.device_count(),

@@ -13,7 +13,10 @@ import torch.distributed
 
 from tests import checkpointing_worker as worker
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
+    pytest.mark.xdist_group("worlds"),
+]
 
 SECONDS = 150
 

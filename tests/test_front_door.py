@@ -67,7 +67,9 @@ def test_no_public_name_hides_behind_a_submodule() -> None:
     assert not (set(NAMES) - ALLOWED_CLASHES) & modules
 
 
-@pytest.mark.parametrize("name", ["get_accelerator", "abstract_accelerator", "real_accelerator", "cuda_accelerator", "nonsense"])
+@pytest.mark.parametrize(
+    "name", ["get_accelerator", "abstract_accelerator", "real_accelerator", "cuda_accelerator", "nonsense"]
+)
 def test_unknown_names_are_attribute_errors(name: str) -> None:
     with pytest.raises(AttributeError, match=f"module 'accelerator' has no attribute '{name}'"):
         getattr(acc, name)

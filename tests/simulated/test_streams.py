@@ -130,7 +130,7 @@ def test_context_shared_between_threads() -> None:
     assert state() == before
 
 
-@pytest.mark.parametrize("stream", [0, 1.5, "cuda:1", torch.device("cuda"), True, object(), torch.cuda.Stream], ids=repr)
+@pytest.mark.parametrize("stream", [0, 1.5, "cuda:1", torch.device("cuda"), True, Ellipsis, torch.cuda.Stream], ids=repr)
 def test_no_stream(stream: Any) -> None:
     before = state()
     with pytest.raises(TypeError, match=r"takes a torch\.Stream or None"):

@@ -9,7 +9,6 @@ import torch
 
 import accelerator as acc
 
-
 # What torch's own streams and events do before that is torch's affair.
 AT_LEAST_2_8 = hasattr(torch.accelerator, "device_index")
 UNFIT = ValueError if AT_LEAST_2_8 else RuntimeError

@@ -1,0 +1,246 @@
+"""What only hardware can decide: the driver's own reading of the variables, forks, NVML, MIG, and how long calls take.
+
+Skipped without a real NVIDIA GPU. Run it with ``-s`` to see the times and the figures.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import accelerator as acc
+from accelerator import _nvml, _probe, _visible
+from tests.discovery_support import CUDA, ask
+from tests.support import plain_environment
+from tests.test_visible import TABLE
+
+
+def _has_gpu() -> bool:
+    if sys.platform != "linux" or CUDA is None or acc.simulation.is_simulated():
+        return False
+    try:
+        return len(_nvml.gpus()) > 0
+    except _nvml.Unavailable:
+        return False
+
+
+pytestmark = pytest.mark.skipif(not _has_gpu(), reason="needs a real NVIDIA GPU, outside simulation, and a CUDA build of torch")
+
+
+def asked(code: str, *arguments: str, **variables: str) -> Any:
+    return ask(code, plain_environment(**variables), *arguments)
+
+
+def real(text: str | None) -> str | None:
+    """A row of the table with the UUIDs of this machine's GPUs in place of the made-up ones."""
+    for letter, gpu in zip("abcd", _nvml.gpus(), strict=False):
+        assert gpu.uuid
+        short = gpu.uuid[:12]
+        text = text and text.replace(f"GPU-{letter * 8}", short).replace(f"GPU-{letter}", short)
+    return text
+
+
+ROWS = """
+    import accelerator as acc
+    answers = []
+    for value in json.loads(sys.argv[1]):
+        put({"CUDA_VISIBLE_DEVICES": value})
+        answers.append((driver(CUDA_VISIBLE_DEVICES=value), [plain(device.uuid) for device in acc.visible_devices()]))
+    print(json.dumps(answers))
+"""
+
+
+def test_the_grammar_against_the_driver(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every row of the table, asked of the driver in fresh children: this decides what the documentation leaves open."""
+    import json
+
+    uuids = [gpu.uuid for gpu in _nvml.gpus() if gpu.uuid]
+    more = ["GPU-", "GPU-" + uuids[0][4:6], uuids[0].upper(), f" {uuids[0]}", f"{uuids[0]},0", f"0,{uuids[0]}", "0,0", "9,9"]
+    values = [real(text) for text, _ in TABLE if text is None or "\udcff" not in text] + more
+    answers = asked(ROWS, json.dumps(values))
+    wrong = [(value, theirs, ours) for value, (theirs, ours) in zip(values, answers, strict=True) if theirs != ours]
+    with capsys.disabled():
+        for value, theirs, ours in wrong:
+            print(f"\nCUDA_VISIBLE_DEVICES={value!r}: the driver sees {theirs}, we say {ours}")
+    assert wrong == []
+
+
+def test_the_order_of_devices() -> None:
+    for order in ("FASTEST_FIRST", "PCI_BUS_ID"):
+        program = """
+            import accelerator as acc
+            print(json.dumps([driver(), [plain(device.uuid) for device in acc.visible_devices()]]))
+        """
+        theirs, ours = asked(program, CUDA_DEVICE_ORDER=order)
+        assert theirs == ours
+
+
+def test_nvml_in_the_parent_cuda_in_a_forked_child() -> None:
+    program = """
+        import accelerator as acc
+        count, before = acc.device_count(), acc.telemetry(0)
+        import torch
+        def child():
+            tensor = torch.arange(4, device="cuda")
+            return [acc.is_in_bad_fork(), acc.device_count(), (tensor * 2).sum().item(), acc.temperature(0)]
+        told = in_child(child)
+        print(json.dumps([count, told, acc.is_fork_safe(), acc.is_initialized()]))
+    """
+    count, (bad, in_child, total, degrees), safe, initialized = asked(program)
+    assert (bad, in_child, total) == (False, count, 12)
+    assert 0 < degrees < 120
+    assert (safe, initialized) == (True, False)
+
+
+def test_nvml_in_a_child_with_and_without_a_new_start(capsys: pytest.CaptureFixture[str]) -> None:
+    program = """
+        import accelerator as acc
+        import pynvml
+        acc.temperature(0)
+        def old_session():
+            try:
+                return pynvml.nvmlDeviceGetCount()
+            except pynvml.NVMLError as error:
+                return str(error)
+        print(json.dumps([in_child(old_session), in_child(lambda: acc.telemetry(0)), acc.telemetry(0)]))
+    """
+    old, child, parent = asked(program)
+    with capsys.disabled():
+        print(f"\nNVML in a forked child without a new nvmlInit: {old}")
+    assert len(child) == len(parent)
+    assert child[2] is not None
+
+
+def test_whether_the_driver_is_initialized() -> None:
+    program = """
+        import accelerator as acc
+        from accelerator import _driver
+        absent = _driver.device_count()
+        library = ctypes.CDLL("libcuda.so.1")
+        loaded = [_driver.device_count(), acc.is_fork_safe(), library.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))]
+        child_of_loaded = in_child(lambda: [library.cuInit(0), acc.is_in_bad_fork()])
+        count = acc.device_count()
+        assert library.cuInit(0) == 0
+        up = [_driver.device_count() == count, acc.is_fork_safe(), acc.device_count() == count]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        up.append(acc.device_count() == count)
+        def poisoned():
+            return [library.cuInit(0), library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())), acc.is_in_bad_fork(),
+                    acc.is_available()]
+        print(json.dumps([absent, loaded, child_of_loaded, up, in_child(poisoned)]))
+    """
+    absent, loaded, child_of_loaded, up, poisoned = asked(program)
+    assert absent is None
+    assert loaded == [None, True, 3]
+    assert child_of_loaded == [0, False]
+    assert up == [True, False, True, True]
+    assert poisoned == [3, 3, True, False]
+
+
+def test_every_device_agrees_with_torch() -> None:
+    program = """
+        import accelerator as acc
+        before = [(plain(d.uuid), d.name, d.compute_capability) for d in acc.visible_devices()]
+        import torch
+        torch.cuda.init()
+        theirs = []
+        for i in range(torch.cuda.device_count()):
+            p = torch.cuda.get_device_properties(i)
+            theirs.append((str(p.uuid).replace("-", ""), p.name, (p.major, p.minor)))
+        after = [(plain(d.uuid), d.name, d.compute_capability) for d in acc.visible_devices()]
+        print(json.dumps([before, theirs, after]))
+    """
+    before, theirs, after = asked(program)
+    assert before == theirs == after
+
+
+def test_memory_of_both_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    nvml = _nvml.session()
+    gpu = _nvml.gpus()[0]
+    first = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
+    second = nvml.nvmlDeviceGetMemoryInfo(gpu.handle, version=nvml.nvmlMemory_v2)
+    with capsys.disabled():
+        print(f"\nmemory used: {first.used >> 20} MiB by version 1, {second.used >> 20} MiB and a reserve of "
+              f"{second.reserved >> 20} MiB by version 2")  # fmt: skip
+    assert first.total == second.total
+    assert second.used <= first.used
+    assert abs(acc.device_memory_used(0) - second.used) < 2**30 or gpu.instances is not None
+
+
+def test_telemetry_is_plausible() -> None:
+    told = acc.telemetry(0)
+    assert told.utilization is None or 0 <= told.utilization <= 100
+    assert told.temperature is None or 0 < told.temperature < 120
+    assert told.power_draw is None or 1_000 < told.power_draw < 2_000_000
+    assert told.clock_rate is None or 100 < told.clock_rate < 5_000
+    assert told.device_memory_used is not None
+
+
+def test_strictly() -> None:
+    assert acc.is_available(strict=True), acc.unavailable_reason()
+
+
+def test_mig() -> None:
+    gpus = _nvml.gpus()
+    if all(gpu.instances is None for gpu in gpus):
+        pytest.skip("MIG is off on every GPU")
+    values: list[str | None] = [None, "0"]
+    for gpu in gpus:
+        for instance in gpu.instances or ():
+            values += [instance.uuid, instance.uuid[:12], f"MIG-{gpu.uuid}/{instance.gi}/{instance.ci}"]
+    import json
+
+    for value, (theirs, ours) in zip(values, asked(ROWS, json.dumps(values)), strict=True):
+        assert theirs == ours, value
+
+
+def test_how_long_calls_take(capsys: pytest.CaptureFixture[str]) -> None:
+    program = """
+        import time
+        begin = time.perf_counter()
+        import accelerator as acc
+        told = [("import accelerator", time.perf_counter() - begin)]
+        def timed(name, call, times=1):
+            begin = time.perf_counter()
+            for _ in range(times):
+                call()
+            told.append((name, (time.perf_counter() - begin) / times))
+        import pynvml
+        timed("nvmlInit, first", pynvml.nvmlInit)
+        timed("nvmlInit, second", pynvml.nvmlInit)
+        for name, call in (("device_count", acc.device_count), ("is_available", acc.is_available),
+                           ("visible_devices", acc.visible_devices), ("utilization", lambda: acc.utilization(0)),
+                           ("device_memory_used", lambda: acc.device_memory_used(0)), ("telemetry", lambda: acc.telemetry(0))):
+            timed(name + ", first", call)
+            timed(name + ", later", call, 200)
+        timed("is_available(strict=True), first", lambda: acc.is_available(strict=True))
+        timed("is_available(strict=True), later", lambda: acc.is_available(strict=True), 200)
+        print(json.dumps(told))
+    """
+    told = dict(asked(program))
+    with capsys.disabled():
+        print(*(f"\n{name:>36}: {seconds * 1e6:12.1f} us" for name, seconds in told.items()), sep="")
+    assert told["device_count, later"] < 1e-4
+
+
+def test_the_child_that_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    def timed(call: Callable[[], _probe.Answer]) -> _probe.Answer:
+        begin = time.perf_counter()
+        answer = call()
+        with capsys.disabled():
+            print(f"\nthe driver, asked in a child: {time.perf_counter() - begin:.2f} s")
+        return answer
+
+    listed = timed(lambda: _probe.ask({}))
+    used = timed(lambda: _probe.ask({}, use=True))
+    assert listed.error is used.error is None
+    assert listed.devices == used.devices
+    assert used.unusable == (None,) * len(used.devices)
+    assert listed.version == acc.driver_cuda_version()
+    uuids = [device.uuid and device.uuid.partition("-")[2] for device in acc.visible_devices()]
+    assert uuids == [device.uuid for device in listed.devices]
+    assert _visible.needs_uuids(f"GPU-{uuids[0]}")

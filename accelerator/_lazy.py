@@ -10,14 +10,29 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
+
 from accelerator import _runtime
 
 
-class Mark:
-    """A call that waits and whose place among the others matters: what was random before it is not to be forgotten."""
+class States:
+    """The states of some devices' generators, taken when this is called, which may be at the initialization.
+
+    While it waits it marks a place: what was random before it is not to be forgotten.
+    """
+
+    def __init__(self, numbers: list[int]) -> None:
+        self._numbers = numbers
+        self._states: list[torch.Tensor] = []
 
     def __call__(self) -> None:
-        raise NotImplementedError
+        self._states = [_runtime.generator(number).get_state() for number in self._numbers]
+
+    def restore(self) -> None:
+        """Give the generators the states that were taken."""
+        # None were taken if the initialization failed before it came to that.
+        for number, state in zip(self._numbers, self._states, strict=False):
+            _runtime.generator(number).set_state(state)
 
 
 def run(call: Callable[[], object]) -> None:
@@ -40,7 +55,7 @@ def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
     _run_or(keep, call)
 
 
-def forget_since(mark: Mark) -> None:
+def forget_since(mark: States) -> None:
     """Forget a mark that still waits, and what was to be done to random states after it."""
     module = _runtime.device_module()
     if _runtime.initialized() or not hasattr(module, "_queued_calls"):
@@ -77,14 +92,14 @@ def _settle(module: Any) -> None:
         return
     calls = module._queued_calls
     if tracker.manual_seed_all_cb is not None:
-        marks = [place for place, (call, _) in enumerate(calls) if isinstance(call, Mark)]
+        marks = [place for place, (call, _) in enumerate(calls) if isinstance(call, States)]
         _drop_random(calls, marks[-1] + 1 if marks else 0, module)
     calls.extend(entry for entry in tracker.get_calls() if entry)
     tracker.__init__()
 
 
 def _drop_random(calls: list[tuple[Any, Any]], start: int, module: Any) -> None:
-    rooms = ("accelerator.random", f"{module.__name__}.random")
+    rooms = (__name__, "accelerator.random", f"{module.__name__}.random")
     calls[start:] = [entry for entry in calls[start:] if getattr(entry[0], "__module__", None) not in rooms]
 
 

@@ -382,26 +382,10 @@ def _set_state(state: torch.Tensor, number: int | None) -> None:
     _lazy.run(set_state)
 
 
-class _States(_lazy.Mark):
-    """The states of some devices' generators: taken when called, which may be at the initialization."""
-
-    def __init__(self, numbers: list[int]) -> None:
-        self._numbers = numbers
-        self._states: list[torch.Tensor] = []
-
-    def __call__(self) -> None:
-        self._states = [_runtime.generator(number).get_state() for number in self._numbers]
-
-    def restore(self) -> None:
-        # None were taken if the initialization failed before it came to that.
-        for number, state in zip(self._numbers, self._states, strict=False):
-            _runtime.generator(number).set_state(state)
-
-
 @contextmanager
 def _forked(numbers: list[int]) -> Generator[None, None, None]:
     cpu_state = torch.default_generator.get_state()
-    states = _States(numbers)
+    states = _lazy.States(numbers)
     if numbers:
         _lazy.run(states)
     try:

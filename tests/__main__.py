@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from accelerator import _torch_build
+from accelerator import _torch_build, simulation
 
 TESTS = Path(__file__).parent
 
@@ -23,18 +23,18 @@ def main(arguments: list[str]) -> int:
         return 1
     workers = str(min(os.cpu_count() or 1, 4))
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadgroup", *arguments]
-    simulate = [sys.executable, "-m", "accelerator", "simulate"]
     if build.cuda:
-        commands = [
-            [*simulate, "--gpus", "2", "--", *pytest, f"--ignore={TESTS / 'cpu'}", str(TESTS)],
-            [*simulate, "--gpus", "0", "--driver", "absent", "--nvml", "absent", "--", *pytest, str(TESTS / "cpu")],
+        # Each worker is a machine of its own, with all of the memory to itself.
+        runs = [
+            ("on two simulated GPUs", simulation.environment(gpus=2), [f"--ignore={TESTS / 'cpu'}", str(TESTS)]),
+            ("without a GPU", simulation.environment(gpus=0, driver="absent", nvml="absent"), [str(TESTS / "cpu")]),
         ]
     else:
-        commands = [[*pytest, f"--ignore={TESTS / 'simulated'}", str(TESTS)]]
+        runs = [("on a CPU build", dict(os.environ), [f"--ignore={TESTS / 'simulated'}", str(TESTS)])]
     failed = False
-    for command in commands:
-        print("\n$", *command, flush=True)
-        failed |= subprocess.run(command, cwd=TESTS.parent, check=False).returncode != 0
+    for where, environment, selection in runs:
+        print(f"\n{where}: pytest", *pytest[3:], *selection, flush=True)
+        failed |= subprocess.run([*pytest, *selection], cwd=TESTS.parent, env=environment, check=False).returncode != 0
     return int(failed)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import zlib
 
 import torch
 
+from accelerator import _runtime
 from accelerator.checkpointing.configuration import Settings, partition_group
-from accelerator.checkpointing.groups import ALONE
+from accelerator.checkpointing.groups import ALONE, Group
 
 
 def digest(tensor: torch.Tensor) -> int:
@@ -27,20 +28,32 @@ def same_on_all_ranks(arguments: list[tuple[torch.Tensor, str]], settings: Setti
     group = partition_group(settings) if settings.partition_activations else ALONE
     if group.size == 1:
         return
-    from torch import distributed
-
-    mine: list[tuple[object, ...]] = [
-        (name, tuple(tensor.shape), str(tensor.dtype), digest(tensor)) for tensor, name in arguments
-    ]
-    everyone: list[list[tuple[object, ...]]] = [[] for _ in range(group.size)]
-    gather: Any = distributed.all_gather_object
-    gather(everyone, mine, group=group.handle)
-    if differing := sorted(
-        {each[0] for row in everyone for each, first in zip(row, everyone[0], strict=False) if each != first}, key=str
-    ):
+    counts = _gather([len(arguments)], group)
+    if len(set(map(tuple, counts))) > 1:
+        raise RuntimeError("Partitioned checkpointing needs the same arguments on every rank; their numbers differ.")
+    mine = [number for tensor, name in arguments for number in (_kind(tensor, name), digest(tensor) & _LARGEST)]
+    everyone = _gather(mine, group)
+    places = {place // 2 for row in everyone for place, number in enumerate(row) if number != everyone[0][place]}
+    if places:
         raise RuntimeError(
             f"Partitioned checkpointing needs the same arguments on every rank of the group, but these differ: "
-            f"{', '.join(map(str, differing))}."
+            f"{', '.join(arguments[place][1] for place in sorted(places))}."
         )
-    if len({len(row) for row in everyone}) > 1:
-        raise RuntimeError("Partitioned checkpointing needs the same arguments on every rank; their numbers differ.")
+
+
+_LARGEST = 2**63 - 1
+
+
+def _kind(tensor: torch.Tensor, name: str) -> int:
+    return zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+
+
+def _gather(numbers: list[int], group: Group) -> list[list[int]]:
+    """The numbers of each rank, of which all have equally many. torch's gathering of objects would need NumPy."""
+    from torch import distributed
+
+    on_host = distributed.get_backend(group.handle) in ("gloo", "mpi")
+    mine = torch.tensor(numbers, dtype=torch.int64, device="cpu" if on_host else _runtime.device_type())
+    everyone = [torch.empty_like(mine) for _ in range(group.size)]
+    distributed.all_gather(everyone, mine, group=group.handle)
+    return [row.tolist() for row in everyone]

@@ -256,9 +256,15 @@ int is_valid_range(const void *address, size_t size)
     memory_lock();
     struct block *block = block_find(address);
     bool is_host = block == NULL;
-    /* A tensor in an expandable segment may lie in several blocks, one behind the other. */
-    for (; block && reached < end; block = block_find(reached))
-        reached = block->memory.base + block->memory.size;
+    /* A tensor in an expandable segment may lie in several mapped blocks, one behind the other; what else happens to
+     * lie behind a block is another allocation. */
+    while (block && reached < end) {
+        bool is_mapped = block->memory.kind == SIM_MAPPED_MEMORY;
+        reached = (const char *)block->memory.base + block->memory.size;
+        block = is_mapped ? block_find(reached) : NULL;
+        if (block && block->memory.kind != SIM_MAPPED_MEMORY)
+            block = NULL;
+    }
     memory_unlock();
     return is_host || reached >= end;
 }

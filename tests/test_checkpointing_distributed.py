@@ -20,6 +20,9 @@ pytestmark = [
 
 SECONDS = 150
 
+# Beside the names of cases: how a rank's process ended.
+ENDED = "ended"
+
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["two", "four"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
@@ -49,15 +52,15 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
             process.wait()
             log.close()
     found = []
-    for rank in range(size):
-        path = folder / f"{rank}.json"
-        assert path.exists(), (folder / f"{rank}.log").read_text()
-        found.append(json.loads(path.read_text()))
+    for rank, process in enumerate(ranks):
+        path, log = folder / f"{rank}.json", (folder / f"{rank}.log").read_text()
+        assert path.exists(), log
+        found.append({**json.loads(path.read_text()), ENDED: f"status {process.returncode}, after:\n{log[-2000:]}"})
     return found
 
 
 @pytest.mark.parametrize("name", [name for name, _ in worker.cases()])
 def test_over_processes(name: str, results: list[dict[str, str]]) -> None:
     for rank, said in enumerate(results):
-        assert name in said, f"rank {rank} did not come to it"
+        assert name in said, f"rank {rank} did not come to it: {said[ENDED]}"
         assert not said[name], f"rank {rank}: {said[name]}"

@@ -9,7 +9,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from accelerator import _runtime, _torch_build, discovery
-from accelerator._runtime import exchange_index, get_index, restore_index, set_index
+from accelerator._runtime import exchange_index, get_index, restore_index, set_index, up
 
 __all__ = [
     "current_accelerator",
@@ -70,9 +70,9 @@ def current_device_index() -> int:
     """
     if is_dynamo_compiling():
         return 0 if _runtime.kind == "cpu" else torch.accelerator.current_device_index()
-    if _runtime.up:
+    if up:
         return get_index()
-    return get_index() if not _runtime.absent() and _runtime.up else 0
+    return get_index() if not _runtime.absent() and up else 0
 
 
 def set_device_index(device: Any, /) -> None:
@@ -96,7 +96,7 @@ def set_device_index(device: Any, /) -> None:
         >>> import accelerator as acc
         >>> acc.set_device_index(0)
     """
-    if _runtime.up:
+    if up:
         number = device if type(device) is int else _runtime.resolve(device, optional=False)
         try:
             return set_index(number)
@@ -165,7 +165,7 @@ def device_index(device: Any, /) -> AbstractContextManager[None]:
     """
     if is_dynamo_compiling():
         return _traceable_device_index(device)
-    if _runtime.up:
+    if up:
         if type(device) is int and device >= 0:
             return _DeviceIndex(device)
         if type(device) is str or type(device) is torch.device:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from accelerator import _runtime
-from accelerator._runtime import get_index
+from accelerator._runtime import get_index, up
 
 __all__ = [
     "empty_cache",
@@ -28,9 +28,9 @@ _statistics_of = _runtime.memory_statistics
 
 def _statistics(device: Any) -> dict[str, Any]:
     """The allocator's statistics as torch keeps them, nested; empty while the accelerator is not initialized."""
-    if not _runtime.up:
+    if not up:
         _runtime.visible_index(device)
-        if not _runtime.up:
+        if not up:
             return {}
     number = get_index() if device is None else device if type(device) is int else _runtime.resolve(device)
     try:
@@ -205,7 +205,7 @@ def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
         >>> stats = acc.memory_stats_as_nested_dict()
     """
     number = _runtime.visible_index(device)
-    if not _runtime.up:
+    if not up:
         return {}
     # CUDA's own have more than those that all accelerators have.
     of_backend = getattr(_runtime.device_module(), "memory_stats_as_nested_dict", _statistics)
@@ -266,7 +266,7 @@ def reset_peak_memory_stats(device_index: Any = None, /) -> None:
         >>> acc.reset_peak_memory_stats()
     """
     number = _runtime.visible_index(device_index)
-    if _runtime.up:
+    if up:
         _tell_allocator(_runtime.reset_peak_memory_stats, number)
 
 
@@ -293,7 +293,7 @@ def reset_accumulated_memory_stats(device_index: Any = None, /) -> None:
         >>> acc.reset_accumulated_memory_stats()
     """
     number = _runtime.visible_index(device_index)
-    if _runtime.up:
+    if up:
         _tell_allocator(_runtime.reset_accumulated_memory_stats, number)
 
 
@@ -321,7 +321,7 @@ def empty_cache() -> None:
         >>> import accelerator as acc
         >>> acc.empty_cache()
     """
-    if not _runtime.absent() and _runtime.up:
+    if not _runtime.absent() and up:
         _tell_allocator(_runtime.empty_cache)
 
 
@@ -341,5 +341,5 @@ def empty_host_cache() -> None:
         >>> import accelerator as acc
         >>> acc.empty_host_cache()
     """
-    if not _runtime.absent() and _runtime.up:
+    if not _runtime.absent() and up:
         _runtime.empty_host_cache()

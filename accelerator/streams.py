@@ -12,7 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from accelerator import _device_arg, _runtime, discovery
 from accelerator._cpu_streams import CPUEvent, CPUStream, cpu_stream
-from accelerator._runtime import get_index, get_stream
+from accelerator._runtime import get_index, get_stream, up
 
 __all__ = [
     "Event",
@@ -61,7 +61,7 @@ def current_stream(device: Any = None, /) -> torch.Stream:
         >>> isinstance(acc.current_stream(), acc.Stream)
         True
     """
-    if not _runtime.up:
+    if not up:
         number = _runtime.index(device)
         if _runtime.absent():
             return cpu_stream()
@@ -96,7 +96,7 @@ def set_stream(stream: torch.Stream) -> None:
         >>> import accelerator as acc
         >>> acc.set_stream(acc.current_stream())
     """
-    if _runtime.up or not _runtime.absent():
+    if up or not _runtime.absent():
         _set_stream(stream)
     elif not isinstance(stream, torch.Stream):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"set_stream() takes a torch.Stream, not {type(stream).__name__}")
@@ -124,9 +124,9 @@ def synchronize(device: Any = None, /) -> None:
         >>> import accelerator as acc
         >>> acc.synchronize()
     """
-    if not _runtime.up:
+    if not up:
         _runtime.index(device)
-        if not _runtime.up:
+        if not up:
             return
     if device is None:
         return _synchronize(get_index())
@@ -192,7 +192,7 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
         return nullcontext()
     if not isinstance(stream, torch.Stream):
         raise TypeError(f"stream() takes a torch.Stream or None, not {type(stream).__name__}")
-    if not _runtime.up and _runtime.absent():
+    if not up and _runtime.absent():
         return nullcontext()
     if stream.device.type != _runtime.kind:
         raise ValueError(f"{stream.device.type} doesn't match the current accelerator {_runtime.kind}.")
@@ -358,9 +358,9 @@ def __getattr__(name: str) -> Any:
     if name not in ("Event", "Stream"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     classes: tuple[type, type]
-    if not _runtime.up and discovery.is_in_bad_fork():
+    if not up and discovery.is_in_bad_fork():
         classes = _NoStream, _NoEvent
-    elif not _runtime.up and discovery.device_count() == 0:
+    elif not up and discovery.device_count() == 0:
         classes = CPUStream, CPUEvent
     else:
         classes = torch.Stream, torch.Event

@@ -14,6 +14,8 @@ ROOMS = [
     module.name
     for module in pkgutil.walk_packages(accelerator.__path__, "accelerator.")
     if not module.name.endswith("__main__")
+    # Those of the simulation show what is so on simulated GPUs.
+    and (accelerator.simulation.is_simulated() or not module.name.startswith("accelerator.simulation."))
 ]
 
 

@@ -72,7 +72,7 @@ class Surroundings:
     __slots__ = ("_autocast", "_cpu", "_device", "_generators", "_kinds", "_random", "_snapshot", "up")
 
     def __init__(self, random: bool, devices: set[torch.device] | None) -> None:
-        up = self.up = _runtime.up or accelerator_is_up()
+        up = self.up = bool(_runtime.up) or accelerator_is_up()
         if up:
             self._kinds: tuple[str, ...] = ("cpu", _runtime.kind)
             self._autocast = _autocast_state(self._kinds)

@@ -6,6 +6,7 @@ neither, as they start processes of their own. ``python -m tests`` starts one py
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -46,3 +47,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
         if item.path.name in TORCH_FREE:
             item.add_marker(pytest.mark.torch_free)
+
+
+_skipped: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and report.nodeid.startswith("tests/simulated/"):
+        _skipped.append(report.nodeid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # In CI a test on simulated GPUs that does not run has failed.
+    if _skipped and os.environ.get("CI") and not hasattr(session.config, "workerinput"):
+        print(f"\n{len(_skipped)} tests on simulated GPUs were skipped, the first {_skipped[0]}")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

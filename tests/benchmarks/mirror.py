@@ -58,7 +58,7 @@ def seconds(program: str) -> float:
     times: list[float] = []
     for _ in range(5):
         start = time.perf_counter()
-        subprocess.run([sys.executable, "-c", program], check=True)
+        subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True)
         times.append(time.perf_counter() - start)
     return min(times)
 
@@ -67,7 +67,7 @@ def starting() -> Iterator[Row]:
     """What starting costs, in microseconds: the import inside a process, and a whole process that counts devices."""
     timed = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
     imports = [
-        min(float(subprocess.check_output([sys.executable, "-c", timed.format(name)])) for _ in range(5)) * 1e6
+        min(float(subprocess.check_output([sys.executable, "-W", "ignore", "-c", timed.format(name)])) for _ in range(5)) * 1e6
         for name in ("accelerator", "torch")
     ]
     yield Row("import", *imports, 0.01)

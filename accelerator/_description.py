@@ -47,8 +47,7 @@ def describe(index: int, device: Device) -> VisibleDevice:
             None if gpu is None else gpu.physical_index,
             None,
         )
-    handle = instance.handle if instance else gpu.handle
-    nvml = _nvml.session()
+    handle, nvml = device.handle, _nvml.session()
     return VisibleDevice(
         index,
         instance.uuid if instance else gpu.uuid,

@@ -4,7 +4,7 @@ driver in a child process where NVML cannot tell.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from accelerator import _driver, _nvml, _probe, _torch_build, _visible
 
@@ -21,6 +21,11 @@ class Device(NamedTuple):
     gpu: _nvml.Gpu | None
     instance: _visible.Instance | None = None
     driver: _probe.Device | None = None
+
+    @property
+    def handle(self) -> Any:
+        """The handle of the instance, else of the GPU, of the library that lists it; None where only the driver knows it."""
+        return self.instance.handle if self.instance else self.gpu.handle if self.gpu else None
 
 
 class Found(NamedTuple):

@@ -70,7 +70,7 @@ def _memory_info_from_nvml(number: int) -> tuple[int, int]:
     info = None
     if device.gpu is not None:
         nvml = _nvml.session()
-        info = _nvml.ask(nvml.nvmlDeviceGetMemoryInfo, device.instance.handle if device.instance else device.gpu.handle)
+        info = _nvml.ask(nvml.nvmlDeviceGetMemoryInfo, device.handle)
     if info is not None and info.total:
         return info.free, info.total
     # A device that NVML knows nothing of, or that has no memory of its own, shares the host's.

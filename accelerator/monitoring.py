@@ -84,7 +84,7 @@ def _handle(device: Any) -> Any:
     number = _require_device(device)
     if discovery.last_found() is not _handles[0]:
         devices = discovery.devices_found()
-        _handles = discovery.last_found(), tuple(_handle_of(device) for device in devices)
+        _handles = discovery.last_found(), tuple(device.handle for device in devices)
     handle = _handles[1][number]
     if handle is None:
         raise _NotReported(
@@ -92,10 +92,6 @@ def _handle(device: Any) -> Any:
             "that tells what it is doing (NVML, amdsmi)"
         )
     return handle
-
-
-def _handle_of(device: _enumeration.Device) -> Any:
-    return device.instance.handle if device.instance else device.gpu.handle if device.gpu else None
 
 
 def _read(device: Any, what: str, read: Callable[[Any, Any], T]) -> T:

@@ -6,7 +6,8 @@ fails; a name's room is opened when the name is first asked for.
 
 from __future__ import annotations
 
-from accelerator import _process as _process  # registers the look at fork, before anything can have forked
+# Registers the look at fork, before anything can have forked.
+from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 
 def __getattr__(name: str) -> Any:
     if name == "_name":  # what DeepSpeed reads of its accelerator object beside the methods
-        from accelerator import launching
+        from . import launching
 
         return launching.device_type()
     room = name if name in _SUBMODULES else _ROOM_OF_NAME.get(name)
@@ -210,7 +211,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'accelerator' has no attribute {name!r}")
     from importlib import import_module
 
-    opened = import_module(f"accelerator.{room}")
+    opened = import_module(f".{room}", __name__)
     if room == name:
         return opened
     value = getattr(opened, name)

@@ -16,7 +16,7 @@ def main(arguments: list[str]) -> int:
     command = arguments[0] if arguments and arguments[0] in _COMMANDS else None
     rest = arguments[1:] if command else arguments
     if command == "simulate":
-        from accelerator.simulation import _run
+        from .simulation import _run
 
         return _run.main(rest)
     if command == "check":
@@ -60,7 +60,7 @@ def _seconds(text: str) -> float:
 
 
 def _print_report(*, as_json: bool) -> None:
-    from accelerator import report
+    from ._command import report
 
     facts = report.collect()
     text = json.dumps(facts, indent=2) + "\n" if as_json else report.render(facts, report.processes())
@@ -74,7 +74,7 @@ def _check(arguments: list[str]) -> int:
         "One line an area; the exit status is 1 if one failed.",
     )
     parser.parse_args(arguments)
-    from accelerator import check
+    from ._command import check
 
     return check.main()
 

@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from accelerator import _host_memory, _lazy, _nvml, _runtime, discovery
-from accelerator._runtime import get_index, set_index
+from . import discovery
+from ._machine import host_memory, nvml
+from ._torch import lazy, runtime
+from ._torch.runtime import get_index, set_index
 
 __all__ = [
     "available_memory",
@@ -47,20 +49,20 @@ def get_memory_info(device_index: Any = None, /) -> tuple[int, int]:
         >>> 0 <= free <= total
         True
     """
-    number = _runtime.index(device_index)
-    if _runtime.kind == "cpu":
-        return _host_memory.available(), _host_memory.total()
-    if _runtime.up:
+    number = runtime.index(device_index)
+    if runtime.kind == "cpu":
+        return host_memory.available(), host_memory.total()
+    if runtime.up:
         return _memory_info_from_torch(get_index() if number is None or number < 0 else number)
     return _memory_info_from_nvml(0 if number is None or number < 0 else number)
 
 
 def _memory_info_from_torch(number: int) -> tuple[int, int]:
     try:
-        free, total = _runtime.memory_info(number)
+        free, total = runtime.memory_info(number)
     except RuntimeError as error:
-        if _runtime.without_allocator(error):
-            raise RuntimeError(f"torch {torch.__version__} cannot tell the memory of {_runtime.kind} devices") from None
+        if runtime.without_allocator(error):
+            raise RuntimeError(f"torch {torch.__version__} cannot tell the memory of {runtime.kind} devices") from None
         raise
     return free, total
 
@@ -69,12 +71,11 @@ def _memory_info_from_nvml(number: int) -> tuple[int, int]:
     device = discovery.devices_found()[number]
     info = None
     if device.gpu is not None:
-        nvml = _nvml.session()
-        info = _nvml.ask(nvml.nvmlDeviceGetMemoryInfo, device.handle)
+        info = nvml.ask(nvml.session().nvmlDeviceGetMemoryInfo, device.handle)
     if info is not None and info.total:
         return info.free, info.total
     # A device that NVML knows nothing of, or that has no memory of its own, shares the host's.
-    return _host_memory.available(), _host_memory.total()
+    return host_memory.available(), host_memory.total()
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -128,8 +129,8 @@ def total_memory(device: Any = None) -> int:
         >>> acc.total_memory() > 0
         True
     """
-    number = _runtime.visible_index(device)
-    return _host_memory.total() if _shares_host_memory(number) else get_memory_info(number)[1]
+    number = runtime.visible_index(device)
+    return host_memory.total() if _shares_host_memory(number) else get_memory_info(number)[1]
 
 
 def available_memory(device: Any = None) -> int:
@@ -156,16 +157,16 @@ def available_memory(device: Any = None) -> int:
         >>> 0 <= acc.available_memory() <= acc.total_memory()
         True
     """
-    number = _runtime.visible_index(device)
-    return _host_memory.available() if _shares_host_memory(number) else get_memory_info(number)[0]
+    number = runtime.visible_index(device)
+    return host_memory.available() if _shares_host_memory(number) else get_memory_info(number)[0]
 
 
 def _shares_host_memory(number: int) -> bool:
     # What such a device itself calls free leaves out the pages that the host would give up at once; before initialization NVML
     # knows no memory of it, which get_memory_info takes for the same.
-    if not _runtime.up:
-        return _runtime.kind == "cpu"
-    properties = getattr(_runtime.device_module(), "get_device_properties", None)
+    if not runtime.up:
+        return runtime.kind == "cpu"
+    properties = getattr(runtime.device_module(), "get_device_properties", None)
     return bool(properties and getattr(properties(number), "is_integrated", False))
 
 
@@ -200,11 +201,11 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
         raise TypeError(f"A fraction of the memory is a float, not {type(fraction).__name__} ({fraction!r})")
     if not 0 <= fraction <= 1:
         raise ValueError(f"A fraction of the memory is from 0 to 1, not {fraction!r}")
-    number = _runtime.visible_index(device)
-    if _runtime.kind == "cpu":
+    number = runtime.visible_index(device)
+    if runtime.kind == "cpu":
         return
-    limit = _runtime.function("set_per_process_memory_fraction")
-    _lazy.run(lambda: _keeping_current(limit, float(fraction), number))
+    limit = runtime.function("set_per_process_memory_fraction")
+    lazy.run(lambda: _keeping_current(limit, float(fraction), number))
     _fractions[number] = float(fraction)
 
 
@@ -232,11 +233,11 @@ def get_per_process_memory_fraction(device: Any = None) -> float:
         >>> acc.get_per_process_memory_fraction()
         1.0
     """
-    number = _runtime.visible_index(device)
-    if _runtime.kind == "cpu":
+    number = runtime.visible_index(device)
+    if runtime.kind == "cpu":
         return 1.0
-    asked = getattr(_runtime.device_module(), "get_per_process_memory_fraction", None)
-    return float(_keeping_current(asked, number)) if asked and _runtime.up else _fractions.get(number, 1.0)
+    asked = getattr(runtime.device_module(), "get_per_process_memory_fraction", None)
+    return float(_keeping_current(asked, number)) if asked and runtime.up else _fractions.get(number, 1.0)
 
 
 def _keeping_current(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accelerator import _runtime
+from ._torch import runtime
 
 __all__ = [
     "get_compile_backend",
@@ -41,10 +41,10 @@ def is_triton_supported() -> bool:
         >>> isinstance(acc.is_triton_supported(), bool)
         True
     """
-    kind = _runtime.device_type()
+    kind = runtime.device_type()
     if kind not in ("cuda", "xpu") or not _has_triton():
         return False
-    return kind == "xpu" or torch.version.hip is not None or _runtime.compute_capability() >= (8, 0)
+    return kind == "xpu" or torch.version.hip is not None or runtime.compute_capability() >= (8, 0)
 
 
 def prefer_triton_grouped_mm() -> bool:
@@ -65,9 +65,9 @@ def prefer_triton_grouped_mm() -> bool:
         >>> isinstance(acc.prefer_triton_grouped_mm(), bool)
         True
     """
-    if _runtime.device_type() != "cuda" or torch.version.hip is not None or not _has_triton():
+    if runtime.device_type() != "cuda" or torch.version.hip is not None or not _has_triton():
         return False
-    capability = _runtime.compute_capability()
+    capability = runtime.compute_capability()
     return capability >= (7, 0) and (capability < (9, 0) or not hasattr(torch, "_grouped_mm"))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from typing_extensions import deprecated
 
-from accelerator import devices, memory
+from . import devices, memory
 
 __all__ = [
     "current_device_idx",

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from accelerator import _runtime, _torch_build, discovery
-from accelerator._runtime import exchange_index, get_index, restore_index, set_index, up
+from . import discovery
+from ._machine import torch_build
+from ._torch import runtime
+from ._torch.runtime import exchange_index, get_index, restore_index, set_index, up
 
 __all__ = [
     "current_accelerator",
@@ -44,7 +46,7 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
         >>> (device is not None) == acc.is_available()
         True
     """
-    kind = _torch_build.accelerator_type()
+    kind = torch_build.accelerator_type()
     if kind is None or (check_available and not discovery.is_available()):
         return None
     return torch.device(kind)
@@ -69,10 +71,10 @@ def current_device_index() -> int:
         0
     """
     if is_dynamo_compiling():
-        return 0 if _runtime.kind == "cpu" else torch.accelerator.current_device_index()
+        return 0 if runtime.kind == "cpu" else torch.accelerator.current_device_index()
     if up:
         return get_index()
-    return get_index() if not _runtime.absent() and up else 0
+    return get_index() if not runtime.absent() and up else 0
 
 
 def set_device_index(device: Any, /) -> None:
@@ -97,16 +99,16 @@ def set_device_index(device: Any, /) -> None:
         >>> acc.set_device_index(0)
     """
     if up:
-        number = device if type(device) is int else _runtime.resolve(device, optional=False)
+        number = device if type(device) is int else runtime.resolve(device, optional=False)
         try:
             return set_index(number)
         except (RuntimeError, TypeError) as error:
             if number < 0:  # so far out of range that the binding does not take it
                 return
-            raise _runtime.explain(number, error) from None
-    named = _runtime.index(device, optional=False)
-    if named is not None and named >= 0 and not _runtime.absent():
-        _runtime.initialize()
+            raise runtime.explain(number, error) from None
+    named = runtime.index(device, optional=False)
+    if named is not None and named >= 0 and not runtime.absent():
+        runtime.initialize()
         set_index(named)
 
 
@@ -125,7 +127,7 @@ class _DeviceIndex:
         try:
             self._previous = (exchange_index(self._number), self._previous)
         except (RuntimeError, TypeError) as error:
-            raise _runtime.explain(self._number, error) from None
+            raise runtime.explain(self._number, error) from None
 
     def __exit__(self, *exc_info: object) -> None:
         previous, self._previous = self._previous  # type: ignore[misc]
@@ -169,15 +171,15 @@ def device_index(device: Any, /) -> AbstractContextManager[None]:
         if type(device) is int and device >= 0:
             return _DeviceIndex(device)
         if type(device) is str or type(device) is torch.device:
-            number = _runtime.known.get(device)
+            number = runtime.known.get(device)
             if number is not None:
                 return _DeviceIndex(number)
     if isinstance(device, torch.Tensor):
         device = device.device
-    number = _runtime.index(device)
-    if number is None or number < 0 or _runtime.absent():
+    number = runtime.index(device)
+    if number is None or number < 0 or runtime.absent():
         return _NO_CHANGE
-    _runtime.initialize()
+    runtime.initialize()
     return _DeviceIndex(number)
 
 
@@ -188,9 +190,9 @@ def _traceable_device_index(device: Any) -> AbstractContextManager[None]:
     elif isinstance(device, str):
         device = torch.device(device)
     number = device.index if isinstance(device, torch.device) else device
-    if number is None or number < 0 or _runtime.kind == "cpu":
+    if number is None or number < 0 or runtime.kind == "cpu":
         return nullcontext()
-    if _runtime.kind == "cuda":
+    if runtime.kind == "cuda":
         return torch.cuda.device(number)
     return torch.accelerator.device_index(number)
 
@@ -224,8 +226,8 @@ def device_of(obj: Any) -> AbstractContextManager[None]:
         raise TypeError(f"device_of() takes a tensor or a storage, not {type(obj).__name__}")
     place = obj.device
     if is_dynamo_compiling():
-        return _traceable_device_index(place if place.type == _runtime.kind else None)
-    return device_index(place if place.type == _runtime.device_type() else None)
+        return _traceable_device_index(place if place.type == runtime.kind else None)
+    return device_index(place if place.type == runtime.device_type() else None)
 
 
 def device(device_index: Any = None) -> torch.device:
@@ -257,18 +259,18 @@ def device(device_index: Any = None) -> torch.device:
     if is_dynamo_compiling():
         return _traceable_device(device_index)
     if device_index is None:
-        return torch.device(_runtime.device_type())
-    number = _runtime.index(device_index)
+        return torch.device(runtime.device_type())
+    number = runtime.index(device_index)
     if number is None:
-        return torch.device(_runtime.kind)
-    _runtime.check(number)
-    return torch.device("cpu") if _runtime.kind == "cpu" else torch.device(_runtime.kind, number)
+        return torch.device(runtime.kind)
+    runtime.check(number)
+    return torch.device("cpu") if runtime.kind == "cpu" else torch.device(runtime.kind, number)
 
 
 def _traceable_device(device: Any) -> torch.device:
-    if device is None or _runtime.kind == "cpu":
-        return torch.device(_runtime.kind)
-    return torch.device(_runtime.kind, device) if isinstance(device, int) else torch.device(device)
+    if device is None or runtime.kind == "cpu":
+        return torch.device(runtime.kind)
+    return torch.device(runtime.kind, device) if isinstance(device, int) else torch.device(device)
 
 
 def device_name(device_index: Any = None) -> str:

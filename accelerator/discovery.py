@@ -8,9 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from accelerator import _description, _device_arg, _driver, _enumeration, _nvml, _probe, _process, _rocm, _strict, _torch_build
-from accelerator._description import VisibleDevice
-from accelerator._enumeration import Device, Found
+from ._machine import cuda, description, device_argument, driver, nvml, probe, process, rocm, strict, torch_build
+from ._machine.cuda import Device, Found
+from ._machine.description import VisibleDevice
 
 __all__ = [
     "VisibleDevice",
@@ -33,9 +33,9 @@ BAD_FORK = (
 )
 
 
-_driver_count = _driver.device_count
-_torch_accelerator = _process.torch_accelerator
-_environment = _process.environment
+_driver_count = driver.device_count
+_torch_accelerator = process.torch_accelerator
+_environment = process.environment
 
 # The last answer, with all that it was an answer to: the environment, the accelerator's type, the driver's count if it is up.
 _asked: object = None
@@ -71,34 +71,34 @@ def device_count() -> int:
 def _answer(key: tuple[int | None, Any, tuple[Any, ...]]) -> Found:
     """Find out anew, and remember the answer for as long as nothing that it depends on changes."""
     global _asked, _found, _passing
-    rocm = _torch_build.is_rocm()
+    rocm = torch_build.is_rocm()
     # ROCm's runtime cannot be asked whether it is up without starting it: torch's word has to do, and costs more.
-    full_key = (rocm and _process.torch_is_up(), *key)
+    full_key = (rocm and process.torch_is_up(), *key)
     if full_key == _passing[0] and time.monotonic() < _passing[1]:
         return _found
     _found = _count(key[0])
     _asked = key if _found.lasting and not rocm else None
-    _passing = full_key, _FOREVER if _found.lasting else time.monotonic() + _nvml.RETRY_AFTER_S
+    _passing = full_key, _FOREVER if _found.lasting else time.monotonic() + nvml.RETRY_AFTER_S
     return _found
 
 
 def _count(driver_count: int | None) -> Found:
-    accelerator = _torch_build.accelerator_type()
+    accelerator = torch_build.accelerator_type()
     if accelerator is None:
         return Found(0, _no_accelerator(), "torch's build", ())
-    if accelerator != "cuda" or (_torch_build.is_rocm() and _process.torch_is_up()):
+    if accelerator != "cuda" or (torch_build.is_rocm() and process.torch_is_up()):
         return _count_of_torch(accelerator)
-    if _torch_build.is_rocm():
-        return _rocm.find(os.environ)
+    if torch_build.is_rocm():
+        return rocm.find(os.environ)
     if driver_count is not None:
-        return _enumeration.of_driver(driver_count)
-    return _enumeration.count(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+        return cuda.of_driver(driver_count)
+    return cuda.count(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
 
 
 def _no_accelerator() -> str:
     if os.environ.get("ACCELERATOR_BACKEND") == "cpu":
         return "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"
-    build = _torch_build.read()
+    build = torch_build.read()
     if build is None:
         return "torch is not installed in this Python; install it with 'pip install torch'"
     return f"torch {build.version} is a CPU build; install one that is built for the accelerator"
@@ -109,7 +109,7 @@ def _count_of_torch(accelerator: str) -> Found:
 
     module: Any = getattr(torch, accelerator)
     count: int = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
-    devices = tuple(Device(None, None, _probe.Device(None, accelerator, None, None, None)) for _ in range(count))
+    devices = tuple(Device(None, None, probe.Device(None, accelerator, None, None, None)) for _ in range(count))
     return Found(count, None if count else f"torch finds no usable {accelerator} device", "torch", devices)
 
 
@@ -137,7 +137,7 @@ def is_available(*, strict: bool = False) -> bool:
         >>> acc.is_available() == (acc.unavailable_reason() is None)
         True
     """
-    if device_count() == 0 or _process.is_in_bad_fork():
+    if device_count() == 0 or process.is_in_bad_fork():
         return False
     return not strict or _strict_problem() is None
 
@@ -151,7 +151,7 @@ def _strict_problem() -> str | None:
     global _tried
     devices = devices_found()
     if _tried[0] is not _found:
-        _tried = _found, _strict.problem(devices)
+        _tried = _found, strict.problem(devices)
     return _tried[1]
 
 
@@ -173,7 +173,7 @@ def unavailable_reason() -> str | None:
     """
     if device_count() == 0:
         return _found.problem
-    if _process.is_in_bad_fork():
+    if process.is_in_bad_fork():
         return BAD_FORK
     return _tried[1] if _tried[0] is _found else None
 
@@ -197,25 +197,25 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
         True
     """
     devices = _devices_of(env) if env is not None else devices_found()
-    return tuple(_description.describe(index, device) for index, device in enumerate(devices))
+    return tuple(description.describe(index, device) for index, device in enumerate(devices))
 
 
 def _devices_of(env: Mapping[str, str]) -> tuple[Device, ...]:
-    accelerator = _torch_build.accelerator_type(env)
+    accelerator = torch_build.accelerator_type(env)
     if accelerator is None:
         return ()
     if accelerator != "cuda":
         return devices_found()
-    if _torch_build.is_rocm():
-        return _rocm.find(env).devices or ()
-    return _enumeration.devices(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")).devices or ()
+    if torch_build.is_rocm():
+        return rocm.find(env).devices or ()
+    return cuda.devices(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")).devices or ()
 
 
 def devices_found() -> tuple[Device, ...]:
     """The visible devices with their NVML handles, kept as long as the count is."""
     global _found
     if device_count() and _found.devices is None:
-        _found = _enumeration.devices(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+        _found = cuda.devices(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
     return _found.devices or ()
 
 
@@ -247,15 +247,15 @@ def get_device_name(device: Any = None) -> str:
 def visible_index(device: Any) -> int:
     """The index of a visible device, or 0 for the CPU where it stands in; None is the current device, 0 before there is one."""
     count = device_count()
-    accelerator = (_torch_build.accelerator_type() if count else None) or "cpu"
-    index = _device_arg.index(device, accelerator)
+    accelerator = (torch_build.accelerator_type() if count else None) or "cpu"
+    index = device_argument.index(device, accelerator)
     if index is None:
         return _current_index()
-    return _device_arg.check(index, count or 1, accelerator)
+    return device_argument.check(index, count or 1, accelerator)
 
 
 def _current_index() -> int:
-    if not _process.torch_is_up():
+    if not process.torch_is_up():
         return 0
     torch: Any = sys.modules["torch"]
     index: int = torch.accelerator.current_device_index()
@@ -276,7 +276,7 @@ def is_initialized() -> bool:
         >>> isinstance(acc.is_initialized(), bool)
         True
     """
-    return _process.torch_is_up()
+    return process.torch_is_up()
 
 
 def is_in_bad_fork() -> bool:
@@ -294,7 +294,7 @@ def is_in_bad_fork() -> bool:
         >>> acc.is_in_bad_fork()
         False
     """
-    return _process.is_in_bad_fork()
+    return process.is_in_bad_fork()
 
 
 def is_fork_safe() -> bool:
@@ -314,7 +314,7 @@ def is_fork_safe() -> bool:
         >>> isinstance(acc.is_fork_safe(), bool)
         True
     """
-    return _process.is_fork_safe()
+    return process.is_fork_safe()
 
 
 def refresh() -> None:
@@ -329,9 +329,9 @@ def refresh() -> None:
     """
     global _asked, _passing, _tried
     _asked, _passing, _tried = None, (None, 0.0), (None, None)
-    _nvml.forget()
-    _enumeration.forget()
-    _rocm.forget()
+    nvml.forget()
+    cuda.forget()
+    rocm.forget()
 
 
 def driver_version() -> str | None:
@@ -348,8 +348,8 @@ def driver_version() -> str | None:
         >>> version = acc.driver_version()
     """
     try:
-        return _nvml.driver_version()
-    except _nvml.Unavailable:
+        return nvml.driver_version()
+    except nvml.Unavailable:
         return None
 
 
@@ -367,8 +367,8 @@ def driver_cuda_version() -> tuple[int, int] | None:
         >>> version = acc.driver_cuda_version()
     """
     try:
-        return _nvml.cuda_version()
-    except _nvml.Unavailable:
+        return nvml.cuda_version()
+    except nvml.Unavailable:
         return None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from accelerator import _runtime
+from ._torch import runtime
 
 __all__ = [
     "amp",
@@ -41,9 +41,9 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         >>> acc.is_bf16_supported()
         True
     """
-    kind = _runtime.device_type()
+    kind = runtime.device_type()
     if kind == "cuda":
-        return including_emulation or _is_rocm() or _runtime.compute_capability() >= (8, 0)
+        return including_emulation or _is_rocm() or runtime.compute_capability() >= (8, 0)
     if kind == "cpu":
         return including_emulation or _cpu_has("_is_mkldnn_bf16_supported")
     return _can_hold(torch.bfloat16)
@@ -67,10 +67,10 @@ def is_fp16_supported() -> bool:
         >>> acc.is_fp16_supported() == (torch.float16 in acc.supported_dtypes())
         True
     """
-    kind = _runtime.device_type()
+    kind = runtime.device_type()
     if kind == "cuda":
         least = 6 if os.environ.get("DS_ALLOW_DEPRECATED_FP16") == "1" else 7
-        return _is_rocm() or _runtime.compute_capability() >= (least, 0)
+        return _is_rocm() or runtime.compute_capability() >= (least, 0)
     if kind == "cpu":
         return _cpu_has("_is_mkldnn_fp16_supported")
     return _can_hold(torch.float16)
@@ -93,7 +93,7 @@ def is_fp64_supported() -> bool:
         >>> isinstance(acc.is_fp64_supported(), bool)
         True
     """
-    return _runtime.device_type() in ("cuda", "cpu") or _can_hold(torch.float64)
+    return runtime.device_type() in ("cuda", "cpu") or _can_hold(torch.float64)
 
 
 def is_tf32_supported() -> bool:
@@ -114,12 +114,12 @@ def is_tf32_supported() -> bool:
         >>> isinstance(acc.is_tf32_supported(), bool)
         True
     """
-    if _runtime.device_type() != "cuda":
+    if runtime.device_type() != "cuda":
         return False
     if _is_rocm():
         architecture: str = torch.cuda.get_device_properties().gcnArchName
         return "gfx94" in architecture or "gfx95" in architecture
-    return _runtime.compute_capability() >= (8, 0)
+    return runtime.compute_capability() >= (8, 0)
 
 
 def supported_dtypes() -> list[torch.dtype]:
@@ -166,8 +166,8 @@ def amp() -> ModuleType:
         >>> hasattr(acc.amp(), "autocast")
         True
     """
-    _runtime.absent()
-    module: ModuleType = getattr(_runtime.device_module(), "amp", torch.amp)
+    runtime.absent()
+    module: ModuleType = getattr(runtime.device_module(), "amp", torch.amp)
     return module
 
 
@@ -182,7 +182,7 @@ def _cpu_has(question: str) -> bool:
 
 def _can_hold(dtype: torch.dtype) -> bool:
     try:
-        torch.empty(1, dtype=dtype, device=_runtime.kind)
+        torch.empty(1, dtype=dtype, device=runtime.kind)
     except (RuntimeError, TypeError):
         return False
     return True

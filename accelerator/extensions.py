@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from accelerator import _runtime
+from ._torch import runtime
 
 __all__ = [
     "build_extension",
@@ -49,7 +49,7 @@ def op_builder_dir() -> str:
         >>> acc.op_builder_dir().startswith("deepspeed.ops.op_builder")
         True
     """
-    kind = _runtime.device_type()
+    kind = runtime.device_type()
     return _base() if kind == "cuda" else f"{_base()}.{kind}"
 
 

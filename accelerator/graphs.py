@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from accelerator import _runtime, memory, streams
+from . import memory, streams
+from ._torch import runtime
 
 __all__ = [
     "Graph",
@@ -195,9 +196,9 @@ _capture_streams: dict[int, torch.Stream] = {}
 
 
 def _capture_stream() -> torch.Stream:
-    number = _runtime.get_index()
+    number = runtime.get_index()
     if number not in _capture_streams:
-        _capture_streams[number] = torch.Stream(torch.device(_runtime.kind, number))
+        _capture_streams[number] = torch.Stream(torch.device(runtime.kind, number))
     return _capture_streams[number]
 
 
@@ -267,9 +268,9 @@ def is_current_stream_capturing() -> bool:
         >>> acc.is_current_stream_capturing()
         False
     """
-    if _runtime.absent() or not _runtime.initialized():
+    if runtime.absent() or not runtime.initialized():
         return False
-    ask = getattr(_runtime.device_module(), "is_current_stream_capturing", None)
+    ask = getattr(runtime.device_module(), "is_current_stream_capturing", None)
     return bool(ask and ask())
 
 
@@ -307,21 +308,21 @@ def make_graphed_callables(
         ...     double = acc.make_graphed_callables(lambda x: x + x, (torch.ones(2, device=acc.current_accelerator()),))
     """
     refuse_on_cpu()
-    _runtime.initialize()
+    runtime.initialize()
     make = _of_device("make_graphed_callables")
     return make(callables, sample_args, num_warmup_iters, allow_unused_input, pool, **options)
 
 
 def _of_device(name: str) -> Any:
     try:
-        return getattr(_runtime.device_module(), name)
+        return getattr(runtime.device_module(), name)
     except AttributeError:
-        raise RuntimeError(f"torch {torch.__version__} has no {name} for {_runtime.kind}") from None
+        raise RuntimeError(f"torch {torch.__version__} has no {name} for {runtime.kind}") from None
 
 
 def refuse_on_cpu() -> None:
     """Raise the RuntimeError for graphs where the CPU stands in."""
-    if _runtime.absent():
+    if runtime.absent():
         raise RuntimeError("Graphs need an accelerator: on the CPU there is nothing to capture, and a replay would do nothing")
 
 
@@ -335,8 +336,8 @@ def _empty_caches() -> None:
 
 def _new_graph(keep_graph: bool) -> Any:
     refuse_on_cpu()
-    _runtime.initialize()
-    if _runtime.kind != "cuda":
+    runtime.initialize()
+    if runtime.kind != "cuda":
         return torch.accelerator.Graph(keep_graph)
     if not keep_graph:
         return torch.cuda.CUDAGraph()

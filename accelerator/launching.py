@@ -7,7 +7,8 @@ import sys
 from collections.abc import Iterable, MutableMapping
 from typing import Any, TypeVar
 
-from accelerator import _torch_build, _visible, discovery
+from . import discovery
+from ._machine import grammar, torch_build
 
 __all__ = [
     "communication_backend_name",
@@ -37,7 +38,7 @@ _PREFIXES = {
 
 def device_type() -> str:
     """The type of the accelerator that processes will use, "cpu" where none is available here."""
-    return (_torch_build.accelerator_type() if discovery.device_count() else None) or "cpu"
+    return (torch_build.accelerator_type() if discovery.device_count() else None) or "cpu"
 
 
 def visible_devices_envs() -> tuple[str, ...]:
@@ -55,8 +56,8 @@ def visible_devices_envs() -> tuple[str, ...]:
         >>> len(acc.visible_devices_envs()) > 0
         True
     """
-    accelerator = _torch_build.accelerator_type() or "cuda"
-    if accelerator == "cuda" and _torch_build.is_rocm():
+    accelerator = torch_build.accelerator_type() or "cuda"
+    if accelerator == "cuda" and torch_build.is_rocm():
         return ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     return (_VISIBLE.get(accelerator, "CUDA_VISIBLE_DEVICES"),)
 
@@ -86,9 +87,9 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
     """
     variable = visible_devices_envs()[0]
     # HIP reads CUDA's variable where its own is not set.
-    limiting = "CUDA_VISIBLE_DEVICES" if _torch_build.is_rocm() and variable not in current_env else variable
+    limiting = "CUDA_VISIBLE_DEVICES" if torch_build.is_rocm() and variable not in current_env else variable
     listed = current_env.get(limiting)
-    entries = None if listed is None else _visible.listed(listed)
+    entries = None if listed is None else grammar.listed(listed)
     chosen = [_entry(identifier, entries, limiting, listed) for identifier in local_accelerator_ids]
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"A device comes twice among {','.join(chosen)}, which would hide every device")
@@ -164,7 +165,7 @@ def communication_backend_version() -> tuple[int, ...] | None:
     if torch is not None:
         version: tuple[int, ...] = torch.cuda.nccl.version()
         return version
-    build = _torch_build.read()
+    build = torch_build.read()
     if build is None or build.cuda is None:
         return None
     from importlib.metadata import PackageNotFoundError

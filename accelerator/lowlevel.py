@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from accelerator import _lazy, _runtime
+from ._torch import lazy, runtime
 
 __all__ = [
     "cudart",
@@ -37,7 +37,7 @@ def init() -> None:
         >>> acc.is_initialized() == acc.is_available()
         True
     """
-    _runtime.initialize()
+    runtime.initialize()
 
 
 def lazy_call(callback: Callable[[], object]) -> None:
@@ -63,8 +63,8 @@ def lazy_call(callback: Callable[[], object]) -> None:
     """
     if not callable(callback):
         raise TypeError(f"lazy_call() takes a function, not {type(callback).__name__}")
-    _runtime.absent()
-    _lazy.run(callback)
+    runtime.absent()
+    lazy.run(callback)
 
 
 def ipc_collect() -> None:
@@ -83,8 +83,8 @@ def ipc_collect() -> None:
         >>> import accelerator as acc
         >>> acc.ipc_collect()
     """
-    if not _runtime.absent() and _runtime.initialized():
-        collect = getattr(_runtime.device_module(), "ipc_collect", None)
+    if not runtime.absent() and runtime.initialized():
+        collect = getattr(runtime.device_module(), "ipc_collect", None)
         if collect is not None:
             collect()
 
@@ -133,12 +133,12 @@ def current_blas_handle() -> int:
 
 
 def _of_cuda(name: str, what: str) -> Any:
-    kind = _runtime.device_type()
+    kind = runtime.device_type()
     if kind != "cuda":
         why = "the CPU stands in for an accelerator here" if kind == "cpu" else f"the accelerator is {kind}"
         raise RuntimeError(f"{what} needs CUDA, and {why}")
-    _runtime.initialize()
-    return _runtime.function(name)
+    runtime.initialize()
+    return runtime.function(name)
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
@@ -163,11 +163,11 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
         >>> acc.set_sync_debug_mode("default")
     """
     mode = _sync_debug_mode(debug_mode)
-    kind = _runtime.device_type()
+    kind = runtime.device_type()
     if kind == "cuda":
         # torch warns at every call that the feature is a prototype; not to change anything needs no warning.
-        if mode != _runtime.get_sync_debug_mode():
-            _runtime.set_sync_debug_mode(mode)
+        if mode != runtime.get_sync_debug_mode():
+            runtime.set_sync_debug_mode(mode)
     elif kind != "cpu" and mode:
         raise RuntimeError(f"torch has no sync debug mode for {kind}")
 
@@ -200,4 +200,4 @@ def get_sync_debug_mode() -> int:
         >>> acc.get_sync_debug_mode()
         0
     """
-    return int(_runtime.get_sync_debug_mode()) if _runtime.device_type() == "cuda" else 0
+    return int(runtime.get_sync_debug_mode()) if runtime.device_type() == "cuda" else 0

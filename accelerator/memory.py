@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from accelerator import _runtime
-from accelerator._runtime import get_index, up
+from ._torch import runtime
+from ._torch.runtime import get_index, up
 
 __all__ = [
     "empty_cache",
@@ -23,22 +23,22 @@ __all__ = [
     "reset_peak_memory_stats",
 ]
 
-_statistics_of = _runtime.memory_statistics
+_statistics_of = runtime.memory_statistics
 
 
 def _statistics(device: Any) -> dict[str, Any]:
     """The allocator's statistics as torch keeps them, nested; empty while the accelerator is not initialized."""
     if not up:
-        _runtime.visible_index(device)
+        runtime.visible_index(device)
         if not up:
             return {}
-    number = get_index() if device is None else device if type(device) is int else _runtime.resolve(device)
+    number = get_index() if device is None else device if type(device) is int else runtime.resolve(device)
     try:
         return _statistics_of(number)
     except (RuntimeError, TypeError, ValueError) as error:  # torch 2.15 garbles the message for -1: UnicodeDecodeError
-        if _runtime.without_allocator(error):
+        if runtime.without_allocator(error):
             return {}
-        raise _runtime.explain(number, error) from None
+        raise runtime.explain(number, error) from None
 
 
 def memory_allocated(device_index: Any = None, /) -> int:
@@ -204,11 +204,11 @@ def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
         >>> import accelerator as acc
         >>> stats = acc.memory_stats_as_nested_dict()
     """
-    number = _runtime.visible_index(device)
+    number = runtime.visible_index(device)
     if not up:
         return {}
     # CUDA's own have more than those that all accelerators have.
-    of_backend = getattr(_runtime.device_module(), "memory_stats_as_nested_dict", _statistics)
+    of_backend = getattr(runtime.device_module(), "memory_stats_as_nested_dict", _statistics)
     stats: dict[str, Any] = of_backend(number)
     return stats
 
@@ -231,7 +231,7 @@ def host_memory_stats() -> OrderedDict[str, Any]:
         >>> import accelerator as acc
         >>> stats = acc.host_memory_stats()
     """
-    kept = not _runtime.absent() and _runtime.initialized() and _runtime.kind == "cuda" and _runtime.host_memory_statistics
+    kept = not runtime.absent() and runtime.initialized() and runtime.kind == "cuda" and runtime.host_memory_statistics
     return OrderedDict(sorted(_flat("", kept() if kept else {})))
 
 
@@ -265,9 +265,9 @@ def reset_peak_memory_stats(device_index: Any = None, /) -> None:
         >>> import accelerator as acc
         >>> acc.reset_peak_memory_stats()
     """
-    number = _runtime.visible_index(device_index)
+    number = runtime.visible_index(device_index)
     if up:
-        _tell_allocator(_runtime.reset_peak_memory_stats, number)
+        _tell_allocator(runtime.reset_peak_memory_stats, number)
 
 
 def reset_accumulated_memory_stats(device_index: Any = None, /) -> None:
@@ -292,16 +292,16 @@ def reset_accumulated_memory_stats(device_index: Any = None, /) -> None:
         >>> import accelerator as acc
         >>> acc.reset_accumulated_memory_stats()
     """
-    number = _runtime.visible_index(device_index)
+    number = runtime.visible_index(device_index)
     if up:
-        _tell_allocator(_runtime.reset_accumulated_memory_stats, number)
+        _tell_allocator(runtime.reset_accumulated_memory_stats, number)
 
 
 def _tell_allocator(function: Callable[..., None], *arguments: int) -> None:
     try:
         function(*arguments)
     except RuntimeError as error:
-        if not _runtime.without_allocator(error):
+        if not runtime.without_allocator(error):
             raise
 
 
@@ -321,8 +321,8 @@ def empty_cache() -> None:
         >>> import accelerator as acc
         >>> acc.empty_cache()
     """
-    if not _runtime.absent() and up:
-        _tell_allocator(_runtime.empty_cache)
+    if not runtime.absent() and up:
+        _tell_allocator(runtime.empty_cache)
 
 
 def empty_host_cache() -> None:
@@ -341,5 +341,5 @@ def empty_host_cache() -> None:
         >>> import accelerator as acc
         >>> acc.empty_host_cache()
     """
-    if not _runtime.absent() and up:
-        _runtime.empty_host_cache()
+    if not runtime.absent() and up:
+        runtime.empty_host_cache()

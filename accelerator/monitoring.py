@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from accelerator import _amdsmi, _enumeration, _host_memory, _nvml, discovery
+from . import discovery
+from ._machine import amdsmi, cuda, host_memory, nvml
 
 __all__ = [
     "Process",
@@ -65,7 +66,7 @@ class _NotReported(RuntimeError):
 
 
 # The handles of the devices of one answer of discovery, in its order, and that answer.
-_handles: tuple[_enumeration.Found | None, tuple[Any, ...]] = (None, ())
+_handles: tuple[cuda.Found | None, tuple[Any, ...]] = (None, ())
 
 
 def _require_device(device: Any) -> int:
@@ -96,24 +97,24 @@ def _handle(device: Any) -> Any:
 
 def _read(device: Any, what: str, read: Callable[[Any, Any], T]) -> T:
     handle = _handle(device)
-    if type(handle) is _amdsmi.Processor:
+    if type(handle) is amdsmi.Processor:
         return _read_amd(handle, what)
-    nvml = _nvml.session()
+    binding = nvml.session()
     try:
         try:
-            return read(nvml, handle)
-        except nvml.NVMLError_Uninitialized:
-            _nvml.restart()
+            return read(binding, handle)
+        except binding.NVMLError_Uninitialized:
+            nvml.restart()
             discovery.refresh()
-            return read(_nvml.session(), _handle(device))
-    except nvml.NVMLError as error:
-        raise _NotReported(f"The device does not report its {what}: {_nvml.error_name(error)} ({error.value})") from None
+            return read(nvml.session(), _handle(device))
+    except binding.NVMLError as error:
+        raise _NotReported(f"The device does not report its {what}: {nvml.error_name(error)} ({error.value})") from None
 
 
-def _read_amd(processor: _amdsmi.Processor, what: str) -> Any:
+def _read_amd(processor: amdsmi.Processor, what: str) -> Any:
     try:
-        return _amdsmi.read(processor, what)
-    except _amdsmi.NotReported as error:
+        return amdsmi.read(processor, what)
+    except amdsmi.NotReported as error:
         raise _NotReported(f"The device does not report its {what}: {error}") from None
 
 
@@ -191,7 +192,7 @@ def temperature(device: Any = None) -> int:
         >>> if acc.is_available():
         ...     assert acc.temperature() < 150
     """
-    return _read(device, "temperature", _nvml.temperature)
+    return _read(device, "temperature", nvml.temperature)
 
 
 def power_draw(device: Any = None) -> int:
@@ -272,11 +273,11 @@ def device_memory_used(device: Any = None) -> int:
     return _read(device, "memory", _memory_used)
 
 
-def _memory_used(nvml: Any, handle: Any) -> int:
-    info = _nvml.memory_info(nvml, handle)
+def _memory_used(binding: Any, handle: Any) -> int:
+    info = nvml.memory_info(binding, handle)
     if info is None or not info.total:
         # Devices that share the host's memory answer "not supported" or zeros, depending on the driver.
-        return _host_memory.total() - _host_memory.available()
+        return host_memory.total() - host_memory.available()
     used: int = info.used
     return used
 
@@ -303,7 +304,7 @@ def processes(device: Any = None) -> tuple[Process, ...]:
         >>> if acc.is_available():
         ...     assert all(process.pid > 0 for process in acc.processes())
     """
-    return tuple(Process(*process) for process in _read(device, "processes", _nvml.processes))
+    return tuple(Process(*process) for process in _read(device, "processes", nvml.processes))
 
 
 def list_gpu_processes(device: Any = None) -> str:

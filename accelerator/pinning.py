@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from accelerator import _process, _runtime
+from ._machine import process
+from ._torch import runtime
 
 __all__ = [
     "is_pinned",
@@ -46,9 +47,9 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1) -> torch.Tensor:
     """
     if align_bytes < 1:
         raise ValueError(f"align_bytes is 1 or more, not {align_bytes}")
-    if _runtime.absent():
+    if runtime.absent():
         return tensor
-    _runtime.initialize()
+    runtime.initialize()
     pinned = tensor.pin_memory()
     if pinned.data_ptr() % align_bytes == 0:
         return pinned
@@ -78,7 +79,7 @@ def is_pinned(tensor: torch.Tensor) -> bool:
         >>> acc.is_pinned(torch.ones(3))
         False
     """
-    if _runtime.absent() or not (_runtime.up or _process.driver_is_up()):
+    if runtime.absent() or not (runtime.up or process.driver_is_up()):
         return False
     return tensor.is_pinned()
 
@@ -123,9 +124,9 @@ def pin_empty(*size: Any, dtype: torch.dtype | None = None, device: Any = "cpu")
     """
     if torch.device(device).type != "cpu":
         raise ValueError(f"Pinned memory is the CPU's: the device must be 'cpu', not {str(device)!r}")
-    pin = not _runtime.absent()
+    pin = not runtime.absent()
     if pin:
-        _runtime.initialize()
+        runtime.initialize()
     return torch.empty(*size, dtype=dtype, device="cpu", pin_memory=pin)
 
 
@@ -194,7 +195,7 @@ def register_host_memory(addr: int, nbytes: int) -> None:
         >>> acc.register_host_memory(tensor.data_ptr(), tensor.nbytes)
         >>> acc.unregister_host_memory(tensor.data_ptr())
     """
-    if not _runtime.absent():
+    if not runtime.absent():
         cudart = _cudart()
         _check(cudart, cudart.cudaHostRegister(addr, nbytes, 0))
 
@@ -220,16 +221,16 @@ def unregister_host_memory(addr: int) -> None:
         >>> acc.register_host_memory(tensor.data_ptr(), tensor.nbytes)
         >>> acc.unregister_host_memory(tensor.data_ptr())
     """
-    if not _runtime.absent():
+    if not runtime.absent():
         cudart = _cudart()
         _check(cudart, cudart.cudaHostUnregister(addr))
 
 
 def _cudart() -> Any:
-    if _runtime.kind != "cuda":
-        raise RuntimeError(f"Registering memory of the host needs CUDA, the accelerator is {_runtime.kind}")
-    _runtime.initialize()
-    return _runtime.device_module().cudart()
+    if runtime.kind != "cuda":
+        raise RuntimeError(f"Registering memory of the host needs CUDA, the accelerator is {runtime.kind}")
+    runtime.initialize()
+    return runtime.device_module().cudart()
 
 
 def _check(cudart: Any, status: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from accelerator import _runtime
+from ._torch import runtime
 
 __all__ = ["annotate", "range_pop", "range_push"]
 
@@ -37,8 +37,8 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
     group = None if domain is None else _domain(domain)
     if group is not None:
         group.push_range(message=msg, category=category)
-    elif _runtime.nvtx is not None:
-        _runtime.nvtx.rangePushA(msg)
+    elif runtime.nvtx is not None:
+        runtime.nvtx.rangePushA(msg)
 
 
 def range_pop(domain: str | None = None) -> None:
@@ -62,8 +62,8 @@ def range_pop(domain: str | None = None) -> None:
     group = None if domain is None else _domain(domain)
     if group is not None:
         group.pop_range()
-    elif _runtime.nvtx is not None:
-        _runtime.nvtx.rangePop()
+    elif runtime.nvtx is not None:
+        runtime.nvtx.rangePop()
 
 
 class _Annotation(ContextDecorator):

@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 
-from accelerator import _host_memory, _runtime, discovery
+from . import discovery
+from ._machine import host_memory
+from ._torch import runtime
 
 __all__ = [
     "can_device_access_peer",
@@ -47,10 +49,10 @@ def get_device_capability(device: Any = None, /) -> dict[str, Any]:
         >>> torch.float32 in acc.get_device_capability()["supported_dtypes"]
         True
     """
-    number = _runtime.visible_index(device)
-    if _runtime.kind == "cpu":
+    number = runtime.visible_index(device)
+    if runtime.kind == "cpu":
         return {"supported_dtypes": set(_dtypes())}
-    if _runtime.kind == "cuda":
+    if runtime.kind == "cuda":
         capability = discovery.visible_devices()[number].compute_capability
         return {"supported_dtypes": set(_dtypes()), "compute_capability": capability}
     found: dict[str, Any] = dict(torch.accelerator.get_device_capability(number))
@@ -98,12 +100,12 @@ def get_device_properties(device: Any = None) -> Any:
         >>> acc.get_device_properties().total_memory > 0
         True
     """
-    number = _runtime.visible_index(device)
-    if _runtime.kind == "cpu":
+    number = runtime.visible_index(device)
+    if runtime.kind == "cpu":
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return SimpleNamespace(name="cpu", total_memory=_host_memory.total(), multi_processor_count=processors)
-    _runtime.initialize()
-    return _runtime.function("get_device_properties")(number)
+        return SimpleNamespace(name="cpu", total_memory=host_memory.total(), multi_processor_count=processors)
+    runtime.initialize()
+    return runtime.function("get_device_properties")(number)
 
 
 def can_device_access_peer(device: Any, peer_device: Any) -> bool:
@@ -131,11 +133,11 @@ def can_device_access_peer(device: Any, peer_device: Any) -> bool:
         >>> acc.can_device_access_peer(0, 0)
         False
     """
-    number, peer = _runtime.visible_index(device), _runtime.visible_index(peer_device)
-    if _runtime.kind == "cpu":
+    number, peer = runtime.visible_index(device), runtime.visible_index(peer_device)
+    if runtime.kind == "cpu":
         return False
-    _runtime.initialize()
-    return bool(_runtime.function("can_device_access_peer")(number, peer))
+    runtime.initialize()
+    return bool(runtime.function("can_device_access_peer")(number, peer))
 
 
 def get_arch_list() -> list[str]:
@@ -154,7 +156,7 @@ def get_arch_list() -> list[str]:
         >>> all(isinstance(arch, str) for arch in acc.get_arch_list())
         True
     """
-    flags = _runtime.arch_flags()
+    flags = runtime.arch_flags()
     return flags.split() if flags else []
 
 
@@ -174,7 +176,7 @@ def get_gencode_flags() -> str:
         True
     """
     archs = get_arch_list()
-    if not archs or _runtime.built_for() == "xpu":
+    if not archs or runtime.built_for() == "xpu":
         return f"-device {','.join(archs)}" if archs else ""
     if torch.version.hip:
         return " ".join(f"--offload-arch={arch}" for arch in archs)

@@ -14,7 +14,9 @@ from typing import Any
 
 import torch
 
-from accelerator import _device_arg, _lazy, _runtime, discovery
+from . import discovery
+from ._machine import device_argument
+from ._torch import lazy, runtime
 
 __all__ = [
     "default_generator",
@@ -52,14 +54,14 @@ def manual_seed(seed: int) -> None:
         >>> acc.manual_seed(42)
     """
     value = _checked_seed(seed)
-    if _runtime.absent():
+    if runtime.absent():
         torch.default_generator.manual_seed(value)
         return
 
     def seed_current() -> None:
-        _runtime.generator(_runtime.get_index()).manual_seed(value)
+        runtime.generator(runtime.get_index()).manual_seed(value)
 
-    _lazy.run_seed(seed_current, every_device=False)
+    lazy.run_seed(seed_current, every_device=False)
 
 
 def manual_seed_all(seed: int) -> None:
@@ -83,7 +85,7 @@ def manual_seed_all(seed: int) -> None:
         >>> acc.manual_seed_all(42)
     """
     value = _checked_seed(seed)
-    if _runtime.absent():
+    if runtime.absent():
         torch.default_generator.manual_seed(value)
         return
 
@@ -91,7 +93,7 @@ def manual_seed_all(seed: int) -> None:
         for generator in _generators():
             generator.manual_seed(value)
 
-    _lazy.run_seed(seed_every, every_device=True)
+    lazy.run_seed(seed_every, every_device=True)
 
 
 def seed() -> None:
@@ -109,14 +111,14 @@ def seed() -> None:
         >>> import accelerator as acc
         >>> acc.seed()
     """
-    if _runtime.absent():
+    if runtime.absent():
         torch.default_generator.seed()
         return
 
     def seed_current() -> None:
-        _runtime.generator(_runtime.get_index()).seed()
+        runtime.generator(runtime.get_index()).seed()
 
-    _lazy.run_seed(seed_current, every_device=False)
+    lazy.run_seed(seed_current, every_device=False)
 
 
 def seed_all() -> None:
@@ -134,7 +136,7 @@ def seed_all() -> None:
         >>> import accelerator as acc
         >>> acc.seed_all()
     """
-    if _runtime.absent():
+    if runtime.absent():
         torch.default_generator.seed()
         return
 
@@ -144,7 +146,7 @@ def seed_all() -> None:
         for generator in others:
             generator.manual_seed(number)
 
-    _lazy.run_seed(seed_every, every_device=True)
+    lazy.run_seed(seed_every, every_device=True)
 
 
 def initial_seed(device: Any = None, /) -> int:
@@ -219,7 +221,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
         >>> len(acc.get_rng_state_all()) == max(1, acc.device_count())
         True
     """
-    _runtime.initialize()
+    runtime.initialize()
     return [generator.get_state() for generator in _generators()]
 
 
@@ -247,9 +249,9 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
         >>> state = acc.get_rng_state()
         >>> acc.set_rng_state(state, 0)
     """
-    number = _runtime.index(device)
+    number = runtime.index(device)
     if number is not None:
-        _device_arg.check(number, _count(), _runtime.kind)
+        device_argument.check(number, _count(), runtime.kind)
     _set_state(_checked_state(new_state), number)
 
 
@@ -276,9 +278,9 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
         >>> acc.set_rng_state_all(states)
     """
     states = [_checked_state(state) for state in new_states]
-    _runtime.absent()
+    runtime.absent()
     if len(states) > _count():
-        raise ValueError(f"{len(states)} states are more than there are devices: {_count()} of {_runtime.kind}")
+        raise ValueError(f"{len(states)} states are more than there are devices: {_count()} of {runtime.kind}")
     for number, state in enumerate(states):
         _set_state(state, number)
 
@@ -312,10 +314,10 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
         1
     """
     if devices is None:
-        numbers = list(range(0 if _runtime.absent() else discovery.device_count()))
+        numbers = list(range(0 if runtime.absent() else discovery.device_count()))
     else:
-        numbers = [_runtime.visible_index(device) for device in devices]
-        if numbers and _runtime.absent():
+        numbers = [runtime.visible_index(device) for device in devices]
+        if numbers and runtime.absent():
             numbers = []
     return _forked(numbers)
 
@@ -343,17 +345,17 @@ def default_generator(device: Any = None) -> torch.Generator:
         >>> acc.default_generator().device == acc.default_generator(0).device
         True
     """
-    _runtime.visible_index(device)  # an error is no reason to initialize
-    _runtime.initialize()
-    return _runtime.generator(_runtime.visible_index(device))
+    runtime.visible_index(device)  # an error is no reason to initialize
+    runtime.initialize()
+    return runtime.generator(runtime.visible_index(device))
 
 
 def _count() -> int:
-    return 1 if _runtime.kind == "cpu" else discovery.device_count()
+    return 1 if runtime.kind == "cpu" else discovery.device_count()
 
 
 def _generators() -> list[torch.Generator]:
-    return [_runtime.generator(number) for number in range(_count())]
+    return [runtime.generator(number) for number in range(_count())]
 
 
 def _checked_seed(seed: int) -> int:
@@ -370,30 +372,30 @@ def _checked_state(state: Any) -> torch.Tensor:
 
 
 def _set_state(state: torch.Tensor, number: int | None) -> None:
-    if _runtime.absent():
+    if runtime.absent():
         torch.default_generator.set_state(state)
         return
-    if not _runtime.initialized():
+    if not runtime.initialized():
         state = state.clone(memory_format=torch.contiguous_format)
 
     def set_state() -> None:
-        _runtime.generator(_runtime.get_index() if number is None else number).set_state(state)
+        runtime.generator(runtime.get_index() if number is None else number).set_state(state)
 
-    _lazy.run(set_state)
+    lazy.run(set_state)
 
 
 @contextmanager
 def _forked(numbers: list[int]) -> Generator[None, None, None]:
     cpu_state = torch.default_generator.get_state()
-    states = _lazy.States(numbers)
+    states = lazy.States(numbers)
     if numbers:
-        _lazy.run(states)
+        lazy.run(states)
     try:
         yield
     finally:
         torch.default_generator.set_state(cpu_state)
         if numbers:
-            _lazy.forget_since(states)
+            lazy.forget_since(states)
             states.restore()
 
 

@@ -8,7 +8,8 @@ import pickle
 import sys
 from typing import Any
 
-from accelerator import _lazy, _runtime, memory
+from . import memory
+from ._torch import lazy, runtime
 
 __all__ = [
     "dump_memory_snapshot",
@@ -43,11 +44,11 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
         >>> "Allocated memory" in acc.memory_summary(abbreviated=True)
         True
     """
-    number = _runtime.visible_index(device)
+    number = runtime.visible_index(device)
     stats = memory.memory_stats(number)
     pools = (("all", ""),) if abbreviated else (("all", ""), ("large_pool", "large"), ("small_pool", "small"))
     ooms, retries = stats.get("num_ooms", 0), stats.get("num_alloc_retries", 0)
-    name = "CUDA" if _runtime.kind in ("cuda", "cpu") else _runtime.kind.upper()
+    name = "CUDA" if runtime.kind in ("cuda", "cpu") else runtime.kind.upper()
     lines = [
         "=" * _WIDTH,
         f" {'':16} PyTorch {name} memory summary, device ID {number:<17d} ",
@@ -125,9 +126,9 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str,
         >>> import accelerator as acc
         >>> total = sum(segment["total_size"] for segment in acc.memory_snapshot())
     """
-    if _runtime.absent() or not _runtime.initialized():
+    if runtime.absent() or not runtime.initialized():
         return []
-    snapshot = _runtime.function("memory_snapshot")
+    snapshot = runtime.function("memory_snapshot")
     segments: list[dict[str, Any]] = snapshot() if mempool_id is None else snapshot(mempool_id)
     return segments
 
@@ -173,17 +174,17 @@ def record_memory_history(
         raise TypeError(f"max_entries is an int, not {type(max_entries).__name__} ({max_entries!r})")
     if not 1 <= max_entries <= sys.maxsize:
         raise ValueError(f"max_entries is from 1 to {sys.maxsize}, not {max_entries}")
-    if _runtime.absent():
+    if runtime.absent():
         return
-    record = _runtime.function("_record_memory_history")
+    record = runtime.function("_record_memory_history")
     # CUDA's takes anything and hands it on; what waits for the initialization must not fail there.
-    takes = getattr(_runtime.device_module().memory, "_record_memory_history_impl", record)
+    takes = getattr(runtime.device_module().memory, "_record_memory_history_impl", record)
     inspect.signature(takes).bind(enabled, context, stacks, max_entries, **options)
 
     def record_now() -> None:
         record(enabled, context, stacks, max_entries, **options)
 
-    _lazy.run(record_now)
+    lazy.run(record_now)
 
 
 def _check_word(name: str, word: Any, words: tuple[str | None, ...]) -> None:
@@ -217,9 +218,9 @@ def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
         >>> os.path.getsize(path) > 0
         True
     """
-    if _runtime.absent() or not _runtime.initialized():
+    if runtime.absent() or not runtime.initialized():
         snapshot: Any = {"segments": [], "device_traces": []}
     else:
-        snapshot = _runtime.function("_snapshot")()
+        snapshot = runtime.function("_snapshot")()
     with open(path, "wb") as file:
         pickle.dump(snapshot, file)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from accelerator import _device_arg, _runtime, discovery
-from accelerator._cpu_streams import CPUEvent, CPUStream, cpu_stream
-from accelerator._runtime import get_index, get_stream, up
+from . import discovery
+from ._machine import device_argument
+from ._torch import runtime
+from ._torch.cpu_streams import CPUEvent, CPUStream, cpu_stream
+from ._torch.runtime import get_index, get_stream, up
 
 __all__ = [
     "Event",
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
     Event = torch.Event
     Stream = torch.Stream
 
-_set_stream = _runtime.set_stream
-_synchronize = _runtime.synchronize
+_set_stream = runtime.set_stream
+_synchronize = runtime.synchronize
 
 
 def current_stream(device: Any = None, /) -> torch.Stream:
@@ -62,18 +64,18 @@ def current_stream(device: Any = None, /) -> torch.Stream:
         True
     """
     if not up:
-        number = _runtime.index(device)
-        if _runtime.absent():
+        number = runtime.index(device)
+        if runtime.absent():
             return cpu_stream()
-        _runtime.initialize()
+        runtime.initialize()
         return get_stream(get_index() if number is None or number < 0 else number)
     if device is None:
         return get_stream(get_index())
-    number = device if type(device) is int else _runtime.resolve(device)
+    number = device if type(device) is int else runtime.resolve(device)
     # torch 2.6 ends the process for an index out of range, so it is never asked for one.
-    if 0 <= number < _runtime.count:
+    if 0 <= number < runtime.count:
         return get_stream(number)
-    return get_stream(get_index() if number < 0 else _device_arg.check(number, _runtime.count, _runtime.kind))
+    return get_stream(get_index() if number < 0 else device_argument.check(number, runtime.count, runtime.kind))
 
 
 def set_stream(stream: torch.Stream) -> None:
@@ -96,7 +98,7 @@ def set_stream(stream: torch.Stream) -> None:
         >>> import accelerator as acc
         >>> acc.set_stream(acc.current_stream())
     """
-    if up or not _runtime.absent():
+    if up or not runtime.absent():
         _set_stream(stream)
     elif not isinstance(stream, torch.Stream):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"set_stream() takes a torch.Stream, not {type(stream).__name__}")
@@ -125,16 +127,16 @@ def synchronize(device: Any = None, /) -> None:
         >>> acc.synchronize()
     """
     if not up:
-        _runtime.index(device)
+        runtime.index(device)
         if not up:
             return
     if device is None:
         return _synchronize(get_index())
-    number = device if type(device) is int else _runtime.resolve(device)
+    number = device if type(device) is int else runtime.resolve(device)
     try:
         _synchronize(number if number >= 0 else get_index())
     except (RuntimeError, TypeError) as error:
-        raise _runtime.explain(number, error) from None
+        raise runtime.explain(number, error) from None
 
 
 class _StreamContext:
@@ -187,15 +189,15 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
     """
     if is_dynamo_compiling():
         # torch.compile breaks the graph at context managers that it does not know.
-        return nullcontext() if stream is None or _runtime.kind != "cuda" else torch.cuda.stream(stream)  # type: ignore[arg-type]
+        return nullcontext() if stream is None or runtime.kind != "cuda" else torch.cuda.stream(stream)  # type: ignore[arg-type]
     if stream is None:
         return nullcontext()
     if not isinstance(stream, torch.Stream):
         raise TypeError(f"stream() takes a torch.Stream or None, not {type(stream).__name__}")
-    if not up and _runtime.absent():
+    if not up and runtime.absent():
         return nullcontext()
-    if stream.device.type != _runtime.kind:
-        raise ValueError(f"{stream.device.type} doesn't match the current accelerator {_runtime.kind}.")
+    if stream.device.type != runtime.kind:
+        raise ValueError(f"{stream.device.type} doesn't match the current accelerator {runtime.kind}.")
     return _StreamContext(stream)
 
 
@@ -222,11 +224,11 @@ def default_stream(device: Any = None) -> torch.Stream:
         >>> acc.current_stream() == acc.default_stream()
         True
     """
-    number = _runtime.visible_index(device)
-    if _runtime.kind == "cpu":
+    number = runtime.visible_index(device)
+    if runtime.kind == "cpu":
         return cpu_stream()
-    _runtime.initialize()
-    return _plain(_runtime.function("default_stream")(number))
+    runtime.initialize()
+    return _plain(runtime.function("default_stream")(number))
 
 
 def _plain(stream: torch.Stream) -> torch.Stream:
@@ -261,16 +263,16 @@ def external_stream(data_ptr: int, device: Any = None) -> torch.Stream:
         ...     stream = acc.external_stream(0)
     """
     address = operator.index(data_ptr)
-    number = _runtime.visible_index(device)
-    if _runtime.kind == "cpu":
+    number = runtime.visible_index(device)
+    if runtime.kind == "cpu":
         raise RuntimeError(
             "A stream of another library needs an accelerator: the CPU stands in, which has no streams but its own"
         )
-    _runtime.initialize()
-    if _runtime.kind == "cuda":
+    runtime.initialize()
+    if runtime.kind == "cuda":
         # Older releases have the class only, newer ones also a function of the name that other accelerators use.
         return _plain(torch.cuda.ExternalStream(address, number))  # type: ignore[no-untyped-call]
-    return _plain(_runtime.function("get_stream_from_external")(address, number))
+    return _plain(runtime.function("get_stream_from_external")(address, number))
 
 
 def is_synchronized_device() -> bool:
@@ -290,7 +292,7 @@ def is_synchronized_device() -> bool:
         >>> acc.is_synchronized_device() == (not acc.is_available())
         True
     """
-    return _runtime.kind == "cpu" if is_dynamo_compiling() else _runtime.absent()
+    return runtime.kind == "cpu" if is_dynamo_compiling() else runtime.absent()
 
 
 def use_host_timers() -> bool:
@@ -371,11 +373,11 @@ class _NoStream(torch.Stream):
     """The class in a child that cannot use the accelerator: it can make none."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        _runtime.refuse_in_bad_fork()
+        runtime.refuse_in_bad_fork()
 
 
 class _NoEvent(torch.Event):
     """As ``_NoStream``."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        _runtime.refuse_in_bad_fork()
+        runtime.refuse_in_bad_fork()

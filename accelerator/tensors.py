@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from accelerator import _runtime
+from ._torch import runtime
 
 __all__ = [
     "BFloat16Tensor",
@@ -182,8 +182,8 @@ def LongTensor(data: Any) -> torch.Tensor:
 
 
 def _tensor(data: Any, dtype: torch.dtype) -> torch.Tensor:
-    _runtime.initialize()
-    device = torch.device(_runtime.device_type())
+    runtime.initialize()
+    device = torch.device(runtime.device_type())
     if isinstance(data, torch.Tensor):
         return data.detach().to(device, dtype, copy=True)
     return torch.tensor(data, dtype=dtype, device=device)
@@ -209,4 +209,4 @@ def on_accelerator(tensor: torch.Tensor) -> bool:
         >>> acc.on_accelerator(acc.FloatTensor([1.0]))
         True
     """
-    return tensor.device.type == _runtime.device_type()
+    return tensor.device.type == runtime.device_type()

@@ -1,7 +1,7 @@
 """``python -m tests [pytest arguments]``: the whole suite, each part where it belongs.
 
-With a CUDA build of torch on Linux: the tests of ``tests/simulated`` and all that need nothing particular on two simulated
-GPUs, those of ``tests/cpu`` on the same build without any. With a CPU build: all but ``tests/simulated``.
+With a CUDA build of torch on Linux: ``test_*_simulated.py`` and all that need nothing particular on two simulated GPUs,
+``test_*_cpu.py`` on the same build without any. With a CPU build: all but ``test_*_simulated.py``.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from accelerator import _torch_build, simulation
+from accelerator import simulation
+from accelerator._machine import torch_build
 
 TESTS = Path(__file__).parent
 
 
 def main(arguments: list[str]) -> int:
-    build = _torch_build.read()
+    build = torch_build.read()
     if build is None:
         print("torch is not installed in this Python")
         return 1
@@ -25,12 +26,17 @@ def main(arguments: list[str]) -> int:
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadgroup", *arguments]
     if build.cuda:
         # Each worker is a machine of its own, with all of the memory to itself.
+        on_cpu = [str(path) for path in sorted(TESTS.glob("*/test_*_cpu.py"))]
         runs = [
-            ("on two simulated GPUs", simulation.environment(gpus=2), [f"--ignore={TESTS / 'cpu'}", str(TESTS)]),
-            ("without a GPU", simulation.environment(gpus=0, driver="absent", nvml="absent"), [str(TESTS / "cpu")]),
+            ("on two simulated GPUs", simulation.environment(gpus=2), ["--ignore-glob=*_cpu.py", str(TESTS)]),
+            (
+                "without a GPU",
+                simulation.environment(gpus=0, driver="absent", nvml="absent"),
+                on_cpu,
+            ),
         ]
     else:
-        runs = [("on a CPU build", dict(os.environ), [f"--ignore={TESTS / 'simulated'}", str(TESTS)])]
+        runs = [("on a CPU build", dict(os.environ), ["--ignore-glob=*_simulated.py", str(TESTS)])]
     failed = False
     for where, environment, selection in runs:
         print(f"\n{where}: pytest", *pytest[3:], *selection, flush=True)

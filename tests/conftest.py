@@ -1,32 +1,30 @@
-"""Which tests this process can run.
+"""Which tests this process can run, told by a test file's name.
 
-``tests/simulated`` needs two simulated GPUs in this process, ``tests/cpu`` needs the CPU to stand in; all other tests need
-neither, as they start processes of their own. ``python -m tests`` starts one pytest for each.
+``test_*_simulated.py`` needs two simulated GPUs in this process, ``test_*_cpu.py`` needs the CPU to stand in; all other
+tests need neither, as they start processes of their own. ``python -m tests`` starts one pytest for each.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import accelerator as acc
 
-TESTS = Path(__file__).parent
-
-
-# What these test depends on no torch: one run of them is enough where several builds are tested one after the other.
+# What these tests depend on no torch: one run of them is enough where several builds are tested one after the other.
 TORCH_FREE = (
-    "test_launching.py",
+    "questions/test_grammar.py",
+    "questions/test_launching.py",
+    "questions/test_rocm.py",
+    "simulation/test_command.py",
+    "simulation/test_environment.py",
+    "simulation/test_nvml.py",
+    "simulation/test_nvml_memory.py",
+    "simulation/test_visible_devices.py",
     "test_readme.py",
-    "test_rocm.py",
-    "test_simulation_command.py",
-    "test_simulation_environment.py",
-    "test_simulation_nvml.py",
-    "test_simulation_nvml_memory.py",
-    "test_simulation_visible_devices.py",
-    "test_visible.py",
 )
 
 
@@ -38,22 +36,38 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     simulated = acc.simulation.is_simulated() and acc.device_count() == 2
     reasons = {
-        TESTS / "simulated": None if simulated else "needs: python -m accelerator simulate --gpus 2 -- python -m pytest",
-        TESTS / "cpu": None if acc.device_count() == 0 else "needs a process without a usable accelerator",
+        "simulated": None if simulated else "needs: python -m accelerator simulate --gpus 2 -- python -m pytest",
+        "cpu": None if acc.device_count() == 0 else "needs a process without a usable accelerator",
     }
     for item in items:
-        reason = reasons.get(item.path.parent)
+        reason = reasons.get(item.path.stem.rpartition("_")[2])
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-        if item.path.name in TORCH_FREE:
+        if item.path.as_posix().endswith(TORCH_FREE):
             item.add_marker(pytest.mark.torch_free)
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test on simulated GPUs begins and ends on device 0, with the default streams current and without tensors."""
+    yield
+    if not request.path.stem.endswith("_simulated"):
+        return
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return
+    for index in reversed(range(torch.cuda.device_count())):
+        torch.cuda.set_stream(torch.cuda.default_stream(index))
+    torch.cuda.set_device(0)
+    torch.cuda.empty_cache()
 
 
 _skipped: list[str] = []
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and report.nodeid.startswith("tests/simulated/"):
+    if report.skipped and report.nodeid.partition("::")[0].endswith("_simulated.py"):
         _skipped.append(report.nodeid)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.deviations import ROWS
+from tests.support.deviations import ROWS
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 

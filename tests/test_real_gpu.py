@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 
 import accelerator as acc
-from accelerator import _nvml, _probe, _visible
-from tests.discovery_support import CUDA, ask
+from accelerator._machine import grammar, nvml, probe
+from tests.questions.test_grammar import TABLE
 from tests.support import plain_environment
-from tests.test_visible import TABLE
+from tests.support.discovery import CUDA, ask
 
 
 def _has_gpu() -> bool:
     if sys.platform != "linux" or CUDA is None or acc.simulation.is_simulated():
         return False
     try:
-        return len(_nvml.gpus()) > 0
-    except _nvml.Unavailable:
+        return len(nvml.gpus()) > 0
+    except nvml.Unavailable:
         return False
 
 
@@ -37,7 +37,7 @@ def asked(code: str, *arguments: str, **variables: str) -> Any:
 
 def real(text: str | None) -> str | None:
     """A row of the table with the UUIDs of this machine's GPUs in place of the made-up ones."""
-    for letter, gpu in zip("abcd", _nvml.gpus(), strict=False):
+    for letter, gpu in zip("abcd", nvml.gpus(), strict=False):
         assert gpu.uuid
         short = gpu.uuid[:12]
         text = text and text.replace(f"GPU-{letter * 8}", short).replace(f"GPU-{letter}", short)
@@ -58,7 +58,7 @@ def test_the_grammar_against_the_driver(capsys: pytest.CaptureFixture[str]) -> N
     """Every row of the table, asked of the driver in fresh children: this decides what the documentation leaves open."""
     import json
 
-    uuids = [gpu.uuid for gpu in _nvml.gpus() if gpu.uuid]
+    uuids = [gpu.uuid for gpu in nvml.gpus() if gpu.uuid]
     more = ["GPU-", "GPU-" + uuids[0][4:6], uuids[0].upper(), f" {uuids[0]}", f"{uuids[0]},0", f"0,{uuids[0]}", "0,0", "9,9"]
     values = [real(text) for text, _ in TABLE if text is None or "\udcff" not in text] + more
     answers = asked(ROWS, json.dumps(values))
@@ -118,14 +118,14 @@ def test_nvml_in_a_child_with_and_without_a_new_start(capsys: pytest.CaptureFixt
 def test_whether_the_driver_is_initialized() -> None:
     program = """
         import accelerator as acc
-        from accelerator import _driver
-        absent = _driver.device_count()
+        from accelerator._machine import driver
+        absent = driver.device_count()
         library = ctypes.CDLL("libcuda.so.1")
-        loaded = [_driver.device_count(), acc.is_fork_safe(), library.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))]
+        loaded = [driver.device_count(), acc.is_fork_safe(), library.cuDeviceGetCount(ctypes.byref(ctypes.c_int()))]
         child_of_loaded = in_child(lambda: [library.cuInit(0), acc.is_in_bad_fork()])
         count = acc.device_count()
         assert library.cuInit(0) == 0
-        up = [_driver.device_count() == count, acc.is_fork_safe(), acc.device_count() == count]
+        up = [driver.device_count() == count, acc.is_fork_safe(), acc.device_count() == count]
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         up.append(acc.device_count() == count)
         def poisoned():
@@ -159,10 +159,10 @@ def test_every_device_agrees_with_torch() -> None:
 
 
 def test_memory_of_both_versions(capsys: pytest.CaptureFixture[str]) -> None:
-    nvml = _nvml.session()
-    gpu = _nvml.gpus()[0]
-    first = nvml.nvmlDeviceGetMemoryInfo(gpu.handle)
-    second = nvml.nvmlDeviceGetMemoryInfo(gpu.handle, version=nvml.nvmlMemory_v2)
+    binding = nvml.session()
+    gpu = nvml.gpus()[0]
+    first = binding.nvmlDeviceGetMemoryInfo(gpu.handle)
+    second = binding.nvmlDeviceGetMemoryInfo(gpu.handle, version=binding.nvmlMemory_v2)
     with capsys.disabled():
         print(f"\nmemory used: {first.used >> 20} MiB by version 1, {second.used >> 20} MiB and a reserve of "
               f"{second.reserved >> 20} MiB by version 2")  # fmt: skip
@@ -185,7 +185,7 @@ def test_strictly() -> None:
 
 
 def test_mig() -> None:
-    gpus = _nvml.gpus()
+    gpus = nvml.gpus()
     if all(gpu.instances is None for gpu in gpus):
         pytest.skip("MIG is off on every GPU")
     values: list[str | None] = [None, "0"]
@@ -228,19 +228,19 @@ def test_how_long_calls_take(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_child_that_asks(capsys: pytest.CaptureFixture[str]) -> None:
-    def timed(call: Callable[[], _probe.Answer]) -> _probe.Answer:
+    def timed(call: Callable[[], probe.Answer]) -> probe.Answer:
         begin = time.perf_counter()
         answer = call()
         with capsys.disabled():
             print(f"\nthe driver, asked in a child: {time.perf_counter() - begin:.2f} s")
         return answer
 
-    listed = timed(lambda: _probe.ask({}))
-    used = timed(lambda: _probe.ask({}, use=True))
+    listed = timed(lambda: probe.ask({}))
+    used = timed(lambda: probe.ask({}, use=True))
     assert listed.error is used.error is None
     assert listed.devices == used.devices
     assert used.unusable == (None,) * len(used.devices)
     assert listed.version == acc.driver_cuda_version()
     uuids = [device.uuid and device.uuid.partition("-")[2] for device in acc.visible_devices()]
     assert uuids == [device.uuid for device in listed.devices]
-    assert _visible.needs_uuids(f"GPU-{uuids[0]}")
+    assert grammar.needs_uuids(f"GPU-{uuids[0]}")

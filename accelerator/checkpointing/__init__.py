@@ -3,7 +3,7 @@
 The names and parameters are those of ``deepspeed.checkpointing``; the safety is that of torch's own checkpoints.
 """
 
-from accelerator.checkpointing.compatibility import (
+from .compatibility import (
     CheckpointFunction,
     detach_variable,
     extract_tensors,
@@ -16,17 +16,17 @@ from accelerator.checkpointing.compatibility import (
     merge_tensors,
     partition_activations,
 )
-from accelerator.checkpointing.configuration import (
+from .configuration import (
     configure,
     is_configured,
     partition_activations_in_checkpoint,
     reset,
     set_num_layers,
 )
-from accelerator.checkpointing.engine import checkpoint, non_reentrant_checkpoint
-from accelerator.checkpointing.rng import CudaRNGStatesTracker, get_cuda_rng_tracker
-from accelerator.checkpointing.seeds import model_parallel_cuda_manual_seed, model_parallel_reconfigure_tp_seed
-from accelerator.checkpointing.timing import RegionTimes, region_times
+from .engine import checkpoint, non_reentrant_checkpoint
+from .rng import CudaRNGStatesTracker, get_cuda_rng_tracker
+from .seeds import model_parallel_cuda_manual_seed, model_parallel_reconfigure_tp_seed
+from .timing import RegionTimes, region_times
 
 __all__ = [
     "CheckpointFunction",

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from accelerator.checkpointing import checks
-from accelerator.checkpointing.configuration import Settings
-from accelerator.checkpointing.partition import Share, changed, share
+from . import checks
+from .configuration import Settings
+from .partition import Share, changed, share
 
 # What is looked into for tensors; everything else is passed on as it is.
 CONTAINERS = (tuple, list, dict)

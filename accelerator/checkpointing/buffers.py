@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from accelerator.checkpointing import transfers
+from . import transfers
 
 
 class Slot:

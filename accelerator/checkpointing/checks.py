@@ -6,9 +6,9 @@ import zlib
 
 import torch
 
-from accelerator import _runtime
-from accelerator.checkpointing.configuration import Settings, partition_group
-from accelerator.checkpointing.groups import ALONE, Group
+from .._torch import runtime
+from .configuration import Settings, partition_group
+from .groups import ALONE, Group
 
 
 def digest(tensor: torch.Tensor) -> int:
@@ -53,7 +53,7 @@ def _gather(numbers: list[int], group: Group) -> list[list[int]]:
     from torch import distributed
 
     on_host = distributed.get_backend(group.handle) in ("gloo", "mpi")
-    mine = torch.tensor(numbers, dtype=torch.int64, device="cpu" if on_host else _runtime.device_type())
+    mine = torch.tensor(numbers, dtype=torch.int64, device="cpu" if on_host else runtime.device_type())
     everyone = [torch.empty_like(mine) for _ in range(group.size)]
     distributed.all_gather(everyone, mine, group=group.handle)
     return [row.tolist() for row in everyone]

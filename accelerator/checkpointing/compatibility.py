@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from accelerator.checkpointing import configuration, partition, transfers
-from accelerator.checkpointing.engine import checkpoint
-from accelerator.checkpointing.groups import ALONE, Group
+from . import configuration, partition, transfers
+from .engine import checkpoint
+from .groups import ALONE, Group
 
 __all__ = [
     "CheckpointFunction",

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from accelerator.checkpointing.buffers import Buffers
-from accelerator.checkpointing.groups import ALONE, Group, from_group, from_mpu, is_alive, world_size
+from .buffers import Buffers
+from .groups import ALONE, Group, from_group, from_mpu, is_alive, world_size
 
 __all__ = [
     "configure",

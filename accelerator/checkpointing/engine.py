@@ -14,12 +14,12 @@ import torch
 import torch.utils.checkpoint as _torch_checkpoint
 from torch import Tensor
 
-from accelerator.checkpointing import bindings, configuration
-from accelerator.checkpointing.arguments import CONTAINERS, Arguments
-from accelerator.checkpointing.frames import Frame, Replay, inside, unpack
-from accelerator.checkpointing.rng import tracker
-from accelerator.checkpointing.surroundings import Surroundings, accelerator_is_up
-from accelerator.checkpointing.timing import Region
+from . import bindings, configuration
+from .arguments import CONTAINERS, Arguments
+from .frames import Frame, Replay, inside, unpack
+from .rng import tracker
+from .surroundings import Surroundings, accelerator_is_up
+from .timing import Region
 
 __all__ = ["checkpoint", "non_reentrant_checkpoint"]
 

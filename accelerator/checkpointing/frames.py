@@ -20,12 +20,12 @@ import torch
 import torch.utils.checkpoint as _torch_checkpoint
 from torch import Tensor
 
-from accelerator.checkpointing import bindings, checks
-from accelerator.checkpointing.arguments import Arguments
-from accelerator.checkpointing.configuration import Settings
-from accelerator.checkpointing.partition import changed
-from accelerator.checkpointing.surroundings import Surroundings
-from accelerator.checkpointing.timing import Region
+from . import bindings, checks
+from .arguments import Arguments
+from .configuration import Settings
+from .partition import changed
+from .surroundings import Surroundings
+from .timing import Region
 
 _backward_id = bindings.backward_id
 _push_hooks = bindings.push_hooks

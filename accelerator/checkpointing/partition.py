@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accelerator.checkpointing import transfers
-from accelerator.checkpointing.buffers import Slot
-from accelerator.checkpointing.configuration import Settings, partition_group
-from accelerator.checkpointing.groups import ALONE, Group, is_alive
+from . import transfers
+from .buffers import Slot
+from .configuration import Settings, partition_group
+from .groups import ALONE, Group, is_alive
 
 _BYTES = torch.uint8
 

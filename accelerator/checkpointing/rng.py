@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from accelerator import _runtime
+from .._torch import runtime
 
 __all__ = ["CudaRNGStatesTracker", "get_cuda_rng_tracker"]
 
@@ -22,10 +22,10 @@ _State = torch.Tensor | torch.Generator
 
 def device_generator() -> torch.Generator:
     """The default generator of the device in use: the accelerator's current device, or the CPU where it stands in."""
-    if _runtime.device_type() == "cpu":
+    if runtime.device_type() == "cpu":
         return torch.default_generator
-    _runtime.initialize()
-    return _runtime.generator(_runtime.get_index())
+    runtime.initialize()
+    return runtime.generator(runtime.get_index())
 
 
 def read_state(generator: torch.Generator) -> torch.Tensor | int:

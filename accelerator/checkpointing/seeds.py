@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from accelerator.checkpointing import configuration
-from accelerator.checkpointing.rng import MODEL_PARALLEL, check_seed, device_generator, tracker
+from . import configuration
+from .rng import MODEL_PARALLEL, check_seed, device_generator, tracker
 
 __all__ = ["model_parallel_cuda_manual_seed", "model_parallel_reconfigure_tp_seed"]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from accelerator import _runtime
-from accelerator.checkpointing import bindings
-from accelerator.checkpointing.rng import read_state, tracker, write_state
+from .._torch import runtime
+from . import bindings
+from .rng import read_state, tracker, write_state
 
 _cpu_generator: torch.Generator = torch.default_generator
 _read_cpu = _cpu_generator.get_state
@@ -31,27 +31,27 @@ _looked = False
 def accelerator_is_up() -> bool:
     """Whether the accelerator has random state to keep; never initializes it."""
     global _looked
-    if _runtime.up:
+    if runtime.up:
         return True
-    if _looked and _runtime.kind == "cpu":
+    if _looked and runtime.kind == "cpu":
         return False
     if not _looked:
         _looked = True
         try:
-            _runtime.absent()
+            runtime.absent()
         except RuntimeError:
             # A forked child that cannot use the accelerator may still checkpoint on the CPU.
             return False
-    return _runtime.initialized()
+    return runtime.initialized()
 
 
 def default_generators(devices: set[torch.device] | None) -> list[torch.Generator]:
     """The default generators of these devices and of the current one, of an accelerator that is up."""
-    numbers = {_runtime.get_index()}
+    numbers = {runtime.get_index()}
     for device in devices or ():
-        if device.type == _runtime.kind:
+        if device.type == runtime.kind:
             numbers.add(device.index)
-    return [_runtime.generator(number) for number in sorted(numbers)]
+    return [runtime.generator(number) for number in sorted(numbers)]
 
 
 def _autocast_state(kinds: tuple[str, ...]) -> _Autocast | None:
@@ -72,9 +72,9 @@ class Surroundings:
     __slots__ = ("_autocast", "_cpu", "_device", "_generators", "_kinds", "_random", "_snapshot", "up")
 
     def __init__(self, random: bool, devices: set[torch.device] | None) -> None:
-        up = self.up = bool(_runtime.up) or accelerator_is_up()
+        up = self.up = bool(runtime.up) or accelerator_is_up()
         if up:
-            self._kinds: tuple[str, ...] = ("cpu", _runtime.kind)
+            self._kinds: tuple[str, ...] = ("cpu", runtime.kind)
             self._autocast = _autocast_state(self._kinds)
         else:
             self._kinds = _CPU_ONLY

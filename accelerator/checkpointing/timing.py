@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from accelerator import streams
+from .. import streams
 
 __all__ = ["RegionTimes", "region_times"]
 

@@ -12,7 +12,7 @@ starting one yourself. They are compiled with the system's C compiler at first u
 Importing this module compiles nothing and loads nothing.
 """
 
-from accelerator.simulation._environment import environment, is_simulated
+from ._environment import environment, is_simulated
 
 __all__ = ["environment", "is_simulated"]
 

@@ -29,7 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from accelerator.simulation._values import CACHE_NAME
+from ._values import CACHE_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Generator

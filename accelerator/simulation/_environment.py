@@ -7,7 +7,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Literal
 
-from accelerator.simulation import _values
+from . import _values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -87,7 +87,7 @@ def environment(
         >>> subprocess.run([sys.executable, "-c", program], env=child, capture_output=True, text=True).stdout
         '2\\n'
     """
-    from accelerator.simulation import _build  # here, for `is_simulated` has no use for its imports
+    from . import _build  # here, for `is_simulated` has no use for its imports
 
     gpus = _values.count(gpus)
     driver_is = _values.choice("driver", driver, _DRIVERS)

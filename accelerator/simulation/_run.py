@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from accelerator import _torch_build
-from accelerator.simulation._environment import environment
+from .._machine import torch_build
+from ._environment import environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -140,7 +140,7 @@ def _split(values: Sequence[str]) -> list[str]:
 
 def _why_torch_cannot() -> str | None:
     """Say why this Python's torch could not use a simulated GPU, without importing it; None if it could."""
-    build = _torch_build.read()
+    build = torch_build.read()
     if build is None or build.cuda:
         return None  # without any torch there is still NVML to be tested with
     kind = "ROCm" if build.hip else "XPU" if build.xpu else "the CPU alone"

@@ -1,0 +1,1 @@
+"""What the questions stand on: the machine's devices, found without importing torch and without starting the driver."""

@@ -1,0 +1,137 @@
+"""This process: was it forked from one that had the accelerator up, and is the CUDA driver up here.
+
+Everything is a look: nothing is loaded, imported or initialized to answer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+from . import driver  # noqa: E402
+
+# Whether this process was forked from one that had the accelerator up: None until known, which for a process in which no hook
+# ran (it was not forked, or forked before this package was imported) only an imported torch can tell.
+_in_bad_fork: bool | None = None
+_seen_before_fork = False
+
+ENVIRONMENT = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_DEVICE_ORDER",
+    "HIP_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "ACCELERATOR_BACKEND",
+)
+
+
+def _torch_device_module() -> Any:
+    """torch's module for its accelerator if torch is imported and has one, else None; imports nothing."""
+    torch = sys.modules.get("torch")
+    accelerator = torch_accelerator_type()
+    return getattr(torch, accelerator, None) if accelerator else None
+
+
+def torch_accelerator_type() -> str | None:
+    """The device type of an imported torch's accelerator; None without torch, while it is being imported, or on a CPU build."""
+    device = torch_accelerator()
+    return None if device is None else device.type
+
+
+def torch_accelerator() -> Any:
+    """An imported torch's accelerator, with a ``type``, else None; the cheapest thing to compare that changes with it."""
+    return _get_accelerator()
+
+
+def _look_for_torch() -> Any:
+    """The same while torch may not be imported yet; once it is, torch's own function takes this one's place."""
+    global _get_accelerator
+    bindings = sys.modules.get("torch._C")
+    if bindings is None or "torch.accelerator" not in sys.modules:
+        return None
+    of_torch = hasattr(bindings, "_accelerator_exchangeDevice")
+    _get_accelerator = bindings._accelerator_getAccelerator if of_torch else _accelerator_before_2_8
+    return _get_accelerator()
+
+
+_get_accelerator: Any = _look_for_torch
+
+
+def _accelerator_before_2_8() -> Any:
+    # There the binding starts the CUDA runtime to see whether a device is there, which poisons forks.
+    torch, bindings = sys.modules["torch"], sys.modules["torch._C"]
+    backend: str = bindings._get_privateuse1_backend_name()
+    if backend != "privateuseone" and hasattr(torch, backend):
+        return torch.device(backend)
+    if torch.version.cuda or torch.version.hip:
+        return torch.device("cuda")
+    return torch.device("xpu") if bindings._has_xpu else torch.device("mps") if bindings._has_mps else None
+
+
+def driver_is_up() -> bool:
+    """Whether anybody in this process, torch or not, initialized the CUDA driver."""
+    return driver.device_count() is not None
+
+
+def torch_is_up() -> bool:
+    """Whether torch initialized its accelerator in this process; backends without lazy initialization never say so."""
+    is_initialized = getattr(_torch_device_module(), "is_initialized", None)
+    return bool(is_initialized and is_initialized())
+
+
+def is_in_bad_fork() -> bool:
+    """Whether this process was forked from one that had the accelerator up."""
+    return _ask_torch_for_bad_fork() if _in_bad_fork is None else _in_bad_fork
+
+
+def _ask_torch_for_bad_fork() -> bool:
+    global _in_bad_fork
+    module = _torch_device_module()
+    if module is None:
+        return False
+    in_bad_fork = getattr(module, "_is_in_bad_fork", None)
+    _in_bad_fork = bool(in_bad_fork and in_bad_fork())
+    return _in_bad_fork
+
+
+def is_fork_safe() -> bool:
+    """Whether a child forked now could use the accelerator."""
+    # torch marks children as bad as soon as it has merely counted devices, even where there is no driver; the driver itself
+    # knows better, and where there is none to ask (other accelerators) torch's initialization is what counts.
+    return not (driver_is_up() or torch_is_up() or is_in_bad_fork())
+
+
+def _look() -> None:
+    global _seen_before_fork
+    _seen_before_fork = not is_fork_safe()
+
+
+def _inherit() -> None:
+    global _in_bad_fork
+    _in_bad_fork = _seen_before_fork
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_look, after_in_child=_inherit)
+
+
+try:
+    # The mapping below os.environ spares an encoding and a decoding per variable, which would cost more than all the rest of
+    # a repeated question.
+    _raw: Any = getattr(os.environ, "_data")  # noqa: B009, unknown to type checkers
+    _keys: tuple[Any, ...] = tuple(os.environ.encodekey(name) for name in ENVIRONMENT)
+    if _raw.get(os.environ.encodekey("PATH")) != os.environ.encodevalue(os.environ["PATH"]):
+        raise AttributeError
+except (AttributeError, KeyError):
+    _raw, _keys = os.environ, ENVIRONMENT
+
+_CUDA_VISIBLE, _CUDA_ORDER, _HIP_VISIBLE, _ROCR_VISIBLE, _BACKEND = _keys
+
+
+def environment() -> tuple[Any, ...]:
+    """The variables that decide what is visible, as a value to compare."""
+    get = _raw.get
+    return get(_CUDA_VISIBLE), get(_CUDA_ORDER), get(_BACKEND), get(_HIP_VISIBLE), get(_ROCR_VISIBLE)

@@ -1,0 +1,83 @@
+"""Streams and events of the CPU, where it stands in for an accelerator: what was issued is done."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from typing import Any
+
+import torch
+
+from . import runtime
+
+
+class CPUStream(torch.Stream):
+    """The CPU's only stream: work on it is done when it was issued. torch's own cannot record events."""
+
+    def __new__(cls, device: Any = "cpu", *, priority: int = 0) -> CPUStream:
+        runtime.index(device)
+        return super().__new__(cls, device="cpu")
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_event(self, event: torch.Event) -> None:
+        pass
+
+    def wait_stream(self, other: torch.Stream) -> None:
+        pass
+
+    def record_event(self, event: torch.Event | None = None) -> torch.Event:
+        event = CPUEvent() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> CPUStream:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+class CPUEvent(torch.Event):
+    """A moment in the CPU's work, which has always happened already; times are the host's."""
+
+    _timed: bool
+    _recorded_ns: int | None
+
+    def __new__(
+        cls, device: Any = "cpu", *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
+    ) -> CPUEvent:
+        runtime.index(device)
+        event = super().__new__(cls, device="cpu", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
+        event._timed, event._recorded_ns = enable_timing, None
+        return event
+
+    def record(self, stream: torch.Stream | None = None) -> None:
+        self._recorded_ns = time.perf_counter_ns()
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait(self, stream: torch.Stream | None = None) -> None:
+        pass
+
+    def elapsed_time(self, other: torch.Event) -> float:
+        """Milliseconds of host time from this event's record to the other's."""
+        if not (self._timed and isinstance(other, CPUEvent) and other._timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True' to measure elapsed time.")
+        if self._recorded_ns is None or other._recorded_ns is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        return (other._recorded_ns - self._recorded_ns) / 1e6
+
+
+@cache
+def cpu_stream() -> torch.Stream:
+    """The CPU's stream, made when it is first wanted: in torch 2.6 even that looks for a GPU."""
+    return torch.Stream.__new__(CPUStream, device="cpu")

@@ -1,0 +1,98 @@
+"""Answers that depend on the compute capability, on one machine with several kinds of GPU; and that none of these functions
+initializes anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accelerator._machine import torch_build
+from tests.support import run, simulated_environment
+
+build = torch_build.read()
+pytestmark = pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch")
+
+
+def test_answers_are_those_of_the_current_device(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("")
+    environment = simulated_environment(
+        {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, gpus=4, capability=["6.1", "7.5", "8.6", "9.0"], log=log
+    )
+    code = """
+import os, torch, warnings
+import accelerator as acc
+from accelerator import compiling
+compiling._has_triton = lambda: True
+torch._grouped_mm = print
+warnings.simplefilter("ignore")
+
+def answers():
+    return [
+        acc.is_fp16_supported(), acc.is_bf16_supported(False), acc.is_bf16_supported(), acc.is_tf32_supported(),
+        acc.is_triton_supported(), acc.prefer_triton_grouped_mm(),
+    ]
+
+f, t = False, True
+expected = {0: [f, f, t, f, f, f], 1: [t, f, t, f, f, t], 2: [t, t, t, t, t, t], 3: [t, t, t, t, t, f]}
+assert answers() == expected[0], answers()
+os.environ["DS_ALLOW_DEPRECATED_FP16"] = "1"
+assert acc.is_fp16_supported() is True
+assert acc.supported_dtypes() == [torch.float32, torch.float16, torch.bfloat16]
+del os.environ["DS_ALLOW_DEPRECATED_FP16"]
+assert acc.supported_dtypes() == [torch.float32, torch.bfloat16]
+
+acc.amp(), acc.is_fp64_supported(), acc.graph_pool_handle(), acc.is_current_stream_capturing(), acc.op_builder_dir()
+acc.on_accelerator(torch.ones(1)), acc.is_pinned(torch.ones(1)), acc.pin_memory_alignment(), acc.build_extension()
+acc.get_op_builder("NoSuchBuilder"), acc.get_compile_backend(), acc.unpin_memory(torch.ones(1))
+with acc.annotate("range"):
+    pass
+log = open(os.environ["ACCELERATOR_SIM_LOG"]).read()
+assert acc.is_fork_safe() and "cuInit" not in log and "cudart" not in log, log
+
+for device, expected_here in expected.items():
+    torch.cuda.set_device(device)
+    assert answers() == expected_here, (device, answers())
+    assert acc.is_bf16_supported() is torch.cuda.is_bf16_supported(), device
+    assert acc.is_bf16_supported(False) is torch.cuda.is_bf16_supported(False), device
+"""
+    run(code, environment)
+
+
+def test_children_forked_too_late_are_told_so() -> None:
+    run(
+        """
+        import os, torch
+        import accelerator as acc
+        torch.cuda.init()
+        child = os.fork()
+        if child == 0:
+            bad, tensor = 0, torch.ones(1)
+            for call in (
+                acc.is_bf16_supported, acc.is_fp16_supported, acc.is_fp64_supported, acc.is_tf32_supported, acc.amp,
+                acc.supported_dtypes, acc.create_graph, acc.graph_pool_handle, acc.is_current_stream_capturing,
+                lambda: acc.FloatTensor(1), lambda: acc.pin_memory(tensor), lambda: acc.is_pinned(tensor),
+                lambda: acc.on_accelerator(tensor), lambda: acc.pin_empty(1), lambda: acc.register_host_memory(0, 1),
+                lambda: acc.unregister_host_memory(0), acc.is_triton_supported, acc.prefer_triton_grouped_mm,
+                acc.op_builder_dir, lambda: acc.capture_to_graph(None), lambda: acc.replay_graph(None),
+            ):
+                try:
+                    call()
+                    bad += 1
+                except RuntimeError as error:
+                    bad += "spawn" not in str(error)
+            acc.range_push("still"), acc.range_pop(), acc.get_compile_backend()
+            os._exit(bad)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """,
+        simulated_environment(gpus=1),
+    )
+
+
+@pytest.mark.parametrize(
+    "call", ["acc.FloatTensor([1])", "acc.pin_memory(torch.ones(1))", "acc.pin_empty(1)", "acc.create_graph()"]
+)
+def test_what_needs_the_accelerator_initializes_it_through_torch(call: str) -> None:
+    run(f"import torch; import accelerator as acc; {call}; assert acc.is_initialized()", simulated_environment(gpus=1))

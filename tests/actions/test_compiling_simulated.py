@@ -1,0 +1,28 @@
+"""Triton on two simulated GPUs of compute capability 9.0. Other capabilities: ``test_capability.py``."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+
+import accelerator as acc
+from accelerator import compiling
+
+
+def test_triton_is_supported_where_it_is_installed() -> None:
+    assert acc.is_triton_supported() is (importlib.util.find_spec("triton") is not None)
+
+
+@pytest.mark.parametrize("has_triton", [True, False])
+@pytest.mark.parametrize("has_grouped", [True, False])
+def test_grouped_multiplication_is_torchs_on_hopper(
+    has_triton: bool, has_grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiling, "_has_triton", lambda: has_triton)
+    monkeypatch.setattr(torch, "_grouped_mm", print, raising=False)
+    if not has_grouped:
+        monkeypatch.delattr(torch, "_grouped_mm")
+    assert acc.is_triton_supported() is has_triton
+    assert acc.prefer_triton_grouped_mm() is (has_triton and not has_grouped)

@@ -1,0 +1,295 @@
+"""What the rooms of devices, streams and memory do before initialization, at it, and after a fork: in fresh processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from accelerator._machine import torch_build
+from tests.support import plain_environment, run, simulated_environment
+
+build = torch_build.read()
+needs_simulation = pytest.mark.skipif(
+    sys.platform != "linux" or build is None or build.cuda is None, reason="needs a CUDA build of torch on Linux"
+)
+
+INITIALIZATIONS = ("cuInit", "cudart", "context")
+
+
+def initializations(log: Path) -> list[str]:
+    lines = log.read_text().splitlines() if log.exists() else []
+    return [line for line in lines if line.split()[1] in INITIALIZATIONS]
+
+
+def run_simulated(code: str, tmp_path: Path, **options: object) -> tuple[str, list[str]]:
+    """What the code prints on simulated GPUs, two unless said otherwise, and what was initialized meanwhile."""
+    log = tmp_path / "log"
+    printed = run(code, simulated_environment(log=log, **{"gpus": 2, **options}))
+    return printed, initializations(log)
+
+
+@needs_simulation
+def test_the_log_tells_initializations(tmp_path: Path) -> None:
+    assert run_simulated("import accelerator as acc; acc.init()", tmp_path)[1]
+
+
+@needs_simulation
+def test_nothing_initializes_that_says_so(tmp_path: Path) -> None:
+    code = """
+    import os, torch, accelerator as acc
+    for device in (None, 0, 1, "cuda", "cuda:1", torch.device("cuda", 1)):
+        assert acc.memory_allocated(device) == acc.max_memory_allocated(device) == 0
+        assert acc.memory_reserved(device) == acc.max_memory_reserved(device) == 0
+        assert acc.memory_stats(device) == acc.memory_stats_as_nested_dict(device) == {}
+        assert acc.mem_get_info(device) == acc.get_memory_info(device)
+        assert acc.total_memory(device) == acc.get_memory_info(device)[1] == acc.visible_devices()[0].total_memory
+        assert 0 < acc.available_memory(device) <= acc.total_memory(device)
+        assert acc.get_per_process_memory_fraction(device) == 1.0
+        assert "Allocated memory" in acc.memory_summary(device)
+        assert acc.device(device).type == "cuda"
+        acc.synchronize(device)
+        acc.reset_peak_memory_stats(device)
+        acc.reset_accumulated_memory_stats(device)
+        acc.set_per_process_memory_fraction(1.0, device)
+        acc.get_device_capability(device)
+        acc.device_index(None), acc.device_index(-1)
+    assert acc.current_device() == acc.current_device_index() == 0
+    assert acc.current_device_name() == "cuda:0"
+    assert acc.get_arch_list() and acc.get_gencode_flags()
+    assert acc.host_memory_stats() == {}
+    assert acc.memory_snapshot() == []
+    assert acc.get_sync_debug_mode() == 0
+    assert not acc.is_synchronized_device() and not acc.use_host_timers()
+    acc.set_sync_debug_mode(0)
+    acc.record_memory_history()
+    acc.record_memory_history(None)
+    acc.dump_memory_snapshot(os.devnull)
+    acc.empty_cache(); acc.empty_host_cache(); acc.ipc_collect(); acc.lazy_call(print)
+    acc.set_device(-1); acc.set_device_index(-1)
+    with acc.stream(None), acc.device_of(torch.ones(1)):
+        pass
+    assert not acc.is_initialized() and acc.is_fork_safe() and not torch.cuda.is_initialized()
+    pid = os.fork()
+    if pid == 0:
+        acc.set_device(1)
+        assert torch.empty(1, device="cuda").device.index == 1
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert not acc.is_initialized()
+    print(os.getpid())
+    """
+    parent, events = run_simulated(code, tmp_path)
+    assert events  # of the forked child
+    assert not [event for event in events if event.split()[0] == parent.strip()]
+
+
+@needs_simulation
+@pytest.mark.parametrize(
+    "call",
+    ["init()", "set_device(1)", "set_device_index('cuda:1')", "current_stream()", "default_stream(1)",
+     "get_device_properties()", "can_device_access_peer(0, 1)", "cudart()", "external_stream(0)",
+     "device_index(0).__enter__()"],
+)  # fmt: skip
+def test_what_initializes(call: str, tmp_path: Path) -> None:
+    code = f"import accelerator as acc; acc.{call}; assert acc.is_initialized()"
+    assert run_simulated(code, tmp_path)[1]
+
+
+@needs_simulation
+def test_wrong_devices_before_initialization(tmp_path: Path) -> None:
+    code = """
+    import pytest, torch, accelerator as acc
+    from tests.support.device_arguments import *
+    for name, function in FUNCTIONS.items():
+        for device, error in WRONG:
+            with pytest.raises(error) as caught:
+                function(device)
+            assert type(caught.value) is error, (name, device)
+        for device in ("cpu", torch.device("cpu", 0)):
+            with pytest.raises(ValueError, match="cpu doesn't match the current accelerator cuda"):
+                function(device)
+        for device in (2, *HUGE, "cuda:2", torch.device("cuda", 2), Index(2)):
+            with pytest.raises(ValueError, match="out of range: 2 cuda devices are visible"):
+                function(device)
+        for device in NEGATIVE:
+            if name not in NEGATIVE_IS_FINE:
+                with pytest.raises(ValueError, match="out of range"):
+                    function(device)
+            elif name != "current_stream":
+                function(device)
+        if name in INDEX_IS_REQUIRED:
+            for device in (None, "cuda"):
+                with pytest.raises(ValueError, match="with an index"):
+                    function(device)
+    assert not acc.is_initialized()
+    """
+    assert run_simulated(code, tmp_path)[1] == []
+
+
+@needs_simulation
+def test_what_waits_takes_effect_at_initialization(tmp_path: Path) -> None:
+    code = """
+    import torch, accelerator as acc
+    order = []
+    acc.lazy_call(lambda: order.append(1))
+    acc.set_per_process_memory_fraction(0.5, 1)
+    acc.set_per_process_memory_fraction(0.25, "cuda:1")
+    assert acc.get_per_process_memory_fraction(1) == 0.25 and acc.get_per_process_memory_fraction() == 1.0
+    acc.record_memory_history(max_entries=10)
+    acc.lazy_call(lambda: order.append(2))
+    assert order == [] and not acc.is_initialized()
+    torch.empty(1, device="cuda:0")
+    assert order == [1, 2]
+    assert torch.cuda.current_device() == 0
+    assert acc.get_per_process_memory_fraction(1) == torch.cuda.get_per_process_memory_fraction(1) == 0.25
+    torch.cuda.set_device(0)
+    assert acc.get_per_process_memory_fraction(0) == 1.0
+    assert torch.cuda.memory._snapshot()["device_traces"][0]
+    try:
+        torch.empty(acc.total_memory(1) // 2, dtype=torch.uint8, device="cuda:1")
+    except torch.OutOfMemoryError as error:
+        assert acc.is_out_of_memory_error(error)
+    else:
+        raise AssertionError("no limit")
+    """
+    run_simulated(code, tmp_path)
+
+
+@needs_simulation
+def test_running_out_of_one_gibibyte(tmp_path: Path) -> None:
+    code = """
+    import torch, accelerator as acc
+    held = torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
+    try:
+        torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
+    except Exception as error:
+        assert acc.is_out_of_memory_error(error) is True
+        assert acc.memory_allocated() == acc.memory_reserved() == 600 << 20
+        assert acc.max_memory_allocated() == 600 << 20
+        assert acc.memory_stats()["num_ooms"] == 1
+        assert acc.total_memory() == 1 << 30
+        assert acc.available_memory() == acc.get_memory_info()[0] <= 424 << 20
+    else:
+        raise AssertionError("did not run out")
+    del held
+    again = torch.empty(900 << 20, dtype=torch.uint8, device="cuda")
+    assert acc.memory_allocated() == 900 << 20
+    """
+    run_simulated(code, tmp_path, gpus=1, memory="1GiB")
+
+
+@needs_simulation
+def test_a_child_of_an_initialized_process_is_told(tmp_path: Path) -> None:
+    code = """
+    import os, torch, accelerator as acc
+    acc.init()
+    stream = acc.current_stream()
+    pid = os.fork()
+    if pid == 0:
+        calls = [
+            lambda: acc.set_device(0), lambda: acc.current_device(), lambda: acc.current_device_name(), lambda: acc.device(),
+            lambda: acc.device_name(1), lambda: acc.device_of(torch.ones(1)), lambda: acc.get_device_properties(),
+            lambda: acc.can_device_access_peer(0, 1), lambda: acc.default_stream(), lambda: acc.stream(stream),
+            lambda: acc.external_stream(0), acc.init, lambda: acc.lazy_call(print), acc.ipc_collect, acc.cudart,
+            acc.current_blas_handle, lambda: acc.set_sync_debug_mode(1), acc.get_sync_debug_mode,
+            acc.is_synchronized_device, acc.use_host_timers, acc.resolves_data_dependency, acc.handles_memory_backpressure,
+            acc.mem_get_info, acc.memory_stats_as_nested_dict, acc.host_memory_stats, acc.memory_summary, acc.memory_snapshot,
+            acc.record_memory_history, lambda: acc.dump_memory_snapshot(os.devnull), acc.total_memory, acc.available_memory,
+            lambda: acc.set_per_process_memory_fraction(1.0), acc.get_per_process_memory_fraction, acc.memory_allocated,
+            acc.synchronize, acc.empty_cache, acc.current_stream,
+        ]
+        for number, call in enumerate(calls):
+            try:
+                call()
+            except RuntimeError as error:
+                assert "spawn" in str(error) and "forkserver" in str(error), (number, error)
+            else:
+                os._exit(number + 1)
+        assert acc.get_arch_list() == torch.cuda.get_arch_list()
+        assert acc.is_out_of_memory_error(MemoryError())
+        with acc.stream(None):
+            pass
+        os._exit(0)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == 0, f"call {status - 1} did not raise"
+    """
+    run_simulated(code, tmp_path)
+
+
+COMPILED = """
+import torch
+import accelerator as acc
+device = {device}
+def program(tensor):
+    with acc.device_index(device):
+        return tensor + 1, torch.empty(1, device="{kind}")
+tensor, made = torch.compile(program, backend="eager", fullgraph=True)(torch.ones(2))
+assert tensor.tolist() == [2, 2]
+print(made.device)
+"""
+
+
+@needs_simulation
+@pytest.mark.parametrize("device", ["1", "'cuda:1'", "torch.device('cuda', 1)", "torch.empty(1, device='cuda:1')"])
+def test_compiled_context_is_the_first_use_of_the_package(device: str, tmp_path: Path) -> None:
+    assert run_simulated(COMPILED.format(device=device, kind="cuda"), tmp_path)[0] == "cuda:1\n"
+
+
+@pytest.mark.parametrize("device", ["0", "'cpu'", "torch.device('cpu')", "torch.ones(1)"])
+def test_compiled_context_is_the_first_use_on_the_cpu(device: str) -> None:
+    assert run(COMPILED.format(device=device, kind="cpu"), plain_environment(ACCELERATOR_BACKEND="cpu")) == "cpu\n"
+
+
+@needs_simulation
+def test_the_environment_can_make_the_cpu_stand_in(tmp_path: Path) -> None:
+    code = """
+    import torch, accelerator as acc
+    assert acc.device() == torch.device("cpu") and acc.is_synchronized_device() and acc.mem_get_info() == acc.get_memory_info()
+    acc.set_device(0)
+    acc.init()
+    assert not acc.is_initialized()
+    for refused in (acc.cudart, acc.current_blas_handle, lambda: acc.external_stream(0)):
+        try:
+            refused()
+        except RuntimeError as error:
+            assert "the CPU stands in" in str(error)
+        else:
+            raise AssertionError
+    """
+    log = tmp_path / "log"
+    run(code, simulated_environment({"ACCELERATOR_BACKEND": "cpu"}, gpus=2, log=log))
+    assert initializations(log) == []
+
+
+def test_a_backend_without_allocator() -> None:
+    """torch asserts that there is one; its memory is nothing to count then."""
+    code = """
+    import torch
+    try:
+        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+    except ImportError:
+        raise SystemExit  # this torch cannot register backends from Python
+    _setup_privateuseone_for_python_backend("npy")
+    import accelerator as acc
+    assert acc.device(0) == torch.device("npy", 0) and acc.current_device_name() == "npy:0"
+    assert acc.memory_allocated() == acc.max_memory_reserved(0) == 0
+    assert acc.memory_stats() == acc.memory_stats_as_nested_dict("npy:0") == acc.host_memory_stats() == {}
+    assert "Allocated memory" in acc.memory_summary()
+    acc.reset_peak_memory_stats(), acc.reset_accumulated_memory_stats(0), acc.empty_cache(), acc.ipc_collect()
+    called = []
+    acc.lazy_call(lambda: called.append(1))
+    assert called == [1] and acc.get_arch_list() == [] and acc.get_sync_debug_mode() == 0
+    with acc.device_index("npy:0"), acc.stream(acc.current_stream()):
+        pass
+    for function in (acc.mem_get_info, acc.total_memory, acc.cudart, acc.default_stream, acc.get_device_properties,
+                     acc.record_memory_history, acc.memory_snapshot, lambda: acc.set_sync_debug_mode(1)):
+        try:
+            function()
+        except RuntimeError as error:
+            assert "npy" in str(error) and "\\n" not in str(error), error
+        else:
+            raise AssertionError(function)
+    """
+    run(code, plain_environment())

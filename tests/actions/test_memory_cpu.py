@@ -1,0 +1,85 @@
+"""Memory when the CPU stands in: the device's counters are 0, and what there is is the host's."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.cuda import _memory_viz
+
+import accelerator as acc
+from accelerator._machine import host_memory
+
+
+@pytest.mark.parametrize("name", ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"])
+def test_counters_are_zero(name: str) -> None:
+    held = torch.ones(1 << 20)
+    assert getattr(acc, name)() == getattr(acc, name)(0) == 0
+    assert type(getattr(acc, name)()) is int
+    del held
+
+
+def test_statistics_are_empty() -> None:
+    assert acc.memory_stats() == acc.host_memory_stats() == OrderedDict()
+    assert acc.memory_stats_as_nested_dict() == {}
+    for reset in (acc.reset_peak_memory_stats, acc.reset_accumulated_memory_stats):
+        assert reset() is None
+    assert acc.empty_cache() is acc.empty_host_cache() is None
+
+
+def test_the_host_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "available", lambda: 4321)
+    total = host_memory.total()
+    assert acc.get_memory_info() == acc.mem_get_info() == acc.mem_get_info(-1) == (4321, total)
+    assert acc.available_memory() == 4321
+    assert acc.total_memory() == total > 4321
+
+
+def test_there_is_no_limit() -> None:
+    assert acc.set_per_process_memory_fraction(0.5) is None
+    assert acc.get_per_process_memory_fraction() == 1.0
+    with pytest.raises(ValueError, match="fraction of the memory"):
+        acc.set_per_process_memory_fraction(1.5)
+    with pytest.raises(TypeError, match="fraction of the memory"):
+        acc.set_per_process_memory_fraction("1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("abbreviated", [False, True])
+def test_summary(abbreviated: bool) -> None:
+    lines = acc.memory_summary(abbreviated=abbreviated).splitlines()
+    assert {len(line) for line in lines} == {77}
+    numbers = [cell.split()[0] for line in lines if "llocat" in line for cell in line.split("|")[2:-1]]
+    assert set(numbers) - {"Cur", "Peak", "Tot"} == {"0"}
+    assert any("large pool" in line for line in lines) != abbreviated
+
+
+def test_snapshots_are_empty(tmp_path: Path) -> None:
+    path = tmp_path / "snapshot.pickle"
+    assert acc.record_memory_history() is None
+    assert acc.memory_snapshot() == []
+    acc.dump_memory_snapshot(path)
+    assert acc.record_memory_history(None) is None
+    snapshot = pickle.loads(path.read_bytes())
+    assert snapshot["segments"] == []
+    for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
+        assert "<script" in plot(snapshot).lower()
+
+
+@pytest.mark.parametrize("arguments", [{"enabled": "everything"}, {"context": 1}, {"stacks": 1}, {"max_entries": 0}], ids=repr)
+def test_no_way_to_record(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"is one of|is from"):
+        acc.record_memory_history(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "result"),
+    [("memory_cached", (), 0), ("max_memory_cached", (0,), 0), ("reset_max_memory_cached", (), None),
+     ("reset_max_memory_allocated", ("cpu",), None), ("current_device_idx", (), 0), ("set_device_idx", (0,), None)],
+)  # fmt: skip
+def test_old_names(name: str, arguments: tuple[Any, ...], result: Any) -> None:
+    with pytest.warns(FutureWarning, match="Use `"):
+        assert getattr(acc, name)(*arguments) == result

@@ -1,0 +1,131 @@
+"""Ranges: every one that is pushed is popped, from the stack that it is on. No accelerator takes part."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import accelerator as acc
+from accelerator import profiling
+from accelerator._torch import runtime
+
+
+class Stack(list[str]):
+    """A domain, or NVTX itself, that notes what is pushed and popped."""
+
+    def push_range(self, message: str, category: str | None = None) -> None:
+        self.append(message if category is None else f"{message} ({category})")
+
+    def pop_range(self) -> None:
+        self.pop()
+
+
+@pytest.fixture
+def default(monkeypatch: pytest.MonkeyPatch) -> Stack:
+    stack = Stack()
+    monkeypatch.setattr(runtime, "nvtx", SimpleNamespace(rangePushA=stack.append, rangePop=stack.pop))
+    return stack
+
+
+@pytest.fixture
+def domains(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Stack]]:
+    found: dict[str, Stack] = {}
+    module: Any = ModuleType("nvtx")
+    module.get_domain = lambda name: found.setdefault(name, Stack())
+    monkeypatch.setitem(sys.modules, "nvtx", module)
+    profiling._domain.cache_clear()
+    yield found
+    profiling._domain.cache_clear()
+
+
+@pytest.fixture
+def no_domains(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    profiling._domain.cache_clear()
+    yield
+    profiling._domain.cache_clear()
+
+
+def test_ranges_without_a_domain_are_torchs(default: Stack, domains: dict[str, Stack]) -> None:
+    acc.range_push("outer")
+    acc.range_push("inner", category="ignored")
+    assert default == ["outer", "inner"]
+    acc.range_pop()
+    assert default == ["outer"]
+    acc.range_pop()
+    assert default == []
+    assert domains == {}
+
+
+def test_domains_have_stacks_of_their_own(default: Stack, domains: dict[str, Stack]) -> None:
+    acc.range_push("one", "A", "category")
+    acc.range_push("two", domain="B")
+    assert domains == {"A": ["one (category)"], "B": ["two"]}
+    acc.range_pop("A")
+    assert domains == {"A": [], "B": ["two"]}
+    acc.range_pop(domain="B")
+    assert domains == {"A": [], "B": []}
+    assert default == []
+
+
+@pytest.mark.usefixtures("no_domains")
+def test_without_the_package_domains_fall_back_on_push_and_on_pop(default: Stack) -> None:
+    acc.range_push("one", "A", "category")
+    assert default == ["one"]
+    acc.range_pop("A")
+    assert default == []
+
+
+@pytest.mark.usefixtures("no_domains")
+def test_without_nvtx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "nvtx", None)
+    acc.range_push("one")
+    acc.range_push("two", "A")
+    acc.range_pop("A")
+    acc.range_pop()
+
+
+def test_torchs_own_nvtx_takes_ranges() -> None:
+    assert (runtime.nvtx is not None) == (torch.version.cuda is not None)
+    acc.range_push("one")
+    acc.range_pop()
+
+
+def test_annotations_pop_on_exceptions_and_nest(default: Stack, domains: dict[str, Stack]) -> None:
+    annotation = acc.annotate("step", domain="A")
+    with pytest.raises(ZeroDivisionError), annotation, annotation, acc.annotate("inside"):
+        assert domains["A"] == ["step", "step"]
+        assert default == ["inside"]
+        _ = 1 / 0
+    assert domains["A"] == default == []
+
+
+def test_annotations_decorate(default: Stack) -> None:
+    @acc.annotate("count down")
+    def count_down(number: int) -> list[str]:
+        """Count."""
+        return count_down(number - 1) if number else list(default)
+
+    assert count_down.__name__ == "count_down"
+    assert count_down(2) == ["count down"] * 3
+    assert default == []
+    with pytest.raises(TypeError):
+        count_down("x")  # type: ignore[arg-type]
+    assert default == []
+
+
+def test_compiled_code_has_no_ranges_and_no_graph_breaks(default: Stack) -> None:
+    def double(x: torch.Tensor) -> torch.Tensor:
+        acc.range_push("double")
+        x = x * 2
+        acc.range_pop()
+        return x
+
+    compiled = torch.compile(double, backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert default == []

@@ -1,0 +1,287 @@
+"""Random functions before the accelerator is initialized, each in a process of its own: what waits, in which order, and that
+nothing is initialized by it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from accelerator._machine import torch_build
+from tests.support import plain_environment, run, simulated_environment
+
+build = torch_build.read()
+needs_cuda = pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch")
+
+PRELUDE = """
+import os, struct, sys, torch
+import accelerator as acc
+
+def state(seed):
+    return torch.tensor(list(struct.pack("<qq", seed, 0)), dtype=torch.uint8)
+
+def seeds():
+    return [generator.initial_seed() for generator in torch.cuda.default_generators]
+
+def quiet():
+    log = open(os.environ["ACCELERATOR_SIM_LOG"]).read()
+    return acc.is_fork_safe() and not torch.cuda.is_initialized() and "cuInit" not in log and "cudart" not in log
+"""
+
+
+def on_two_gpus(code: str, tmp_path: Path) -> str:
+    log = tmp_path / "log"
+    log.write_text("")
+    return run(PRELUDE + code, simulated_environment(gpus=2, log=log))
+
+
+ORDERS = [
+    ("acc.manual_seed_all(1)", [1, 1]),
+    ("acc.manual_seed_all(1); acc.manual_seed(2)", [2, 1]),
+    ("acc.manual_seed(2); acc.manual_seed_all(1)", [1, 1]),
+    ("acc.manual_seed_all(1); acc.set_rng_state(state(9), 1)", [1, 9]),
+    ("acc.set_rng_state(state(9), 1); acc.manual_seed_all(1)", [1, 1]),
+    ("acc.manual_seed_all(1); acc.set_rng_state(state(9)); acc.manual_seed(3)", [3, 1]),
+    ("acc.manual_seed_all(1); acc.set_rng_state_all([state(8), state(9)]); torch.cuda.manual_seed(4)", [4, 9]),
+    ("torch.manual_seed(5); acc.set_rng_state(state(9), 0)", [9, 5]),
+    ("acc.set_rng_state(state(9), 0); torch.manual_seed(5)", [5, 5]),
+    ("acc.manual_seed(6); torch.cuda.set_rng_state(state(9), 1); torch.manual_seed(5); acc.manual_seed(7)", [7, 5]),
+    ("with acc.fork_rng(): acc.manual_seed_all(6)\nacc.set_rng_state(state(2), 0); acc.set_rng_state(state(3), 1)", [2, 3]),
+    ("acc.manual_seed_all(1)\nwith acc.fork_rng(): acc.manual_seed_all(6); torch.cuda.manual_seed(4)", [1, 1]),
+    ("acc.lazy_call(lambda: acc.manual_seed_all(1)); acc.manual_seed(2)", [2, 1]),
+]
+
+
+@needs_cuda
+def test_what_waits_takes_effect_in_order(tmp_path: Path) -> None:
+    # A parent in which nothing is initialized can fork a fresh child for each case.
+    on_two_gpus(
+        f"""
+acc.device_count()
+for calls, expected in {ORDERS!r}:
+    child = os.fork()
+    if child == 0:
+        exec(calls)
+        was_quiet = quiet()
+        open(os.environ["ACCELERATOR_SIM_LOG"], "w").close()
+        torch.cuda.init()
+        found = seeds()
+        open(os.environ["ACCELERATOR_SIM_LOG"], "w").close()
+        print(calls, "gives", found, "quietly" if was_quiet else "and initializes", file=sys.stderr, flush=True)
+        os._exit(not (found == expected and was_quiet))
+    assert os.waitpid(child, 0)[1] == 0, (calls, expected)
+""",
+        tmp_path,
+    )
+
+
+@needs_cuda
+def test_a_seed_that_differs_each_time_waits_too(tmp_path: Path) -> None:
+    on_two_gpus(
+        """
+acc.manual_seed_all(1)
+acc.seed()
+assert quiet()
+torch.cuda.init()
+first, second = seeds()
+assert first != 1 and second == 1, seeds()
+""",
+        tmp_path,
+    )
+    on_two_gpus(
+        """
+acc.manual_seed(1)
+acc.seed_all()
+assert quiet()
+torch.cuda.init()
+first, second = seeds()
+assert first == second != 1, seeds()
+""",
+        tmp_path,
+    )
+
+
+@needs_cuda
+def test_what_waits_is_a_copy_of_the_state(tmp_path: Path) -> None:
+    on_two_gpus(
+        """
+given = state(9)
+acc.set_rng_state(given, 1)
+given.zero_()
+assert acc.initial_seed(1) == 9
+""",
+        tmp_path,
+    )
+
+
+@needs_cuda
+def test_errors_come_at_the_call_and_leave_nothing_waiting(tmp_path: Path) -> None:
+    on_two_gpus(
+        """
+waiting = len(torch.cuda._queued_calls)
+for call, error in (
+    (lambda: acc.manual_seed(2**64), (RuntimeError, ValueError)),
+    (lambda: acc.manual_seed_all("x"), ValueError),
+    (lambda: acc.set_rng_state(state(1), 2), ValueError),
+    (lambda: acc.set_rng_state(state(1), -1), ValueError),
+    (lambda: acc.set_rng_state(torch.zeros(16)), TypeError),
+    (lambda: acc.set_rng_state_all([state(1), None]), TypeError),
+    (lambda: acc.set_rng_state_all([state(1)] * 3), ValueError),
+    (lambda: acc.fork_rng([0, 2]), ValueError),
+    (lambda: acc.default_generator(2), ValueError),
+    (lambda: acc.get_rng_state("cuda:7"), ValueError),
+    (lambda: acc.initial_seed(1.5), TypeError),
+):
+    try:
+        call()
+    except error:
+        continue
+    raise AssertionError(call)
+assert quiet() and len(torch.cuda._queued_calls) == waiting
+""",
+        tmp_path,
+    )
+
+
+@needs_cuda
+def test_what_waits_does_not_grow_with_the_number_of_calls(tmp_path: Path) -> None:
+    on_two_gpus(
+        """
+def step(number):
+    acc.manual_seed_all(number)
+    torch.manual_seed(number)
+    acc.seed()
+    with acc.fork_rng():
+        acc.seed_all()
+        acc.set_rng_state(state(number))
+
+step(0)
+waiting = len(torch.cuda._queued_calls)
+for number in range(50):
+    step(number)
+assert len(torch.cuda._queued_calls) <= waiting + 2, (waiting, len(torch.cuda._queued_calls))
+assert quiet()
+""",
+        tmp_path,
+    )
+
+
+@needs_cuda
+def test_fork_rng_keeps_what_else_waits(tmp_path: Path) -> None:
+    printed = on_two_gpus(
+        """
+with acc.fork_rng():
+    torch.cuda._lazy_call(lambda: print("called"))
+    acc.manual_seed_all(6)
+assert quiet()
+torch.cuda.init()
+assert 6 not in seeds()
+""",
+        tmp_path,
+    )
+    assert printed.strip() == "called"
+
+
+@needs_cuda
+def test_fork_rng_restores_what_an_initialization_inside_would_have_found(tmp_path: Path) -> None:
+    on_two_gpus(
+        """
+acc.manual_seed_all(1)
+acc.set_rng_state(state(9), 1)
+with acc.fork_rng():
+    acc.manual_seed_all(6)
+    with acc.fork_rng([0]):
+        acc.manual_seed(7)
+        torch.cuda.init()
+        assert seeds() == [7, 6]
+    assert seeds() == [6, 6]
+assert seeds() == [1, 9]
+""",
+        tmp_path,
+    )
+
+
+@needs_cuda
+def test_forked_children_can_use_the_accelerator_after_all_of_it(tmp_path: Path) -> None:
+    on_two_gpus(
+        """
+acc.manual_seed_all(1); acc.manual_seed(2); acc.set_rng_state(state(9), 1)
+with acc.fork_rng():
+    child = os.fork()
+    if child == 0:
+        acc.manual_seed(3)
+        torch.cuda.init()
+        os._exit(0 if seeds() == [3, 9] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+assert quiet()
+""".replace("assert quiet()", "assert acc.is_fork_safe()"),
+        tmp_path,
+    )
+
+
+@needs_cuda
+def test_children_forked_too_late_are_told_so(tmp_path: Path) -> None:
+    on_two_gpus(
+        """
+torch.cuda.init()
+child = os.fork()
+if child == 0:
+    bad = 0
+    for call in (
+        lambda: acc.manual_seed(1), lambda: acc.manual_seed_all(1), acc.seed, acc.seed_all, acc.initial_seed,
+        acc.get_rng_state, acc.get_rng_state_all, lambda: acc.set_rng_state(state(1)),
+        lambda: acc.set_rng_state_all([state(1)]), acc.fork_rng, acc.default_generator,
+    ):
+        try:
+            call()
+            bad += 1
+        except RuntimeError as error:
+            bad += "spawn" not in str(error)
+    torch.manual_seed(4)
+    with acc.fork_rng([]):
+        torch.default_generator.manual_seed(5)
+    os._exit(bad + (torch.initial_seed() != 4))
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+""",
+        tmp_path,
+    )
+
+
+@needs_cuda
+def test_default_generator_initializes_instead_of_failing(tmp_path: Path) -> None:
+    on_two_gpus(
+        "\nassert len(torch.cuda.default_generators) == 0\nassert acc.default_generator(1).device == torch.device('cuda:1')",
+        tmp_path,
+    )
+
+
+def test_the_cpu_takes_over_where_it_is_asked_to() -> None:
+    code = """
+import torch
+import accelerator as acc
+acc.manual_seed_all(3)
+assert torch.initial_seed() == 3 == acc.initial_seed()
+assert len(acc.get_rng_state_all()) == 1
+assert acc.default_generator() is torch.default_generator
+"""
+    run(code, plain_environment(ACCELERATOR_BACKEND="cpu"))
+    if build and build.cuda:
+        run(code, simulated_environment({"ACCELERATOR_BACKEND": "cpu"}, gpus=2))
+
+
+def test_the_room_is_found_however_it_is_asked_for() -> None:
+    for first in ("acc.random", "acc.manual_seed", "importlib.import_module('accelerator.random')"):
+        run(
+            f"""
+import importlib, sys
+import accelerator as acc
+assert "torch" not in sys.modules
+{first}
+import torch
+from accelerator import random
+assert random is acc.random is sys.modules["accelerator.random"]
+assert random() is torch.random
+""",
+            plain_environment(),
+        )

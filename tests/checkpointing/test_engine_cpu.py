@@ -1,0 +1,480 @@
+"""The engine against no checkpointing at all and against torch's own checkpoint: the same cases through all of them."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
+
+from accelerator import checkpointing
+from accelerator.checkpointing import bindings
+from tests.support.checkpointing_cases import CASES, EVERYONE, OURS, TORCH_CANNOT, Block, Checkpoint, Pair, none, torchs, x
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    checkpointing.configure()
+    yield
+    checkpointing.configure()
+
+
+@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+@pytest.mark.parametrize("name", CASES)
+def test_equal_to_no_checkpointing(name: str, ckpt: Checkpoint) -> None:
+    if ckpt is torchs and name in TORCH_CANNOT:
+        pytest.skip("torch's own does not take this")
+    expected, found = CASES[name](none), CASES[name](ckpt)
+    assert len(expected) == len(found)
+    for one, other in zip(expected, found, strict=True):
+        assert one.dtype == other.dtype
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_way_for_a_torch_that_does_not_tell_its_hooks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = CASES[name](none)
+    monkeypatch.setattr("accelerator.checkpointing.engine._innermost_hooks", None)
+    assert all(torch.equal(one, other) for one, other in zip(expected, CASES[name](checkpointing.checkpoint), strict=True))
+
+
+@pytest.mark.parametrize("ckpt", OURS)
+def test_kinds_of_output_are_kept(ckpt: Checkpoint) -> None:
+    a = x()
+    for kind in (
+        lambda a: None,
+        lambda a: {"a": a.sin(), "n": None},
+        lambda a: [a.sin()],
+        lambda a: (a.sin(),),
+        lambda a: Pair(a.sin(), 1),
+        lambda a: (a.sin(), "text", None),
+    ):
+        expected, out = kind(a), ckpt(kind, a)
+        assert type(out) is type(expected)
+        if expected is not None:
+            assert len(out) == len(expected)
+
+
+def test_all_keywords_go_to_the_function() -> None:
+    seen: dict[str, Any] = {}
+
+    def function(a: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        seen.update(kwargs)
+        return a.sin()
+
+    checkpointing.checkpoint(function, x(), use_reentrant=1, preserve_rng_state=2, function=3, context_fn=4, debug=5)
+    assert seen == {"use_reentrant": 1, "preserve_rng_state": 2, "function": 3, "context_fn": 4, "debug": 5}
+
+
+def test_the_function_gets_the_very_same_tensors() -> None:
+    a, seen = x(), []
+
+    def function(item: torch.Tensor) -> torch.Tensor:
+        seen.append(item)
+        return item.sin().cos()
+
+    checkpointing.checkpoint(function, a).sum().backward()
+    assert len(seen) == 2
+    assert all(item is a for item in seen)
+
+
+def test_arguments_are_bound_in_forward() -> None:
+    a, items = x(), [1.0]
+    out = checkpointing.checkpoint(lambda a, items: a.sin() * items[0], a, items)
+    items[0] = 5.0
+    out.sum().backward()
+    assert torch.equal(a.grad, a.cos())
+
+
+@pytest.mark.parametrize("ckpt", OURS)
+def test_bypass_without_grad(ckpt: Checkpoint) -> None:
+    a = x()
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            out = ckpt(lambda a: a.sin(), a)
+            assert not out.requires_grad
+            assert torch.equal(out, a.sin())
+
+
+@pytest.mark.parametrize("ckpt", OURS)
+def test_warns_if_nothing_requires_a_gradient(ckpt: Checkpoint) -> None:
+    with pytest.warns(UserWarning, match="Nothing in this checkpoint requires a gradient") as caught:
+        ckpt(lambda a: a.sin(), torch.ones(2))
+    assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("ckpt", OURS)
+def test_no_warning_if_something_does(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
+    layer = nn.Linear(2, 2)
+    ckpt(layer, torch.ones(1, 2)).sum().backward()
+    ckpt(lambda a: a + 1, torch.ones(1, requires_grad=True))
+    ckpt(lambda a: None, torch.ones(1, requires_grad=True))
+    assert layer.weight.grad is not None
+    assert not [w for w in recwarn if "checkpoint" in str(w.message)]
+
+
+def counted(ckpt: Checkpoint, early: bool = True) -> int:
+    runs = []
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        a = a.sin().exp()
+        runs.append(1)
+        return a + 1
+
+    a = x()
+    with torch_checkpoint.set_checkpoint_early_stop(early):
+        out = ckpt(function, a)
+    out.sum().backward()
+    assert torch.equal(a.grad, a.cos() * a.sin().exp())
+    return len(runs)
+
+
+@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+def test_early_stop(ckpt: Checkpoint) -> None:
+    assert counted(ckpt) == 1
+    assert counted(ckpt, early=False) == 2
+
+
+def test_early_stop_is_not_caught_by_the_function() -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        try:
+            return a.sin().exp()
+        except Exception:
+            return a
+
+    a = x()
+    checkpointing.checkpoint(function, a).sum().backward()
+    assert torch.equal(a.grad, a.cos() * a.sin().exp())
+
+
+def test_early_stop_survives_being_caught_all_the_same() -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        b = a.sin()
+        try:
+            b = b.exp()
+        except BaseException:
+            pass
+        return b.cos() if b.requires_grad else b
+
+    a = x()
+    checkpointing.checkpoint(function, a).sum().backward()
+    expected = torch.autograd.grad(a.sin().exp().cos().sum(), a)[0]
+    assert torch.equal(a.grad, expected)
+
+
+@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+@pytest.mark.parametrize("change", ["shape", "dtype", "fewer"])
+def test_a_different_recomputation_is_an_error(ckpt: Checkpoint, change: str) -> None:
+    runs = []
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        if len(runs) == 1:
+            return a.sin().exp().cos().sum()
+        if change == "shape":
+            return a[:1].sin().exp().cos().sum()
+        if change == "dtype":
+            return a.double().sin().exp().cos().sum().float()
+        return a.sin().sum()
+
+    out = ckpt(function, x())
+    with pytest.raises(torch_checkpoint.CheckpointError):
+        out.backward()
+
+
+def test_determinism_check_none_lets_metadata_differ() -> None:
+    runs = []
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return (a if len(runs) == 1 else a.double()).sin().float()
+
+    checkpointing.configure(determinism_check="none")
+    checkpointing.checkpoint(function, x()).sum().backward()
+    assert len(runs) == 2
+
+
+def test_debug_notices_values_that_differ() -> None:
+    runs = []
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return (a * len(runs)).sin().exp()
+
+    checkpointing.configure(determinism_check="debug")
+    with pytest.raises(torch_checkpoint.CheckpointError, match="digest"):
+        checkpointing.checkpoint(function, x()).sum().backward()
+    runs.clear()
+    a = x()
+    checkpointing.checkpoint(lambda a: a.sin().exp(), a).sum().backward()
+    assert a.grad is not None
+
+
+@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+def test_in_place_edit_of_an_argument_is_an_error(ckpt: Checkpoint) -> None:
+    a = x() * 1
+    out = ckpt(lambda a: a.sin().exp(), a)
+    a.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_in_place_edit_of_a_nested_argument_is_an_error() -> None:
+    a = x() * 1
+    out = checkpointing.checkpoint(lambda a: a[0]["a"].sin().exp(), [{"a": a}])
+    a.add_(1)
+    # torch 2.6 does not tell which hooks are in force, so that there torch itself holds the tensors and finds out.
+    which = r"argument 0\[0\]\['a'\]" if bindings.innermost_hooks else ""
+    with pytest.raises(RuntimeError, match="modified by an inplace operation.*" + which):
+        out.sum().backward()
+
+
+def test_in_place_edit_in_the_middle_is_an_error() -> None:
+    # torch's own does not notice and returns wrong gradients.
+    def function(a: torch.Tensor) -> torch.Tensor:
+        b = a.sin()
+        c = b.cos()
+        b.add_(1)
+        return c.exp() * b
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        checkpointing.checkpoint(function, x()).sum().backward()
+
+
+def test_in_place_edit_by_the_function_is_an_error_and_leaks_nothing() -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        a.add_(1)
+        return a.sin().exp()
+
+    a = x() * 1
+    out = checkpointing.checkpoint(function, a)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+    reference = weakref.ref(a)
+    del a, out
+    assert reference() is None
+
+
+@pytest.mark.parametrize("ckpt", OURS)
+def test_exception_in_forward(ckpt: Checkpoint) -> None:
+    def function(a: torch.Tensor) -> torch.Tensor:
+        torch.rand(1)
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        ckpt(function, x())
+    # No hook is left behind.
+    a = x()
+    a.sin().sum().backward()
+    assert torch.equal(a.grad, a.cos())
+
+
+@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+def test_exception_in_the_recomputation(ckpt: Checkpoint) -> None:
+    runs = []
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        a = torch.nn.functional.dropout(a, 0.5)
+        if len(runs) == 2:
+            raise ValueError("mine")
+        return a.sin().exp()
+
+    a = x()
+    out = ckpt(function, a)
+    before = torch.get_rng_state()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(ValueError, match="mine"):
+            out.sum().backward(retain_graph=True)
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.is_grad_enabled()
+    # The checkpoint is as it was: another backward recomputes it.
+    out.sum().backward()
+    assert a.grad is not None
+
+
+def test_rng_can_be_switched_off() -> None:
+    checkpointing.configure(preserve_rng_state=False)
+    torch.manual_seed(0)
+    out = checkpointing.checkpoint(lambda a: torch.nn.functional.dropout(a, 0.5).exp(), x())
+    before = torch.get_rng_state()
+    out.sum().backward()
+    assert not torch.equal(torch.get_rng_state(), before)
+
+
+def test_saved_tensors_read_twice_in_one_backward() -> None:
+    class Reader(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(h)
+            return h * 2
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            (once,), (twice,) = ctx.saved_tensors, ctx.saved_tensors
+            assert torch.equal(once, twice)
+            return gradients[0] * 2
+
+    a = x()
+    checkpointing.checkpoint(lambda a: Reader.apply(a.sin()), a).sum().backward()
+    assert torch.equal(a.grad, a.cos() * 2)
+
+
+def test_saved_tensor_read_outside_of_backward() -> None:
+    a = x()
+    out = checkpointing.checkpoint(lambda a: a.sin().exp(), a)
+    assert torch.equal(out.grad_fn._saved_result, a.sin().exp())
+    out.sum().backward()
+    assert a.grad is not None
+
+
+def test_memory_inside_is_freed_and_inputs_die_with_the_graph() -> None:
+    inside: list[weakref.ref[torch.Tensor]] = []
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        b = a.sin()
+        inside.append(weakref.ref(b))
+        return b.exp() * 2
+
+    gc.disable()
+    try:
+        h = x() * 1
+        reference = weakref.ref(h)
+        out = checkpointing.checkpoint(function, h)
+        assert inside[0]() is None
+        del h
+        assert reference() is not None
+        out.sum().backward()
+        assert inside[1]() is None
+        assert reference() is None
+        # Dropped without a backward.
+        h = x() * 1
+        reference = weakref.ref(h)
+        out = checkpointing.checkpoint(function, h)
+        del h, out
+        assert reference() is None
+    finally:
+        gc.enable()
+
+
+def test_nested_checkpoints_keep_only_the_outermost_inputs() -> None:
+    boundary: list[weakref.ref[torch.Tensor]] = []
+
+    def outer(a: torch.Tensor) -> torch.Tensor:
+        b = a.sin()
+        boundary.append(weakref.ref(b))
+        return checkpointing.checkpoint(lambda b: b.exp().cos(), b)
+
+    out = checkpointing.checkpoint(outer, x())
+    assert boundary[0]() is None
+    out.sum().backward()
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    torch.manual_seed(0)
+    block = Block(dropout=0.0)
+    inputs = [x(seed=i) for i in range(8)]
+    expected = [torch.autograd.grad(block(item).sum(), item)[0] for item in inputs]
+    found: dict[int, torch.Tensor] = {}
+
+    def work(i: int) -> None:
+        mine = copy.deepcopy(inputs[i].detach()).requires_grad_()
+        for _ in range(10):
+            found[i] = torch.autograd.grad(checkpointing.checkpoint(block, mine).sum(), mine)[0]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(torch.equal(found[i], expected[i]) for i in range(8))
+
+
+def test_backward_from_threads_on_one_graph() -> None:
+    a = x(64, 64)
+    out = checkpointing.checkpoint(lambda a: a.sin().exp().cos(), a)
+    expected = torch.autograd.grad(a.sin().exp().cos().sum(), a)[0]
+    found: list[torch.Tensor] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(torch.autograd.grad(out.sum(), a, retain_graph=True)[0])) for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 6
+    assert all(torch.equal(each, expected) for each in found)
+
+
+def test_hooks_that_are_disabled_say_so() -> None:
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"), pytest.raises(RuntimeError, match="not here"):
+        checkpointing.checkpoint(lambda a: a.sin(), x())
+
+
+def test_importing_imports_no_dynamo() -> None:
+    code = "import sys, accelerator.checkpointing; assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("kind", ["plain", "keywords", "watched", "tracker", "nested"])
+def test_under_compile(kind: str) -> None:
+    torch._dynamo.reset()
+    layer = nn.Linear(4, 4)
+    if kind == "watched":
+        checkpointing.configure(profile=True)
+    tracker = checkpointing.get_cuda_rng_tracker()
+    if kind == "tracker":
+        tracker.add("stream", 7)
+
+    def function(a: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        if kind == "tracker":
+            with tracker.fork("stream"):
+                return torch.nn.functional.dropout(layer(a).sin(), 0.5).exp()
+        return layer(a).sin().exp() * scale
+
+    def outer(a: torch.Tensor) -> torch.Tensor:
+        return checkpointing.checkpoint(function, a).cos()
+
+    def model(a: torch.Tensor, ckpt: Checkpoint) -> torch.Tensor:
+        a = a * 2
+        if kind == "nested":
+            return ckpt(outer, a) * 3
+        return ckpt(function, a, **({"scale": 2.0} if kind == "keywords" else {})) * 3
+
+    def gradients(run: Callable[..., torch.Tensor], ckpt: Checkpoint) -> list[torch.Tensor]:
+        if kind == "tracker":
+            tracker.reset()
+            tracker.add("stream", 7)
+        a = x(2, 4)
+        out = run(a, ckpt)
+        return [out, *torch.autograd.grad(out.sum(), [a, layer.weight])]
+
+    try:
+        expected = gradients(model, none)
+        compiled = torch.compile(model, backend="eager")
+        for found in (gradients(compiled, checkpointing.checkpoint), gradients(compiled, checkpointing.checkpoint)):
+            for one, other in zip(expected, found, strict=True):
+                torch.testing.assert_close(one, other)
+    finally:
+        tracker.reset()
+        torch._dynamo.reset()
+
+
+def test_a_compiled_function_inside() -> None:
+    torch._dynamo.reset()
+    layer = nn.Linear(4, 4)
+    compiled = torch.compile(lambda a: layer(a).sin().exp(), backend="aot_eager")
+    a, b = x(2, 4), x(2, 4)
+    checkpointing.checkpoint(compiled, a).sum().backward()
+    layer(b).sin().exp().sum().backward()
+    torch.testing.assert_close(a.grad, b.grad)

@@ -1,0 +1,396 @@
+"""Counting and naming devices in fresh processes: right whatever fails, and never by starting the driver here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import simulated_environment
+from tests.support.discovery import BUILD, ask, ask_simulated, initializations, on_simulated_gpus, original_pynvml
+
+# What each machine program reports of itself.
+REPORT = """
+    import accelerator as acc
+    print(json.dumps({
+        "pid": os.getpid(),
+        "count": acc.device_count(),
+        "reason": acc.unavailable_reason(),
+        "available": acc.is_available(),
+        "names": [device.name for device in acc.visible_devices()],
+        "physical": [device.physical_index for device in acc.visible_devices()],
+        "name": acc.get_device_name(),
+        "strict": acc.is_available(strict=True),
+        "strict reason": acc.unavailable_reason(),
+        "fork safe": acc.is_fork_safe(),
+        "torch": "torch" in sys.modules,
+        "loaded": any("libcuda.so" in line for line in open("/proc/self/maps")),
+    }))
+"""
+
+NVML_ERROR = {"nvmlDeviceGetCount*": 999}
+NVML_ABSENT = {"nvml": "absent"}
+DRIVER_ABSENT = {"driver": "absent"}
+NONE: dict[str, Any] = {}
+
+# name: (machine, CUDA_VISIBLE_DEVICES, count, what the reason says)
+FAILING: dict[str, tuple[dict[str, Any], str | None, int, str | None]] = {
+    "all is well": (NONE, None, 3, None),
+    "NVML absent": (NVML_ABSENT, None, 3, None),
+    "NVML absent, one hidden": (NVML_ABSENT, "2,0", 2, None),
+    "NVML absent, by UUID": (NVML_ABSENT, "GPU-c", 1, None),
+    "NVML absent, all hidden": (NVML_ABSENT, "-1", 0, "CUDA_VISIBLE_DEVICES='-1' hides every GPU"),
+    "NVML without kernel driver": ({"nvml": "broken"}, None, 3, None),
+    "NVML and kernel driver differ": ({"nvml": "mismatch"}, None, 3, None),
+    "NVML fails to count": ({"errors": NVML_ERROR}, None, 3, None),
+    "NVML fails to count, some hidden": ({"errors": NVML_ERROR}, "1", 1, None),
+    "NVML fails at a handle": ({"errors": {"nvmlDeviceGetHandleByIndex*@1": 15}}, None, 3, None),
+    "NVML tells no UUID": ({"errors": {"nvmlDeviceGetUUID": 999}}, None, 3, None),
+    "NVML tells no UUID, and it matters": ({"errors": {"nvmlDeviceGetUUID": 999}}, "GPU-7,GPU-2", 2, None),
+    "NVML tells no name": ({"errors": {"nvmlDeviceGetName": 999}}, "1,2", 2, None),
+    "NVML tells no MIG mode": ({"errors": {"nvmlDeviceGetMigMode": 3}}, None, 3, None),
+    "NVML tells no CUDA version": ({"errors": {"nvmlSystemGetCudaDriverVersion*": 999}}, None, 3, None),
+    "an older NVML": ({"errors": {"nvmlSystemGetCudaDriverVersion_v2": 13}}, None, 3, None),
+    "NVML not permitted, driver broken": (
+        {"driver": "broken", "errors": {"nvmlInit*": 4}},
+        None,
+        0,
+        "the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999); this user may not use the NVIDIA driver",
+    ),
+    "driver absent": (DRIVER_ABSENT, None, 0, "there is no CUDA driver: libcuda.so.1 is missing beside NVML"),
+    "both absent": (
+        {**DRIVER_ABSENT, **NVML_ABSENT},
+        None,
+        0,
+        "no NVIDIA driver is installed, or the container was started without it "
+        "(NVML's nvmlInit answered NVML_ERROR_LIBRARY_NOT_FOUND, 12)",
+    ),
+    "driver absent, mismatch": (
+        {**DRIVER_ABSENT, "nvml": "mismatch"},
+        None,
+        0,
+        "the kernel's NVIDIA driver and its libraries differ, as after an upgrade; reboot or reload the driver "
+        "(NVML's nvmlInit answered NVML_ERROR_LIB_RM_VERSION_MISMATCH, 18)",
+    ),
+    "driver old": ({"driver": "old"}, None, 0, "the NVIDIA driver is too old: it supports CUDA 11.4 and torch"),
+    "driver old, NVML absent": (
+        {"driver": "old", **NVML_ABSENT},
+        None,
+        0,
+        "the NVIDIA driver is too old: it supports CUDA 11.4 and torch",
+    ),
+    "driver broken, NVML absent": (
+        {"driver": "broken", **NVML_ABSENT},
+        None,
+        0,
+        "the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999); ",
+    ),
+    "the child crashes": ({**NVML_ABSENT, "errors": {"cuDeviceGetCount": 999}}, None, 0, "cuDeviceGetCount answered"),
+    "no GPU": ({"gpus": 0}, None, 0, "the NVIDIA driver finds no GPU"),
+    "no GPU, NVML absent": ({"gpus": 0, **NVML_ABSENT}, None, 0, "the CUDA driver finds no device; "),
+    "empty variable": (
+        NONE,
+        "",
+        0,
+        "CUDA_VISIBLE_DEVICES is set to an empty text, which hides every GPU; unset it or name devices",
+    ),
+    "hidden": (NONE, "7", 0, "CUDA_VISIBLE_DEVICES='7' hides every GPU: '7' is beyond the 3 GPUs of this machine, which ends"),
+    "a text of several lines": (NONE, "\nx\n", 0, "CUDA_VISIBLE_DEVICES='\\nx\\n' hides every GPU"),
+    "MIG without instances": ({"mig": 0}, None, 0, "MIG is on and has no instance on any GPU; create one"),
+    "MIG without instances, named": ({"mig": 0}, "0", 0, "'0' is a GPU with MIG on and no instance, which ends the list"),
+    "MIG": ({"mig": 2}, None, 1, None),
+    "MIG, NVML absent": ({"mig": 2, **NVML_ABSENT}, None, 1, None),
+    "MIG, NVML fails at the instance": ({"mig": 2, "errors": {"nvmlDeviceGetGpuInstanceId": 999}}, None, 1, None),
+}
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("name", FAILING)
+def test_whatever_fails(name: str, tmp_path: Path) -> None:
+    machine, visible, count, reason = FAILING[name]
+    variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    log = tmp_path / "log"
+    told = ask_simulated(REPORT, variables=variables, **{"gpus": 3, "log": log, **machine})
+    assert told["count"] == count
+    assert len(told["names"]) == count
+    assert told["available"] is (count > 0)
+    if reason is None:
+        assert told["reason"] is None
+    else:
+        assert told["reason"].startswith(reason) or reason in told["reason"]
+        assert "\n" not in told["reason"]
+    if "driver is too old" in (reason or ""):
+        assert BUILD
+        assert f"torch {BUILD.version} is built for CUDA {BUILD.cuda}" in told["reason"]
+    assert told["name"] == (told["names"][0] if count else "cpu")
+    assert told["strict"] is (count > 0)
+    assert told["fork safe"]
+    assert not told["torch"]
+    assert not told["loaded"]
+    assert initializations(log, told["pid"]) == []
+
+
+@on_simulated_gpus
+def test_a_broken_driver_shows_when_asked_strictly(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    told = ask_simulated(REPORT, gpus=2, driver="broken", log=log)
+    # NVML is well, and nothing short of starting the driver could tell.
+    assert (told["count"], told["available"], told["reason"]) == (2, True, None)
+    assert told["strict"] is False
+    assert told["strict reason"] == "the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999)"
+    assert initializations(log, told["pid"]) == []
+
+
+STRICT = """
+    import accelerator as acc
+    first, reason = acc.is_available(), acc.unavailable_reason()
+    answers = [first, reason, acc.is_available(strict=True), acc.unavailable_reason(), acc.is_available()]
+    contexts = len(open(sys.argv[1]).readlines())
+    acc.is_available(strict=True)
+    answers.append(len(open(sys.argv[1]).readlines()) - contexts)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    answers += [acc.is_available(strict=True), acc.unavailable_reason()]
+    acc.refresh()
+    answers.append(acc.unavailable_reason())
+    print(json.dumps(answers))
+"""
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize(
+    ("code", "state"),
+    [
+        (2, "is busy, its memory is full or another process has it to itself: {} answered CUDA_ERROR_OUT_OF_MEMORY (2)"),
+        (46, "is busy, its memory is full or another process has it to itself: {} answered CUDA_ERROR_DEVICE_UNAVAILABLE (46)"),
+        (214, "is broken: {} answered CUDA_ERROR_ECC_UNCORRECTABLE (214)"),
+    ],
+)
+def test_a_device_that_is_listed_but_unusable(code: int, state: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    told = ask_simulated(STRICT, str(log), gpus=2, name=["One", "One"], errors={"cuDevicePrimaryCtxRetain@1": code}, log=log)
+    reason = "cuda:1 (One) " + state.format("cuDevicePrimaryCtxRetain")
+    assert told == [True, None, False, reason, True, 0, True, None, None]
+
+
+FROZEN = """
+    import accelerator as acc
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    ctypes.CDLL("libcuda.so.1").cuInit(0)
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"  # too late, but a child would read it
+    print(json.dumps([acc.is_available(strict=True), acc.unavailable_reason()]))
+"""
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize(("broken", "available"), [(0, True), (1, False)])
+def test_strictly_what_is_visible_here(broken: int, available: bool) -> None:
+    errors = {f"cuDevicePrimaryCtxRetain@{broken}": 214}
+    told, reason = ask_simulated(FROZEN, gpus=2, name=["Zero", "One"], errors=errors)
+    assert told is available
+    assert available or reason.startswith("cuda:0 (One) is broken: ")
+
+
+# A binding that knows of one GPU more than there is, as NVML does of accelerators that are not CUDA's.
+ONE_MORE = """
+import importlib.util, sys
+here = sys.modules[__name__]
+spec = importlib.util.spec_from_file_location("pynvml", {original!r})
+spec.loader.exec_module(here)
+_count, _handle, _uuid, _name = nvmlDeviceGetCount, nvmlDeviceGetHandleByIndex, nvmlDeviceGetUUID, nvmlDeviceGetName
+nvmlDeviceGetCount = lambda: _count() + 1
+nvmlDeviceGetHandleByIndex = lambda index: "more" if index == _count() else _handle(index)
+nvmlDeviceGetUUID = lambda handle: "GPU-dddddddd-0000-4000-8000-000000000000" if handle == "more" else _uuid(handle)
+nvmlDeviceGetName = lambda handle: "Simulated GPU" if handle == "more" else _name(handle)
+_mig = nvmlDeviceGetMigMode
+nvmlDeviceGetMigMode = lambda handle: [0, 0] if handle == "more" else _mig(handle)
+"""
+
+
+@on_simulated_gpus
+def test_a_device_that_only_nvml_knows(tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(ONE_MORE.format(original=str(original_pynvml())))
+    environment = simulated_environment(gpus=2)
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
+    told = ask(
+        """
+        import accelerator as acc
+        print(json.dumps([acc.device_count(), acc.is_available(strict=True), acc.unavailable_reason()]))
+        """,
+        environment,
+    )
+    assert told == [
+        3,
+        False,
+        "Simulated GPU (GPU-dddddddd-0000-4000-8000-000000000000) cannot be used: NVML lists it, and its driver does not",
+    ]
+
+
+SEQUENCES = """
+    import random
+    import accelerator as acc
+
+    values = [None, "", "0", "1", "2,0", "0,1,2", "-1", "GPU-c,GPU-7", "3", "1,1", "x"]
+    wrong, asked = [], 0
+
+    def look():
+        return [plain(device.uuid) for device in acc.visible_devices()], acc.device_count()
+
+    def sequence(seed):
+        random.seed(seed)
+        wrong = []
+        library = ctypes.CDLL("libcuda.so.1")  # loaded by somebody, which changes nothing yet
+        for _ in range(4):
+            put({"CUDA_VISIBLE_DEVICES": random.choice(values)})
+            expected = in_child(lambda: uuids(*started()))
+            if look() != (expected, len(expected)):
+                wrong.append(("before", seed, os.environ.get("CUDA_VISIBLE_DEVICES"), look(), expected))
+        first = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if seed % 2:
+            look()
+        put({"CUDA_VISIBLE_DEVICES": random.choice(values)})
+        expected = in_child(lambda: uuids(*started()))
+        safe = acc.is_fork_safe()
+        code = library.cuInit(0)
+        if code == 100:
+            return wrong  # nothing to be seen: the driver was not initialized
+        if not safe or acc.is_fork_safe():
+            wrong.append(("safe", seed))
+        for value in (first, *random.sample(values, 3)):
+            put({"CUDA_VISIBLE_DEVICES": value})
+            if look() != (expected, len(expected)):
+                wrong.append(("after", seed, value, look(), expected))
+        acc.refresh()
+        if look() != (expected, len(expected)):
+            wrong.append(("refreshed", seed, look(), expected))
+        return wrong
+
+    print(json.dumps([in_child(sequence, seed) for seed in range(30)]))
+"""
+
+
+@on_simulated_gpus
+def test_the_environment_is_followed_until_anybody_initializes_the_driver() -> None:
+    told = ask_simulated(SEQUENCES, gpus=3)
+    assert [wrong for wrong in told if wrong] == []
+    assert len(told) == 30
+
+
+COST = """
+    import time
+    import accelerator as acc
+    begin = time.perf_counter()
+    count = acc.device_count()
+    first = time.perf_counter() - begin
+    listed = len(acc.visible_devices())
+    begin = time.perf_counter()
+    for _ in range(20_000):
+        acc.device_count()
+    repeated = (time.perf_counter() - begin) / 20_000
+    print(json.dumps([count, listed, first, repeated, "torch" in sys.modules]))
+"""
+
+
+@on_simulated_gpus
+def test_any_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    repeated = {}
+    for gpus in (0, 1, 8, 72, 100):
+        count, listed, first, repeated[gpus], torch = ask_simulated(COST, gpus=gpus)
+        assert (count, listed, torch) == (gpus, gpus, False)
+        with capsys.disabled():
+            print(
+                f"\n{gpus:>4} GPUs: first device_count() {first * 1e3:.1f} ms, repeated {repeated[gpus] * 1e6:.2f} us", end=""
+            )
+    # Constant, whatever the number; generous for a busy machine.
+    assert repeated[100] < 5 * repeated[1] + 2e-6
+    assert repeated[0] < 1e-4
+
+
+OTHER_ENVIRONMENTS = """
+    import accelerator as acc
+    def seen(env):
+        return [device.physical_index for device in acc.visible_devices(env)]
+    environments = [{}, {"CUDA_VISIBLE_DEVICES": "2,0"}, {"CUDA_VISIBLE_DEVICES": "GPU-c"}, {"CUDA_VISIBLE_DEVICES": ""},
+                    {"ACCELERATOR_BACKEND": "cpu"}, {"CUDA_VISIBLE_DEVICES": "1,x"}]
+    first = [seen(env) for env in environments]
+    os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+    second = [seen(env) for env in environments], seen(None), acc.device_count()
+    os.environ["ACCELERATOR_BACKEND"] = "cpu"
+    third = [seen(env) for env in environments], seen(None), acc.device_count(), acc.unavailable_reason()
+    del os.environ["ACCELERATOR_BACKEND"]
+    ctypes.CDLL("libcuda.so.1").cuInit(0)
+    fourth = [seen(env) for env in environments], seen(None), acc.device_count()
+    print(json.dumps([first, second, third, fourth]))
+"""
+
+
+@on_simulated_gpus
+def test_the_environment_of_a_process_to_be_started() -> None:
+    first, second, third, fourth = ask_simulated(OTHER_ENVIRONMENTS, gpus=3)
+    assert first == [[0, 1, 2], [2, 0], [1], [], [], [1]]
+    assert second == [first, [1], 1]
+    assert third == [first, [], 0, "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"]
+    assert fourth == [first, [1], 1]
+
+
+MIXED = """
+    import accelerator as acc
+    driver_said = {order: driver(CUDA_DEVICE_ORDER=order) for order in (None, "PCI_BUS_ID", "FASTEST_FIRST")}
+    ours = {}
+    for order in driver_said:
+        put({"CUDA_DEVICE_ORDER": order})
+        ours[order] = [plain(device.uuid) for device in acc.visible_devices()]
+    put({"CUDA_DEVICE_ORDER": None})
+
+    def look():
+        return [
+            (plain(d.uuid), d.name, d.total_memory, list(d.compute_capability), d.pci_bus_id, acc.get_device_name(d.index),
+             acc.temperature(d.index) - 30, acc.utilization(f"cuda:{d.index}"), d.physical_index)
+            for d in acc.visible_devices()
+        ]
+
+    before = look()
+    assert "torch" not in sys.modules
+    pid_events = open(sys.argv[1]).read()
+    import torch
+    torch.cuda.init()
+    properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    theirs = [(str(p.uuid).replace("-", ""), p.name, p.total_memory, [p.major, p.minor]) for p in properties]
+    after = look()
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # too late for anybody
+    acc.refresh()
+    later = look()
+    print(json.dumps([list(driver_said.items()) == list(ours.items()), before, theirs, after, later, os.getpid(), pid_events]))
+"""
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("nvml", ["present", "absent"])
+def test_unlike_gpus_in_reversed_order(nvml: str, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = (
+        MIXED
+        if nvml == "present"
+        else MIXED.replace('acc.temperature(d.index) - 30, acc.utilization(f"cuda:{d.index}"), ', "0, 0, ")
+    )
+    same, before, theirs, after, later, pid, events = ask_simulated(
+        program,
+        str(log),
+        gpus=3,
+        name=["Slow", "Fast", "Faster"],
+        speed=[1, 2, 3],
+        memory=["4GiB", "8GiB", "16GiB"],
+        capability=["8.0", "9.0", "10.0"],
+        nvml=nvml,
+        log=log,
+    )
+    assert same
+    assert [row[:4] for row in before] == theirs
+    assert [row[1] for row in before] == [row[5] for row in before] == ["Faster", "Fast", "Slow"]
+    assert before == after == later
+    if nvml == "present":
+        # Telemetry is of the physical GPU that torch calls by the index.
+        assert [row[6] for row in before] == [row[8] for row in before] == [2, 1, 0]
+        assert [row[7] for row in before] == [7 * i + 13 for i in (2, 1, 0)]
+    assert not [line for line in events.splitlines() if line.split()[0] == str(pid) and "nvml" not in line]

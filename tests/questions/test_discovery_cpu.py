@@ -1,0 +1,69 @@
+"""Discovery, monitoring and launching where there is nothing to discover: true answers, and errors that say why."""
+
+from __future__ import annotations
+
+import os
+from unittest import mock
+
+import pytest
+import torch
+
+import accelerator as acc
+from accelerator._machine import torch_build
+
+
+def test_questions_tell_the_truth() -> None:
+    assert acc.is_available() is acc.is_available(strict=True) is False
+    assert acc.device_count() == 0
+    assert acc.visible_devices() == acc.visible_devices({}) == ()
+    assert acc.get_device_name() == acc.get_device_name(0) == acc.get_device_name("cpu") == "cpu"
+    assert acc.is_initialized() is acc.is_in_bad_fork() is False
+    assert acc.is_fork_safe() is True
+
+
+def test_the_reason_is_one_sentence_about_this_torch() -> None:
+    reason = acc.unavailable_reason()
+    assert reason
+    assert "\n" not in reason
+    build = torch_build.read()
+    assert build is not None
+    assert build.version == torch.__version__
+    if build.cuda is None and build.hip is None:
+        assert reason == f"torch {torch.__version__} is a CPU build; install one that is built for the accelerator"
+    with mock.patch.dict(os.environ, {"ACCELERATOR_BACKEND": "cpu"}):
+        assert acc.unavailable_reason() == "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"
+    assert acc.unavailable_reason() == reason
+
+
+@pytest.mark.parametrize("value", ["", "0", "-1", "GPU-x", "MIG-", "\n", "x" * 10_000])
+def test_no_value_of_the_variable_makes_a_difference(value: str) -> None:
+    with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": value}):
+        assert acc.device_count() == 0
+        assert acc.is_available() is False
+        assert acc.unavailable_reason()
+
+
+MONITORING = "utilization memory_usage device_memory_used temperature power_draw clock_rate processes telemetry"
+
+
+@pytest.mark.parametrize("name", [*MONITORING.split(), "list_gpu_processes"])
+def test_monitoring_says_why_there_is_nothing_to_read(name: str) -> None:
+    for device in (None, 0, "cpu", torch.device("cpu")):
+        with pytest.raises(RuntimeError) as error:
+            getattr(acc, name)(device)
+        assert str(error.value) == f"There is no device to read from: {acc.unavailable_reason()}"
+    with pytest.raises(ValueError):
+        getattr(acc, name)(1)
+    with pytest.raises(ValueError):
+        getattr(acc, name)("cuda")
+    with pytest.raises(TypeError):
+        getattr(acc, name)(1.0)
+
+
+def test_launching() -> None:
+    assert acc.communication_backend_name() == "gloo"
+    assert acc.communication_backend_version() is None
+    assert acc.export_envs() == ()
+    # Processes may be started on another machine.
+    assert acc.visible_devices_envs() == ("CUDA_VISIBLE_DEVICES",)
+    assert acc.set_visible_devices_envs({}, [1, 0]) == {"CUDA_VISIBLE_DEVICES": "1,0"}

@@ -1,0 +1,236 @@
+"""Where discovery looks, and what it makes of what is missing there: NVML, its binding, torch, an answer in time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import simulated_environment
+from tests.support.discovery import CUDA, ask, ask_simulated, on_simulated_gpus, original_pynvml, simulated_driver
+
+RETRY = """
+    import time
+    import accelerator as acc
+    counts, reasons = [acc.device_count()], [acc.unavailable_reason()]
+    for library in sys.argv[2:]:
+        os.symlink(library, os.path.join(sys.argv[1], os.path.basename(library)))
+    begin = time.monotonic()
+    counts.append(acc.device_count())
+    spent = time.monotonic() - begin
+    while time.monotonic() < begin + (3 if len(sys.argv) > 3 else 1.2) and not acc.device_count():
+        time.sleep(0.02)
+    waited = time.monotonic() - begin
+    counts.append(acc.device_count())
+    print(json.dumps([counts, reasons, spent, waited, acc.unavailable_reason()]))
+"""
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("late", ["nvml", "both"])
+def test_a_failed_start_is_remembered_for_a_second_only(late: str, tmp_path: Path) -> None:
+    environment = simulated_environment(gpus=2)
+    driver, nvml = environment["LD_LIBRARY_PATH"].split(":")[:2]
+    others = environment["LD_LIBRARY_PATH"].split(":")[2:]
+    environment["LD_LIBRARY_PATH"] = ":".join([str(tmp_path), *others])
+    libraries = [f"{driver}/libcuda.so.1", f"{nvml}/libnvidia-ml.so.1"]
+    counts, reasons, spent, waited, reason = ask(RETRY, environment, str(tmp_path), *libraries[late == "nvml" :])
+    if late == "nvml":
+        # NVML without a driver library is of no use either.
+        assert counts == [0, 0, 0]
+        assert reason == "there is no CUDA driver: libcuda.so.1 is missing beside NVML"
+        return
+    assert counts == [0, 0, 2]
+    assert reasons[0].startswith("no NVIDIA driver is installed")
+    assert reason is None
+    assert 0.5 < waited < 1.9
+    assert spent < 0.1
+
+
+TORCHLESS = """
+    import accelerator as acc
+    def outcome(call):
+        try:
+            return call()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    answers = [acc.is_available(), acc.device_count(), acc.unavailable_reason(), acc.visible_devices(), acc.get_device_name(),
+               acc.is_initialized(), acc.is_in_bad_fork(), acc.is_fork_safe(), acc.is_available(strict=True)]
+    answers += [acc.driver_version(), acc.driver_cuda_version(), acc.communication_backend_name(), acc.export_envs(),
+                acc.visible_devices_envs(), acc.communication_backend_version()]
+    answers += [outcome(lambda: acc.utilization(0)), outcome(lambda: acc.memory_allocated()).split(":")[0]]
+    print(json.dumps([answers, sorted(name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy"))]))
+"""
+
+
+def bare_python(environment: dict[str, str], *folders: Path) -> tuple[dict[str, str], tuple[str, ...]]:
+    """An interpreter that sees nothing that is installed but NVML's binding, and what is in these folders."""
+    folders[0].mkdir(exist_ok=True)
+    if not (folders[0] / "pynvml.py").exists():
+        (folders[0] / "pynvml.py").symlink_to(original_pynvml())
+    path = os.pathsep.join((environment["PYTHONPATH"].split(os.pathsep)[0], *map(str, folders)))
+    return {**environment, "PYTHONPATH": path}, (sys.executable, "-S")
+
+
+@simulated_driver
+def test_without_torch(tmp_path: Path) -> None:
+    environment, python = bare_python(simulated_environment(gpus=2), tmp_path / "site")
+    answers, modules = ask(TORCHLESS, environment, python=python)
+    reason = "torch is not installed in this Python; install it with 'pip install torch'"
+    assert answers[:9] == [False, 0, reason, [], "cpu", False, False, True, False]
+    assert answers[9:15] == ["590.44.01", [13, 2], "gloo", [], ["CUDA_VISIBLE_DEVICES"], None]
+    assert answers[15:] == [f"RuntimeError: There is no device to read from: {reason}", "ModuleNotFoundError"]
+    assert modules == []
+
+
+def make_torch(folder: Path, version: str) -> Path:
+    """A torch of which nothing but its build can be read."""
+    (folder / "torch").mkdir(parents=True)
+    (folder / "torch/__init__.py").write_text("raise ImportError('not a torch to import')")
+    (folder / "torch/version.py").write_text(version)
+    return folder
+
+
+@simulated_driver
+@pytest.mark.parametrize(
+    ("version", "count", "reason"),
+    [
+        ("__version__ = '9.0'\ncuda = '13.9'\nhip = None\n", 2, None),
+        ("__version__ = '9.0+cpu'\ncuda = None\n", 0, "torch 9.0+cpu is a CPU build; install one that is built for the"),
+        ("__version__ = '9.0'\ncuda = '14.0'\n", 0, "the NVIDIA driver is too old: it supports CUDA 13.2 and torch 9.0 is"),
+        ("raise SystemError", 0, "torch is not installed in this Python; install it with 'pip install torch'"),
+    ],
+)
+def test_the_build_is_read_without_importing_torch(version: str, count: int, reason: str | None, tmp_path: Path) -> None:
+    folders = (tmp_path / "site", make_torch(tmp_path / "stand-in", version))
+    environment, python = bare_python(simulated_environment(gpus=2), *folders)
+    told = ask(
+        "import accelerator as acc; print(json.dumps([acc.device_count(), acc.unavailable_reason()]))",
+        environment,
+        python=python,
+    )
+    assert told[0] == count
+    assert told[1] is None if reason is None else told[1].startswith(reason)
+
+
+@simulated_driver
+def test_without_the_binding(tmp_path: Path) -> None:
+    """Where nvidia-ml-py is missing the driver is asked in a child, once for each environment."""
+    environment, python = bare_python(simulated_environment(gpus=3, log=tmp_path / "log"), tmp_path / "site")
+    (tmp_path / "site/pynvml.py").unlink()
+    make_torch(tmp_path / "stand-in", "__version__ = '9.0'\ncuda = '13.9'\n")
+    environment["PYTHONPATH"] += os.pathsep + str(tmp_path / "stand-in")
+    program = """
+        import accelerator as acc
+        counts = []
+        for value in (None, "1", None, "1", None, "1"):
+            put({"CUDA_VISIBLE_DEVICES": value})
+            counts += [acc.device_count(), acc.device_count(), len(acc.visible_devices())]
+        asked = len(open(sys.argv[1]).readlines())
+        device = acc.visible_devices()[0]
+        try:
+            acc.temperature()
+        except RuntimeError as error:
+            failure = str(error)
+        print(json.dumps([counts, asked, device, failure, acc.driver_version()]))
+    """
+    counts, asked, device, failure, version = ask(program, environment, str(tmp_path / "log"), python=python)
+    assert counts == [3, 3, 3, 1, 1, 1] * 3
+    assert asked == 2
+    assert device[2:] == ["Simulated GPU", "00000000:02:00.0", [9, 0], 8 * 2**30, None, None]
+    assert device[1].startswith("GPU-c9")
+    assert failure.startswith("Device 0, Simulated GPU, is known to the driver only")
+    assert version is None
+
+
+@simulated_driver
+def test_a_child_that_does_not_answer(tmp_path: Path) -> None:
+    environment, python = bare_python(simulated_environment(gpus=1, nvml="absent"), tmp_path / "site")
+    make_torch(tmp_path / "stand-in", "__version__ = '9.0'\ncuda = '13.9'\n")
+    environment["PYTHONPATH"] += os.pathsep + str(tmp_path / "stand-in")
+    program = """
+        import time
+        import accelerator as acc
+        from accelerator._machine import probe
+        answers = []
+        def look():
+            acc.refresh()
+            begin = time.monotonic()
+            answers.append([acc.device_count(), acc.unavailable_reason(), time.monotonic() - begin])
+        os.environ["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:20000"
+        probe.DEADLINE_S = 0.5
+        look()
+        del os.environ["ACCELERATOR_SIM_INIT_DELAY"]
+        executable, sys.executable = sys.executable, "/nonexistent/python"
+        look()
+        sys.executable = ""
+        look()
+        sys.executable, sys.frozen = executable, True
+        look()
+        del sys.frozen
+        sys.executable = "/bin/true"
+        look()
+        sys.executable, probe.DEADLINE_S = executable, 60.0
+        look()
+        print(json.dumps(answers))
+    """
+    hung, absent, nameless, frozen, mute, well = ask(program, environment, python=python)
+    assert hung[0] == 0
+    assert hung[1].startswith("the CUDA driver did not answer a child process within 0.5 s; ")
+    assert 0.5 <= hung[2] < 5
+    assert absent[1].startswith("no child process could be started to ask the CUDA driver (")
+    assert nameless[1].startswith("the CUDA driver can only be asked in a child process, and there is no Python executable")
+    assert frozen[1] == nameless[1]
+    assert mute[1].startswith("the child process that asked the CUDA driver ended with status 0 ()")
+    assert well[:2] == [1, None]
+
+
+@on_simulated_gpus
+def test_arguments_that_name_no_device() -> None:
+    program = """
+        import accelerator as acc
+        def outcome(device):
+            try:
+                return acc.get_device_name(device)
+            except Exception as error:
+                return type(error).__name__
+        class Index:
+            def __index__(self): return 1
+        given = [None, 0, 1, Index(), "cuda", "cuda:1", 2, -1, 10**30, "cuda:2", "xpu:0", "cpu"]
+        given += [True, 1.0, b"cuda", [], "x", ""]
+        print(json.dumps([[outcome(device) for device in given], "torch" in sys.modules]))
+    """
+    names, torch = ask_simulated(program, gpus=2, name=["Zero", "One"])
+    assert names[:6] == ["Zero", "Zero", "One", "One", "Zero", "One"]
+    assert names[6:12] == ["ValueError"] * 6
+    assert names[12:16] == ["TypeError"] * 4
+    assert names[16:] == ["RuntimeError"] * 2
+    assert not torch
+
+
+@on_simulated_gpus
+def test_versions() -> None:
+    program = "import accelerator as acc; print(json.dumps([acc.driver_version(), acc.driver_cuda_version()]))"
+    assert ask_simulated(program, gpus=0) == ["590.44.01", [13, 2]]
+    assert ask_simulated(program, nvml="absent") == [None, None]
+    assert ask_simulated(program, driver_cuda="12.4")[1] == [12, 4]
+
+
+@on_simulated_gpus
+def test_a_driver_that_is_old_for_this_torch() -> None:
+    """One major less is too old, the same major is not, whatever the minor."""
+    assert CUDA
+    program = "import accelerator as acc; print(json.dumps(acc.device_count()))"
+    assert ask_simulated(program, driver_cuda=f"{CUDA}.0") == 1
+    assert ask_simulated(program, driver_cuda=f"{CUDA - 1}.9") == 0
+    assert ask_simulated(program, driver_cuda=f"{CUDA + 1}.0") == 1
+    up = """
+        import accelerator as acc
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
+        print(json.dumps([acc.device_count(), acc.unavailable_reason()]))
+    """
+    count, reason = ask_simulated(up, driver_cuda=f"{CUDA - 1}.9")
+    assert count == 0
+    assert reason.startswith("the NVIDIA driver is too old")

@@ -1,0 +1,245 @@
+"""Questions never poison forks; and where something else did, everything says so before the driver does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.discovery import ask_simulated, initializations, on_simulated_gpus
+
+pytestmark = on_simulated_gpus
+
+QUESTIONS = """
+    import warnings
+    import accelerator as acc
+
+    def ask_everything():
+        acc.is_available(), acc.device_count(), acc.unavailable_reason(), acc.visible_devices(), acc.get_device_name(0)
+        acc.is_available(strict=True), acc.is_initialized(), acc.is_in_bad_fork(), acc.is_fork_safe(), acc.refresh()
+        acc.driver_version(), acc.driver_cuda_version(), acc.telemetry(1), acc.utilization(0), acc.device_memory_used(0)
+        acc.list_gpu_processes(1), acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()
+        acc.set_visible_devices_envs({}, [0]), acc.is_available()
+        from accelerator._command import report
+        report.render(report.collect(), report.processes())
+
+    def outcome(call):
+        try:
+            value = call()
+            return value if isinstance(value, (str, int, float, list, type(None))) else type(value).__name__
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+"""
+
+DATA_LOADER = (
+    QUESTIONS
+    + """
+    import torch
+    from torch.utils.data import DataLoader, Dataset
+
+    class OnDevice(Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            # Real use of the device, then back to the host, as what is on a device cannot leave a forked worker.
+            return (torch.arange(4).to(f"cuda:{index % 2}").cpu() + index).sum().item()
+
+    def load():
+        batches = iter(DataLoader(OnDevice(), num_workers=2, collate_fn=list, multiprocessing_context="fork", timeout=60))
+        try:
+            return sum(item for batch in batches for item in batch)
+        finally:
+            batches._shutdown_workers()  # where a worker failed the others would outlive a process that just ends
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ask_everything()
+    mine = open(sys.argv[1]).read() if os.path.exists(sys.argv[1]) else ""
+    ours = outcome(load)
+
+    def through_torch():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.is_available()
+        return outcome(load)
+
+    def loaded_only():
+        ctypes.CDLL("libcuda.so.1")
+        safe = acc.is_fork_safe()
+        return [safe, in_child(lambda: [acc.is_in_bad_fork(), torch.ones(2, device="cuda").device.index])]
+
+    def grandchild():
+        torch.cuda.init()
+        return in_child(lambda: in_child(lambda: [acc.is_in_bad_fork(), acc.is_available(), acc.is_fork_safe()]))
+
+    print(json.dumps([os.getpid(), mine, ours, in_child(through_torch), in_child(loaded_only), in_child(grandchild)]))
+"""
+)
+
+
+def test_a_process_that_asked_can_fork_workers_that_use_the_accelerator(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    pid, mine, ours, theirs, loaded, grandchild = ask_simulated(DATA_LOADER, str(log), gpus=2, log=log)
+    assert not [line for line in mine.splitlines() if line.startswith(f"{pid} ") and "nvml" not in line]
+    # Four items of 0+1+2+3, and each item's index four times.
+    assert ours == 4 * 6 + 4 * (0 + 1 + 2 + 3)
+    # Asked through torch the same workers fail, so the test can tell.
+    assert "Cannot re-initialize CUDA in forked subprocess" in theirs
+    assert loaded == [True, [False, 0]]
+    assert grandchild == [True, False, False]
+    assert initializations(log, pid) == []
+
+
+POISONED = (
+    QUESTIONS
+    + """
+    import torch
+    library = ctypes.CDLL("libcuda.so.1")
+    assert acc.device_count() == 2 and acc.is_fork_safe()
+    assert library.cuInit(0) == 0
+    parent = [acc.is_fork_safe(), acc.is_initialized(), acc.is_available(), torch.cuda.is_initialized()]
+
+    needing = {
+        name: getattr(acc, name)
+        for name in (
+            "current_device_index current_device current_stream default_stream synchronize empty_cache get_memory_info "
+            "get_device_capability get_device_properties memory_allocated memory_stats reset_peak_memory_stats init "
+            "initial_seed get_rng_state default_generator graph_pool_handle Graph "
+            "create_graph total_memory available_memory is_bf16_supported is_fp16_supported supported_dtypes ipc_collect "
+            "empty_host_cache max_memory_reserved memory_summary memory_snapshot current_blas_handle "
+            "is_current_stream_capturing"
+        ).split()
+        if name in dir(acc)
+    }
+    needing["set_device_index"] = lambda: acc.set_device_index(0)
+    needing["device_index"] = lambda: acc.device_index(1).__enter__()
+    needing["FloatTensor"] = lambda: acc.FloatTensor([1.0])
+    needing["can_device_access_peer"] = lambda: acc.can_device_access_peer(0, 1)
+    needing["set_rng_state"] = lambda: acc.set_rng_state(torch.get_rng_state())
+    needing["pin_memory"] = lambda: acc.pin_memory(torch.ones(1))
+    needing["Stream"] = lambda: acc.Stream()
+    needing["Event"] = lambda: acc.Event()
+
+    def child():
+        failures = {name: outcome(call) for name, call in needing.items()}
+        told = [acc.is_in_bad_fork(), acc.is_fork_safe(), acc.is_available(), acc.is_available(strict=True), acc.device_count(),
+                acc.unavailable_reason(), acc.is_initialized(), len(acc.visible_devices()), acc.get_device_name(1)]
+        monitored = [acc.utilization(1), acc.temperature("cuda:1"), acc.device_memory_used(0), acc.telemetry(1).power_draw]
+        return [failures, told, monitored, os.getpid()]
+
+    print(json.dumps([parent, in_child(child)]))
+"""
+)
+
+
+def test_a_child_of_a_process_whose_driver_was_up(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    parent, (failures, told, monitored, pid) = ask_simulated(POISONED, gpus=2, name=["Zero", "One"], log=log)
+    # Whoever initialized it: torch knows nothing of it.
+    assert parent == [False, False, True, False]
+    reason = told[5]
+    assert "was forked after its parent had initialized the accelerator" in reason
+    assert "'spawn' or 'forkserver'" in reason
+    assert told == [True, False, False, False, 2, reason, False, 2, "One"]
+    assert monitored == [20, 31, 0, 61000]
+    wrong = {
+        name: said for name, said in failures.items() if said != f"RuntimeError: The accelerator cannot be used: {reason}."
+    }
+    assert wrong == {}
+    assert len(failures) > 30
+    assert initializations(log, pid) == []
+
+
+LATE = """
+    import torch
+    {initialize}
+    def child():
+        import accelerator as acc
+        return [acc.is_in_bad_fork(), acc.is_available(), acc.is_fork_safe()]
+    first = in_child(child)
+    print(json.dumps(first))
+"""
+
+
+@pytest.mark.parametrize(
+    ("initialize", "expected"),
+    [("torch.cuda.init()", [True, False, False]), ("pass", [False, True, True])],
+)
+def test_imported_only_after_the_fork(initialize: str, expected: list[bool]) -> None:
+    """Then what torch knows has to do."""
+    assert ask_simulated(LATE.format(initialize=initialize), gpus=1) == expected
+
+
+TORCHLESS = """
+    import accelerator as acc
+    library = ctypes.CDLL("libcuda.so.1")
+    read = [acc.device_count(), acc.is_fork_safe(), acc.temperature(1), acc.visible_devices()[0].uuid]
+
+    def child():
+        first = [acc.is_in_bad_fork(), acc.device_count(), acc.is_available(), acc.temperature(1)]
+        first.append(acc.visible_devices()[0].uuid)
+        os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+        return first, [acc.device_count(), acc.temperature(0)]
+
+    clean = in_child(child)
+    own = in_child(lambda: library.cuInit(0))
+    assert library.cuInit(0) == 0
+    poisoned = in_child(child)
+    refused = in_child(lambda: library.cuInit(0))
+    print(json.dumps([read, clean, own, poisoned, refused, "torch" in sys.modules]))
+"""
+
+
+def test_without_torch_too() -> None:
+    read, clean, own, poisoned, refused, torch = ask_simulated(TORCHLESS, gpus=2)
+    assert read[:3] == [2, True, 31]
+    # NVML's session of the parent is of no use in the child, and nobody notices.
+    assert clean == [[False, 2, True, 31, read[3]], [1, 31]]
+    assert poisoned == [[True, 2, False, 31, read[3]], [1, 31]]
+    assert (own, refused) == (0, 3)
+    assert not torch
+
+
+THREADS = """
+    import threading
+    import accelerator as acc
+    acc.telemetry(1)  # a module that another thread is importing stays locked in the child, by Python's own doing
+    stop = threading.Event()
+    def work():
+        while not stop.is_set():
+            acc.refresh(), acc.device_count(), acc.telemetry(1)
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    [thread.start() for thread in threads]
+    answers = [in_child(lambda: [acc.device_count(), acc.temperature(1), acc.is_in_bad_fork()]) for _ in range(20)]
+    stop.set()
+    [thread.join() for thread in threads]
+    print(json.dumps(answers))
+"""
+
+
+def test_a_fork_while_other_threads_ask() -> None:
+    """No lock stays held by a thread that is gone."""
+    assert ask_simulated(THREADS, gpus=2) == [[2, 31, False]] * 20
+
+
+LOADING = """
+    import threading
+    import accelerator as acc
+    sys.setswitchinterval(1e-6)
+    count = acc.device_count()
+    def ask():
+        for _ in range(10_000):
+            acc.device_count()
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+    [thread.start() for thread in threads]
+    loads = 0
+    while any(thread.is_alive() for thread in threads):
+        ctypes.PyDLL("libm.so.6")  # as importing an extension module does: the loader called by who holds the GIL
+        loads += 1
+    print(json.dumps([count, loads > 0]))
+"""
+
+
+def test_libraries_loaded_while_other_threads_ask() -> None:
+    """Looking for the driver and loading a library never wait for each other."""
+    assert ask_simulated(LOADING, gpus=2, driver="absent") == [0, True]

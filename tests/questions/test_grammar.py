@@ -1,0 +1,387 @@
+"""The grammar of CUDA_VISIBLE_DEVICES: a table, and thousands of texts compared with the driver and with torch's parser."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from accelerator._machine import grammar
+from accelerator._machine.grammar import Gpu, Instance
+from tests.support import simulated_environment
+from tests.support.discovery import DRIVER, on_simulated_gpus, simulated_driver
+
+A, B, C, D = (f"GPU-{letter * 8}-0000-4000-8000-{'0' * 12}" for letter in "abcd")
+FOUR = [Gpu(uuid) for uuid in (A, B, C, D)]
+
+
+def chosen(text: str | None, gpus: list[Gpu] | None = None) -> list[Any]:
+    """What the variable selects: indices, or index and instance."""
+    selection = grammar.select(text, FOUR if gpus is None else gpus)
+    return [(target.gpu, target.instance.gi) if target.instance else target.gpu for target in selection.targets]
+
+
+# Rows marked "open" are those that NVIDIA documents nowhere; torch's parser decides them until hardware does.
+TABLE: list[tuple[str | None, list[int]]] = [
+    (None, [0, 1, 2, 3]),
+    ("", []),
+    ("0", [0]),
+    ("1,3", [1, 3]),
+    ("2, 0", [2, 0]),  # open
+    ("0,9,1", [0]),
+    ("0,2,-1,1", [0, 2]),
+    ("-1", []),
+    ("+0", [0]),  # open
+    ("x", []),
+    ("all", []),
+    ("none", []),
+    ("void", []),
+    ("NoDevFiles", []),
+    ("-", []),  # torch raises
+    ("+", []),  # torch raises
+    ("1gpu,2", [1, 2]),
+    ("1gpu2,2ampere", [1, 2]),
+    ("0,1,0", []),  # open
+    ("0,0", []),  # open
+    ("0,x,0", [0]),
+    ("0,9,9", []),  # open
+    ("-0", [0]),  # open
+    ("0,-0", []),  # open
+    (" 1\t, 0 ", [1, 0]),  # open
+    (" ", []),
+    (",", []),
+    (",0", []),
+    ("0,", [0]),
+    ("0,,1", [0]),
+    ("00,01", [0, 1]),
+    ("0x1", [0]),
+    ("1.5", [1]),
+    ("1 2", [1]),
+    ("3" * 5000, []),
+    ("0," + "9" * 30, [0]),
+    ("\N{ARABIC-INDIC DIGIT ONE}", []),  # torch says 1
+    ("\N{NO-BREAK SPACE}1", []),
+    ("\udcff1", []),
+    (A, [0]),
+    (f"{D},{A}", [3, 0]),
+    ("GPU-bb", [1]),
+    ("GPU-cccccc", [2]),
+    ("GPU-", []),
+    ("GPU-ffff", []),
+    ("GPU-a,GPU-ffff,GPU-b", [0]),
+    ("GPU-a, GPU-b", [0]),  # open
+    ("GPU-a,1", [0]),  # open
+    ("1,GPU-a", [1]),  # open
+    ("GPU-a,GPU-a", []),
+    ("GPU-a,GPU-aa", []),
+    ("GPU-ffff,GPU-ffff", []),
+    ("GPU-A", []),
+    (" GPU-a", []),
+    ("gpu-a", []),
+    (A + "0", []),
+    ("MIG-a", []),
+    (f"MIG-{A}/1/0", []),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), TABLE)
+def test_table(text: str | None, expected: list[int]) -> None:
+    assert chosen(text) == expected
+
+
+def test_a_single_gpu() -> None:
+    assert chosen("GPU-", FOUR[:1]) == [0]
+    assert chosen("0,1", FOUR[:1]) == [0]
+    assert chosen(None, []) == chosen("0", []) == chosen("GPU-", []) == []
+
+
+# Two GPUs of which the second is divided; then one divided into nothing.
+X, Y, Z = Instance("MIG-e1", 1, 0), Instance("MIG-e2", 2, 0), Instance("MIG-f1", 1, 0)
+DIVIDED = [Gpu(A), Gpu(B, (X, Y)), Gpu(C, (Z,))]
+EMPTY = [Gpu(A), Gpu(B, ())]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "expected"),
+    [
+        (None, DIVIDED, [(1, 1)]),
+        ("0", DIVIDED, [0]),
+        ("0,1", DIVIDED, [(1, 1)]),
+        ("2,1", DIVIDED, [(2, 1)]),
+        ("GPU-b", DIVIDED, [(1, 1)]),
+        ("MIG-e2", DIVIDED, [(1, 2)]),
+        ("MIG-e2,MIG-f1", DIVIDED, [(1, 2)]),
+        ("MIG-f,MIG-e2", DIVIDED, [(2, 1)]),
+        ("MIG-e", DIVIDED, []),
+        ("MIG-", DIVIDED, []),
+        ("MIG-e2,MIG-e2", DIVIDED, []),
+        (f"MIG-{B}/2/0", DIVIDED, [(1, 2)]),
+        (f"MIG-{B}/2/0,MIG-f1", DIVIDED, [(1, 2)]),
+        (f"MIG-{B}/2/1", DIVIDED, []),
+        (f"MIG-{B}/2", DIVIDED, []),
+        (f"MIG-e2,MIG-{B}/2/0", DIVIDED, []),
+        (None, EMPTY, [0]),
+        ("0,1", EMPTY, [0]),
+        ("1,0", EMPTY, []),
+        ("GPU-b,GPU-a", EMPTY, []),
+        ("GPU-a,GPU-b", EMPTY, [0]),
+        (None, EMPTY[1:], []),
+    ],
+)
+def test_mig(text: str | None, gpus: list[Gpu], expected: list[Any]) -> None:
+    assert chosen(text, gpus) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("0,2,-1,1", "'-1' is negative, which ends the list"),
+        ("x", "'x' is not a number, which ends the list"),
+        ("0,9", "'9' is beyond the 4 GPUs of this machine, which ends the list"),
+        ("1,0,1", "'1' repeats an earlier entry, which empties the whole list"),
+        ("GPU-a,2", "'2' is not the UUID of a GPU, as the first entry is, which ends the list"),
+        ("GPU-", "'GPU-' matches several GPUs, which ends the list"),
+        ("GPU-9", "'GPU-9' matches no GPU, which ends the list"),
+        ("MIG-a", "'MIG-a' matches no MIG instance, which ends the list"),
+    ],
+)
+def test_the_entry_at_fault_is_named(text: str, problem: str) -> None:
+    entry = grammar.select(text, FOUR).problem
+    assert entry is not None
+    assert f"{entry.text!r} {entry.problem}" == problem
+
+
+def test_every_entry_is_accounted_for() -> None:
+    selection = grammar.select("0,2,-1,1", FOUR)
+    assert [(entry.text, entry.target and entry.target.gpu) for entry in selection.entries] == [
+        ("0", 0),
+        ("2", 2),
+        ("-1", None),
+        ("1", None),
+    ]
+    assert grammar.select("2,0", FOUR).problem is None
+
+
+# Machines: the arguments of simulation.environment. What the driver says of them is asked of the driver.
+MACHINES: dict[str, dict[str, Any]] = {
+    "plain": {"gpus": 4},
+    "many": {"gpus": 20},
+    "one": {"gpus": 1},
+    "mig": {"gpus": 3, "mig": [None, 2, 3]},
+    "empty": {"gpus": 3, "mig": [None, 0, 1]},
+    "mixed": {"gpus": 3, "name": ["Slow", "Middle", "Fast"], "speed": [1, 2, 3]},
+    "mixed mig": {"gpus": 4, "name": ["Slow", "Fast"], "speed": [1, 3], "mig": [2, None, 0, 1]},
+}
+
+SERVER = DRIVER + textwrap.dedent(
+    """
+    import accelerator as acc
+    from accelerator._machine import nvml
+
+    # First the machine: UUIDs of GPUs and instances, in NVML's order.
+    print(json.dumps([(g.uuid, g.instances and [i[:3] for i in g.instances] or g.instances) for g in nvml.gpus()]), flush=True)
+    for line in sys.stdin:
+        answers = []
+        whole, settings = json.loads(line)
+        for value, order in settings:
+            put({"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order})
+            ours = [plain(device.uuid) for device in acc.visible_devices()] if whole else None
+            count = acc.device_count() if whole else None
+            answers.append((in_child(lambda: uuids(*started())), ours, count))
+        print(json.dumps(answers), flush=True)
+    """
+)
+
+
+class Machine:
+    """A process on a simulated machine, whose children ask the driver."""
+
+    def __init__(self, name: str) -> None:
+        options = MACHINES[name]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", SERVER],
+            env=simulated_environment(**options),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        speeds = options.get("speed", [0])
+        self.uuids: list[str] = []
+        self.gpus: list[Gpu] = []
+        self.speeds: list[int] = []
+        for i, (uuid, instances) in enumerate(self._read()):
+            self.gpus.append(Gpu(uuid, None if instances is None else tuple(Instance(*instance) for instance in instances)))
+            self.uuids += [uuid, *(instance[0] for instance in instances or ())]
+            self.uuids += [f"MIG-{uuid}/{gi}/{ci}" for _, gi, ci in instances or ()]
+            self.speeds.append(speeds[min(i, len(speeds) - 1)])
+
+    def _read(self) -> Any:
+        assert self._process.stdout
+        return json.loads(self._process.stdout.readline())
+
+    def ask(self, settings: list[tuple[str | None, str | None]], *, whole: bool = False) -> Any:
+        """For each setting what the driver enumerates, and with ``whole`` what visible_devices and device_count say."""
+        assert self._process.stdin
+        print(json.dumps((whole, settings)), file=self._process.stdin, flush=True)
+        return self._read()
+
+    def select(self, value: str | None, order: str | None) -> list[str]:
+        """What the grammar says, for the order that the driver has."""
+        gpus = self.gpus
+        if order != "PCI_BUS_ID":
+            gpus = [gpus[i] for i in sorted(range(len(gpus)), key=lambda i: -self.speeds[i])]
+        targets = grammar.select(value, gpus).targets
+        uuids = [target.instance.uuid if target.instance else gpus[target.gpu].uuid for target in targets]
+        return [uuid.partition("-")[2].replace("-", "") for uuid in uuids]
+
+    def close(self) -> None:
+        assert self._process.stdin
+        assert self._process.stdout
+        self._process.stdin.close()
+        self._process.wait(20)
+        self._process.stdout.close()
+
+
+@pytest.fixture(scope="module")
+def machines() -> Iterator[dict[str, Machine]]:
+    started = {name: Machine(name) for name in MACHINES}
+    yield started
+    for machine in started.values():
+        machine.close()
+
+
+# Texts are put together from pieces, of which most fit somewhere: hypothesis draws these far faster than arbitrary text.
+NUMBERS = ["0", "1", "2", "3", "5", "19", "-1", "-0", "+1", "00", "1x", "x", "-", "+", "0x1", "1.5", "2147483648", "9" * 18]
+HUGE = ["9223372036854775807", "9223372036854775808", "1" * 40]
+BLANKS = [" ", "\t", "\n", "\v\f", "\r "]
+KINDS = ["GPU-", "MIG-", "GPU-zz", "gpu-", "all", "é", "\x1f", "/", "\x7f"]
+
+
+def values(uuids: list[str]) -> st.SearchStrategy[str | None]:
+    prefixes = [uuid[:end] for uuid in uuids for end in (5, 6, 12, 99)]
+    lists = [
+        st.lists(st.sampled_from(kind), max_size=6).map(",".join)
+        for kind in (NUMBERS, NUMBERS[:6], [p for p in prefixes if p[0] == "G"], [p for p in prefixes if p[0] == "M"])
+        if kind
+    ]
+    pieces = [*[","] * 20, *NUMBERS, *HUGE, *BLANKS, *KINDS, *prefixes]
+    return st.one_of(st.none(), *lists, st.lists(st.sampled_from(pieces), max_size=9).map("".join))
+
+
+ORDERS = st.sampled_from([None, None, "PCI_BUS_ID", "FASTEST_FIRST", "pci_bus_id", ""])
+EXAMPLES = 50
+BATCH = 10
+ECONOMICAL = settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+
+
+@simulated_driver
+@pytest.mark.parametrize("name", MACHINES)
+@settings(ECONOMICAL)
+@given(data=st.data())
+def test_generated_texts_against_the_driver(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
+    machine = machines[name]
+    batch = data.draw(st.lists(st.tuples(values(machine.uuids), ORDERS), min_size=BATCH, max_size=BATCH))
+    for setting, (driver, _, _) in zip(batch, machine.ask(batch), strict=True):
+        assert machine.select(*setting) == driver, setting
+
+
+@simulated_driver
+@pytest.mark.parametrize("name", MACHINES)
+def test_the_table_against_the_driver(name: str, machines: dict[str, Machine]) -> None:
+    """Every row, with the letters of its UUIDs replaced by those of the machine."""
+    machine = machines[name]
+    firsts = [gpu.uuid[4:6] for gpu in machine.gpus]
+    rows: list[tuple[str | None, str | None]] = []
+    for text, _ in TABLE:
+        for letter, first in zip("abcd", firsts, strict=False):
+            text = text and text.replace(f"GPU-{letter * 8}", f"GPU-{first}").replace(f"GPU-{letter}", f"GPU-{first}")
+        # JSON between the processes cannot carry a lone surrogate to the environment and back in every locale.
+        if text is None or "\udcff" not in text:
+            rows += [(text, None), (text, "PCI_BUS_ID")]
+    for setting, (driver, _, _) in zip(rows, machine.ask(rows), strict=True):
+        assert machine.select(*setting) == driver, setting
+
+
+@contextmanager
+def visible(value: str | None) -> Iterator[None]:
+    with mock.patch.dict(os.environ):
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if value is not None:
+            os.environ["CUDA_VISIBLE_DEVICES"] = value
+        yield
+
+
+def torch_answer(value: str | None, gpus: list[Gpu]) -> list[int] | None:
+    """What torch's own parser makes of it; None where it has no answer."""
+    import torch.cuda as module
+
+    with visible(value):
+        try:
+            listed: Any = module._parse_visible_devices()
+        except ValueError:  # of a lone sign
+            return None
+    if listed and isinstance(listed[0], str):
+        if listed[0].startswith("MIG-"):
+            return None
+        listed = module._transform_uuid_to_ordinals(listed, [gpu.uuid for gpu in gpus])
+    beyond = next((i for i, index in enumerate(listed) if index >= len(gpus)), len(listed))
+    return listed[:beyond]
+
+
+@settings(ECONOMICAL, max_examples=1000)
+@given(values([A, B, C, D]))
+def test_generated_texts_against_torch(value: str | None) -> None:
+    # Python's strip takes a few more control characters for blanks, and its numbers have no largest one.
+    if value is not None and re.search(r"[\x1c-\x1f]|[0-9]{19}", value):
+        return
+    theirs = torch_answer(value, FOUR)
+    if theirs is not None:
+        assert chosen(value) == theirs
+
+
+@settings(ECONOMICAL, max_examples=200)
+@given(st.text(), st.lists(st.sampled_from([Gpu(""), Gpu("GPU-"), *FOUR, *DIVIDED, *EMPTY]), max_size=4))
+def test_no_text_raises(text: str, gpus: list[Gpu]) -> None:
+    selection = grammar.select(text, gpus)
+    assert len(selection.targets) <= max(len(gpus), 1)
+    listed = grammar.listed(text)
+    assert all("," not in entry for entry in listed)
+    # What is told without the machine is never less than what the machine lets through.
+    assert len(listed) >= len(selection.targets) or not listed or selection.targets == ()
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("name", ["plain", "many", "mig", "empty"])
+@settings(ECONOMICAL, max_examples=20)
+@given(data=st.data())
+def test_what_is_visible_follows_the_environment(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
+    """One process whose environment changes all the time agrees with a fresh process at each step."""
+    machine = machines[name]
+    # The count comes from the same place in either order of these machines, as their GPUs are alike.
+    batch = data.draw(st.lists(st.tuples(values(machine.uuids), ORDERS), min_size=BATCH, max_size=BATCH))
+    for setting, (driver, ours, count) in zip(batch, machine.ask(batch, whole=True), strict=True):
+        assert (ours, count) == (driver, len(driver)), setting
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("name", ["mixed", "mixed mig"])
+def test_unlike_gpus_follow_the_environment(name: str, machines: dict[str, Machine]) -> None:
+    """Where only the driver knows the order, a child is asked for each new setting."""
+    settings = [
+        (value, order) for value in (None, "1,0", "0", "x", machines[name].uuids[0][:6]) for order in (None, "PCI_BUS_ID")
+    ]
+    for setting, (driver, ours, count) in zip(settings, machines[name].ask(settings, whole=True), strict=True):
+        assert (ours, count) == (driver, len(driver)), setting

@@ -1,0 +1,116 @@
+"""The environment of processes to be started."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+import accelerator as acc
+from tests.support.discovery import ask_simulated, on_simulated_gpus
+
+U, V = "GPU-aaaa", "GPU-bbbb"
+M, N = "MIG-aaaa", "MIG-bbbb"
+
+
+@pytest.mark.parametrize(
+    ("value", "ids", "expected"),
+    [
+        (None, [1], "1"),
+        (None, [2, 0], "2,0"),
+        (None, [], ""),
+        ("4,5", [1], "5"),
+        ("4,5", [1, 0], "5,4"),
+        ("4,5", ["0"], "4"),
+        (" 4 ,5x,+6", [2, 1, 0], "6,5,4"),
+        ("4,x,5", [0], "4"),
+        (f"{U},{V}", [1], V),
+        (f"{U},{V},0", [1, 0], f"{V},{U}"),
+        (f"{M},{N}", [1], N),
+        (f"{M}/1/0", [0], f"{M}/1/0"),
+        ("", [], ""),
+    ],
+)
+def test_ids_count_what_is_let_through(value: str | None, ids: list[Any], expected: str) -> None:
+    before = {"OTHER": "kept", **({} if value is None else {"CUDA_VISIBLE_DEVICES": value})}
+    environment = dict(before)
+    assert acc.set_visible_devices_envs(environment, ids) is environment
+    assert environment == {"OTHER": "kept", "CUDA_VISIBLE_DEVICES": expected}
+    # What was set counts again from zero.
+    if ids:
+        again = acc.set_visible_devices_envs(dict(environment), [0])
+        assert again["CUDA_VISIBLE_DEVICES"] == expected.split(",")[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "ids", "message"),
+    [
+        ("4,5", [2], "There is no device 2 among the 2 of CUDA_VISIBLE_DEVICES='4,5'"),
+        ("4,x,5", [1], "There is no device 1 among the 1 of CUDA_VISIBLE_DEVICES='4,x,5'"),
+        ("", [0], "There is no device 0 among the 0 of CUDA_VISIBLE_DEVICES=''"),
+        ("4,4", [0], "There is no device 0 among the 0 of CUDA_VISIBLE_DEVICES='4,4'"),
+        (None, [-1], "A local accelerator id is not negative, as -1 is"),
+        (None, ["x"], "A local accelerator id is the index of a device, not 'x'"),
+        (None, [1.5], "A local accelerator id is the index of a device, not 1.5"),
+        (None, [None], "A local accelerator id is the index of a device, not None"),
+        (None, [1, 1], "A device comes twice among 1,1, which would hide every device"),
+        ("4,5", [0, 0], "A device comes twice among 4,4, which would hide every device"),
+    ],
+)
+def test_wrong_ids_change_nothing(value: str | None, ids: list[Any], message: str) -> None:
+    environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    before = dict(environment)
+    with pytest.raises(ValueError) as error:
+        acc.set_visible_devices_envs(environment, ids)
+    assert str(error.value) == message
+    assert environment == before
+
+
+STARTED = """
+    import subprocess
+    import accelerator as acc
+    answers = []
+    for value in (None, "2,0", "GPU-2,GPU-7,GPU-c"):
+        for ids in ([0], [1], [1, 0], []):
+            environment = dict(os.environ) if value is None else {**os.environ, "CUDA_VISIBLE_DEVICES": value}
+            try:
+                acc.set_visible_devices_envs(environment, ids)
+            except ValueError:
+                continue
+            there = [plain(d.uuid) for d in acc.visible_devices({} if value is None else {"CUDA_VISIBLE_DEVICES": value})]
+            wanted = [there[i] for i in ids]
+            seen = driver(CUDA_VISIBLE_DEVICES=environment["CUDA_VISIBLE_DEVICES"])
+            answers.append((value, ids, wanted, seen, [plain(d.uuid) for d in acc.visible_devices(environment)]))
+    names = [acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()]
+    names.append(acc.visible_devices_envs())
+    quiet = "torch" not in sys.modules
+    import torch
+    names.append([acc.communication_backend_version(), torch.cuda.nccl.version()])
+    os.environ["ACCELERATOR_BACKEND"] = "cpu"
+    names.append([acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()])
+    print(json.dumps([answers, names, quiet]))
+"""
+
+
+@on_simulated_gpus
+def test_a_process_so_started_sees_the_devices_meant() -> None:
+    answers, names, quiet = ask_simulated(STARTED, gpus=3)
+    assert len(answers) == 12
+    for value, ids, wanted, seen, told in answers:
+        assert wanted == seen == told, (value, ids)
+    assert names[:1] == ["nccl"]
+    assert names[1] == names[4][0] == names[4][1]
+    assert names[2:4] == [["NCCL"], ["CUDA_VISIBLE_DEVICES"]]
+    assert names[5] == ["gloo", None, []]
+    assert quiet
+
+
+def test_the_backend_of_this_process_is_one_that_torch_has() -> None:
+    import torch.distributed
+
+    name = acc.communication_backend_name()
+    if sys.platform == "linux":
+        assert torch.distributed.is_backend_available(name)
+    if not acc.is_available():
+        assert (name, acc.communication_backend_version(), acc.export_envs()) == ("gloo", None, ())

@@ -1,0 +1,300 @@
+"""ROCm builds, with a stand-in torch build, a stand-in ``amdsmi`` package and a stand-in ROCm runtime."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import plain_environment
+from tests.support.discovery import ask
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not (shutil.which("cc") or shutil.which("gcc")), reason="needs a C compiler on Linux"
+)
+
+TORCH = "__version__ = '9.0+rocm7.0'\ncuda = None\nhip = '7.0.1'\n"
+
+# Three GPUs; HIP counts the last first. The processes that started the library are on record.
+AMDSMI = """
+import os
+
+class AmdSmiException(Exception):
+    pass
+
+class AmdSmiTemperatureType:
+    JUNCTION = 1
+
+class AmdSmiTemperatureMetric:
+    CURRENT = 0
+
+class AmdSmiClkType:
+    GFX = 0
+
+_owner = None
+_broken = os.environ.get("STAND_IN_BROKEN", "").split(",")
+
+if "import" in _broken:
+    raise KeyError("ROCM_HOME")
+
+def amdsmi_init():
+    global _owner
+    if "init" in _broken:
+        raise AmdSmiException("AMDSMI_STATUS_NOT_INIT")
+    _owner = os.getpid()
+
+def _of(handle, what):
+    if _owner != os.getpid():
+        raise AmdSmiException("AMDSMI_STATUS_NOT_INIT")
+    if what in _broken:
+        raise AmdSmiException("AMDSMI_STATUS_NOT_SUPPORTED")
+    return int(handle.removeprefix("handle "))
+
+def amdsmi_get_processor_handles():
+    _of("handle 0", "list")
+    return ["handle 0", "handle 1", "handle 2"]
+
+def amdsmi_get_gpu_enumeration_info(handle):
+    return {"hip_id": 2 - _of(handle, "enumeration")}
+
+def amdsmi_get_gpu_asic_info(handle):
+    i = _of(handle, "asic")
+    return {"market_name": f"AMD Instinct {i}", "asic_serial": f"0x{i}A00000000000000"}
+
+def amdsmi_get_gpu_vram_usage(handle):
+    i = _of(handle, "vram")
+    return {"vram_total": 1024 * (i + 1), "vram_used": 10 * i}
+
+def amdsmi_get_gpu_device_bdf(handle):
+    return f"0000:c{_of(handle, 'bdf')}:00.0"
+
+def amdsmi_get_gpu_activity(handle):
+    i = _of(handle, "activity")
+    return {"gfx_activity": 10 + i, "umc_activity": "N/A" if i == 1 else 20 + i}
+
+def amdsmi_get_temp_metric(handle, sensor, metric):
+    assert (sensor, metric) == (1, 0)
+    return 40 + _of(handle, "temperature")
+
+def amdsmi_get_power_info(handle):
+    i = _of(handle, "power")
+    return {"average_socket_power": "N/A", "current_socket_power": "N/A" if i == 2 else 300 + i}
+
+def amdsmi_get_clock_info(handle, kind):
+    return {"clk": 1500 + _of(handle, "clock")}
+
+def amdsmi_get_gpu_process_list(handle):
+    i = _of(handle, "processes")
+    found = [{"name": "N/A", "pid": 7, "mem": 1, "memory_usage": {"vram_mem": 5}}]
+    return found if i == 0 else []
+"""
+
+# Two devices, unless a variable hides all; starting it is on record, as is what a context costs.
+HIP = r"""
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static int current;
+
+static int count(void)
+{
+    const char *visible = getenv("HIP_VISIBLE_DEVICES");
+    return !visible ? 2 : *visible == '\0' || *visible == '-' ? 0 : visible[1] ? 2 : 1;
+}
+
+int hipInit(unsigned flags)
+{
+    const char *log = getenv("STAND_IN_LOG");
+    int file = log ? open(log, O_WRONLY | O_APPEND | O_CREAT, 0666) : -1;
+    if (file >= 0) {
+        dprintf(file, "%d hipInit\n", (int)getpid());
+        close(file);
+    }
+    return flags || getenv("STAND_IN_NO_HIP") ? 101 : count() ? 0 : 100;
+}
+
+int hipGetDeviceCount(int *answer) { *answer = count(); return 0; }
+int hipDeviceGetUuid(char *uuid, int device) { memcpy(uuid, device ? "1B00000000000000" : "0B00000000000000", 16); return 0; }
+int hipDeviceGetName(char *name, int size, int device) { snprintf(name, size, "Stand-in %d", device); return 0; }
+int hipDeviceGetPCIBusId(char *bus, int size, int device) { snprintf(bus, size, "0000:0%d:00.0", device); return 0; }
+int hipDeviceTotalMem(size_t *bytes, int device) { *bytes = (size_t)(device + 1) << 30; return 0; }
+int hipSetDevice(int device) { current = device; return 0; }
+int hipFree(void *pointer) { return pointer ? 1 : getenv("STAND_IN_BUSY") && current == 1 ? 2 : 0; }
+const char *hipGetErrorName(int code) { return code == 2 ? "hipErrorOutOfMemory" : "hipErrorInvalidDevice"; }
+"""
+
+
+@pytest.fixture(scope="module")
+def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("rocm")
+    (root / "torch/lib").mkdir(parents=True)
+    (root / "torch/__init__.py").write_text("raise ImportError('not a torch to import')")
+    (root / "torch/version.py").write_text(TORCH)
+    (root / "amd").mkdir()
+    (root / "amd/amdsmi.py").write_text(AMDSMI)
+    (root / "hip.c").write_text(HIP)
+    compiler = shutil.which("cc") or "gcc"
+    library = root / "torch/lib/libamdhip64.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, root / "hip.c"], check=True, timeout=60)
+    return root
+
+
+def asked(code: str, stand_ins: Path, *, amdsmi: bool = True, **variables: str) -> Any:
+    environment = plain_environment(**variables)
+    folders = [environment["PYTHONPATH"].split(os.pathsep)[0], str(stand_ins), *([str(stand_ins / "amd")] if amdsmi else [])]
+    environment["PYTHONPATH"] = os.pathsep.join(folders)
+    return ask(FIRST + textwrap.dedent(code), environment, python=(sys.executable, "-S"))
+
+
+FIRST = textwrap.dedent(
+    """
+    import accelerator as acc
+    def outcome(call):
+        try:
+            return call()
+        except RuntimeError as error:
+            return str(error)
+    def seen(env=None):
+        return [device.physical_index for device in acc.visible_devices(env)]
+    """
+)
+
+VISIBLE: list[tuple[dict[str, str], list[int]]] = [
+    ({}, [2, 1, 0]),
+    ({"HIP_VISIBLE_DEVICES": "0"}, [2]),
+    ({"HIP_VISIBLE_DEVICES": "2,0"}, [0, 2]),
+    ({"HIP_VISIBLE_DEVICES": ""}, []),
+    ({"HIP_VISIBLE_DEVICES": "-1"}, []),
+    ({"HIP_VISIBLE_DEVICES": "0,7,1"}, [2]),
+    ({"HIP_VISIBLE_DEVICES": "GPU-0a"}, [0]),
+    ({"HIP_VISIBLE_DEVICES": "GPU-0a00000000000000,GPU-2a"}, [0, 2]),
+    ({"CUDA_VISIBLE_DEVICES": "1"}, [1]),
+    ({"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0"}, [2]),
+    ({"ROCR_VISIBLE_DEVICES": "1,2"}, [1, 0]),
+    ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, [0]),
+    ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1,0"}, [0, 1]),
+    ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "0,1,2"}, [1]),
+    ({"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}, []),
+    ({"ROCR_VISIBLE_DEVICES": "GPU-0a"}, [0]),
+    ({"ROCR_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "0"}, []),
+    ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [2, 1, 0]),
+]
+
+
+def test_visible_devices_through_amdsmi(stand_ins: Path) -> None:
+    program = f"""
+        import itertools
+        cases = {[case for case, _ in VISIBLE]!r}
+        given = [seen(case) for case in cases]
+        followed = []
+        for case in cases:
+            for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"):
+                put({{name: case.get(name)}})
+            followed.append([seen(), acc.device_count(), acc.is_available(), acc.unavailable_reason()])
+        print(json.dumps([given, followed, "torch" in sys.modules]))
+    """
+    given, followed, torch = asked(program, stand_ins)
+    expected = [devices for _, devices in VISIBLE]
+    assert given == expected
+    for (case, devices), (seen, count, available, reason) in zip(VISIBLE, followed, strict=True):
+        assert (seen, count, available) == (devices, len(devices), bool(devices)), case
+        assert (reason is None) is available
+        assert reason is None or reason.partition("=")[0] in case
+    assert not torch
+
+
+def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
+    program = """
+        names = ["utilization", "memory_usage", "device_memory_used", "temperature", "power_draw", "clock_rate"]
+        def look(i):
+            return [outcome(lambda: getattr(acc, name)(i)) for name in names]
+        told = [look(0), look("cuda:1"), look(2), acc.telemetry(0), acc.telemetry(2), acc.list_gpu_processes(2)]
+        os.environ["HIP_VISIBLE_DEVICES"] = "2"
+        told += [look(0), in_child(lambda: [look(0), acc.device_count()])]
+        told += [acc.visible_devices()[0], acc.get_device_name(), acc.driver_version(), acc.visible_devices_envs()]
+        told += [acc.set_visible_devices_envs({"CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
+        told += [acc.set_visible_devices_envs({"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
+        from accelerator._command import report
+        told.append(report.render(report.collect(), report.processes()))
+        print(json.dumps(told))
+    """
+    told = asked(program, stand_ins, STAND_IN_LOG=str(tmp_path / "log"))
+    missing = "The device does not report its {}: amdsmi answers 'N/A'"
+    # HIP's device 0 is amdsmi's 2. Power is in milliwatts here, as everywhere.
+    assert told[0] == [12, 22, 20 << 20, 42, missing.format("power draw"), 1502]
+    assert told[1] == [11, missing.format("memory utilization"), 10 << 20, 41, 301000, 1501]
+    assert told[2] == told[6] == told[7][0] == [10, 20, 0, 40, 300000, 1500]
+    assert told[3] == [12, 22, 20 << 20, 42, None, 1502, []]
+    assert told[4] == [10, 20, 0, 40, 300000, 1500, [[7, None, 5]]]
+    assert told[5].startswith("GPU:2\nprocess          7 uses ")
+    assert told[7][1] == 1
+    assert told[8] == [0, "GPU-0a00000000000000", "AMD Instinct 0", "00000000:C0:00.0", None, 2**30, 0, None]
+    assert told[9:12] == ["AMD Instinct 0", None, ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]]
+    assert told[12] == {"CUDA_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "5"}
+    assert told[13] == {"CUDA_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "7"}
+    assert "torch 9.0+rocm7.0 built for ROCm 7.0.1" in told[14]
+    assert "HIP_VISIBLE_DEVICES='2': read by amdsmi and the environment" in told[14]
+    # Nothing started the ROCm runtime, here or in a child.
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.mark.parametrize("broken", ["missing", "import", "init", "list"])
+def test_the_child_where_amdsmi_does_not_work(broken: str, stand_ins: Path, tmp_path: Path) -> None:
+    program = """
+        told = []
+        for value in (None, "1", None, "1", "-1"):
+            put({"HIP_VISIBLE_DEVICES": value})
+            told.append([acc.device_count(), [device[:6] for device in acc.visible_devices()], acc.unavailable_reason()])
+        put({"HIP_VISIBLE_DEVICES": None})
+        told.append(outcome(lambda: acc.temperature(1)))
+        print(json.dumps([told, os.getpid()]))
+    """
+    log = tmp_path / "log"
+    told, pid = asked(program, stand_ins, amdsmi=broken != "missing", STAND_IN_BROKEN=broken, STAND_IN_LOG=str(log))
+    both = [
+        [0, "GPU-0b00000000000000", "Stand-in 0", "00000000:00:00.0", None, 2**30],
+        [1, "GPU-1b00000000000000", "Stand-in 1", "00000000:01:00.0", None, 2 * 2**30],
+    ]
+    assert told[0] == told[2] == [2, both, None]
+    assert told[1] == told[3] == [1, both[:1], None]
+    assert told[4][:2] == [0, []]
+    assert told[4][2].startswith("HIP_VISIBLE_DEVICES='-1' hides every GPU; amdsmi ")
+    assert told[5].startswith("Device 1, Stand-in 1, is known to the driver only")
+    pids = [line.split()[0] for line in log.read_text().splitlines()]
+    assert len(pids) == 3
+    assert str(pid) not in pids
+
+
+def test_neither_amdsmi_nor_runtime(stand_ins: Path) -> None:
+    program = "print(json.dumps([acc.device_count(), acc.unavailable_reason(), acc.is_available()]))"
+    count, reason, available = asked(program, stand_ins, amdsmi=False, STAND_IN_NO_HIP="1")
+    assert (count, available) == (0, False)
+    assert reason.startswith("the ROCm runtime failed: hipInit answered hipErrorInvalidDevice (101); amdsmi does not work (")
+
+
+def test_strictly(stand_ins: Path) -> None:
+    program = """
+        told = [acc.is_available(), acc.is_available(strict=True), acc.unavailable_reason()]
+        os.environ["STAND_IN_BUSY"] = "1"
+        acc.refresh()
+        print(json.dumps([*told, acc.is_available(strict=True), acc.unavailable_reason()]))
+    """
+    first, strict, reason, busy, why = asked(program, stand_ins, amdsmi=False)
+    assert (first, strict, reason, busy) == (True, True, None, False)
+    assert why == (
+        "cuda:1 (Stand-in 1) is busy, its memory is full or another process has it to itself: "
+        "hipFree answered hipErrorOutOfMemory (2)"
+    )
+    # amdsmi lists GPUs of which this runtime knows nothing.
+    first, strict, reason, *_ = asked(program, stand_ins)
+    assert (first, strict) == (True, False)
+    assert reason == "AMD Instinct 2 (GPU-2a00000000000000) cannot be used: amdsmi lists it, and its driver does not"

@@ -1,0 +1,206 @@
+"""python -m accelerator simulate."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelerator._machine import torch_build
+from tests.support.simulation import DEADLINE, REPOSITORY, linux_only, make_compiler, python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = linux_only
+
+torch_build = torch_build.read()
+takes_cuda_build = pytest.mark.skipif(
+    torch_build is not None and not torch_build.cuda, reason="simulate refuses a torch that is not built for CUDA"
+)
+
+SIMULATE = "import sys; from accelerator.simulation._run import main; sys.exit(main(sys.argv[1:]))"
+
+
+def simulate(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m accelerator simulate``, with some environment variables set."""
+    return python(SIMULATE, *arguments, env={**os.environ, **variables})
+
+
+@takes_cuda_build
+def test_options_reach_the_command() -> None:
+    program = """if True:
+        import pynvml as n
+        n.nvmlInit()
+        for handle in map(n.nvmlDeviceGetHandleByIndex, range(n.nvmlDeviceGetCount())):
+            print(n.nvmlDeviceGetName(handle), n.nvmlDeviceGetMemoryInfo(handle).total // 2**30, sep="/", end="/")
+            print(n.nvmlDeviceGetCudaComputeCapability(handle), n.nvmlDeviceGetMaxMigDeviceCount(handle), sep="/")
+    """
+    options = "--gpus 3 --memory 1GiB,2GiB --memory 3GiB --name A --name B --capability 8.6,9.0 --mig off,2"
+    done = simulate(*options.split(), "--", sys.executable, "-c", program)
+    assert done.stdout.splitlines() == ["A/1/(8, 6)/0", "B/2/(9, 0)/7", "B/3/(9, 0)/7"], done.stderr
+
+
+@takes_cuda_build
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("kill -TERM $$", 143), ("kill -INT $$", 130)],
+)
+def test_status_of_the_command(command: str, status: int) -> None:
+    assert simulate("--", "/bin/sh", "-c", command).returncode == status
+
+
+@takes_cuda_build
+def test_input_and_output_belong_to_the_command() -> None:
+    done = simulate("sh", "-c", 'echo "$@" >&2; echo out', "sh", "--", "--gpus", "-h")
+    assert (done.stdout, done.stderr) == ("out\n", "-- --gpus -h\n")
+
+
+@takes_cuda_build
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "no command: give one after --"),
+        (["--gpus", "2", "--"], 2, "no command: give one after --"),
+        (["--gpus", "many", "--", "true"], 2, "invalid int value: 'many'"),
+        (["--gpus", "500", "--", "true"], 2, "gpus must be between 0 and 128, not 500"),
+        (["--memory", "much", "--", "true"], 2, "memory must be bytes or a size"),
+        (["--mig", "yes", "--", "true"], 2, "'yes' is not a number of instances or off"),
+        (["--driver", "new", "--", "true"], 2, "invalid choice: 'new'"),
+        (["--gpu", "2", "--", "true"], 2, "--gpu"),
+        (["--", "no-such-command"], 127, "no-such-command: command not found"),
+        (["--", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], status: int, message: str) -> None:
+    done = simulate(*arguments)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_says_that_kernels_compute_nothing() -> None:
+    done = simulate("--help")
+    assert done.returncode == 0
+    assert "KERNELS COMPUTE NOTHING" in done.stdout
+    for option in ("--gpus", "--memory", "--name", "--capability", "--mig", "--driver", "--nvml"):
+        assert option in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [
+        ("cuda = None", "the CPU alone"),
+        ("cuda = None; hip = '6.4'", "ROCm"),
+        ("cuda: str | None = None; xpu = '2025'", "XPU"),
+    ],
+)
+def test_torch_without_cuda_is_refused(version: str, kind: str, tmp_path: Path) -> None:
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("raise SystemExit('torch was imported')")
+    (torch / "version.py").write_text(f"from __future__ import annotations\n__version__ = '2.9.1'\n{version}\n")
+    done = simulate("--", "true", PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
+    assert done.returncode == 2
+    assert f"torch 2.9.1 of {sys.executable} is built for {kind}; install a CUDA build\n" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@takes_cuda_build
+def test_state_is_shared_and_removed() -> None:
+    program = 'printf "%s " "$ACCELERATOR_SIM_STATE"; test -d "$(dirname "$ACCELERATOR_SIM_STATE")"; echo $?'
+    path, status = simulate("--", "sh", "-c", program).stdout.split()
+    assert status == "0"
+    assert not Path(path).parent.exists()
+
+
+@takes_cuda_build
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_are_handed_on(number: signal.Signals) -> None:
+    program = f"import signal, sys; signal.signal({int(number)}, lambda *_: (print('tidied up'), sys.exit(5))); "
+    program += "print('ready', flush=True); signal.pause()"
+    command = [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", program]
+    with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        assert process.stdout.read() == "tidied up\n"
+        assert process.wait(DEADLINE) == 5
+
+
+@takes_cuda_build
+def test_interrupting_at_the_terminal_reaches_the_command_once() -> None:
+    import pty
+
+    program = "import signal, time; n = []; signal.signal(2, lambda *_: n.append(1)); print('ready', flush=True); "
+    program += "time.sleep(1); print(f'interrupted {len(n)}', flush=True)"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(REPOSITORY)
+        os.execv(sys.executable, [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", program])
+    output = b""
+    while b"ready" not in output:
+        output += os.read(terminal, 1000)
+    os.write(terminal, b"\x03")
+    deadline = time.monotonic() + DEADLINE
+    while b"interrupted 1" not in output and time.monotonic() < deadline:
+        output += os.read(terminal, 1000)
+    assert b"interrupted 1" in output
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    os.close(terminal)
+
+
+# Where GPUs cannot be simulated
+
+
+def no_compiler(directory: Path) -> dict[str, str]:
+    """No compiler on the path."""
+    return {"PATH": str(directory), "CC": ""}
+
+
+def unknown_compiler(directory: Path) -> dict[str, str]:
+    """A compiler that does not exist."""
+    return {"CC": f"{directory}/icc -O3"}
+
+
+def failing_compiler(directory: Path) -> dict[str, str]:
+    """A compiler that fails."""
+    body = 'test "$1" = --version || { echo "internal error 7" >&2; exit 3; }'
+    return {"CC": str(make_compiler(directory, body))}
+
+
+def unwritable_cache(directory: Path) -> dict[str, str]:
+    """A file where the cache directory would be."""
+    (directory / "accelerator").touch()
+    return {}
+
+
+def cache_with_a_blank(directory: Path) -> dict[str, str]:
+    """A path that the loader cannot take."""
+    return {"XDG_CACHE_HOME": str(directory / "my cache")}
+
+
+@takes_cuda_build
+@pytest.mark.parametrize(
+    ("obstacle", "message", "lines"),
+    [
+        (no_compiler, "none of cc, gcc and clang was found", 1),
+        (unknown_compiler, "icc', which was not found", 1),
+        (failing_compiler, "failed (status 3):\ninternal error 7", 2),
+        (unwritable_cache, "set XDG_CACHE_HOME", 1),
+        (cache_with_a_blank, "without blanks", 1),
+    ],
+)
+def test_obstacles_are_named(obstacle: Callable[[Path], dict[str, str]], message: str, lines: int, tmp_path: Path) -> None:
+    done = simulate("--", "/bin/true", **{"XDG_CACHE_HOME": str(tmp_path), **obstacle(tmp_path)})
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.startswith("python -m accelerator simulate: cannot simulate GPUs: ")
+    assert done.stderr.count("\n") == lines

@@ -1,0 +1,287 @@
+"""The simulated CUDA runtime and driver, as the unchanged torch of this process sees them.
+
+What needs a process of its own (initialization, forks, other machines) is in ``test_processes.py``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GIB = 2**30
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def clean_device() -> Iterator[None]:
+    torch.cuda.set_device(0)
+    torch.cuda.empty_cache()
+    yield
+    torch.cuda.set_device(0)
+    for device in range(torch.cuda.device_count()):
+        torch.cuda.synchronize(device)
+
+
+@pytest.fixture(scope="module")
+def runtime() -> ctypes.CDLL:
+    """The runtime that torch uses: the loader knows it by its name already."""
+    assert torch.version.cuda
+    return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
+
+
+@pytest.fixture(scope="module")
+def driver() -> ctypes.CDLL:
+    torch.cuda.init()
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def random_bytes(count: int) -> torch.Tensor:
+    return torch.randint(0, 256, (count,), dtype=torch.uint8)
+
+
+class TestDevices:
+    def test_properties_describe_the_machine(self) -> None:
+        assert torch.cuda.device_count() == 2
+        for device in range(2):
+            properties = torch.cuda.get_device_properties(device)
+            assert properties.name == "Simulated GPU"
+            assert properties.total_memory == 8 * GIB
+            assert (properties.major, properties.minor) == torch.cuda.get_device_capability(device) == (9, 0)
+            assert properties.multi_processor_count == 132
+
+    def test_uuids_differ(self) -> None:
+        first, second = (str(torch.cuda.get_device_properties(device).uuid) for device in range(2))
+        assert first[0] != second[0]
+
+    def test_current_device_belongs_to_the_thread(self) -> None:
+        torch.cuda.set_device(1)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(torch.cuda.current_device).result() == 0
+        assert torch.cuda.current_device() == 1
+
+    def test_device_guard_restores(self) -> None:
+        with torch.cuda.device(1):
+            assert torch.cuda.current_device() == 1
+        assert torch.cuda.current_device() == 0
+
+    def test_unknown_device_is_an_error(self) -> None:
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            torch.cuda.set_device(2)
+        assert torch.cuda.current_device() == 0
+
+    def test_devices_reach_each_other_but_not_themselves(self, runtime: ctypes.CDLL) -> None:
+        answer = ctypes.c_int(-1)
+        assert torch.cuda.can_device_access_peer(0, 1)
+        assert runtime.cudaDeviceCanAccessPeer(ctypes.byref(answer), 1, 1) == 0
+        assert answer.value == 0
+
+    def test_last_error_stays_until_it_is_fetched(self, runtime: ctypes.CDLL) -> None:
+        assert runtime.cudaSetDevice(7) == 101
+        assert runtime.cudaPeekAtLastError() == 101
+        assert runtime.cudaGetLastError() == 101
+        assert runtime.cudaGetLastError() == 0
+
+    def test_last_error_belongs_to_the_thread(self, runtime: ctypes.CDLL) -> None:
+        assert runtime.cudaSetDevice(7) == 101
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(runtime.cudaPeekAtLastError).result() == 0
+        assert runtime.cudaGetLastError() == 101
+
+    def test_error_names_and_texts(self, runtime: ctypes.CDLL) -> None:
+        runtime.cudaGetErrorName.restype = runtime.cudaGetErrorString.restype = ctypes.c_char_p
+        assert runtime.cudaGetErrorName(2) == b"cudaErrorMemoryAllocation"
+        assert runtime.cudaGetErrorString(900) == b"operation not permitted when stream is capturing"
+        assert runtime.cudaGetErrorString(12345) == b"unrecognized error code"
+
+    def test_context_stack(self, driver: ctypes.CDLL) -> None:
+        context, popped, device = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_int(-1)
+        assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
+        assert driver.cuCtxPushCurrent_v2(context) == 0
+        assert driver.cuCtxGetDevice(ctypes.byref(device)) == 0
+        assert (device.value, torch.cuda.current_device()) == (1, 1)
+        assert driver.cuCtxPopCurrent_v2(ctypes.byref(popped)) == 0
+        assert popped.value == context.value
+        assert torch.cuda.current_device() == 0
+        assert driver.cuDevicePrimaryCtxRelease_v2(1) == 0
+
+    def test_base_names_resolve_to_second_versions(self, driver: ctypes.CDLL) -> None:
+        found, status = ctypes.c_void_p(), ctypes.c_int(-1)
+        assert driver.cuGetProcAddress_v2(b"cuMemAlloc", ctypes.byref(found), 12000, 0, ctypes.byref(status)) == 0
+        assert found.value == ctypes.cast(driver.cuMemAlloc_v2, ctypes.c_void_p).value
+        assert status.value == 0
+        assert driver.cuGetProcAddress_v2(b"cuNothing", ctypes.byref(found), 12000, 0, ctypes.byref(status)) == 500
+        assert (found.value, status.value) == (None, 1)
+
+
+class TestMemory:
+    @pytest.fixture(autouse=True)
+    def nothing_left_over(self) -> None:
+        # What other tests left in cycles must not be freed in the middle of one that counts.
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def test_counters_follow_allocations(self) -> None:
+        allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        free, total = torch.cuda.mem_get_info()
+        assert total == 8 * GIB
+        tensor = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+        assert torch.cuda.memory_allocated() - allocated == 64 * MIB
+        assert torch.cuda.memory_reserved() - reserved == 64 * MIB
+        assert free - torch.cuda.mem_get_info()[0] == 64 * MIB
+        del tensor
+        assert torch.cuda.memory_allocated() == allocated
+        assert free - torch.cuda.mem_get_info()[0] == 64 * MIB, "the allocator keeps what was freed"
+        torch.cuda.empty_cache()
+        assert torch.cuda.mem_get_info()[0] == free
+
+    def test_each_device_has_its_own_memory(self) -> None:
+        free = torch.cuda.mem_get_info(0)[0]
+        tensor = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda:1")
+        assert torch.cuda.mem_get_info(0)[0] == free
+        assert torch.cuda.mem_get_info(1)[0] <= 8 * GIB - tensor.numel()
+
+    def test_capacity_runs_out(self) -> None:
+        ooms = torch.cuda.memory_stats()["num_ooms"]
+        tensor = torch.empty(6 * GIB, dtype=torch.uint8, device="cuda")
+        with pytest.raises(torch.cuda.OutOfMemoryError) as error:
+            torch.empty(3 * GIB, dtype=torch.uint8, device="cuda")
+        message, free = str(error.value), torch.cuda.mem_get_info()[0] / GIB
+        assert f"Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which {free:.2f} GiB is free" in message
+        assert "this process has 6.0" in message, "torch asks NVML what this process holds"
+        assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
+        del tensor
+        # The cached 6 GiB are given back for this one.
+        assert torch.empty(7 * GIB, dtype=torch.uint8, device="cuda").numel() == 7 * GIB
+
+    def test_memory_is_lazy(self) -> None:
+        with open("/proc/self/statm") as file:
+            before = int(file.read().split()[1])
+        tensor = torch.empty(4 * GIB, dtype=torch.uint8, device="cuda")
+        with open("/proc/self/statm") as file:
+            assert (int(file.read().split()[1]) - before) * 4096 < 64 * MIB
+        assert tensor.numel() == 4 * GIB
+
+    def test_freeing_what_was_not_allocated_is_an_error(self, runtime: ctypes.CDLL) -> None:
+        tensor = torch.empty(2 * MIB, device="cuda")
+        assert runtime.cudaFree(ctypes.c_void_p(tensor.data_ptr() + 512)) == 1
+        assert runtime.cudaFree(ctypes.c_void_p(4096)) == 1
+        assert runtime.cudaFree(None) == 0
+        assert runtime.cudaGetLastError() == 1
+
+    def test_allocations_by_several_threads(self) -> None:
+        free = torch.cuda.mem_get_info()[0]
+
+        def work(seed: int) -> bool:
+            data = torch.full((seed + 1, 300_000), seed, dtype=torch.uint8)
+            return all(torch.equal(data.cuda().cpu(), data) for _ in range(20))
+
+        with ThreadPoolExecutor(8) as pool:
+            assert all(pool.map(work, range(8)))
+        torch.cuda.empty_cache()
+        assert torch.cuda.mem_get_info()[0] == free
+
+
+class TestCopies:
+    def test_round_trip_through_both_devices(self) -> None:
+        data = random_bytes(5 * MIB + 3)
+        there = data.to("cuda:0").to("cuda:1")
+        assert there.device == torch.device("cuda:1")
+        assert torch.equal(there.to("cuda:0").cpu(), data)
+
+    def test_pinned_memory_without_blocking(self) -> None:
+        data = random_bytes(MIB).pin_memory()
+        result = torch.empty(MIB, dtype=torch.uint8, pin_memory=True)
+        result.copy_(data.to("cuda", non_blocking=True), non_blocking=True)
+        torch.cuda.synchronize()
+        assert torch.equal(result, data)
+
+    def test_two_dimensional(self, runtime: ctypes.CDLL) -> None:
+        data, result = random_bytes(40).view(4, 10), torch.zeros(4, 3, dtype=torch.uint8)
+        stored = data.cuda()
+        arguments = (result.data_ptr(), 3, stored.data_ptr() + 2, 10, 3, 4, 2, 0)
+        assert runtime.cudaMemcpy2DAsync(*map(ctypes.c_size_t, arguments)) == 0
+        assert torch.equal(result, data[:, 2:5])
+
+    def test_beyond_the_end_is_an_error(self, runtime: ctypes.CDLL) -> None:
+        # Several of them, as only what lies behind a block may be another one.
+        tensor, data = [torch.empty(20 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)][-1], random_bytes(16)
+        base, size = ctypes.c_void_p(), ctypes.c_size_t()
+        driver = ctypes.CDLL("libcuda.so.1")
+        address = ctypes.c_void_p(tensor.data_ptr())
+        assert driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), address) == 0
+        assert base.value
+        end = base.value + size.value
+        source = ctypes.c_void_p(data.data_ptr())
+        assert runtime.cudaMemcpy(ctypes.c_void_p(end - 8), source, ctypes.c_size_t(16), 1) == 1
+        assert runtime.cudaMemcpy(ctypes.c_void_p(end - 16), source, ctypes.c_size_t(16), 1) == 0
+        assert runtime.cudaGetLastError() == 1
+
+    def test_fill(self, runtime: ctypes.CDLL) -> None:
+        tensor = torch.empty(1000, dtype=torch.uint8, device="cuda")
+        assert runtime.cudaMemset(ctypes.c_void_p(tensor.data_ptr()), 7, ctypes.c_size_t(999)) == 0
+        assert tensor.cpu()[:999].eq(7).all()
+
+
+class Pointer(ctypes.Structure):
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("device", ctypes.c_int),
+        ("device_address", ctypes.c_void_p),
+        ("host_address", ctypes.c_void_p),
+        ("reserved", ctypes.c_long * 8),
+    )
+
+
+class TestHostMemory:
+    def attributes(self, runtime: ctypes.CDLL, address: int) -> Pointer:
+        pointer = Pointer()
+        assert runtime.cudaPointerGetAttributes(ctypes.byref(pointer), ctypes.c_void_p(address)) == 0
+        return pointer
+
+    def test_pinned_tensors_know_it(self) -> None:
+        tensor = torch.empty(10)
+        assert not tensor.is_pinned()
+        assert tensor.pin_memory().is_pinned()
+        assert torch.empty(10, pin_memory=True).is_pinned()
+
+    def test_pointer_attributes(self, runtime: ctypes.CDLL) -> None:
+        plain, pinned, there = torch.empty(10), torch.empty(10, pin_memory=True), torch.empty(10, device="cuda:1")
+        unknown = self.attributes(runtime, plain.data_ptr())
+        assert (unknown.type, unknown.device_address) == (0, None)
+        host = self.attributes(runtime, pinned.data_ptr())
+        assert (host.type, host.host_address, host.device_address) == (1, pinned.data_ptr(), pinned.data_ptr())
+        device = self.attributes(runtime, there.data_ptr())
+        assert (device.type, device.device, device.host_address) == (2, 1, None)
+
+    def test_registration(self) -> None:
+        tensor = torch.empty(10_000)
+        cudart = torch.cuda.cudart()
+        assert int(cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) == 0
+        assert tensor.is_pinned()
+        assert int(cudart.cudaHostRegister(tensor.data_ptr() + 8, 8, 0)) == 712
+        assert int(cudart.cudaHostUnregister(tensor.data_ptr())) == 0
+        assert not tensor.is_pinned()
+        assert int(cudart.cudaHostUnregister(tensor.data_ptr())) == 713
+        torch._C._cuda_init()
+        ctypes.CDLL(f"libcudart.so.{str(torch.version.cuda).partition('.')[0]}").cudaGetLastError()
+
+
+class TestKernels:
+    def test_kernels_launch_and_take_no_time(self) -> None:
+        tensor = torch.ones(10, device="cuda", requires_grad=True)
+        (tensor * 2).sum().backward()
+        assert tensor.grad is not None
+        assert tensor.grad.shape == (10,)
+        assert torch.cuda.current_stream().query()
+
+    def test_matrix_products_fail_rather_than_lie(self) -> None:
+        with pytest.raises(RuntimeError, match="CUBLAS_STATUS"):
+            torch.mm(torch.ones(2, 2, device="cuda"), torch.ones(2, 2, device="cuda"))

@@ -1,0 +1,285 @@
+"""Describing a simulated machine, and compiling its libraries."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import accelerator.simulation
+from accelerator.simulation import environment, is_simulated
+from tests.support.simulation import REPOSITORY, linux_only, make_compiler, plain, python
+
+pytestmark = linux_only
+
+ASK_SIMULATED = "from accelerator.simulation import is_simulated; print(is_simulated())"
+BUILD = "from accelerator.simulation import _build; print(_build.libraries())"
+
+
+def variable(name: str, *arguments: Any, **machine: Any) -> str | None:
+    """What one of the variables that describe the machine says."""
+    return environment(*arguments, **machine).get("ACCELERATOR_SIM_" + name)
+
+
+# The module
+
+
+def test_public_names() -> None:
+    assert accelerator.simulation.__all__ == ["environment", "is_simulated"]
+    assert dir(accelerator.simulation) == accelerator.simulation.__all__
+
+
+def test_importing_is_free(tmp_path: Path) -> None:
+    program = "import sys, accelerator; before = set(sys.modules); import accelerator.simulation; "
+    program += "print({'ctypes', 'subprocess', 'torch', 'pynvml'} & (set(sys.modules) - before))"
+    # Without the site module, for what is installed may import things at the start of every process.
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", program],
+        env={**plain(), "XDG_CACHE_HOME": str(tmp_path)},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "set()\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+# environment(): values
+
+
+def test_default_machine() -> None:
+    child = environment()
+    assert {key: value for key, value in child.items() if key.startswith("ACCELERATOR_SIM_")} == {
+        "ACCELERATOR_SIM_GPUS": "1",
+        "ACCELERATOR_SIM_MEMORY": str(8 * 2**30),
+        "ACCELERATOR_SIM_NAMES": "Simulated GPU",
+        "ACCELERATOR_SIM_CAPABILITIES": "9.0",
+        "ACCELERATOR_SIM_SPEEDS": "0",
+        "ACCELERATOR_SIM_MIG": "off",
+    }
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"),
+    [
+        (1, "1"),
+        (2**40, str(2**40)),
+        ("1024", "1024"),
+        ("512MiB", str(512 * 2**20)),
+        ("8GiB", str(8 * 2**30)),
+        ("8 gib", str(8 * 2**30)),
+        ("1GB", "1000000000"),
+        ("1.5KiB", "1536"),
+        ("2TiB", str(2 * 2**40)),
+        ("7B", "7"),
+        (["1GiB", 5], f"{2**30},5"),
+    ],
+)
+def test_memory(memory: Any, expected: str) -> None:
+    assert variable("MEMORY", 2, memory=memory) == expected
+
+
+def test_a_value_for_each_gpu() -> None:
+    machine: dict[str, Any] = {
+        "name": ["A", "B, C"],
+        "capability": ("8.6", "9.0"),
+        "speed": [1, -2, 3],
+        "mig": [None, 0, 7],
+    }
+    child = environment(3, **machine)
+    values = {key: child["ACCELERATOR_SIM_" + key] for key in ("NAMES", "CAPABILITIES", "SPEEDS", "MIG")}
+    assert values == {"NAMES": "A;B, C", "CAPABILITIES": "8.6,9.0", "SPEEDS": "1,-2,3", "MIG": "off,0,7"}
+
+
+def test_failures() -> None:
+    assert variable("ERRORS") is None
+    assert variable("ERRORS", driver="broken") == "cuInit:999"
+    assert variable("ERRORS", nvml="broken") == "nvmlInit*:9"
+    assert variable("ERRORS", nvml="mismatch", driver="broken") == "cuInit:999,nvmlInit*:18"
+    assert variable("ERRORS", errors={"cuInit": 3, "nvmlDevice*@0": 15}) == "cuInit:3,nvmlDevice*@0:15"
+    # The first entry that fits counts, so what the caller says goes first.
+    assert variable("ERRORS", errors="nvmlInit_v2:4,", nvml="broken") == "nvmlInit_v2:4,nvmlInit*:9"
+
+
+def test_driver_version() -> None:
+    assert variable("DRIVER_CUDA") is None
+    assert variable("DRIVER_CUDA", driver="old") == "11.4"
+    assert variable("DRIVER_CUDA", driver="old", driver_cuda="12.4") == "12.4"
+    assert variable("DRIVER_CUDA", driver_cuda="13.0") == "13.0"
+
+
+def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert variable("LOG", log="log") == str(tmp_path / "log")
+    assert variable("STATE", state=Path("state")) == str(tmp_path / "state")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpus": -1}, "gpus must be between 0 and 128, not -1"),
+        ({"gpus": 129}, "gpus must be between 0 and 128, not 129"),
+        ({"memory": "8 gigs"}, "memory must be bytes or a size such as"),
+        ({"memory": "-1GiB"}, "memory must be bytes or a size such as"),
+        ({"memory": 0}, "memory must be more than 0"),
+        ({"memory": "1000000TiB"}, "at most 256 TiB"),
+        ({"memory": []}, "memory is an empty sequence"),
+        ({"memory": [1, 2]}, "memory has 2 values for 1 GPU"),
+        ({"gpus": 2, "speed": [1, 2, 3]}, "speed has 3 values for 2 GPUs"),
+        ({"name": "a;b"}, "name must be 1 to 80 printable ASCII characters without ';', not 'a;b'"),
+        ({"name": " "}, "name must be 1 to 80"),
+        ({"name": "x" * 81}, "name must be 1 to 80"),
+        ({"capability": "9"}, "capability must be two numbers as in \"9.0\", not '9'"),
+        ({"speed": 2**31}, "speed must fit 32 bits"),
+        ({"mig": 8}, "mig must be None or between 0 and 7, not 8"),
+        ({"mig": 1, "capability": "7.5"}, "mig needs compute capability 8.0 or more, and GPU 0 has 7.5"),
+        ({"gpus": 3, "mig": [None, 1], "capability": ["9.0", "8.0", "7.5"]}, "GPU 2 has 7.5"),
+        ({"driver": "gone"}, "driver must be one of 'present', 'absent', 'old', 'broken', not 'gone'"),
+        ({"nvml": "old"}, "nvml must be one of 'present', 'absent', 'broken', 'mismatch', not 'old'"),
+        ({"driver_cuda": "thirteen"}, "driver_cuda must be two numbers"),
+        ({"errors": "cuInit"}, "errors has 'cuInit': an entry is function:code or function@gpu:code"),
+        ({"errors": {"cu Init": 3}}, "errors has 'cu Init:3'"),
+        ({"errors": {"cuInit@1": 3}}, "errors has 'cuInit@1:3', but there are 1 GPUs"),
+        ({"errors": {f"f{i}": 1 for i in range(61)}}, "errors has 61 entries"),
+    ],
+)
+def test_impossible_values(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        environment(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gpus": "2"}, "gpus must be an int, not str"),
+        ({"gpus": True}, "gpus must be an int, not bool"),
+        ({"memory": 1.5}, 'memory must be an int or a size such as "8GiB", not float'),
+        ({"memory": True}, "not bool"),
+        ({"name": 3}, "name must be a str, not int"),
+        ({"name": [b"x"]}, "name must be a str, not bytes"),
+        ({"capability": 9.0}, 'capability must be a str such as "9.0", not float'),
+        ({"speed": "fast"}, "speed must be an int, not str"),
+        ({"mig": "off"}, "mig must be None or an int, not str"),
+        ({"driver": None}, "driver must be a str, not NoneType"),
+        ({"driver_cuda": 13.2}, "driver_cuda must be a str"),
+        ({"errors": 3}, "errors must be a mapping of functions to codes, or a str, not int"),
+        ({"log": 3}, "expected str, bytes or os.PathLike object, not int"),
+    ],
+)
+def test_wrong_types(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(message)):
+        environment(**arguments)
+
+
+# environment(): libraries
+
+
+def test_base_is_kept_and_not_changed() -> None:
+    base = {"PATH": "/bin", "LD_PRELOAD": "/x/liba.so /y/libb.so", "LD_LIBRARY_PATH": "/lib:"}
+    before = dict(base)
+    child = environment(base=base)
+    assert base == before
+    assert child["PATH"] == "/bin"
+    assert child["LD_PRELOAD"].endswith("libcupti.so.13:/x/liba.so /y/libb.so")
+    assert child["LD_LIBRARY_PATH"].endswith("/nvml:/lib:")
+    assert environment()["HOME"] == os.environ["HOME"]
+
+
+def test_nesting_replaces() -> None:
+    base = {"LD_PRELOAD": "/x/liba.so", "LD_LIBRARY_PATH": "/lib"}
+    outer = environment(4, driver="broken", log="log", state="state", base=base)
+    other_version = "/home/me/.cache/accelerator/simulation-0123456789abcdef"
+    outer["LD_PRELOAD"] = f"{other_version}/preload/libcudart.so.13 {outer['LD_PRELOAD']}"
+    outer["LD_LIBRARY_PATH"] += f":{other_version}/nvml"
+    assert environment(2, base=outer) == environment(2, base=base)
+    assert environment(2, base=environment(3, base={})) == environment(2, base={})
+
+
+def test_nesting_in_a_process() -> None:
+    program = "import subprocess, sys; from accelerator.simulation import environment; "
+    program += "print(environment(2)['LD_PRELOAD'] == environment(2, base={})['LD_PRELOAD']); "
+    program += "sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]], env=environment(2)))"
+    count = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
+    done = python(program, count, env=environment(5, nvml="absent", base=plain()))
+    assert done.stdout.split() == ["True", "2"], done.stderr
+
+
+@pytest.mark.parametrize(("argument", "library"), [("driver", "libcuda.so.1"), ("nvml", "libnvidia-ml.so.1")])
+def test_absence_hides_a_real_library(argument: str, library: str, tmp_path: Path) -> None:
+    root = Path(environment()["LD_LIBRARY_PATH"].split(":")[0]).parent
+    shutil.copy(next(root.glob(f"[dn]*/{library}")), tmp_path)
+    base = {**plain(), "LD_LIBRARY_PATH": str(tmp_path)}
+    program = f"import ctypes; ctypes.CDLL({library!r})"
+    assert python(program, env=base).returncode == 0
+    assert python(program, env=environment(base=base)).returncode == 0
+    absent: dict[str, Any] = {argument: "absent"}
+    assert "OSError" in python(program, env=environment(base=base, **absent)).stderr
+
+
+@pytest.mark.parametrize("machine", [{}, {"gpus": 0}, {"driver": "absent", "nvml": "absent"}, {"driver": "broken"}])
+def test_is_simulated_inside(machine: dict[str, Any]) -> None:
+    assert python(ASK_SIMULATED, env=environment(**machine, base=plain())).stdout == "True\n"
+
+
+def test_is_simulated_goes_by_the_process() -> None:
+    # The variables alone make no simulation, and taking them away ends none.
+    inside = environment(base=plain())
+    variables = {key: value for key, value in inside.items() if key.startswith("ACCELERATOR_SIM_")}
+    assert python(ASK_SIMULATED, env={**plain(), **variables}).stdout == "False\n"
+    assert python("import os; os.environ.clear(); " + ASK_SIMULATED, env=inside).stdout == "True\n"
+
+
+def test_is_simulated_here() -> None:
+    maps = Path("/proc/self/maps").read_text()
+    assert is_simulated() == ("/accelerator/simulation-" in maps)
+
+
+# Compiling
+
+
+def compilations(directory: Path) -> int:
+    """How many libraries the compiler made."""
+    calls = directory / "calls"
+    return calls.read_text().count("-shared") if calls.exists() else 0
+
+
+def test_the_second_build_does_nothing(tmp_path: Path) -> None:
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path))}
+    first = python(BUILD, env=env)
+    assert first.returncode == 0, first.stderr
+    assert compilations(tmp_path) == 5
+    root = Path(first.stdout.strip())
+    assert root.parent == tmp_path / "cache/accelerator"
+    second = python(BUILD, env=env)
+    assert second.stdout == first.stdout
+    assert compilations(tmp_path) == 5
+    # Cleaners of cache directories take single files.
+    (root / "driver/libcuda.so.1").unlink()
+    assert python(BUILD, env=env).stdout == first.stdout
+    assert (root / "driver/libcuda.so.1").is_file()
+
+
+def test_compilers_have_builds_of_their_own(tmp_path: Path) -> None:
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path)}
+    assert python(BUILD, env={**env, "CC": "cc"}).stdout != python(BUILD, env={**env, "CC": "cc -g"}).stdout
+
+
+def test_builds_at_once(tmp_path: Path) -> None:
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path))}
+    with ThreadPoolExecutor(4) as pool:
+        jobs = [pool.submit(python, BUILD, env=env) for _ in range(4)]
+    done = [job.result() for job in jobs]
+    assert [process.returncode for process in done] == [0] * 4, done[0].stderr
+    assert len({process.stdout for process in done}) == 1
+    assert compilations(tmp_path) == 5
+    names = {entry.name for entry in (tmp_path / "cache/accelerator").iterdir()}
+    assert names == {Path(done[0].stdout.strip()).name, ".simulation.lock"}

@@ -1,0 +1,274 @@
+"""The simulated NVML, asked through NVIDIA's own Python binding: session, errors, handles, telemetry."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import simulated_environment
+from tests.support.simulation import GIB, ask, ask_uninitialized, linux_only, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = linux_only
+
+
+# The session
+
+
+def test_everything_needs_initialization() -> None:
+    assert ask_uninitialized("answer([code(n._LoadNvmlLibrary), code(n.nvmlDeviceGetCount), code(n.nvmlShutdown)])") == [
+        0,
+        1,
+        1,
+    ]
+
+
+def test_initialization_is_counted() -> None:
+    program = """
+        n.nvmlInit()
+        codes = []
+        for step in (n.nvmlShutdown, n.nvmlDeviceGetCount, n.nvmlShutdown, n.nvmlDeviceGetCount, n.nvmlShutdown):
+            codes.append(code(step))
+        answer(codes)
+    """
+    assert ask(program) == [0, 0, 0, 1, 0]
+
+
+def test_old_spellings() -> None:
+    program = """
+        library, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint()
+        codes = [library[name]() for name in ("nvmlInit", "nvmlInit_v2", "nvmlShutdown")]
+        for name in ("nvmlDeviceGetCount", "nvmlDeviceGetCount_v2"):
+            codes += [library[name](ctypes.byref(count)), count.value]
+        answer(codes)
+    """
+    assert ask_uninitialized(program, 3) == [0, 0, 0, 0, 3, 0, 3]
+
+
+def test_initialization_in_threads() -> None:
+    program = """
+        import threading
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        def work():
+            for _ in range(500):
+                library.nvmlInit_v2()
+                library.nvmlShutdown()
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        codes = [code(n.nvmlDeviceGetCount), library.nvmlShutdown(), code(n.nvmlDeviceGetCount)]
+        answer(codes)
+    """
+    assert ask(program) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_forked_child_has_no_session(again: bool) -> None:
+    program = f"""
+        read, write = os.pipe()
+        if os.fork() == 0:
+            codes = [code(n.nvmlDeviceGetCount)]
+            if {again}:
+                n.nvmlInit()
+                codes += [code(n.nvmlDeviceGetCount), code(n.nvmlDeviceGetUUID, n.nvmlDeviceGetHandleByIndex(0))]
+            os.write(write, json.dumps(codes).encode())
+            os._exit(0)
+        os.wait()
+        answer([json.loads(os.read(read, 100)), code(n.nvmlDeviceGetCount)])
+    """
+    assert ask(program) == [[1, 0, 0] if again else [1], 0]
+
+
+def test_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    pid = ask("n.nvmlInit(); n.nvmlShutdown(); answer(os.getpid())", log=log)
+    assert log.read_text().splitlines() == [f"{pid} nvmlInit", f"{pid} nvmlInit", f"{pid} nvmlShutdown"]
+
+
+def test_delay() -> None:
+    child = simulated_environment()
+    child["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:9000,nvmlInit:300"
+    program = "import time; start = time.monotonic(); n.nvmlInit(); answer(time.monotonic() - start)"
+    assert 0.3 <= run(program, child) < 5
+
+
+# Errors
+
+
+@pytest.mark.parametrize(("nvml", "expected"), [("absent", 12), ("broken", 9), ("mismatch", 18)])
+def test_nvml_that_does_not_start(nvml: str, expected: int) -> None:
+    assert ask_uninitialized("answer(code(n.nvmlInit))", nvml=nvml) == expected
+
+
+def test_injected_error_of_one_function() -> None:
+    program = "answer([code(n.nvmlDeviceGetCount), code(n.nvmlDeviceGetHandleByIndex, 0)])"
+    assert ask(program, errors={"nvmlDeviceGetCount_v2": 999}) == [999, 0]
+
+
+def test_injected_error_of_one_gpu() -> None:
+    program = """
+        answer([[code(f, h) for h in handles()] for f in (n.nvmlDeviceGetUUID, n.nvmlDeviceGetMemoryInfo)])
+    """
+    errors = {"nvmlDeviceGetUUID@1": 15, "nvmlDeviceGetMemory*@2": 3}
+    assert ask(program, 3, errors=errors) == [[0, 15, 0], [0, 0, 3]]
+
+
+def test_injected_error_of_a_handle() -> None:
+    program = """
+        uuid = n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(1))
+        answer([code(n.nvmlDeviceGetHandleByIndex, 0), code(n.nvmlDeviceGetHandleByUUID, uuid)])
+    """
+    assert ask(program, 2, errors="nvmlDeviceGetHandleByIndex_v2@0:15,nvmlDeviceGetHandleByUUID@1:4") == [15, 4]
+
+
+def test_error_texts() -> None:
+    program = "answer([n.nvmlErrorString(c) for c in (0, 1, 3, 9, 18, 30, 999, -1)])"
+    texts = ["Success", "Uninitialized", "Not Supported", "Driver Not Loaded", "Driver/library version mismatch"]
+    assert ask(program) == [*texts, "Reset type not supported", "Unknown Error", "Unknown Error"]
+
+
+def test_wrong_arguments() -> None:
+    program = """
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle := ctypes.c_void_p()))
+        wild = [ctypes.c_void_p(address) for address in (None, 8, handle.value + 1, handle.value + 8)]
+        out = ctypes.create_string_buffer(96)
+        answer([
+            code(n.nvmlDeviceGetHandleByIndex, 1),
+            [library.nvmlDeviceGetUUID(h, out, 96) for h in wild],
+            library.nvmlDeviceGetUUID(handle, None, 96),
+            library.nvmlDeviceGetUUID(handle, out, 40),
+            library.nvmlDeviceGetUUID(handle, out, 41),
+            library.nvmlDeviceGetCount_v2(None),
+            library.nvmlDeviceGetMemoryInfo(handle, None),
+            library.nvmlSystemGetDriverVersion(out, 3),
+        ])
+    """
+    assert ask(program) == [2, [2, 2, 2, 2], 2, 7, 0, 2, 2, 7]
+
+
+# The system
+
+
+def test_versions() -> None:
+    program = """
+        answer([n.nvmlSystemGetDriverVersion(), n.nvmlSystemGetNVMLVersion(), n.nvmlSystemGetCudaDriverVersion(),
+                n.nvmlSystemGetCudaDriverVersion_v2()])
+    """
+    assert ask(program) == ["590.44.01", "13.590.44.01", 13020, 13020]
+    assert ask(program, driver="old") == ["470.57.02", "11.470.57.02", 11040, 11040]
+    assert ask(program, driver_cuda="12.8")[2] == 12080
+
+
+def test_process_name() -> None:
+    program = """
+        library, few = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(4)
+        answer([n.nvmlSystemGetProcessName(os.getpid()), library.nvmlSystemGetProcessName(os.getpid(), few, 4),
+                few.value.decode(), code(n.nvmlSystemGetProcessName, 2**31 - 1)])
+    """
+    assert ask(program) == [sys.executable, 0, sys.executable[:3], 6]
+
+
+# Handles and identity
+
+
+def test_no_gpu() -> None:
+    assert ask("answer([n.nvmlDeviceGetCount(), code(n.nvmlDeviceGetHandleByIndex, 0)])", 0) == [0, 2]
+
+
+def test_every_gpu_is_shown_whatever_cuda_may_see() -> None:
+    child = simulated_environment(gpus=3)
+    child["CUDA_VISIBLE_DEVICES"] = "1"
+    assert run("n.nvmlInit(); answer(n.nvmlDeviceGetCount())", child) == 3
+
+
+def test_identity() -> None:
+    program = """
+        answer([[n.nvmlDeviceGetName(h), n.nvmlDeviceGetIndex(h), n.nvmlDeviceGetMinorNumber(h),
+                 n.nvmlDeviceGetCudaComputeCapability(h), n.nvmlDeviceGetMemoryInfo(h).total] for h in handles()])
+    """
+    machine = {"memory": ["8GiB", "1GiB"], "name": ["Big", "Small"], "capability": ["9.0", "7.5"]}
+    small = ["Small", 1, 1, [7, 5], GIB]
+    assert ask(program, 3, **machine) == [["Big", 0, 0, [9, 0], 8 * GIB], small, ["Small", 2, 2, *small[3:]]]
+
+
+def test_uuids_are_unlike_and_find_their_gpus() -> None:
+    program = """
+        uuids = [n.nvmlDeviceGetUUID(h) for h in handles()]
+        answer([uuids, [n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(u)) for u in uuids],
+                code(n.nvmlDeviceGetHandleByUUID, uuids[0][:12]), code(n.nvmlDeviceGetHandleByUUID, "GPU-ffff")])
+    """
+    uuids, found, *codes = ask(program, 20)
+    assert len(set(uuids)) == 20
+    assert all(uuid.startswith("GPU-") and len(uuid) == 40 for uuid in uuids)
+    assert uuids[0][4] == uuids[16][4]
+    assert found == list(range(20))
+    assert codes == [6, 6]
+
+
+def test_pci_addresses_find_their_gpus() -> None:
+    program = """
+        found = []
+        for handle in handles():
+            info = n.nvmlDeviceGetPciInfo(handle)
+            bus_id = info.busId
+            ids = [bus_id, bus_id.lower(), info.busIdLegacy, bus_id.split(":", 1)[1]]
+            found.append([bus_id, info.domain, info.bus, info.device,
+                          *(n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByPciBusId(i)) for i in ids)])
+        answer([found, *(code(n.nvmlDeviceGetHandleByPciBusId, text) for text in ("0000:f0:00.0", "x"))])
+    """
+    found, *codes = ask(program, 12)
+    assert found[11] == ["00000000:0C:00.0", 0, 12, 0, 11, 11, 11, 11]
+    assert [entry[4:] for entry in found] == [[gpu] * 4 for gpu in range(12)]
+    assert codes == [6, 2]
+
+
+def test_what_is_not_simulated_says_so() -> None:
+    program = """
+        gpu = n.nvmlDeviceGetHandleByIndex(0)
+        answer([code(n.nvmlDeviceGetNvLinkRemoteDeviceType, gpu, 0), code(n.nvmlDeviceGetNvLinkRemotePciInfo, gpu, 0),
+                code(n.nvmlDeviceGetGpuFabricInfoV, gpu, ctypes.byref(n.c_nvmlGpuFabricInfoV_t())),
+                code(n.nvmlDeviceGetP2PStatus, gpu, gpu, 0)])
+    """
+    assert ask(program) == [3, 3, 3, 3]
+
+
+# Telemetry
+
+
+def test_figures_differ_between_gpus() -> None:
+    program = """
+        answer([[n.nvmlDeviceGetUtilizationRates(h).gpu, n.nvmlDeviceGetUtilizationRates(h).memory,
+                 n.nvmlDeviceGetTemperature(h, 0), n.nvmlDeviceGetTemperatureV(h, 0), n.nvmlDeviceGetPowerUsage(h),
+                 n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM), n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM)]
+                for h in handles()])
+    """
+    assert ask(program, 3) == [
+        [13, 7, 30, 30, 60000, 1000, 1500],
+        [20, 12, 31, 31, 61000, 1015, 1515],
+        [27, 17, 32, 32, 62000, 1030, 1530],
+    ]
+
+
+def test_modes_and_limits() -> None:
+    program = """
+        h = n.nvmlDeviceGetHandleByIndex(0)
+        answer([n.nvmlDeviceGetComputeMode(h), n.nvmlDeviceGetPersistenceMode(h), n.nvmlDeviceGetEnforcedPowerLimit(h),
+                n.nvmlDeviceGetPowerManagementLimit(h), n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM),
+                code(n.nvmlDeviceGetClockInfo, h, 4), code(n.nvmlDeviceGetTemperature, h, 1)])
+    """
+    assert ask(program) == [0, 1, 700000, 700000, 2600, 2, 2]
+
+
+def test_versioned_structures() -> None:
+    program = """
+        h, library = n.nvmlDeviceGetHandleByIndex(0), ctypes.CDLL("libnvidia-ml.so.1")
+        degrees, memory = n.c_nvmlTemperature_v1_t(), n.c_nvmlMemory_v2_t()
+        answer([library.nvmlDeviceGetTemperatureV(h, ctypes.byref(degrees)),
+                library.nvmlDeviceGetMemoryInfo_v2(h, ctypes.byref(memory))])
+    """
+    assert ask(program) == [25, 25]

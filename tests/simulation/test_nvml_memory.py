@@ -1,0 +1,208 @@
+"""The simulated NVML, asked through NVIDIA's own Python binding: memory, processes, MIG."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import simulated_environment
+from tests.support.simulation import GIB, MIB, PRELUDE, ask, linux_only, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = linux_only
+
+
+# Memory and processes
+
+
+def test_memory_of_an_idle_gpu() -> None:
+    program = """
+        h = n.nvmlDeviceGetHandleByIndex(0)
+        one, two = n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2)
+        answer([one.total, one.free, one.used, two.total, two.reserved, two.free, two.used])
+    """
+    reserve = GIB // 2
+    assert ask(program, memory="8GiB") == [8 * GIB, 8 * GIB - reserve, reserve, 8 * GIB, reserve, 8 * GIB - reserve, 0]
+    reserve = 4 * MIB
+    assert ask(program, memory="64MiB")[3:] == [64 * MIB, reserve, 64 * MIB - reserve, 0]
+
+
+def test_memory_in_use() -> None:
+    program = f"""
+        h = n.nvmlDeviceGetHandleByIndex(1)
+        def used():
+            one, two = n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2)
+            assert one.used + one.free == one.total == two.reserved + two.used + two.free
+            return one.used - two.reserved, two.used
+        before = used()
+        cuda, pointer = allocate({GIB}, 1)
+        during = used()
+        cuda.cuMemFree_v2(pointer)
+        other = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0), n.nvmlMemory_v2).used
+        answer([before, during, used(), other])
+    """
+    before, during, after, other = ask(program, 2)
+    assert before == [0, 0]
+    assert other == 0
+    assert during[0] == during[1] == after[0] + GIB
+
+
+def test_memory_that_leaves_no_room_for_the_reserve() -> None:
+    program = f"""
+        kept = allocate({1000 * MIB})
+        info = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0), n.nvmlMemory_v2)
+        answer([info.total - info.used - info.reserved, info.free, info.reserved])
+    """
+    assert ask(program, memory="1000MiB") == [0, 0, 0]
+
+
+def test_processes_of_an_idle_gpu() -> None:
+    program = """
+        h = n.nvmlDeviceGetHandleByIndex(0)
+        answer([n.nvmlDeviceGetComputeRunningProcesses(h), n.nvmlDeviceGetGraphicsRunningProcesses(h)])
+    """
+    assert ask(program) == [[], []]
+
+
+def test_every_version_of_the_process_list() -> None:
+    program = f"""
+        kept = allocate({100 * MIB})
+        h, library = n.nvmlDeviceGetHandleByIndex(0), ctypes.CDLL("libnvidia-ml.so.1")
+        class Old(ctypes.Structure):
+            _fields_ = [("pid", ctypes.c_uint), ("memory", ctypes.c_ulonglong)]
+        count, rows = ctypes.c_uint(0), (Old * 4)()
+        first = library.nvmlDeviceGetComputeRunningProcesses(h, ctypes.byref(count), None), count.value
+        count.value = 4
+        second = library.nvmlDeviceGetComputeRunningProcesses(h, ctypes.byref(count), rows), count.value
+        new = [f(h) for f in (n.nvmlDeviceGetComputeRunningProcesses_v2, n.nvmlDeviceGetComputeRunningProcesses_v3)]
+        answer([os.getpid(), first, second, rows[0].pid, rows[0].memory,
+                [[(p.pid, p.usedGpuMemory, p.gpuInstanceId, p.computeInstanceId) for p in rows] for rows in new]])
+    """
+    pid, first, second, old_pid, memory, new = ask(program)
+    assert first == [7, 1]
+    assert second == [0, 1]
+    assert old_pid == pid
+    assert memory >= 100 * MIB
+    assert new == [[[pid, memory, 2**32 - 1, 2**32 - 1]]] * 2
+
+
+def test_processes_of_a_machine_see_each_other(tmp_path: Path) -> None:
+    child = simulated_environment(gpus=2, state=tmp_path / "state")
+    program = PRELUDE + f"kept = allocate({GIB}, 1); answer(os.getpid()); sys.stdout.flush(); sys.stdin.read()"
+    look = """
+        n.nvmlInit()
+        answer([[[p.pid, p.usedGpuMemory] for p in n.nvmlDeviceGetComputeRunningProcesses(h)] for h in handles()])
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as user:
+        assert user.stdout is not None
+        pid = json.loads(user.stdout.readline())
+        idle, used = run(look, child)
+        user.kill()
+    assert idle == []
+    assert [row[0] for row in used] == [pid]
+    assert used[0][1] >= GIB
+    assert run(look, child) == [[], []]
+
+
+def test_looking_does_not_load_the_driver() -> None:
+    program = """
+        h = n.nvmlDeviceGetHandleByIndex(0)
+        n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetComputeRunningProcesses(h)
+        answer("libcuda.so" in open("/proc/self/maps").read())
+    """
+    assert ask(program) is False
+
+
+# MIG
+
+
+@pytest.mark.parametrize(("capability", "mig", "expected"), [("7.5", None, 3), ("9.0", None, [0, 0]), ("9.0", 0, [1, 1])])
+def test_mig_mode(capability: str, mig: int | None, expected: object) -> None:
+    program = """
+        h = n.nvmlDeviceGetHandleByIndex(0)
+        answer(code(n.nvmlDeviceGetMigMode, h) or n.nvmlDeviceGetMigMode(h))
+    """
+    assert ask(program, capability=capability, mig=mig) == expected
+
+
+@pytest.mark.parametrize(
+    ("mig", "indices"),
+    [(0, []), (1, [0]), (3, [0, 2, 4]), (4, [0, 2, 4, 6]), (5, [0, 1, 2, 3, 4]), (7, list(range(7)))],
+)
+def test_instances_and_holes(mig: int, indices: list[int]) -> None:
+    program = """
+        gpu = n.nvmlDeviceGetHandleByIndex(0)
+        found = instances(gpu)
+        answer([list(found), [n.nvmlDeviceGetIndex(h) for h in found.values()],
+                [n.nvmlDeviceGetGpuInstanceId(h) for h in found.values()],
+                [n.nvmlDeviceGetComputeInstanceId(h) for h in found.values()],
+                code(n.nvmlDeviceGetMigDeviceHandleByIndex, gpu, 7)])
+    """
+    assert ask(program, mig=mig) == [indices, indices, [k + 1 for k in range(mig)], [0] * mig, 2]
+
+
+def test_mig_off_has_no_instances() -> None:
+    program = """
+        answer([[n.nvmlDeviceGetMaxMigDeviceCount(h), code(n.nvmlDeviceGetMigDeviceHandleByIndex, h, 0)]
+                for h in handles()])
+    """
+    assert ask(program, 3, mig=[2, None], capability=["9.0", "9.0", "7.5"]) == [[7, 0], [0, 6], [0, 3]]
+
+
+def test_identity_of_instances() -> None:
+    program = """
+        gpu = n.nvmlDeviceGetHandleByIndex(1)
+        found = list(instances(gpu).values())
+        uuids = [n.nvmlDeviceGetUUID(h) for h in found]
+        older = [f"MIG-{n.nvmlDeviceGetUUID(gpu)}/{k + 1}/0" for k in range(2)]
+        answer([uuids, [n.nvmlDeviceGetName(h) for h in found],
+                [n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByUUID(u)) for u in uuids + older],
+                [n.nvmlDeviceGetIndex(n.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(h)) for h in found],
+                [n.nvmlDeviceIsMigDeviceHandle(h).value for h in [gpu, *found]],
+                n.nvmlDeviceGetMemoryInfo(found[0], n.nvmlMemory_v2).total,
+                code(n.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu), code(n.nvmlDeviceGetGpuInstanceId, gpu),
+                n.nvmlDeviceGetCudaComputeCapability(found[0])])
+    """
+    uuids, names, found, gpus, kinds, *rest = ask(program, 2, mig=[None, 2], name="Big", memory="8GiB")
+    assert all(uuid.startswith("MIG-") for uuid in uuids)
+    assert names == ["Big MIG 1g"] * 2
+    assert found == uuids * 2
+    assert gpus == [1, 1]
+    assert kinds == [0, 1, 1]
+    assert rest == [GIB, 2, 3, [9, 0]]
+
+
+def test_instances_have_memory_and_no_telemetry() -> None:
+    program = """
+        gpu = n.nvmlDeviceGetHandleByIndex(0)
+        instance = instances(gpu)[2]
+        fields = [n.nvmlDeviceGetUtilizationRates, lambda h: n.nvmlDeviceGetTemperature(h, 0),
+                  n.nvmlDeviceGetPowerUsage, lambda h: n.nvmlDeviceGetTemperatureV(h, 0),
+                  lambda h: n.nvmlDeviceGetClockInfo(h, 1), lambda h: n.nvmlDeviceGetMaxClockInfo(h, 1),
+                  n.nvmlDeviceGetMigMode, n.nvmlDeviceGetMemoryInfo]
+        answer([[code(f, h) for f in fields] for h in (gpu, instance)])
+    """
+    assert ask(program, mig=2) == [[3, 0, 0, 0, 0, 0, 0, 0], [3, 3, 3, 3, 3, 3, 3, 0]]
+
+
+def test_memory_and_processes_of_an_instance() -> None:
+    program = f"""
+        kept = allocate({100 * MIB})
+        gpu = n.nvmlDeviceGetHandleByIndex(0)
+        devices = [gpu, *instances(gpu).values()]
+        rows = [[[p.pid, p.usedGpuMemory, p.gpuInstanceId, p.computeInstanceId]
+                 for p in n.nvmlDeviceGetComputeRunningProcesses(h)] for h in devices]
+        answer([os.getpid(), rows, [n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2).used for h in devices]])
+    """
+    pid, processes, used = ask(program, mig=2)
+    assert used[0] == used[1] >= 100 * MIB
+    assert used[2] == 0
+    assert processes == [[[pid, used[0], 1, 0]], [[pid, used[0], 1, 0]], []]

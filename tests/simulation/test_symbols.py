@@ -1,0 +1,159 @@
+"""Every symbol that the installed torch takes from CUDA is in the simulation, with the right version node.
+
+A symbol that the simulation forgot could otherwise be found in the real runtime of the wheel, which comes later in the
+loader's search, and fail only when a test happens to call it. Nothing of torch is loaded here: the ELF files are read.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import mmap
+import re
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from accelerator.simulation import _build
+from tests.support.simulation import linux_only
+
+pytestmark = linux_only
+
+
+class Symbol(NamedTuple):
+    name: str
+    version: str  # "" if it has none
+
+
+class ElfSymbols:
+    """The dynamic symbols of a 64-bit little-endian ELF file."""
+
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if data[:6] != b"\x7fELF\x02\x01":
+                raise ValueError(f"{path} is not a 64-bit little-endian ELF file")
+            self._data = data
+            self._sections = self._read_sections()
+            versions = self._read_versions()
+            self.undefined: set[Symbol] = set()
+            self.defined: set[Symbol] = set()
+            for name, is_defined, index in self._read_symbols():
+                target = self.defined if is_defined else self.undefined
+                target.add(Symbol(name, versions.get(index, "")))
+            del self._data
+
+    def _read_sections(self) -> dict[int, tuple[int, int, int]]:
+        """Offset, size and linked section's offset by section type; each type read here occurs once."""
+        (table,) = struct.unpack_from("<Q", self._data, 0x28)
+        size, count = struct.unpack_from("<HH", self._data, 0x3A)
+        headers = [struct.unpack_from("<IIQQQQII", self._data, table + i * size) for i in range(count)]
+        return {h[1]: (h[4], h[5], headers[h[6]][4]) for h in headers}
+
+    def _text(self, offset: int) -> str:
+        return self._data[offset : self._data.find(b"\0", offset)].decode()
+
+    def _read_symbols(self) -> list[tuple[str, bool, int]]:
+        dynsym, versym = 11, 0x6FFFFFFF
+        offset, size, strings = self._sections[dynsym]
+        versions = self._sections.get(versym)
+        found = []
+        for i in range(1, size // 24):
+            name, _, _, section = struct.unpack_from("<IBBH", self._data, offset + 24 * i)
+            index = struct.unpack_from("<H", self._data, versions[0] + 2 * i)[0] & 0x7FFF if versions else 0
+            found.append((self._text(strings + name), section != 0, index))
+        return found
+
+    def _read_versions(self) -> dict[int, str]:
+        """Version names by index: the nodes a library asks for, and those it defines."""
+        verneed, verdef = 0x6FFFFFFE, 0x6FFFFFFD
+        names: dict[int, str] = {}
+        if verneed in self._sections:
+            entry, _, strings = self._sections[verneed]
+            while True:
+                _, count, _, first, following = struct.unpack_from("<HHIII", self._data, entry)
+                part = entry + first
+                for _ in range(count):
+                    _, _, index, name, step = struct.unpack_from("<IHHII", self._data, part)
+                    names[index] = self._text(strings + name)
+                    part += step
+                if not following:
+                    break
+                entry += following
+        if verdef in self._sections:
+            entry, _, strings = self._sections[verdef]
+            while True:
+                _, flags, index, _, _, first, following = struct.unpack_from("<HHHHIII", self._data, entry)
+                if not flags & 1:  # the first one is the library itself
+                    names[index] = self._text(strings + struct.unpack_from("<I", self._data, entry + first)[0])
+                if not following:
+                    break
+                entry += following
+        return names
+
+
+@pytest.fixture(scope="module")
+def torch_directory() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip("torch is not installed")
+    directory = Path(spec.submodule_search_locations[0])
+    if not (directory / "lib" / "libtorch_cuda.so").exists():
+        pytest.skip("the installed torch is no CUDA build")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def imported(torch_directory: Path) -> dict[str, set[Symbol]]:
+    """The undefined symbols of each of torch's libraries."""
+    return {path.name: ElfSymbols(path).undefined for path in sorted((torch_directory / "lib").glob("*.so*"))}
+
+
+@pytest.fixture(scope="module")
+def simulated() -> set[Symbol]:
+    root = _build.libraries()
+    files = [*_build.PRELOADED, "driver/libcuda.so.1", "nvml/libnvidia-ml.so.1"]
+    return set().union(*(ElfSymbols(root / file).defined for file in files))
+
+
+def with_node(imported: dict[str, set[Symbol]], node: str) -> set[Symbol]:
+    return {symbol for symbols in imported.values() for symbol in symbols if symbol.version.startswith(node)}
+
+
+def test_runtime_symbols_are_complete(imported: dict[str, set[Symbol]], simulated: set[Symbol]) -> None:
+    wanted = with_node(imported, "libcudart.so.")
+    assert len(wanted) > 80, "torch's runtime symbols were not found: is the reader broken?"
+    assert wanted - simulated == set()
+
+
+def test_profiler_symbols_are_complete(imported: dict[str, set[Symbol]], simulated: set[Symbol]) -> None:
+    # CUPTI 12 is not simulated: the real one copes.
+    wanted = {symbol for symbol in with_node(imported, "libcupti.so.") if symbol.version != "libcupti.so.12"}
+    assert wanted - simulated == set()
+
+
+def test_driver_symbols_of_the_compiler_library_are_complete(imported: dict[str, set[Symbol]], simulated: set[Symbol]) -> None:
+    wanted = {symbol for symbol in imported["libcaffe2_nvrtc.so"] if re.match("cu[A-Z]", symbol.name)}
+    assert len(wanted) > 15
+    assert wanted - simulated == set()
+
+
+def test_entry_points_that_torch_looks_up_exist(torch_directory: Path, simulated: set[Symbol]) -> None:
+    header = (torch_directory / "include" / "c10" / "cuda" / "driver_api.h").read_text()
+    entry_points = re.findall(r"_\((cu[A-Z]\w*|nvml\w+)(, \d+)?\)", header)
+    assert len(entry_points) > 20
+    names = {symbol.name for symbol in simulated}
+    # With a version, a name is looked up through the runtime, which finds the second version of a function too.
+    missing = {name for name, version in entry_points if name not in names and not (version and f"{name}_v2" in names)}
+    assert missing == set()
+
+
+def test_driver_and_nvml_have_no_version_node(simulated: set[Symbol]) -> None:
+    ours = {symbol for symbol in simulated if re.match("cu[A-Z]|nvml", symbol.name)}
+    assert {symbol.version for symbol in ours} == {""}
+
+
+def test_nothing_but_the_interface_is_exported(simulated: set[Symbol]) -> None:
+    exported = {symbol.name for symbol in simulated}
+    interface = re.compile(r"cuda[A-Z]|__cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|accelerator_sim|lib.*\.so\.\d+$")
+    assert {name for name in exported if not interface.match(name)} == set()

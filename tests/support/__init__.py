@@ -1,0 +1,46 @@
+"""Fresh processes for tests whose point is a fresh process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from accelerator import simulation
+from accelerator._machine import process
+
+ROOT = Path(__file__).parents[2]
+
+# What an outer process may have set and a test must not inherit.
+_READ_BY_US = process.ENVIRONMENT
+
+
+def plain_environment(**variables: str) -> dict[str, str]:
+    """This process's environment without anything that changes what is visible, and without simulation."""
+    environment = simulation.environment(driver="absent", nvml="absent", gpus=0)
+    kept = {name: value for name, value in environment.items() if not name.startswith("ACCELERATOR_SIM_")}
+    kept.pop("LD_PRELOAD", None)
+    return _finished(kept, variables)
+
+
+def simulated_environment(variables: dict[str, str] | None = None, **options: Any) -> dict[str, str]:
+    """The environment of a process on simulated GPUs; the options are those of ``simulation.environment``."""
+    return _finished(simulation.environment(**options), variables or {})
+
+
+def _finished(environment: dict[str, str], variables: dict[str, str]) -> dict[str, str]:
+    for name in _READ_BY_US:
+        environment.pop(name, None)
+    path = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
+    return {**environment, "PYTHONPATH": path, **variables}
+
+
+def run(code: str, environment: dict[str, str], *arguments: str, timeout: float = 120) -> str:
+    """Run Python code in a fresh process and return what it printed; its failure is the test's failure."""
+    program = [sys.executable, "-W", "error::UserWarning:accelerator", "-c", textwrap.dedent(code), *arguments]
+    child = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    assert child.returncode == 0, f"status {child.returncode}\n{child.stdout}\n{child.stderr}"
+    return child.stdout

@@ -1,0 +1,112 @@
+"""What the tests of discovery share: a machine's driver, asked in children that do nothing else."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelerator._machine import torch_build
+from tests.support import simulated_environment
+
+BUILD = torch_build.read()
+CUDA = int(BUILD.cuda.partition(".")[0]) if BUILD and BUILD.cuda else None
+
+on_simulated_gpus = pytest.mark.skipif(
+    CUDA is None or sys.platform != "linux" or platform.machine() != "x86_64",
+    reason="simulated GPUs need a CUDA build of torch on Linux, x86-64",
+)
+simulated_driver = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() != "x86_64", reason="the simulated driver is for Linux on x86-64"
+)
+
+# What programs begin with that ask the driver itself, in a forked child that ends at once.
+DRIVER = textwrap.dedent(
+    """
+    import ctypes, json, os, sys
+
+    def put(values):
+        for name, value in values.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    def uuids(library, count):
+        found, uuid, handle = [], (ctypes.c_ubyte * 16)(), ctypes.c_int()
+        for ordinal in range(count):
+            assert library.cuDeviceGet(ctypes.byref(handle), ordinal) == 0
+            assert library.cuDeviceGetUuid_v2(ctypes.byref(uuid), handle) == 0
+            found.append(bytes(uuid).hex())
+        return found
+
+    def started():
+        # Loaded by whoever asks, initialized in this very call: only for a process that may be poisoned.
+        library, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+        code = library.cuInit(0)
+        assert code in (0, 100), code
+        if code == 0:
+            assert library.cuDeviceGetCount(ctypes.byref(count)) == 0
+        return library, count.value
+
+    def in_child(function, *arguments):
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                with os.fdopen(write, "w") as pipe:
+                    json.dump(function(*arguments), pipe)
+                os._exit(0)
+            except BaseException:
+                import traceback
+                traceback.print_exc()
+                os._exit(1)
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            text = pipe.read()
+        assert os.waitpid(pid, 0)[1] == 0, "the child failed"
+        return json.loads(text)
+
+    def driver(**environment):
+        def ask():
+            put(environment)
+            return uuids(*started())
+        return in_child(ask)
+
+    def plain(uuid):
+        return uuid.partition("-")[2].replace("-", "")
+    """
+)
+
+
+def ask(code: str, environment: dict[str, str], *arguments: str, python: tuple[str, ...] = (sys.executable,)) -> Any:
+    """Run a program that may use the above in a fresh process and give the JSON that it printed."""
+    program = [*python, "-c", DRIVER + textwrap.dedent(code), *arguments]
+    child = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert child.returncode == 0, f"status {child.returncode}\n{child.stdout}\n{child.stderr}"
+    return json.loads(child.stdout)
+
+
+def ask_simulated(code: str, *arguments: str, variables: dict[str, str] | None = None, **machine: Any) -> Any:
+    """The same on simulated GPUs; the answer's own process is known to have initialized nothing if a log is given."""
+    return ask(code, simulated_environment(variables, **machine), *arguments)
+
+
+def initializations(log: Path, pid: int) -> list[str]:
+    """What a process initialized: the events that the simulation logged for it, but for NVML, which anybody may start."""
+    lines = log.read_text().splitlines() if log.exists() else []
+    events = [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == str(pid)]
+    return [event for event in events if not event.startswith("nvml")]
+
+
+def original_pynvml() -> Path:
+    """The file of NVML's binding."""
+    import pynvml
+
+    return Path(pynvml.__file__)

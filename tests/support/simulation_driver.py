@@ -1,0 +1,60 @@
+"""Small programs that ask the simulated CUDA driver through ctypes, for tests in processes of their own."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from accelerator._machine import torch_build
+from tests.support import run, simulated_environment
+
+_build = torch_build.read()
+needs_cuda_torch = pytest.mark.skipif(_build is None or not _build.cuda, reason="needs a torch built for CUDA")
+
+# What every program begins with; torch would take a second more to start.
+DRIVER = """
+import ctypes, json, os, sys
+cuda = ctypes.CDLL("libcuda.so.1")
+
+def count():
+    number = ctypes.c_int(-1)
+    return cuda.cuDeviceGetCount(ctypes.byref(number)), number.value
+
+def uuid(ordinal):
+    found = (ctypes.c_ubyte * 16)()
+    assert cuda.cuDeviceGetUuid_v2(found, ordinal) == 0
+    return bytes(found).hex()
+
+def use(ordinal):
+    context = ctypes.c_void_p()
+    error = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), ordinal)
+    return error or cuda.cuCtxSetCurrent(context)
+
+def allocate(size):
+    pointer = ctypes.c_size_t()
+    return cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size))
+
+def free():
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+    return free.value
+
+def answer(*values):
+    print(json.dumps(values), flush=True)
+"""
+
+
+def ask(program: str, variables: dict[str, str] | None = None, **machine: Any) -> list[Any]:
+    """What a program that knows DRIVER answers on a simulated machine."""
+    return json.loads(run(DRIVER + program, simulated_environment(variables, **machine)))
+
+
+def uuid_of(gpu: int, instance: int | None = None, **machine: Any) -> str:
+    """The UUID of a GPU or MIG instance as NVML writes it."""
+    handle = f"pynvml.nvmlDeviceGetHandleByIndex({gpu})"
+    if instance is not None:
+        handle = f"pynvml.nvmlDeviceGetMigDeviceHandleByIndex({handle}, {instance})"
+    program = f"import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetUUID({handle}))"
+    return run(program, simulated_environment(**machine)).strip()

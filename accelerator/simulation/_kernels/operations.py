@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -30,8 +31,23 @@ _MIXES_NUMBERS = frozenset(
 )  # fmt: skip
 
 
+_FOR_MANY_KEYS = (
+    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+    torch._C.DispatchKey.CompositeExplicitAutograd,
+    torch._C.DispatchKey.CompositeImplicitAutograd,
+)
+
+
 def not_simulated(name: str) -> NotImplementedError:
     return NotImplementedError(f"{name} is not simulated")
+
+
+def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKey:
+    """Under which key the kernel for a key stands: its own, or one for many keys."""
+    for candidate in (key, *_FOR_MANY_KEYS):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, candidate.name):
+            return candidate
+    raise not_simulated(name)
 
 
 class Operation:
@@ -45,14 +61,8 @@ class Operation:
         self.schema = schema = torch._C._get_schema(base, overload)
         self.call_anywhere: Callable[..., Any] = operator
         composition = COMPOSITIONS.get(name)
-        self.compute: Callable[..., Any]
-        if composition is not None:
-            self.compute = composition
-        else:
-            def compute(*args: Any, **kwargs: Any) -> Any:
-                return by_key(key, *args, **kwargs)
-
-            self.compute = compute
+        # The CPU's kernel itself, past what the dispatcher does above it, all of which was done for the CUDA tensors.
+        self.compute: Callable[..., Any] = composition or functools.partial(by_key, _registered_key(name, key))
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         self.written = frozenset(written)

@@ -120,7 +120,7 @@ def _driver_line(facts: dict[str, Any]) -> str | None:
     version, cuda = facts["driver"]["version"], facts["driver"]["cuda"]
     if version is None and cuda is None:
         return None
-    simulated = " (simulated: kernels compute nothing)" if facts["simulated"] else ""
+    simulated = " (simulated)" if facts["simulated"] else ""
     return f"NVIDIA driver {version or 'unknown'}, up to CUDA {cuda or 'unknown'}{simulated}"
 
 

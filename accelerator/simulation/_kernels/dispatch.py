@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -17,16 +18,18 @@ from .sparse import alias_of_parts, to_device_by_parts, write_back_parts
 __all__ = ["copy_kernel", "kernel"]
 
 _Tensor = torch.Tensor
+_NOT_RESIZABLE = "not resizable"
 _CPU_KEY = torch._C.DispatchKey.CPU
 
 
 class Call:
     """One call of an op: which device it is on, and what it is to write."""
 
-    __slots__ = ("device", "host", "name", "operation", "outs")
+    __slots__ = ("device", "host", "may_resize", "name", "operation", "outs")
 
-    def __init__(self, operation: Operation) -> None:
+    def __init__(self, operation: Operation, may_resize: bool = False) -> None:
         self.operation = operation
+        self.may_resize = may_resize
         self.device: torch.device | None = None
         self.host: tuple[str, torch.Tensor] | None = None
         self.outs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -62,7 +65,7 @@ class Call:
                 self.outs.append((result, tensor))
             return result
         if self.name in self.operation.out:
-            result = alias_of_storage(tensor)
+            result = alias(tensor).clone() if self.may_resize else alias_of_storage(tensor)
             self.outs.append((result, tensor))
             return result
         return alias(tensor)
@@ -189,7 +192,18 @@ def _run(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         here, named = call.convert(args, kwargs)
         if capture.captures.value and capture.is_capturing(call.device):
             return call.record(args, kwargs)
-        return call.results(call.compute(here, named), args, kwargs)
+        try:
+            computed = call.compute(here, named)
+        except RuntimeError as error:
+            if not call.outs or _NOT_RESIZABLE not in str(error):
+                raise
+            # The op, which has warned of it, makes an argument larger than its memory: it gets memory that can grow.
+            call = Call(operation, may_resize=True)
+            here, named = call.convert(args, kwargs)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                computed = call.compute(here, named)
+        return call.results(computed, args, kwargs)
 
 
 def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
@@ -207,6 +221,7 @@ def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any
     return first
 
 
+_NONE = -2  # no device yet: the host's tensors say -1
 _PLAIN = frozenset((int, float, bool, complex, type(None), str, torch.dtype, torch.layout, torch.memory_format))
 _LISTED = frozenset((int, float, bool, complex))
 _Parameter = torch.nn.Parameter
@@ -227,7 +242,7 @@ def _plain_kernel(operation: Operation) -> Callable[[tuple[Any, ...], dict[str, 
     def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if captures.value or _mode_count():
             return _run(operation, args, kwargs)
-        index = -1
+        index = _NONE
         here: list[Any] = []
         take = here.append
         for value, is_tensor in zip(args, wants_tensor):  # noqa: B905  # `strict` costs more than the rest of the line
@@ -235,7 +250,7 @@ def _plain_kernel(operation: Operation) -> Callable[[tuple[Any, ...], dict[str, 
             if kind is _Tensor or kind is _Parameter:
                 where = value.get_device()
                 if where != index:
-                    if index != -1 or where < 0:
+                    if index != _NONE or where < 0:
                         return _run(operation, args, kwargs)
                     index = where
                     first = value
@@ -257,7 +272,7 @@ def _plain_kernel(operation: Operation) -> Callable[[tuple[Any, ...], dict[str, 
                 take(value)
             else:
                 return _run(operation, args, kwargs)
-        if index < 0:
+        if index == _NONE:
             return _run(operation, args, kwargs)
         for value in kwargs.values():
             if type(value) not in _PLAIN:

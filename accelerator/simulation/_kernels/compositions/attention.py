@@ -416,7 +416,7 @@ def efficient_forward(
 
 
 def efficient_backward(
-    grad_out_: Tensor,
+    grad_out_: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -483,7 +483,7 @@ def sdp_efficient(
 
 
 def sdp_efficient_backward(
-    grad_out_: Tensor,
+    grad_out_: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,

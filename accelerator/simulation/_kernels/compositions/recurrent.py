@@ -77,7 +77,13 @@ def gru_cell_backward(
     return input_gates, hidden_gates, grad_hx, input_gates.sum(0), hidden_gates.sum(0)
 
 
+def flatten_weight(weight_arr: list[Tensor], *layout: object) -> Tensor:
+    """The weights one after the other, as cuDNN wants them. Nothing reads them from there: the weights stay where they are."""
+    return torch.cat([weight.reshape(-1) for weight in weight_arr])
+
+
 COMPOSITIONS = {
+    "aten::_cudnn_rnn_flatten_weight": flatten_weight,
     "aten::_thnn_fused_lstm_cell": lstm_cell,
     "aten::_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
     "aten::_thnn_fused_gru_cell": gru_cell,

@@ -104,11 +104,19 @@ def _has_plugins() -> bool:
     return any(_announces_backend(entry) for path in sys.path for entry in _metadata(path))
 
 
+# The kernels of simulated GPUs come as a plug-in too, and bring no accelerator but CUDA's.
+_OUR_PLUGIN = "accelerator_simulated_kernels-1.dist-info"
+
+
 def _metadata(path: str) -> list[str]:
     try:
-        return [entry.path for entry in os.scandir(path or ".") if entry.name.endswith((".dist-info", ".egg-info"))]
+        return [entry.path for entry in os.scandir(path or ".") if _is_foreign(entry.name)]
     except OSError:
         return []
+
+
+def _is_foreign(name: str) -> bool:
+    return name.endswith((".dist-info", ".egg-info")) and name != _OUR_PLUGIN
 
 
 def _announces_backend(metadata: str) -> bool:

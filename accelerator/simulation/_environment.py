@@ -25,7 +25,9 @@ _CU_UNKNOWN = "cuInit:999"
 _NVML_ERRORS = {"broken": "nvmlInit*:9", "mismatch": "nvmlInit*:18"}
 
 # Any build, also of another version of this package: an outer simulation is to be replaced whole.
-_OURS = re.compile(re.escape(f"/{_values.CACHE_NAME}") + r"[0-9a-f]+/")
+_OURS = re.compile(re.escape(f"/{_values.CACHE_NAME}") + r"[0-9a-f]+/|/simulation/_plugin[:/]")
+# What makes torch load the kernels; see there.
+_PLUGIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_plugin")
 
 
 def environment(
@@ -42,12 +44,12 @@ def environment(
     errors: Mapping[str, int] | str | None = None,
     log: str | os.PathLike[str] | None = None,
     state: str | os.PathLike[str] | None = None,
+    compute: bool = True,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Give the complete environment for a child process that has simulated GPUs.
 
-    Kernels compute nothing on simulated GPUs: the result of arithmetic there is meaningless. Compiles the libraries
-    the first time. `memory`, `name`, `capability`, `speed` and `mig` take one value for all GPUs or a sequence with
+    torch's ops compute there, on the CPU and in the simulated memory. Compiles the libraries the first time. `memory`, `name`, `capability`, `speed` and `mig` take one value for all GPUs or a sequence with
     one for each, of which the last repeats; GPUs are counted as NVML does, in the order of the PCI bus.
 
     Args:
@@ -68,6 +70,8 @@ def environment(
         log: A file that gets a line for each initialization of a library or context in the child.
         state: A file through which processes of one simulated machine see each other's memory; it is created when
             needed. None: each process has the machine to itself.
+        compute: Whether torch's ops compute. If not, kernels are launched and compute nothing, at no cost: the result of
+            arithmetic is meaningless, and matrix products and convolutions fail.
         base: The environment to build on; None means this process's own. What belongs to a simulation that is
             already in it is replaced.
 
@@ -118,11 +122,14 @@ def environment(
         if path is not None:
             # Absolute, for the child may change its directory.
             machine[variable] = os.path.abspath(os.fspath(path))
+    machine["COMPUTE"] = str(int(compute))
     result = _without_simulation(os.environ if base is None else base)
     root = _build.libraries()
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
     driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver_is, nvml_is))
     _prepend(result, "LD_LIBRARY_PATH", [driver_root / "driver", nvml_root / "nvml"])
+    if compute:
+        _prepend(result, "PYTHONPATH", [_PLUGIN])
     result.update({_PREFIX + key: value for key, value in machine.items()})
     return result
 
@@ -151,7 +158,7 @@ def is_simulated() -> bool:
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
     """Copy an environment, leaving out what an outer simulation put there."""
     result = {key: value for key, value in base.items() if not key.startswith(_PREFIX)}
-    for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]")):
+    for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":")):
         old = result.get(variable)
         if old is None or not _OURS.search(old + "/"):
             continue
@@ -163,7 +170,7 @@ def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
     return result
 
 
-def _prepend(result: dict[str, str], variable: str, paths: list[Path]) -> None:
+def _prepend(result: dict[str, str], variable: str, paths: Sequence[str | Path]) -> None:
     """Put paths in front of those that a variable of the loader has."""
     entries = [str(path) for path in paths]
     if result.get(variable):

@@ -27,9 +27,9 @@ _SIGNALLED = 128
 _DESCRIPTION = """\
 Run COMMAND on a machine with simulated GPUs, under the real CUDA build of torch.
 
-KERNELS COMPUTE NOTHING: they are launched and return, so the result of arithmetic on a simulated GPU is
-meaningless, and matrix products, convolutions, FFTs and NCCL fail. What works is the management of devices:
-counting and choosing them, memory and running out of it, streams and events, random-number states, forks, NVML."""
+torch's ops compute, on the CPU and in the simulated memory. An op that is not simulated raises NotImplementedError; a
+kernel launched past torch's dispatcher (Triton, an extension) fails and is named. Work takes no time on a stream but for
+torch.cuda._sleep. With --no-compute, kernels are launched and compute nothing: for tests of the management of devices."""
 _EPILOG = """\
 Values for single GPUs are separated by commas or given by repeating the option; the last one repeats:
   python -m accelerator simulate --gpus 4 --memory 80GiB,24GiB -- python -m pytest
@@ -85,6 +85,7 @@ def main(argv: list[str]) -> int:
                 mig=[None if word == "off" else int(word) for word in _split(options.mig or ["off"])],
                 driver=options.driver,
                 nvml=options.nvml,
+                compute=not options.no_compute,
                 state=Path(directory, "state"),
             )
         except ValueError as error:
@@ -122,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
         default="present",
         help="the NVML library: there, not there, failing to start, or not fitting its kernel driver (present)",
     )
+    add("--no-compute", action="store_true", help="kernels are launched and compute nothing")
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
     return parser
 

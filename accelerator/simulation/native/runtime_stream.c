@@ -74,7 +74,7 @@ static int64_t reached_at(const struct stream *stream)
     return stream->idle_at > time ? stream->idle_at : time;
 }
 
-void run(struct stream *stream, const struct work *work)
+cudaError_t run(struct stream *stream, const struct work *work)
 {
     switch (work->kind) {
     case WORK_KERNEL:
@@ -97,15 +97,17 @@ void run(struct stream *stream, const struct work *work)
         if (*work->event->time > stream->idle_at)
             delay_stream(stream, *work->event->time);
         break;
+    case WORK_COMPUTATION:
+        return work->computation.compute(work->computation.id) ? SUCCESS : ERROR_LAUNCH_FAILED;
     }
+    return SUCCESS;
 }
 
 cudaError_t submit(struct stream *stream, const struct work *work)
 {
     if (__builtin_expect(stream->capture != NULL, 0))
         return capture_work(stream, work);
-    run(stream, work);
-    return SUCCESS;
+    return run(stream, work);
 }
 
 cudaError_t wait_for_stream(struct stream *stream)

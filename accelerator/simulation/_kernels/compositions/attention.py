@@ -270,7 +270,7 @@ def flash_forward_inplace(out: Tensor, *arguments: Any, **options: Any) -> Tenso
 
 
 def flash_backward(
-    grad_out: Tensor,
+    grad_out: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -288,7 +288,9 @@ def flash_backward(
     scale: float | None = None,
     window_size_left: int | None = None,
     window_size_right: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if grad_out is None:
+        return None, None, None
     dropout = _Dropout(dropout_p, _seed_of(rng_state) if dropout_p else 0)
     mask = _flash_mask(is_causal, window_size_left, window_size_right)
     if cum_seq_q is not None and cum_seq_q.numel():
@@ -318,7 +320,7 @@ def sdp_flash(
 
 
 def sdp_flash_backward(
-    grad_out: Tensor,
+    grad_out: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -334,7 +336,9 @@ def sdp_flash_backward(
     philox_offset: Tensor,
     *,
     scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if grad_out is None:
+        return None, None, None
     g, q, k, v, o = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
     grads = flash_backward(
         g,
@@ -353,7 +357,7 @@ def sdp_flash_backward(
         philox_offset,
         scale=scale,
     )
-    return grads[0].transpose(1, 2), grads[1].transpose(1, 2), grads[2].transpose(1, 2)
+    return tuple(None if grad is None else grad.transpose(1, 2) for grad in grads)  # type: ignore[return-value]
 
 
 # Memory-efficient: (batch, length, heads, features); the logsumexp is padded to 32 queries; a bias may want a gradient.
@@ -571,7 +575,7 @@ def _cudnn_packed_mask(sequences: _Sequences, is_causal: bool) -> _Mask:
 
 
 def cudnn_backward(
-    grad_out: Tensor,
+    grad_out: Tensor | None,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -588,7 +592,9 @@ def cudnn_backward(
     is_causal: bool,
     *,
     scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if grad_out is None:
+        return None, None, None
     dropout = _Dropout(dropout_p, _seed_of(philox_seed) if dropout_p else 0)
     if cum_seq_q is not None and cum_seq_q.numel():
         sequences = _packed(cum_seq_q, cum_seq_k, None)

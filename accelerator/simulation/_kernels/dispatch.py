@@ -10,12 +10,12 @@ import torch
 from . import capture, random
 from .memory import CPU, alias, alias_of_storage, to_device, write_back
 from .operations import Operation
+from .sparse import alias_of_parts, to_device_by_parts, write_back_parts
 
-__all__ = ["kernel"]
+__all__ = ["copy_kernel", "kernel"]
 
 _Tensor = torch.Tensor
-_Parameter = torch.nn.Parameter
-_NOT_RESIZABLE = "not resizable"
+_CPU_KEY = torch._C.DispatchKey.CPU
 
 
 class Call:
@@ -52,16 +52,18 @@ class Call:
             raise self.mixed(device)
         if self.device is None:
             self.device = device
-        elif self.device != device and not self._may_differ():
+        elif self.device != device and not self.operation.is_copy:
             raise self.mixed(device)
+        if not self.operation.is_dense:
+            result = alias_of_parts(tensor)
+            if self.name in self.operation.written:
+                self.outs.append((result, tensor))
+            return result
         if self.name in self.operation.out:
             result = alias_of_storage(tensor)
             self.outs.append((result, tensor))
             return result
         return alias(tensor)
-
-    def _may_differ(self) -> bool:
-        return self.operation.takes_host_tensors and self.operation.name.startswith("aten::copy_")
 
     def mixed(self, other: torch.device) -> RuntimeError:
         short = self.operation.name.partition("::")[2].partition(".")[0]
@@ -71,16 +73,13 @@ class Call:
         )
 
     def convert(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        names = self.operation.names
         here: list[Any] = []
-        for self.name, value in zip(names, args, strict=False):
+        for self.name, value in zip(self.operation.names, args, strict=False):
             here.append(self.to_cpu(value))
         named: dict[str, Any] = {}
         for self.name, value in kwargs.items():
             named[self.name] = self.to_cpu(value)
-        if self.device is None:
-            self.device = torch.device("cuda", torch.cuda.current_device())
-        elif self.device.index is None:
+        if self.device is None or self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         if self.host is not None and not self.operation.takes_host_tensors:
             self.name = self.host[0]
@@ -90,15 +89,33 @@ class Call:
     def to_device(self, value: Any) -> Any:
         assert self.device is not None
         if isinstance(value, _Tensor):
-            return to_device(value, self.device) if value.device.type == "cpu" else value
+            if value.device.type != "cpu":
+                return value
+            return to_device(value, self.device) if self.operation.is_dense else to_device_by_parts(value, self.device)
         if isinstance(value, (list, tuple)):
             return [self.to_device(item) for item in value]
         return value
 
+    def compute(self, here: list[Any], named: dict[str, Any]) -> Any:
+        operation = self.operation
+        if not operation.is_random:
+            return operation.compute(*here, **named)
+        assert self.device is not None
+        generator = operation.bind(tuple(here), named).get("generator")
+        if generator is None:
+            generator = random.default_generator(self.device.index)
+        elif generator.device.type != "cuda":
+            raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
+        if not operation.has_generator:
+            return random.draw(generator, operation.compute, here, named)
+        return random.draw_with_generator(generator, operation.compute, here, named, operation.names)
+
     def results(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the op returns: of the arguments it wrote those that the caller gave, and new tensors on the device."""
         for result, tensor in self.outs:
-            if result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
+            if result.layout != torch.strided:
+                write_back_parts(result, tensor)
+            elif result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
                 write_back(result, tensor)
         kinds = self.operation.results
         if not kinds:
@@ -110,8 +127,70 @@ class Call:
             self.to_device(value) if kind is None else given[kind] for kind, value in zip(kinds, computed, strict=True)
         )
 
+    def record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Put the op on the stream that captures, and give the tensors that will have its results after each replay."""
+        operation = self.operation
+        assert self.device is not None
+        if operation.needs_host:
+            capture.refuse(self.device)
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            shapes, given = operation.shapes(args, kwargs)
+        for name in operation.out:
+            wanted, tensor = given.get(name), kwargs.get(name)
+            if isinstance(tensor, _Tensor) and tensor.size() != wanted.size():
+                tensor.resize_(wanted.size())
+        again = Call(operation)
+        here, named = again.convert(args, kwargs)
+        new = [shape for kind, shape in zip(operation.results, shapes, strict=True) if kind is None]
+        results = [_like(shape, self.device) for shape in new]
+        targets = [_aliases(result) for result in results]
 
-def kernel(name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> Callable[..., Any]:
+        def replay() -> None:
+            computed = again.compute(here, named)
+            values = [computed] if len(operation.results) == 1 else computed or ()
+            new = [value for kind, value in zip(operation.results, values, strict=True) if kind is None]
+            for target, value in zip(targets, new, strict=True):
+                _fill(target, value)
+
+        capture.put_on_stream(self.device, replay)
+        given = operation.bind(args, kwargs)
+        rest = iter(results)
+        all_results = [next(rest) if kind is None else given[kind] for kind in operation.results]
+        return None if not all_results else all_results[0] if len(all_results) == 1 else tuple(all_results)
+
+
+def _like(shape: Any, device: torch.device) -> Any:
+    if isinstance(shape, _Tensor):
+        return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device=device)
+    if isinstance(shape, (list, tuple)):
+        return [_like(item, device) for item in shape]
+    return shape
+
+
+def _aliases(result: Any) -> Any:
+    if isinstance(result, _Tensor):
+        return alias(result)
+    return [_aliases(item) for item in result] if isinstance(result, (list, tuple)) else result
+
+
+def _fill(target: Any, value: Any) -> None:
+    if isinstance(target, _Tensor):
+        target.copy_(value)
+    elif isinstance(target, list):
+        for one, other in zip(target, value, strict=True):
+            _fill(one, other)
+
+
+def _run(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = Call(operation)
+    with torch._C.DisableTorchFunction():
+        here, named = call.convert(args, kwargs)
+        if capture.captures.value and capture.is_capturing(call.device):
+            return call.record(args, kwargs)
+        return call.results(call.compute(here, named), args, kwargs)
+
+
+def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """The kernel of an op on simulated GPUs."""
     operation: Operation | None = None
 
@@ -124,16 +203,31 @@ def kernel(name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> C
     return run
 
 
-def _run(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    call = Call(operation)
-    with torch._C.DisableTorchFunction():
-        here, named = call.convert(args, kwargs)
-        return call.results(_compute(operation, call, here, named), args, kwargs)
+def copy_kernel() -> Callable[..., Any]:
+    """The kernel of ``copy_``: torch's own where it copies bytes, on streams and between devices, else the CPU's."""
+    compute = kernel("aten::copy_")
+    by_key = torch._C._get_operation_overload("aten::copy_", "")[1]
+    torchs_key = torch._C.DispatchKey.CompositeExplicitAutograd
+
+    def run(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        if not isinstance(src, _Tensor):
+            return self.fill_(src)
+        if self.is_cuda and src.is_cuda and not _are_same_bytes(self, src):
+            compute(self, src.expand_as(self), non_blocking)
+        else:
+            by_key(torchs_key, self, src, non_blocking)
+        return self
+
+    return run
 
 
-def _compute(operation: Operation, call: Call, here: list[Any], named: dict[str, Any]) -> Any:
-    if not operation.is_random:
-        return operation.compute(*here, **named)
-    assert call.device is not None
-    generator = operation.bind(tuple(here), named).get("generator") or random.default_generator(call.device.index)
-    return random.draw(generator, operation.has_generator, operation.compute, here, named)
+def _are_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        one.dtype == other.dtype
+        and one.size() == other.size()
+        and one.is_contiguous()
+        and other.is_contiguous()
+        and not (one.is_neg() or other.is_neg() or one.is_conj() or other.is_conj())
+        and one.data_ptr() != 0
+        and other.data_ptr() != 0
+    )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from .compositions import COMPOSITIONS
+from .memory import alias
 
 __all__ = ["Operation", "not_simulated"]
 
@@ -31,6 +32,9 @@ _MIXES_NUMBERS = frozenset(
 )  # fmt: skip
 
 
+_NUMBERS = (int, float, complex)  # bool is an int
+# The ops for which torch makes tensors of numbers by itself.
+_TAKES_NUMBERS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
 _FOR_MANY_KEYS = (
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
     torch._C.DispatchKey.CompositeExplicitAutograd,
@@ -62,7 +66,9 @@ class Operation:
         self.call_anywhere: Callable[..., Any] = operator
         composition = COMPOSITIONS.get(name)
         # The CPU's kernel itself, past what the dispatcher does above it, all of which was done for the CUDA tensors.
-        self.compute: Callable[..., Any] = composition or functools.partial(by_key, _registered_key(name, key))
+        self.key = key
+        self._plainly: Callable[..., Any] = composition or functools.partial(by_key, _registered_key(name, key))
+        self.compute = self._compute
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         self.written = frozenset(written)
@@ -81,8 +87,102 @@ class Operation:
             or torch.Tag.pointwise in tags
             or short in _MIXES_NUMBERS
         )
-        self.numbers_as_tensors = any("Tensor" in str(a.type) for a in schema.arguments)
+        self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
+        self.is_copy = short == "copy_"
+        self.is_dense = key == torch._C.DispatchKey.CPU
+        # Whether its results, or their sizes, are known to the host only once it was computed.
+        self.needs_host = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)) or any(
+            str(result.type) not in ("Tensor", "List[Tensor]") for result in schema.returns
+        )
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute on the CPU."""
+        for name, value in zip(self.names, args, strict=False):
+            if isinstance(value, _NUMBERS) and name in self.tensor_names:
+                return self.compute_with_numbers(list(args), kwargs)
+        for name, value in kwargs.items():
+            if isinstance(value, _NUMBERS) and name in self.tensor_names:
+                return self.compute_with_numbers(list(args), kwargs)
+        return self._plainly(*args, **kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments that were given, by name."""
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
+
+    @functools.cached_property
+    def with_scalar(self) -> Operation | None:
+        """The op that takes a number in place of the tensor ``other``, if there is one."""
+        base, _, overload = self.name.partition(".")
+        name = f"{base}.{overload.replace('Tensor', 'Scalar')}"
+        if "Tensor" not in overload or self.names[:2] != ["self", "other"]:
+            return None
+        try:
+            return Operation(name, self.key)
+        except (RuntimeError, NotImplementedError):
+            return None
+
+    def compute_with_numbers(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute where numbers stand for tensors.
+
+        A number that meets a tensor is a tensor of its own sort to torch, which does not decide the result's type beside
+        others. It reaches a kernel of Python's as a plain number.
+        """
+        if self.name.partition("::")[2].partition(".")[0].rstrip("_") in _TAKES_NUMBERS:
+            return self._plainly(*args, **kwargs)
+        if len(args) > 1 and isinstance(args[1], _NUMBERS) and self.with_scalar is not None:
+            return self.with_scalar.compute(*args, **kwargs)
+        tensors = self.tensor_names
+        args = [_as_tensor(v) if n in tensors else v for n, v in zip(self.names, args, strict=False)]
+        kwargs = {n: _as_tensor(v) if n in tensors else v for n, v in kwargs.items()}
+        return self._plainly(*args, **kwargs)
+
+    def shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What the op returns and what it was given, on the meta device: sizes, strides and types, and nothing computed.
+
+        Where torch knows no meta kernel the CPU computes on copies, whose values do not matter.
+        """
+        for prepare, compute in ((_on_meta, self.call_anywhere), (_copies, self.compute)):
+            here = [prepare(value) for value in args]
+            named = {name: prepare(value) for name, value in kwargs.items()}
+            try:
+                returned = compute(*here, **named)
+                break
+            except NotImplementedError:
+                if compute is self.compute:
+                    raise
+        results = [] if not self.results else [returned] if len(self.results) == 1 else list(returned)
+        return results, self.bind(tuple(here), named)
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.scalar_tensor(value, dtype=_type_of(value), device="cpu") if isinstance(value, _NUMBERS) else value
+
+
+def _type_of(number: complex) -> torch.dtype:
+    if isinstance(number, (bool, int)):
+        return torch.bool if isinstance(number, bool) else torch.int64
+    default = torch.get_default_dtype()
+    return default if isinstance(number, float) else default.to_complex()
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cuda":
+            return value
+        result = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        return result.conj() if value.is_conj() else result
+    if isinstance(value, (list, tuple)):
+        return [_on_meta(item) for item in value]
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _copies(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return alias(value).clone() if value.device.type == "cuda" else value
+    if isinstance(value, (list, tuple)):
+        return [_copies(item) for item in value]
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return None if isinstance(value, torch.Generator) else value

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["draw", "default_generator"]
+__all__ = ["default_generator", "draw", "draw_with_generator"]
 
 _STEP = 4  # offsets of CUDA generators are multiples of it
 _MASK = 2**64 - 1
@@ -33,13 +33,23 @@ def _seed(generator: torch.Generator) -> int:
     return (number ^ (number >> 31)) & 0xFFFFFFFF
 
 
-def draw(generator: torch.Generator, has_parameter: bool, compute: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Compute with the next random numbers of a CUDA generator."""
+def draw_with_generator(
+    generator: torch.Generator, compute: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], names: list[str]
+) -> Any:
+    """Compute with the next random numbers of a CUDA generator, by an op that takes a generator."""
+    ours = torch.Generator()
+    ours.manual_seed(_seed(generator))
+    place = names.index("generator")
+    if place < len(args):
+        args = [*args[:place], ours, *args[place + 1 :]]
+    else:
+        kwargs = {**kwargs, "generator": ours}
+    return compute(*args, **kwargs)
+
+
+def draw(generator: torch.Generator, compute: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The same by an op that takes none, and draws from the CPU's default generator, which is left as it was."""
     seed = _seed(generator)
-    if has_parameter:
-        ours = torch.Generator()
-        ours.manual_seed(seed)
-        return compute(*args, **{**kwargs, "generator": ours})
     with _default_lock:
         default = torch.default_generator
         before = default.get_state()

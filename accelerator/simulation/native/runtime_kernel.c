@@ -80,8 +80,9 @@ static cudaError_t refuse(const void *function)
         if (kernels[i].function == function && kernels[i].name) {
             name = kernels[i].name;
             kernels[i].name = NULL; /* it is named once */
+            void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
             char *(*demangle)(const char *, char *, size_t *, int *) =
-                (char *(*)(const char *, char *, size_t *, int *))dlsym(RTLD_DEFAULT, "__cxa_demangle");
+                (char *(*)(const char *, char *, size_t *, int *))(library ? dlsym(library, "__cxa_demangle") : NULL);
             int status = -1;
             char *readable = demangle ? demangle(name, NULL, NULL, &status) : NULL;
             fprintf(stderr, "kernel %s is not simulated%s%s\n", status == 0 ? readable : name, missing ? ": " : "",

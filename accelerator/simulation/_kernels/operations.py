@@ -69,6 +69,7 @@ class Operation:
         self.key = key
         self._plainly: Callable[..., Any] = composition or functools.partial(by_key, _registered_key(name, key))
         self.compute = self._compute
+        self.directly = self._plainly
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         self.written = frozenset(written)
@@ -108,6 +109,13 @@ class Operation:
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments that were given, by name."""
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it draws no random numbers and gives new tensors, or writes its first argument alone."""
+        tensors = bool(self.results) and all(str(result.type) == "Tensor" for result in self.schema.returns)
+        first = not self.written or (self.written == {self.names[0]} and self.results == [self.names[0]])
+        return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
 
     @functools.cached_property
     def with_scalar(self) -> Operation | None:

@@ -29,7 +29,10 @@ _TORCHS_OWN = frozenset(
     )
 )  # fmt: skip
 # These have one kernel for all devices, which looks inside for the device of its tensors.
-_BESIDES = ("aten::convolution", "aten::convolution_backward", "aten::_convolution")
+_BESIDES = (
+    *("aten::convolution", "aten::convolution_backward", "aten::_convolution"),
+    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
+)
 
 # Of the kernels for sparse and nested tensors most do their work by dense ops; these have device code of their own.
 _BY_PARTS = (
@@ -83,7 +86,7 @@ def _replaced() -> list[str]:
         for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
         if name.startswith("aten::") and name[6:].partition(".")[0] not in _TORCHS_OWN and not _is_view(name)
     ]
-    return [*names, *_BESIDES]
+    return [*names, *(name for name in _BESIDES if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))]
 
 
 def _registered(key: torch._C.DispatchKey) -> set[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .memory import CPU, alias, to_device
+from .memory import CPU, alias, alias_of_storage, to_device
 
 __all__ = ["alias_of_parts", "to_device_by_parts", "write_back_parts"]
 
@@ -16,7 +16,7 @@ def alias_of_parts(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_nested:
         sizes, strides = tensor._nested_tensor_size(), tensor._nested_tensor_strides()
         return torch._nested_view_from_buffer(
-            alias(_buffer(tensor)), sizes, strides, tensor._nested_tensor_storage_offsets()
+            alias_of_storage(_buffer(tensor)), sizes, strides, tensor._nested_tensor_storage_offsets()
         )
     if tensor.layout == torch.strided:
         return alias(tensor)
@@ -31,7 +31,7 @@ def alias_of_parts(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _buffer(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a nested tensor, in one piece."""
+    """The memory of a nested tensor, in one piece. Kernels take its whole storage for it."""
     return tensor.values()
 
 

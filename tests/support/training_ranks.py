@@ -5,6 +5,7 @@ Run as ``python -m tests.support.training_ranks WORLD``: one rank for each simul
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -17,6 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.support import trainings
 from tests.support.trainings import STEPS, Language, adamw, cross_entropy
@@ -73,15 +78,11 @@ def ddp_static_graph() -> list[float]:
 
 
 def zero_redundancy() -> list[float]:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
     wrapped = nn.parallel.DistributedDataParallel(language().cuda(), device_ids=[torch.cuda.current_device()])
     return data_parallel_losses(wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=0.01))
 
 
 def fsdp2() -> list[float]:
-    from torch.distributed.fsdp import fully_shard
-
     model = language().cuda()
     for block in model.blocks:
         fully_shard(block)
@@ -90,8 +91,6 @@ def fsdp2() -> list[float]:
 
 
 def fsdp2_mixed() -> list[float]:
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
     model = language().cuda()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -101,16 +100,11 @@ def fsdp2_mixed() -> list[float]:
 
 
 def fsdp1() -> list[float]:
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
     model = FullyShardedDataParallel(language().cuda(), device_id=torch.cuda.current_device(), use_orig_params=True)
     return data_parallel_losses(model, adamw(model.parameters()))
 
 
 def tensor_parallel() -> list[float]:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     model = language().cuda()
     for block in model.blocks:
@@ -169,10 +163,12 @@ def deep_net() -> list[nn.Module]:
 
 
 class Pictures(nn.Module):
+    """A net with a batch norm. A bias before it would have no gradient but noise, which Adam makes as large as any."""
+
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 5)
+            nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 5)
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -241,6 +237,7 @@ def run_rank(rank: int, world: int, directory: Path) -> None:
 
 
 def main(world: int) -> int:
+    importlib.import_module("torch._dynamo")  # which DDP imports: here once for all ranks
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         children = []

@@ -17,7 +17,7 @@ __all__ = ["Operation", "not_simulated"]
 _MIXES_DEVICES = frozenset(
     (
         "index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put",
-        "ctc_loss", "_ctc_loss", "_ctc_loss_backward", "_use_cudnn_ctc_loss", "_cudnn_ctc_loss", "_cudnn_rnn",
+        "ctc_loss", "_ctc_loss", "_ctc_loss_backward", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "_cudnn_rnn",
         "_cudnn_rnn_backward", "_nested_from_padded", "_nested_view_from_buffer", "_nested_from_padded_tensor",
         "_pack_padded_sequence", "tensor_split", "copy_", "set_",
     )

@@ -25,13 +25,13 @@ def _names(text: str) -> frozenset[str]:
 _TORCHS_OWN = frozenset(
     (
         "empty", "empty_strided", "set_", "resize_", "_local_scalar_dense", "record_stream", "is_pinned", "_pin_memory",
-        "_assert_async", "is_set_to", "_efficientzerotensor", "_fused_sdp_choice", "_cudnn_rnn_flatten_weight",
+        "_assert_async", "is_set_to", "_efficientzerotensor", "_fused_sdp_choice",
     )
 )  # fmt: skip
 # These have one kernel for all devices, which looks inside for the device of its tensors.
 _BESIDES = (
     *("aten::convolution", "aten::convolution_backward", "aten::_convolution"),
-    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
+    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_", "aten::cudnn_is_acceptable"),
 )
 
 # Of the kernels for sparse and nested tensors most do their work by dense ops; these have device code of their own.
@@ -86,7 +86,13 @@ def _replaced() -> list[str]:
         for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
         if name.startswith("aten::") and name[6:].partition(".")[0] not in _TORCHS_OWN and not _is_view(name)
     ]
-    return [*names, *(name for name in _BESIDES if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"))]
+    return [*names, *filter(_stands_for_itself, _BESIDES)]
+
+
+def _stands_for_itself(name: str) -> bool:
+    """Whether a kernel may be given to an op beside the registered ones: autograd does not go through its parts."""
+    parts = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    return name in COMPOSITIONS or not parts
 
 
 def _registered(key: torch._C.DispatchKey) -> set[str]:

@@ -16,4 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-COMPOSITIONS: dict[str, Callable[..., Any]] = {}
+from . import attention, choices, convolution, dropout, matmul, normalization, recurrent
+
+COMPOSITIONS: dict[str, Callable[..., Any]] = {
+    name: function
+    for room in (attention, choices, convolution, dropout, matmul, normalization, recurrent)
+    for name, function in room.COMPOSITIONS.items()
+}

@@ -134,6 +134,8 @@ def environment(
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
     driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver_is, nvml_is))
     _prepend(result, "LD_LIBRARY_PATH", [driver_root / "driver", nvml_root / "nvml"])
+    # A thread that native/exit.c puts to sleep does not come back: torch need not wait the 10 s it would.
+    result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
     result.update({_PREFIX + key: value for key, value in machine.items()})
     return result
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import sys
-from typing import TYPE_CHECKING
+import textwrap
+from pathlib import Path
 
 import pytest
 
 from tests.support import simulated_environment
 from tests.support.simulation import GIB, ask, ask_uninitialized, linux_only, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = linux_only
 
@@ -237,6 +237,38 @@ def test_old_forms_of_the_pci_address() -> None:
         answer(filled)
     """
     assert ask(program, 2) == [["0000:02:00.0", 2, 32], ["0000:02:00.0", 2, 52]]
+
+
+def test_every_function_that_the_binding_knows_is_there() -> None:
+    program = """
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        answer([name for name in names if not hasattr(library, name)])
+    """
+    source = Path(importlib.util.find_spec("pynvml").origin).read_text()
+    names = sorted(set(re.findall(r"""_nvmlGetFunctionPointer\(\s*["'](nvml\w+)["']""", source)))
+    assert len(names) >= 400
+    assert ask(f"names = {names}\n" + textwrap.dedent(program)) == [], "to be added to nvml_unsupported.c"
+
+
+def test_what_is_not_simulated_says_so() -> None:
+    program = """
+        library, gpus = ctypes.CDLL("libnvidia-ml.so.1"), handles()
+        asked = [(n.nvmlDeviceGetSerial, gpus[0]), (n.nvmlDeviceGetSerial, gpus[1]), (n.nvmlDeviceGetSerial, None),
+                 (n.nvmlUnitGetCount,), (n.nvmlDeviceGetHandleBySerial, "7"), (n.nvmlDeviceGetNumaNodeId, gpus[0]),
+                 (n.nvmlDeviceGetGpuFabricInfoV, gpus[0], ctypes.byref(n.c_nvmlGpuFabricInfoV_t()))]
+        codes = [code(*call) for call in asked]
+        n.nvmlShutdown()
+        answer([codes, code(n.nvmlDeviceGetSerial, gpus[0]), library.nvmlUnitGetCount()])
+    """
+    assert ask(program, 2, errors={"nvmlDeviceGetSerial@1": 15}) == [[3, 15, 2, 3, 3, 3, 3], 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"),
+    [("7.0", 5), ("7.5", 6), ("8.0", 7), ("8.9", 8), ("9.0", 9), ("12.0", 10), ("4.0", 2**32 - 1)],
+)
+def test_architecture(capability: str, architecture: int) -> None:
+    assert ask("answer(n.nvmlDeviceGetArchitecture(handles()[0]))", capability=capability) == architecture
 
 
 # Telemetry

@@ -140,6 +140,14 @@ SIM_EXPORT int nvmlDeviceGetPersistenceMode(nvml_handle handle, unsigned *mode)
     return NVML_OK;
 }
 
+/* From 0, the highest, to 15. */
+SIM_EXPORT int nvmlDeviceGetPerformanceState(nvml_handle handle, unsigned *state)
+{
+    NVML_ENTER_GPU(device, handle, state);
+    *state = 0;
+    return NVML_OK;
+}
+
 /* The one fan. */
 SIM_EXPORT int nvmlDeviceGetNumFans(nvml_handle handle, unsigned *count)
 {

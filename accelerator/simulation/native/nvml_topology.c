@@ -220,9 +220,3 @@ SIM_EXPORT int nvmlDeviceGetMemoryAffinity(nvml_handle handle, unsigned words, u
     set[0] = nvml_gpu(&device)->nodes;
     return NVML_OK;
 }
-
-SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_handle handle, void *info)
-{
-    NVML_ENTER_DEVICE(device, handle, info);
-    return NVML_NOT_SUPPORTED;
-}

@@ -260,7 +260,7 @@ def test_what_is_not_simulated_says_so() -> None:
         n.nvmlShutdown()
         answer([codes, code(n.nvmlDeviceGetSerial, gpus[0]), library.nvmlUnitGetCount()])
     """
-    assert ask(program, 2, errors={"nvmlDeviceGetSerial@1": 15}) == [[3, 15, 2, 3, 3, 3, 3], 1, 1]
+    assert ask(program, 2, errors={"nvmlDeviceGetSerial@1": 15}) == [[3, 15, 2, 3, 3, 3, 0], 1, 1]
 
 
 @pytest.mark.parametrize(

@@ -271,6 +271,7 @@ class TestSharedMachine:
 
 class TestVirtualMemory:
     PROGRAM = """
+MIB = 2**20
 def size(number): return ctypes.c_size_t(number)
 def at(offset): return ctypes.c_size_t(base.value + offset)
 properties = (ctypes.c_int * 8)(1, 1, 1, 0)  # pinned, shared as a descriptor, on device 0

@@ -277,3 +277,13 @@ void set_pool(void *address, void *pool)
         block->memory.pool = pool;
     memory_unlock();
 }
+
+/* Whether the block that holds the address lives in a file by now. */
+bool is_shared(const void *address)
+{
+    memory_lock();
+    struct block *block = block_find(address);
+    bool shared = block && block->file >= 0;
+    memory_unlock();
+    return shared;
+}

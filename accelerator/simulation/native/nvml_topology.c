@@ -220,3 +220,20 @@ SIM_EXPORT int nvmlDeviceGetMemoryAffinity(nvml_handle handle, unsigned words, u
     set[0] = nvml_gpu(&device)->nodes;
     return NVML_OK;
 }
+
+/* Not part of a fabric of several machines. */
+struct fabric_info {
+    unsigned version;
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+};
+
+SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_handle handle, struct fabric_info *info)
+{
+    enum { NO_FABRIC = 0 };
+    NVML_ENTER_GPU(device, handle, info);
+    *info = (struct fabric_info){.version = info->version, .status = NVML_NOT_SUPPORTED, .state = NO_FABRIC};
+    return NVML_OK;
+}

@@ -17,6 +17,7 @@ __version__ = "0.1.0"
 
 _NAMES_OF_ROOM = {
     "discovery": (
+        "Device",
         "VisibleDevice",
         "device_count",
         "driver_cuda_version",

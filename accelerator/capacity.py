@@ -10,6 +10,7 @@ import torch
 
 from . import discovery
 from ._machine import host_memory, nvml
+from ._machine.device_argument import Device
 from ._torch import lazy, runtime
 from ._torch.runtime import get_index, set_index
 
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 
-def get_memory_info(device_index: Any = None, /) -> tuple[int, int]:
+def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
     """Return the free and the total memory of a device, other processes' use counted.
 
     Args:
@@ -40,8 +41,7 @@ def get_memory_info(device_index: Any = None, /) -> tuple[int, int]:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -78,7 +78,7 @@ def _memory_info_from_nvml(number: int) -> tuple[int, int]:
     return host_memory.available(), host_memory.total()
 
 
-def mem_get_info(device: Any = None) -> tuple[int, int]:
+def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Return the free and the total memory of a device: ``get_memory_info`` under the name that ``torch.cuda`` has for it.
 
     Args:
@@ -94,8 +94,7 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -106,7 +105,7 @@ def mem_get_info(device: Any = None) -> tuple[int, int]:
     return get_memory_info(device)
 
 
-def total_memory(device: Any = None) -> int:
+def total_memory(device: Device = None) -> int:
     """Return the memory that a device has.
 
     Args:
@@ -121,8 +120,7 @@ def total_memory(device: Any = None) -> int:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -133,7 +131,7 @@ def total_memory(device: Any = None) -> int:
     return host_memory.total() if _shares_host_memory(number) else get_memory_info(number)[1]
 
 
-def available_memory(device: Any = None) -> int:
+def available_memory(device: Device = None) -> int:
     """Return the memory of a device that nobody uses, neither this process nor another.
 
     Args:
@@ -149,8 +147,7 @@ def available_memory(device: Any = None) -> int:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -174,7 +171,7 @@ def _shares_host_memory(number: int) -> bool:
 _fractions: dict[int, float] = {}
 
 
-def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None:
+def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
     """Limit how much of a device's memory this process's allocator may take; beyond it, it runs out of memory.
 
     Args:
@@ -190,8 +187,7 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
     Before the accelerator is initialized it waits for that. Does nothing when the CPU stands in. Mirrors
     ``torch.cuda.set_per_process_memory_fraction``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -209,7 +205,7 @@ def set_per_process_memory_fraction(fraction: float, device: Any = None) -> None
     _fractions[number] = float(fraction)
 
 
-def get_per_process_memory_fraction(device: Any = None) -> float:
+def get_per_process_memory_fraction(device: Device = None) -> float:
     """Return how much of a device's memory this process's allocator may take.
 
     Args:
@@ -225,8 +221,7 @@ def get_per_process_memory_fraction(device: Any = None) -> float:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -273,8 +268,7 @@ def is_out_of_memory_error(exception: BaseException) -> bool:
     Raises:
         TypeError: if it is no exception.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc, torch

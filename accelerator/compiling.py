@@ -33,8 +33,7 @@ def is_triton_supported() -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -57,8 +56,7 @@ def prefer_triton_grouped_mm() -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -77,8 +75,7 @@ def get_compile_backend() -> str | Callable[..., Any]:
     Returns:
         "inductor", or what ``set_compile_backend`` set.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -99,8 +96,7 @@ def set_compile_backend(backend: str | Callable[..., Any]) -> None:
         ValueError: for a name that torch's compiler does not know; the message lists those that it does.
         TypeError: if it is neither a name nor callable.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -10,6 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 from . import discovery
 from ._machine import torch_build
+from ._machine.device_argument import Device
 from ._torch import runtime
 from ._torch.runtime import exchange_index, get_index, restore_index, set_index, up
 
@@ -37,8 +38,7 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
         The device, or None on a CPU build, or with ``ACCELERATOR_BACKEND=cpu``, or where it is not available and that was
         asked. Mirrors ``torch.accelerator.current_accelerator``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -62,8 +62,7 @@ def current_device_index() -> int:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -77,7 +76,7 @@ def current_device_index() -> int:
     return get_index() if not runtime.absent() and up else 0
 
 
-def set_device_index(device: Any, /) -> None:
+def set_device_index(device: Device, /) -> None:
     """Make a device the current one.
 
     Args:
@@ -91,8 +90,7 @@ def set_device_index(device: Any, /) -> None:
 
     Mirrors ``torch.accelerator.set_device_index``; does nothing when the CPU stands in.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -137,7 +135,7 @@ class _DeviceIndex:
 _NO_CHANGE: AbstractContextManager[None] = nullcontext()
 
 
-def device_index(device: Any, /) -> AbstractContextManager[None]:
+def device_index(device: Device, /) -> AbstractContextManager[None]:
     """Return a context manager that makes a device the current one, and the previous one again at the end.
 
     Args:
@@ -156,8 +154,7 @@ def device_index(device: Any, /) -> AbstractContextManager[None]:
 
     Mirrors ``torch.accelerator.device_index``; changes nothing when the CPU stands in.
 
-    Fork: Entering it initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator, when entered.
+    Fork: entering it initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -210,8 +207,7 @@ def device_of(obj: Any) -> AbstractContextManager[None]:
         TypeError: if it is neither tensor nor storage.
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe by itself; whoever has a tensor on the accelerator has initialized it already.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc, torch
@@ -230,7 +226,7 @@ def device_of(obj: Any) -> AbstractContextManager[None]:
     return device_index(place if place.type == runtime.device_type() else None)
 
 
-def device(device_index: Any = None) -> torch.device:
+def device(device_index: Device = None) -> torch.device:
     """Return a device as torch names it.
 
     This is a value. ``with acc.device(1):`` is ``with torch.device(...)``, which changes where torch creates tensors and not
@@ -248,8 +244,7 @@ def device(device_index: Any = None) -> torch.device:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc, torch
@@ -273,7 +268,7 @@ def _traceable_device(device: Any) -> torch.device:
     return torch.device(runtime.kind, device) if isinstance(device, int) else torch.device(device)
 
 
-def device_name(device_index: Any = None) -> str:
+def device_name(device_index: Device = None) -> str:
     """Return a device's name in torch, such as "cuda:1"; the product's name says ``get_device_name``.
 
     Args:
@@ -288,8 +283,7 @@ def device_name(device_index: Any = None) -> str:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -308,8 +302,7 @@ def current_device() -> int:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -328,8 +321,7 @@ def current_device_name() -> str:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -339,7 +331,7 @@ def current_device_name() -> str:
     return device_name(current_device_index())
 
 
-def set_device(device: Any) -> None:
+def set_device(device: Device) -> None:
     """Make a device the current one: ``set_device_index`` under the name that ``torch.cuda`` has for it.
 
     Args:
@@ -353,8 +345,7 @@ def set_device(device: Any) -> None:
 
     Does nothing when the CPU stands in.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc

@@ -9,10 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from ._machine import cuda, description, device_argument, driver, nvml, probe, process, rocm, strict, torch_build
-from ._machine.cuda import Device, Found
+from ._machine.cuda import Found, Seen
 from ._machine.description import VisibleDevice
+from ._machine.device_argument import Device
 
 __all__ = [
+    "Device",
     "VisibleDevice",
     "device_count",
     "driver_cuda_version",
@@ -56,8 +58,7 @@ def device_count() -> int:
     Returns:
         The number of visible devices; 0 when this torch could use none, for the reason that ``unavailable_reason`` gives.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -109,7 +110,7 @@ def _count_of_torch(accelerator: str) -> Found:
 
     module: Any = getattr(torch, accelerator)
     count: int = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
-    devices = tuple(Device(None, None, probe.Device(None, accelerator, None, None, None)) for _ in range(count))
+    devices = tuple(Seen(None, None, probe.Device(None, accelerator, None, None, None)) for _ in range(count))
     return Found(count, None if count else f"torch finds no usable {accelerator} device", "torch", devices)
 
 
@@ -129,8 +130,7 @@ def is_available(*, strict: bool = False) -> bool:
         True if torch can be expected to work on the accelerator. A child forked from a process that had initialized the
         accelerator cannot use it and gets False.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing; with ``strict``, a child process initializes the driver for itself.
+    Fork: safe, initializes nothing; with ``strict`` a child process initializes the driver for itself.
 
     Example:
         >>> import accelerator as acc
@@ -162,8 +162,7 @@ def unavailable_reason() -> str | None:
         None when ``is_available()``; else one sentence that names the most specific cause and what to do about it. After
         ``is_available(strict=True)`` found a device that is listed but unusable, that device and its error.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -188,8 +187,7 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
     Returns:
         One entry a device, the position being the index that torch uses; empty when no accelerator is available.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing; where NVML is missing, or unlike GPUs leave their order to the driver, a child process asks it.
+    Fork: safe, initializes nothing; where only the driver can tell, a child process asks it.
 
     Example:
         >>> import accelerator as acc
@@ -200,7 +198,7 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
     return tuple(description.describe(index, device) for index, device in enumerate(devices))
 
 
-def _devices_of(env: Mapping[str, str]) -> tuple[Device, ...]:
+def _devices_of(env: Mapping[str, str]) -> tuple[Seen, ...]:
     accelerator = torch_build.accelerator_type(env)
     if accelerator is None:
         return ()
@@ -211,7 +209,7 @@ def _devices_of(env: Mapping[str, str]) -> tuple[Device, ...]:
     return cuda.devices(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")).devices or ()
 
 
-def devices_found() -> tuple[Device, ...]:
+def devices_found() -> tuple[Seen, ...]:
     """The visible devices with their NVML handles, kept as long as the count is."""
     global _found
     if device_count() and _found.devices is None:
@@ -219,7 +217,7 @@ def devices_found() -> tuple[Device, ...]:
     return _found.devices or ()
 
 
-def get_device_name(device: Any = None) -> str:
+def get_device_name(device: Device = None) -> str:
     """Return the product name of a device.
 
     Args:
@@ -232,8 +230,7 @@ def get_device_name(device: Any = None) -> str:
         ValueError: if the index is out of range or the device is of another type.
         TypeError: if it is no device at all.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -244,7 +241,7 @@ def get_device_name(device: Any = None) -> str:
     return visible_devices()[index].name if device_count() else "cpu"
 
 
-def visible_index(device: Any) -> int:
+def visible_index(device: Device) -> int:
     """The index of a visible device, or 0 for the CPU where it stands in; None is the current device, 0 before there is one."""
     count = device_count()
     accelerator = (torch_build.accelerator_type() if count else None) or "cpu"
@@ -268,8 +265,7 @@ def is_initialized() -> bool:
     Returns:
         False before the first use of the accelerator, without torch, and in a child forked from a process that used it.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -286,8 +282,7 @@ def is_in_bad_fork() -> bool:
         True if the accelerator cannot be used here for that reason. Where this package was imported only after the fork,
         what torch knows.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -306,8 +301,7 @@ def is_fork_safe() -> bool:
     Returns:
         True if nothing in this process has initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -320,8 +314,7 @@ def is_fork_safe() -> bool:
 def refresh() -> None:
     """Forget which devices were enumerated, as after a device was lost or MIG was reconfigured; the next question looks anew.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -340,8 +333,7 @@ def driver_version() -> str | None:
     Returns:
         The version, or None where NVML cannot tell.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -359,8 +351,7 @@ def driver_cuda_version() -> tuple[int, int] | None:
     Returns:
         Major and minor, such as (13, 0), or None where NVML cannot tell.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

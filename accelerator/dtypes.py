@@ -33,8 +33,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe on CUDA, where NVML answers. On other accelerators as for creating a tensor.
-    Initializes: Nothing on CUDA.
+    Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
         >>> import accelerator as acc
@@ -59,8 +58,7 @@ def is_fp16_supported() -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe on CUDA, where NVML answers. On other accelerators as for creating a tensor.
-    Initializes: Nothing on CUDA.
+    Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
         >>> import accelerator as acc, torch
@@ -85,8 +83,7 @@ def is_fp64_supported() -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe on CUDA. On other accelerators as for creating a tensor.
-    Initializes: Nothing on CUDA.
+    Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
         >>> import accelerator as acc
@@ -106,8 +103,7 @@ def is_tf32_supported() -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe on CUDA, where NVML answers. Initializes the accelerator on ROCm.
-    Initializes: Nothing on CUDA; the accelerator on ROCm.
+    Fork: safe, initializes nothing on CUDA; initializes the accelerator on ROCm.
 
     Example:
         >>> import accelerator as acc
@@ -133,8 +129,7 @@ def supported_dtypes() -> list[torch.dtype]:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe on CUDA, where NVML answers. On other accelerators as for creating a tensor.
-    Initializes: Nothing on CUDA.
+    Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
         >>> import accelerator as acc
@@ -158,8 +153,7 @@ def amp() -> ModuleType:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -41,8 +41,7 @@ def op_builder_dir() -> str:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -63,8 +62,7 @@ def register_op_builder(name: str, builder: Callable[[], Any]) -> None:
     Raises:
         TypeError: if the name is no string or the builder cannot be called.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -93,8 +91,7 @@ def get_op_builder(class_name: str) -> Any:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator, for a class that is not registered.
 
-    Fork: Safe by itself; importing a module of builders does what that module does.
-    Initializes: Nothing by itself.
+    Fork: safe, initializes nothing; importing a module of builders does what that module does.
 
     Example:
         >>> import accelerator as acc
@@ -123,8 +120,7 @@ def create_op_builder(class_name: str) -> Any:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator, for a class that is not registered.
 
-    Fork: Safe by itself; importing a module of builders does what that module does.
-    Initializes: Nothing by itself.
+    Fork: safe, initializes nothing; importing a module of builders does what that module does.
 
     Example:
         >>> import accelerator as acc
@@ -141,8 +137,7 @@ def build_extension() -> type:
     Returns:
         ``torch.utils.cpp_extension.BuildExtension``, a class; it needs setuptools.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -43,8 +43,7 @@ class Graph:
             that had initialized the accelerator.
         ValueError: for another ``capture_error_mode``.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc, torch
@@ -130,8 +129,7 @@ def create_graph() -> Graph:
     Raises:
         RuntimeError: when the CPU stands in, and in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -159,8 +157,7 @@ def capture_to_graph(
     Raises:
         RuntimeError: when the CPU stands in, and in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe by itself; whoever has a graph has initialized the accelerator already.
-    Initializes: Nothing that a graph has not.
+    Fork: safe, initializes nothing that a graph has not.
 
     Example:
         >>> import accelerator as acc, torch
@@ -212,8 +209,7 @@ def replay_graph(graph: Any) -> None:
         RuntimeError: when the CPU stands in, if nothing was captured, and in a child forked from a process that had
             initialized the accelerator.
 
-    Fork: Safe by itself; whoever has a graph has initialized the accelerator already.
-    Initializes: Nothing that a graph has not.
+    Fork: safe, initializes nothing that a graph has not.
 
     Example:
         >>> import accelerator as acc
@@ -237,8 +233,7 @@ def graph_pool_handle() -> tuple[int, int]:
         RuntimeError: when the CPU stands in, on accelerators without pools, and in a child forked from a process that had
             initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -260,8 +255,7 @@ def is_current_stream_capturing() -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -299,8 +293,7 @@ def make_graphed_callables(
         RuntimeError: when the CPU stands in, on accelerators without it, and in a child forked from a process that had
             initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc, torch

@@ -48,8 +48,7 @@ def visible_devices_envs() -> tuple[str, ...]:
         Their names, the one to set first; CUDA's also where no accelerator is available, as processes may be started
         elsewhere. On ROCm, HIP's variable comes first.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -77,8 +76,7 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
         ValueError: if an id is no index of a device that the environment lets through, or comes twice, which would hide
             every device; nothing is changed then.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -117,8 +115,7 @@ def export_envs() -> tuple[str, ...]:
     Returns:
         Prefixes of names, such as "NCCL"; none when no accelerator is available.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -134,8 +131,7 @@ def communication_backend_name() -> str:
         "nccl" (also for ROCm's RCCL), "xccl", ..., and "gloo" for the CPU, for accelerators without one of their own,
         and on Windows, for which there is no NCCL.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -152,8 +148,7 @@ def communication_backend_version() -> tuple[int, ...] | None:
         Major, minor and patch of NCCL, read from an imported torch, else from the installed package; None for backends
         without a version of their own, and where it cannot be read.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -28,8 +28,7 @@ def init() -> None:
 
     Does nothing if it is initialized, and when the CPU stands in. Mirrors ``torch.cuda.init``.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -54,8 +53,7 @@ def lazy_call(callback: Callable[[], object]) -> None:
 
     An error in a queued function comes out of what initializes the accelerator, as torch's ``DeferredCudaCallError``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -76,8 +74,7 @@ def ipc_collect() -> None:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -99,8 +96,7 @@ def cudart() -> Any:
         RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no CUDA runtime; and in a child
             forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -120,8 +116,7 @@ def current_blas_handle() -> int:
         RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no such handle; and in a child
             forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -155,8 +150,7 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
     Mirrors ``torch.cuda.set_sync_debug_mode``, and does not initialize CUDA for it; does nothing when the CPU stands in. The
     first time torch warns that the feature is a prototype.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -192,8 +186,7 @@ def get_sync_debug_mode() -> int:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

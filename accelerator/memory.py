@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ._machine.device_argument import Device
 from ._torch import runtime
 from ._torch.runtime import get_index, up
 
@@ -26,7 +27,7 @@ __all__ = [
 _statistics_of = runtime.memory_statistics
 
 
-def _statistics(device: Any) -> dict[str, Any]:
+def _statistics(device: Device) -> dict[str, Any]:
     """The allocator's statistics as torch keeps them, nested; empty while the accelerator is not initialized."""
     if not up:
         runtime.visible_index(device)
@@ -41,7 +42,7 @@ def _statistics(device: Any) -> dict[str, Any]:
         raise runtime.explain(number, error) from None
 
 
-def memory_allocated(device_index: Any = None, /) -> int:
+def memory_allocated(device_index: Device = None, /) -> int:
     """Return the bytes that tensors occupy on a device.
 
     Args:
@@ -57,8 +58,7 @@ def memory_allocated(device_index: Any = None, /) -> int:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -69,7 +69,7 @@ def memory_allocated(device_index: Any = None, /) -> int:
     return statistics["allocated_bytes"]["all"]["current"] if statistics else 0
 
 
-def max_memory_allocated(device_index: Any = None, /) -> int:
+def max_memory_allocated(device_index: Device = None, /) -> int:
     """Return the bytes that tensors occupied on a device at most since the start or the last ``reset_peak_memory_stats``.
 
     Args:
@@ -85,8 +85,7 @@ def max_memory_allocated(device_index: Any = None, /) -> int:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -97,7 +96,7 @@ def max_memory_allocated(device_index: Any = None, /) -> int:
     return statistics["allocated_bytes"]["all"]["peak"] if statistics else 0
 
 
-def memory_reserved(device_index: Any = None, /) -> int:
+def memory_reserved(device_index: Device = None, /) -> int:
     """Return the bytes that the allocator holds of a device, its cache included.
 
     Args:
@@ -113,8 +112,7 @@ def memory_reserved(device_index: Any = None, /) -> int:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -125,7 +123,7 @@ def memory_reserved(device_index: Any = None, /) -> int:
     return statistics["reserved_bytes"]["all"]["current"] if statistics else 0
 
 
-def max_memory_reserved(device_index: Any = None, /) -> int:
+def max_memory_reserved(device_index: Device = None, /) -> int:
     """Return the bytes that the allocator held of a device at most, its cache included.
 
     That is since the start or the last ``reset_peak_memory_stats``.
@@ -143,8 +141,7 @@ def max_memory_reserved(device_index: Any = None, /) -> int:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -155,7 +152,7 @@ def max_memory_reserved(device_index: Any = None, /) -> int:
     return statistics["reserved_bytes"]["all"]["peak"] if statistics else 0
 
 
-def memory_stats(device_index: Any = None, /) -> OrderedDict[str, Any]:
+def memory_stats(device_index: Device = None, /) -> OrderedDict[str, Any]:
     """Return the allocator's statistics of a device, under dotted names such as "allocated_bytes.all.current".
 
     Args:
@@ -171,8 +168,7 @@ def memory_stats(device_index: Any = None, /) -> OrderedDict[str, Any]:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -181,7 +177,7 @@ def memory_stats(device_index: Any = None, /) -> OrderedDict[str, Any]:
     return OrderedDict(sorted(_flat("", _statistics(device_index))))
 
 
-def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
+def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
     """Return the allocator's statistics of a device as torch keeps them, as in ``["allocated_bytes"]["all"]["current"]``.
 
     Args:
@@ -197,8 +193,7 @@ def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -224,8 +219,7 @@ def host_memory_stats() -> OrderedDict[str, Any]:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -243,7 +237,7 @@ def _flat(prefix: str, statistics: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def reset_peak_memory_stats(device_index: Any = None, /) -> None:
+def reset_peak_memory_stats(device_index: Device = None, /) -> None:
     """Start the peaks of a device's statistics anew from the present values.
 
     Args:
@@ -258,8 +252,7 @@ def reset_peak_memory_stats(device_index: Any = None, /) -> None:
     Mirrors ``torch.accelerator.reset_peak_memory_stats``; does nothing while the accelerator is not initialized and
     when the CPU stands in.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -270,7 +263,7 @@ def reset_peak_memory_stats(device_index: Any = None, /) -> None:
         _tell_allocator(runtime.reset_peak_memory_stats, number)
 
 
-def reset_accumulated_memory_stats(device_index: Any = None, /) -> None:
+def reset_accumulated_memory_stats(device_index: Device = None, /) -> None:
     """Start the accumulated counts of a device's statistics anew from zero.
 
     Args:
@@ -285,8 +278,7 @@ def reset_accumulated_memory_stats(device_index: Any = None, /) -> None:
     Mirrors ``torch.accelerator.reset_accumulated_memory_stats``; does nothing while the accelerator is not initialized and
     when the CPU stands in.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -314,8 +306,7 @@ def empty_cache() -> None:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -334,8 +325,7 @@ def empty_host_cache() -> None:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from . import discovery
 from ._machine import amdsmi, cuda, host_memory, nvml
+from ._machine.device_argument import Device
 
 __all__ = [
     "Process",
@@ -69,7 +70,7 @@ class _NotReported(RuntimeError):
 _handles: tuple[cuda.Found | None, tuple[Any, ...]] = (None, ())
 
 
-def _require_device(device: Any) -> int:
+def _require_device(device: Device) -> int:
     """The index of a visible device that there really is."""
     if type(device) is int and 0 <= device < discovery.device_count():
         return device
@@ -79,7 +80,7 @@ def _require_device(device: Any) -> int:
     return number
 
 
-def _handle(device: Any) -> Any:
+def _handle(device: Device) -> Any:
     """NVML's handle of a visible device."""
     global _handles
     number = _require_device(device)
@@ -95,7 +96,7 @@ def _handle(device: Any) -> Any:
     return handle
 
 
-def _read(device: Any, what: str, read: Callable[[Any, Any], T]) -> T:
+def _read(device: Device, what: str, read: Callable[[Any, Any], T]) -> T:
     handle = _handle(device)
     if type(handle) is amdsmi.Processor:
         return _read_amd(handle, what)
@@ -118,7 +119,7 @@ def _read_amd(processor: amdsmi.Processor, what: str) -> Any:
         raise _NotReported(f"The device does not report its {what}: {error}") from None
 
 
-def utilization(device: Any = None) -> int:
+def utilization(device: Device = None) -> int:
     """Return how busy a device is.
 
     Args:
@@ -133,8 +134,7 @@ def utilization(device: Any = None) -> int:
         TypeError: if it is no device at all.
         RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -144,7 +144,7 @@ def utilization(device: Any = None) -> int:
     return _read(device, "utilization", lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
 
 
-def memory_usage(device: Any = None) -> int:
+def memory_usage(device: Device = None) -> int:
     """Return how busy a device's memory is.
 
     Args:
@@ -159,8 +159,7 @@ def memory_usage(device: Any = None) -> int:
         TypeError: if it is no device at all.
         RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -170,7 +169,7 @@ def memory_usage(device: Any = None) -> int:
     return _read(device, "memory utilization", lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).memory)
 
 
-def temperature(device: Any = None) -> int:
+def temperature(device: Device = None) -> int:
     """Return how hot a device is.
 
     Args:
@@ -184,8 +183,7 @@ def temperature(device: Any = None) -> int:
         TypeError: if it is no device at all.
         RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -195,7 +193,7 @@ def temperature(device: Any = None) -> int:
     return _read(device, "temperature", nvml.temperature)
 
 
-def power_draw(device: Any = None) -> int:
+def power_draw(device: Device = None) -> int:
     """Return how much power a device draws.
 
     Args:
@@ -210,8 +208,7 @@ def power_draw(device: Any = None) -> int:
         TypeError: if it is no device at all.
         RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -221,7 +218,7 @@ def power_draw(device: Any = None) -> int:
     return _read(device, "power draw", lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle))
 
 
-def clock_rate(device: Any = None) -> int:
+def clock_rate(device: Device = None) -> int:
     """Return how fast a device is clocked.
 
     Args:
@@ -236,8 +233,7 @@ def clock_rate(device: Any = None) -> int:
         TypeError: if it is no device at all.
         RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -247,7 +243,7 @@ def clock_rate(device: Any = None) -> int:
     return _read(device, "clock rate", lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
 
 
-def device_memory_used(device: Any = None) -> int:
+def device_memory_used(device: Device = None) -> int:
     """Return how much memory of a device is in use, by all processes.
 
     Args:
@@ -262,8 +258,7 @@ def device_memory_used(device: Any = None) -> int:
         TypeError: if it is no device at all.
         RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -282,7 +277,7 @@ def _memory_used(binding: Any, handle: Any) -> int:
     return used
 
 
-def processes(device: Any = None) -> tuple[Process, ...]:
+def processes(device: Device = None) -> tuple[Process, ...]:
     """Return the processes that use a device.
 
     Args:
@@ -296,8 +291,7 @@ def processes(device: Any = None) -> tuple[Process, ...]:
         TypeError: if it is no device at all.
         RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -307,7 +301,7 @@ def processes(device: Any = None) -> tuple[Process, ...]:
     return tuple(Process(*process) for process in _read(device, "processes", nvml.processes))
 
 
-def list_gpu_processes(device: Any = None) -> str:
+def list_gpu_processes(device: Device = None) -> str:
     """Return a text that lists the processes on a device and their memory.
 
     Args:
@@ -321,8 +315,7 @@ def list_gpu_processes(device: Any = None) -> str:
         TypeError: if it is no device at all.
         RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -339,7 +332,7 @@ def list_gpu_processes(device: Any = None) -> str:
     return "\n".join(lines)
 
 
-def telemetry(device: Any = None) -> Telemetry:
+def telemetry(device: Device = None) -> Telemetry:
     """Return all that a device reports, in one call.
 
     Args:
@@ -353,8 +346,7 @@ def telemetry(device: Any = None) -> Telemetry:
         TypeError: if it is no device at all.
         RuntimeError: if no accelerator is available; the message says why.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -374,11 +366,11 @@ def telemetry(device: Any = None) -> Telemetry:
     )
 
 
-def _utilization_rates(device: Any) -> Any:
+def _utilization_rates(device: Device) -> Any:
     return _read(device, "utilization rates", lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle))
 
 
-def _or_none(read: Callable[[Any], T], device: Any) -> T | None:
+def _or_none(read: Callable[[Any], T], device: Device) -> T | None:
     try:
         return read(device)
     except _NotReported:

@@ -36,8 +36,7 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1) -> torch.Tensor:
         RuntimeError: if the tensor is not on the CPU, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc, torch
@@ -71,8 +70,7 @@ def is_pinned(tensor: torch.Tensor) -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc, torch
@@ -90,8 +88,7 @@ def unpin_memory(tensor: torch.Tensor) -> None:
     Args:
         tensor: a tensor from ``pin_memory`` or ``pin_empty``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc, torch
@@ -99,7 +96,7 @@ def unpin_memory(tensor: torch.Tensor) -> None:
     """
 
 
-def pin_empty(*size: Any, dtype: torch.dtype | None = None, device: Any = "cpu") -> torch.Tensor:
+def pin_empty(*size: Any, dtype: torch.dtype | None = None, device: str | torch.device = "cpu") -> torch.Tensor:
     """Return an uninitialized tensor in pinned memory.
 
     Args:
@@ -114,8 +111,7 @@ def pin_empty(*size: Any, dtype: torch.dtype | None = None, device: Any = "cpu")
         ValueError: if ``device`` is not the CPU.
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -130,7 +126,7 @@ def pin_empty(*size: Any, dtype: torch.dtype | None = None, device: Any = "cpu")
     return torch.empty(*size, dtype=dtype, device="cpu", pin_memory=pin)
 
 
-def pin_empty_like(tensor: torch.Tensor, device: Any = "cpu", dtype: torch.dtype | None = None) -> torch.Tensor:
+def pin_empty_like(tensor: torch.Tensor, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> torch.Tensor:
     """Return an uninitialized tensor in pinned memory with the shape of another.
 
     Args:
@@ -145,8 +141,7 @@ def pin_empty_like(tensor: torch.Tensor, device: Any = "cpu", dtype: torch.dtype
         ValueError: if ``device`` is not the CPU.
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc, torch
@@ -162,8 +157,7 @@ def pin_memory_alignment() -> int:
     Returns:
         1: no accelerator that torch knows asks for more than its own allocator does by itself.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -186,8 +180,7 @@ def register_host_memory(addr: int, nbytes: int) -> None:
 
     Does nothing when the CPU stands in.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc, torch
@@ -212,8 +205,7 @@ def unregister_host_memory(addr: int) -> None:
 
     Does nothing when the CPU stands in.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc, torch

@@ -24,8 +24,7 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
 
     Does nothing where torch was built without NVTX, and in code that ``torch.compile`` compiles.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -49,8 +48,7 @@ def range_pop(domain: str | None = None) -> None:
 
     Does nothing where torch was built without NVTX, and in code that ``torch.compile`` compiles.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -90,8 +88,7 @@ def annotate(msg: str, domain: str | None = None, category: str | None = None) -
     Returns:
         The context manager. The range ends on exceptions too; it can be entered again while it is entered.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -12,6 +12,7 @@ import torch
 
 from . import discovery
 from ._machine import host_memory
+from ._machine.device_argument import Device
 from ._torch import runtime
 
 __all__ = [
@@ -23,7 +24,7 @@ __all__ = [
 ]
 
 
-def get_device_capability(device: Any = None, /) -> dict[str, Any]:
+def get_device_capability(device: Device = None, /) -> dict[str, Any]:
     """Return what a device can hold and compute.
 
     Args:
@@ -41,8 +42,7 @@ def get_device_capability(device: Any = None, /) -> dict[str, Any]:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe on CUDA, where NVML answers. On other accelerators as for ``torch.accelerator``.
-    Initializes: Nothing on CUDA.
+    Fork: safe, initializes nothing on CUDA; on other accelerators as ``torch.accelerator``.
 
     Example:
         >>> import accelerator as acc, torch
@@ -75,7 +75,7 @@ def _converts(dtype: torch.dtype) -> bool:
         return False
 
 
-def get_device_properties(device: Any = None) -> Any:
+def get_device_properties(device: Device = None) -> Any:
     """Return the properties of a device as torch has them: ``name``, ``total_memory``, ``multi_processor_count``, ...
 
     Args:
@@ -92,8 +92,7 @@ def get_device_properties(device: Any = None) -> Any:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator. Also on accelerators for which torch has no properties.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -108,7 +107,7 @@ def get_device_properties(device: Any = None) -> Any:
     return runtime.function("get_device_properties")(number)
 
 
-def can_device_access_peer(device: Any, peer_device: Any) -> bool:
+def can_device_access_peer(device: Device, peer_device: Device) -> bool:
     """Return whether a device can reach the memory of another one directly.
 
     Args:
@@ -125,8 +124,7 @@ def can_device_access_peer(device: Any, peer_device: Any) -> bool:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator. Also on accelerators for which torch cannot tell.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -148,8 +146,7 @@ def get_arch_list() -> list[str]:
         build and for accelerators that have none. Mirrors ``torch.cuda.get_arch_list``. Before CUDA is initialized a child
         process asks torch, once, for asking it here would make torch refuse to work in forked children.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -167,8 +164,7 @@ def get_gencode_flags() -> str:
         nvcc's ``-gencode`` flags, on ROCm ``--offload-arch``, on XPU ``-device``; empty where ``get_arch_list`` is. Mirrors
         ``torch.cuda.get_gencode_flags``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -16,6 +16,7 @@ import torch
 
 from . import discovery
 from ._machine import device_argument
+from ._machine.device_argument import Device
 from ._torch import lazy, runtime
 
 __all__ = [
@@ -46,8 +47,7 @@ def manual_seed(seed: int) -> None:
     Before initialization it waits for it; mirrors ``torch.cuda.manual_seed``. When the CPU stands in, seeds the CPU's generator
     alone.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -77,8 +77,7 @@ def manual_seed_all(seed: int) -> None:
     Before initialization it waits for it; mirrors ``torch.cuda.manual_seed_all``. When the CPU stands in, seeds the CPU's
     generator; otherwise leaves that alone.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -104,8 +103,7 @@ def seed() -> None:
 
     Before initialization it waits for it; mirrors ``torch.cuda.seed``. When the CPU stands in, seeds the CPU's generator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -129,8 +127,7 @@ def seed_all() -> None:
 
     Before initialization it waits for it; mirrors ``torch.cuda.seed_all``. When the CPU stands in, seeds the CPU's generator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -149,7 +146,7 @@ def seed_all() -> None:
     lazy.run_seed(seed_every, every_device=True)
 
 
-def initial_seed(device: Any = None, /) -> int:
+def initial_seed(device: Device = None, /) -> int:
     """Return the seed that a device's generator was last seeded with.
 
     Args:
@@ -164,8 +161,7 @@ def initial_seed(device: Any = None, /) -> int:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -176,7 +172,7 @@ def initial_seed(device: Any = None, /) -> int:
     return default_generator(device).initial_seed()
 
 
-def get_rng_state(device: Any = None, /) -> torch.Tensor:
+def get_rng_state(device: Device = None, /) -> torch.Tensor:
     """Return the state of a device's generator.
 
     Args:
@@ -192,8 +188,7 @@ def get_rng_state(device: Any = None, /) -> torch.Tensor:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -213,8 +208,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -225,7 +219,7 @@ def get_rng_state_all() -> list[torch.Tensor]:
     return [generator.get_state() for generator in _generators()]
 
 
-def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
+def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
     """Set the state of a device's generator.
 
     Args:
@@ -241,8 +235,7 @@ def set_rng_state(new_state: torch.Tensor, device: Any = None) -> None:
     Before initialization it waits for it, with a copy of the state; mirrors ``torch.cuda.set_rng_state``. When the CPU stands
     in, sets the state of the CPU's generator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -269,8 +262,7 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
 
     Before initialization they wait for it; mirrors ``torch.cuda.set_rng_state_all``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -302,8 +294,7 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator, where ``devices=[]`` still works.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -322,7 +313,7 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
     return _forked(numbers)
 
 
-def default_generator(device: Any = None) -> torch.Generator:
+def default_generator(device: Device = None) -> torch.Generator:
     """Return the generator that random functions on a device use.
 
     Args:
@@ -337,8 +328,7 @@ def default_generator(device: Any = None) -> torch.Generator:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc

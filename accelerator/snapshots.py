@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 from . import memory
+from ._machine.device_argument import Device
 from ._torch import lazy, runtime
 
 __all__ = [
@@ -19,7 +20,7 @@ __all__ = [
 ]
 
 
-def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     """Return a table of the allocator's statistics of a device, to print or log.
 
     Args:
@@ -36,8 +37,7 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -119,8 +119,7 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str,
         RuntimeError: on accelerators for which torch makes no snapshots, and in a child forked from a process that had
             initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -159,8 +158,7 @@ def record_memory_history(
     Before the accelerator is initialized it waits for that. Does nothing when the CPU stands in. Torch's own function is
     private: ``torch.cuda.memory._record_memory_history``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -208,8 +206,7 @@ def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
     While the accelerator is not initialized, and when the CPU stands in, the snapshot is an empty one. Torch's own function
     is private: ``torch.cuda.memory._dump_snapshot``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc, os, tempfile

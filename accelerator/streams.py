@@ -12,6 +12,7 @@ from torch.compiler import is_dynamo_compiling
 
 from . import discovery
 from ._machine import device_argument
+from ._machine.device_argument import Device
 from ._torch import runtime
 from ._torch.cpu_streams import CPUEvent, CPUStream, cpu_stream
 from ._torch.runtime import get_index, get_stream, up
@@ -39,7 +40,7 @@ _set_stream = runtime.set_stream
 _synchronize = runtime.synchronize
 
 
-def current_stream(device: Any = None, /) -> torch.Stream:
+def current_stream(device: Device = None, /) -> torch.Stream:
     """Return the current stream of a device.
 
     Args:
@@ -55,8 +56,7 @@ def current_stream(device: Any = None, /) -> torch.Stream:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -91,8 +91,7 @@ def set_stream(stream: torch.Stream) -> None:
 
     Mirrors ``torch.accelerator.set_stream``; does nothing when the CPU stands in.
 
-    Fork: Safe by itself; whoever has a stream of the accelerator has initialized it already.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -104,7 +103,7 @@ def set_stream(stream: torch.Stream) -> None:
         raise TypeError(f"set_stream() takes a torch.Stream, not {type(stream).__name__}")
 
 
-def synchronize(device: Any = None, /) -> None:
+def synchronize(device: Device = None, /) -> None:
     """Wait until all work on a device is done.
 
     Args:
@@ -119,8 +118,7 @@ def synchronize(device: Any = None, /) -> None:
     Mirrors ``torch.accelerator.synchronize``, and really returns at once, checking its argument, while the accelerator is
     not initialized and when the CPU stands in.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -177,8 +175,7 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
         ValueError: if it is a stream of another type of device.
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe by itself; whoever has a stream of the accelerator has initialized it already.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -201,7 +198,7 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
     return _StreamContext(stream)
 
 
-def default_stream(device: Any = None) -> torch.Stream:
+def default_stream(device: Device = None) -> torch.Stream:
     """Return the default stream of a device, the one that is current until another is made so.
 
     Args:
@@ -216,8 +213,7 @@ def default_stream(device: Any = None) -> torch.Stream:
         RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
             accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -236,7 +232,7 @@ def _plain(stream: torch.Stream) -> torch.Stream:
     return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
 
-def external_stream(data_ptr: int, device: Any = None) -> torch.Stream:
+def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
     """Return a stream that another library made, as a stream of torch.
 
     Args:
@@ -253,8 +249,7 @@ def external_stream(data_ptr: int, device: Any = None) -> torch.Stream:
             accelerator. Also when the CPU stands in, which has no streams but its own, and on accelerators for which torch
             cannot do that.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -284,8 +279,7 @@ def is_synchronized_device() -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -304,8 +298,7 @@ def use_host_timers() -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -324,8 +317,7 @@ def resolves_data_dependency() -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -344,8 +336,7 @@ def handles_memory_backpressure() -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -32,8 +32,7 @@ def BFloat16Tensor(data: Any) -> torch.Tensor:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -55,8 +54,7 @@ def ByteTensor(data: Any) -> torch.Tensor:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -78,8 +76,7 @@ def DoubleTensor(data: Any) -> torch.Tensor:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -101,8 +98,7 @@ def FloatTensor(data: Any) -> torch.Tensor:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -124,8 +120,7 @@ def HalfTensor(data: Any) -> torch.Tensor:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -147,8 +142,7 @@ def IntTensor(data: Any) -> torch.Tensor:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -170,8 +164,7 @@ def LongTensor(data: Any) -> torch.Tensor:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -201,8 +194,7 @@ def on_accelerator(tensor: torch.Tensor) -> bool:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -6,12 +6,13 @@ import inspect
 import typing
 
 import pytest
+import torch
 
 import accelerator as acc
 
 NAMES = """
     is_available device_count unavailable_reason visible_devices is_initialized is_in_bad_fork is_fork_safe get_device_name
-    refresh driver_version driver_cuda_version VisibleDevice Process Telemetry
+    refresh driver_version driver_cuda_version Device VisibleDevice Process Telemetry
 
     communication_backend_name communication_backend_version export_envs visible_devices_envs set_visible_devices_envs
 
@@ -65,4 +66,4 @@ def test_every_function_is_typed(name: str) -> None:
     assert signature.return_annotation is not inspect.Signature.empty
     untyped = [p.name for p in signature.parameters.values() if p.annotation is inspect.Parameter.empty]
     assert untyped == []
-    typing.get_type_hints(inspect.unwrap(function))
+    typing.get_type_hints(inspect.unwrap(function), localns={"torch": torch})

@@ -15,7 +15,7 @@ FROM_CHILD = "the driver, asked in a child process"
 _NO_DRIVER = f"there is no CUDA driver: {driver.NAME} is missing beside NVML"
 
 
-class Device(NamedTuple):
+class Seen(NamedTuple):
     """A visible device: what NVML has about it, what the driver said of it, or both."""
 
     gpu: nvml.Gpu | None
@@ -43,7 +43,7 @@ class Found(NamedTuple):
     number: int
     problem: str | None
     source: str
-    devices: tuple[Device, ...] | None = None
+    devices: tuple[Seen, ...] | None = None
     selection: grammar.Selection | None = None
     lasting: bool = True
 
@@ -96,7 +96,7 @@ def _find(visible: str | None, order: str | None, *, only_count: bool) -> Found:
         problem = _nothing_visible(visible, gpus, selection)
     if problem:
         return Found(0, problem, FROM_NVML, (), selection)
-    found = tuple(Device(gpus[target.gpu], target.instance) for target in selection.targets)
+    found = tuple(Seen(gpus[target.gpu], target.instance) for target in selection.targets)
     return Found(len(found), None, FROM_NVML, None if only_count else found, selection)
 
 
@@ -133,16 +133,16 @@ def _asked(visible: str | None, order: str | None, nvml_problem: str | None) -> 
     return Found(len(answer.devices), None, FROM_CHILD, tuple(_matched(answer.devices)))
 
 
-def _matched(devices: tuple[probe.Device, ...]) -> list[Device]:
+def _matched(devices: tuple[probe.Device, ...]) -> list[Seen]:
     """Join what the driver says with what NVML has, by UUID, the one identity that both share."""
     try:
         gpus = nvml.gpus()
     except nvml.Unavailable:
         gpus = ()
-    known: dict[str | None, Device] = {gpu.uuid.removeprefix("GPU-"): Device(gpu) for gpu in gpus if gpu.uuid}
+    known: dict[str | None, Seen] = {gpu.uuid.removeprefix("GPU-"): Seen(gpu) for gpu in gpus if gpu.uuid}
     for gpu in gpus:
-        known.update((instance.uuid.removeprefix("MIG-"), Device(gpu, instance)) for instance in gpu.instances or ())
-    return [known.get(device.uuid, Device(None))._replace(driver=device) for device in devices]
+        known.update((instance.uuid.removeprefix("MIG-"), Seen(gpu, instance)) for instance in gpu.instances or ())
+    return [known.get(device.uuid, Seen(None))._replace(driver=device) for device in devices]
 
 
 def _too_old(driver: tuple[int, int]) -> str | None:

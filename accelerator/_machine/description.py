@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import amdsmi, host_memory, nvml, probe
-from .cuda import Device
+from .cuda import Seen
 
 
 class VisibleDevice(NamedTuple):
@@ -32,7 +32,7 @@ class VisibleDevice(NamedTuple):
     mig: tuple[int, int] | None
 
 
-def describe(index: int, device: Device) -> VisibleDevice:
+def describe(index: int, device: Seen) -> VisibleDevice:
     """Describe the device that torch calls by this index."""
     gpu, instance, driver = device
     if gpu is None or isinstance(gpu.handle, amdsmi.Processor):

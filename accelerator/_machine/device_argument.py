@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeAlias, Union
+
+if TYPE_CHECKING:
+    import torch
+
+Device: TypeAlias = Union[int, str, "torch.device", SupportsIndex, None]
+"""A device argument: an index or what has ``__index__``, "cuda:1", a ``torch.device``, or None for the current device."""
 
 # The device types that torch.device takes; a backend's own name joins them as the current accelerator's type.
 _TYPES = frozenset(

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from . import amdsmi, grammar, nvml, probe, torch_build
-from .cuda import Device, Found
+from .cuda import Found, Seen
 
 FROM_AMDSMI = "amdsmi and the environment"
 FROM_CHILD = "the ROCm runtime, asked in a child process"
@@ -39,9 +39,9 @@ def find(env: Mapping[str, str]) -> Found:
     return Found(len(selected), None, FROM_AMDSMI, tuple(_device(gpu) for gpu in selected), selection)
 
 
-def _device(gpu: amdsmi.Gpu) -> Device:
+def _device(gpu: amdsmi.Gpu) -> Seen:
     about = gpu.about
-    return Device(nvml.Gpu(gpu.physical_index, gpu.handle, about.uuid and f"GPU-{about.uuid}", about.name, None), None, about)
+    return Seen(nvml.Gpu(gpu.physical_index, gpu.handle, about.uuid and f"GPU-{about.uuid}", about.name, None), None, about)
 
 
 def _select(
@@ -82,4 +82,4 @@ def _asked(env: Mapping[str, str], amdsmi_problem: str) -> Found:
         hidden = next((f"{name}={value!r} hides every GPU" for name, value in zip(_VARIABLES, key, strict=True) if value), None)
         problem = answer.error or hidden or "the ROCm runtime finds no device"
         return Found(0, f"{problem}; {amdsmi_problem}", FROM_CHILD, (), lasting=False)
-    return Found(len(answer.devices), None, FROM_CHILD, tuple(Device(None, None, device) for device in answer.devices))
+    return Found(len(answer.devices), None, FROM_CHILD, tuple(Seen(None, None, device) for device in answer.devices))

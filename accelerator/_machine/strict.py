@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from . import driver, probe, rocm, torch_build
-from .cuda import Device
+from .cuda import Seen
 
 # The names that CUDA and HIP give to the errors of a device that works, but not for us.
 _BUSY = ("out_of_memory", "outofmemory", "device_unavailable")
 
 
-def problem(devices: tuple[Device, ...]) -> str | None:
+def problem(devices: tuple[Seen, ...]) -> str | None:
     """What a child process finds wrong when it creates a context on each of these devices, the visible ones; or None."""
     if torch_build.accelerator_type() != "cuda":
         return None
@@ -31,7 +31,7 @@ def problem(devices: tuple[Device, ...]) -> str | None:
     return None if answer.devices else "the driver enumerates no device in a child process"
 
 
-def _frozen(devices: tuple[Device, ...]) -> dict[str, str | None]:
+def _frozen(devices: tuple[Seen, ...]) -> dict[str, str | None]:
     """The environment in which another process sees the devices that the driver of this one read once for all."""
     uuids = [_uuid(device) for device in devices]
     if driver.device_count() is None or None in uuids:
@@ -39,5 +39,5 @@ def _frozen(devices: tuple[Device, ...]) -> dict[str, str | None]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(uuid for uuid in uuids if uuid)}
 
 
-def _uuid(device: Device) -> str | None:
+def _uuid(device: Seen) -> str | None:
     return device.instance.uuid if device.instance else device.gpu.uuid if device.gpu else None

@@ -16,7 +16,7 @@ import accelerator  # noqa: E402
 from accelerator import _NAMES_OF_ROOM  # noqa: E402
 
 project = "accelerator"
-author = copyright = "accelerator developers"  # noqa: A001, Sphinx's name
+author = copyright = "accelerator developers"
 version = release = accelerator.__version__
 extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "myst_parser"]
 html_theme = "furo"
@@ -83,7 +83,9 @@ def _elsewhere(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     return reference("", "", contnode, internal=False, refuri=uri)
 
 
-_TYPING = frozenset(("Any", "Callable", "Iterable", "Iterator", "Literal", "Mapping", "MutableMapping", "Sequence", "SupportsIndex"))
+_TYPING = frozenset(
+    ("Any", "Callable", "Iterable", "Iterator", "Literal", "Mapping", "MutableMapping", "Sequence", "SupportsIndex")
+)
 
 
 def setup(app: Any) -> None:

@@ -1,6 +1,7 @@
 """Every block of code in README and in docs/ runs, and prints what it says it prints.
 
-A comment in front of a block says where it cannot run as it stands: ``<!-- run: never, REASON -->``, ``<!-- run: needs MODULE -->``.
+A comment in front of a block says where it cannot run as it stands: ``<!-- run: never, REASON -->``, or
+``<!-- run: needs MODULE -->``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``python -m tests.support.todays_code``: what ten projects write today, and what it answers, beside one line of this package.
 
-Prints README's table. Each piece is the shortest equivalent of the code that the table links to, written anew. It runs in a fresh
-process on simulated machines, and so does ours: two GPUs, the second of them chosen by its UUID, a MIG instance chosen by its own.
-A process that asked then forks, and the child tries to use the GPU.
+Prints README's table. Each piece is the shortest equivalent of the code that the table links to, written anew. It runs in a
+fresh process on simulated machines, and so does ours: two GPUs, the second of them chosen by its UUID, a MIG instance chosen
+by its own. A process that asked then forks, and the child tries to use the GPU.
 """
 
 from __future__ import annotations

@@ -57,6 +57,15 @@ SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct memory_v2 *
     return NVML_OK;
 }
 
+/* The window through which the host reaches the memory: as large, and unused. */
+SIM_EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvml_handle handle, struct memory_v1 *answer)
+{
+    NVML_ENTER_DEVICE(device, handle, answer);
+    uint64_t size = sim_memory_size(device.gpu, device.instance);
+    *answer = (struct memory_v1){.total = size, .free = size};
+    return NVML_OK;
+}
+
 struct process_v1 {
     unsigned pid;
     uint64_t memory;
@@ -140,33 +149,19 @@ SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_handle handle, unsig
     return get_processes(__func__, handle, count, rows, put_v2);
 }
 
-/* Nothing draws on a simulated GPU. */
-static int get_no_processes(const char *function, nvml_handle handle, unsigned *count)
-{
-    struct nvml_device device;
-    int failure = nvml_enter_device(function, handle, &device);
-    if (failure != NVML_OK)
-        return failure;
-    if (!count)
-        return NVML_INVALID_ARGUMENT;
-    *count = 0;
-    return NVML_OK;
-}
+/* Nothing draws on a simulated GPU, and nothing computes there through MPS. */
+#define NO_PROCESSES(name)                                                                                             \
+    SIM_EXPORT int name(nvml_handle handle, unsigned *count, void *rows)                                               \
+    {                                                                                                                  \
+        (void)rows;                                                                                                    \
+        NVML_ENTER_DEVICE(device, handle, count);                                                                      \
+        *count = 0;                                                                                                    \
+        return NVML_OK;                                                                                                \
+    }
 
-SIM_EXPORT int nvmlDeviceGetGraphicsRunningProcesses(nvml_handle handle, unsigned *count, struct process_v1 *rows)
-{
-    (void)rows;
-    return get_no_processes(__func__, handle, count);
-}
-
-SIM_EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v2(nvml_handle handle, unsigned *count, struct process_v2 *rows)
-{
-    (void)rows;
-    return get_no_processes(__func__, handle, count);
-}
-
-SIM_EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvml_handle handle, unsigned *count, struct process_v2 *rows)
-{
-    (void)rows;
-    return get_no_processes(__func__, handle, count);
-}
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)

@@ -7,7 +7,7 @@ fails; a name's room is opened when the name is first asked for.
 from __future__ import annotations
 
 # Registers the look at fork, before anything can have forked.
-from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from ._machine import process as _process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,17 +18,25 @@ __version__ = "0.1.0"
 _NAMES_OF_ROOM = {
     "discovery": (
         "Device",
+        "PhysicalDevice",
         "VisibleDevice",
+        "compute_capability",
         "device_count",
+        "device_name",
         "driver_cuda_version",
         "driver_version",
+        "get_device_index",
         "get_device_name",
         "is_available",
         "is_fork_safe",
         "is_in_bad_fork",
         "is_initialized",
+        "is_nvlink_connected",
+        "numa_node",
+        "physical_devices",
         "refresh",
         "unavailable_reason",
+        "usable_devices",
         "visible_devices",
     ),
     "launching": (
@@ -58,7 +66,6 @@ _NAMES_OF_ROOM = {
         "current_device_name",
         "device",
         "device_index",
-        "device_name",
         "device_of",
         "set_device",
         "set_device_index",
@@ -192,6 +199,9 @@ _NAMES_OF_ROOM = {
 _ROOM_OF_NAME = {name: room for room, names in _NAMES_OF_ROOM.items() for name in names}
 _SUBMODULES = ("checkpointing", "random", "simulation")
 
+# What can be imported without torch, and so under the lock that a fork waits for.
+_WITHOUT_TORCH = ("capacity", "discovery", "launching", "monitoring", "simulation")
+
 # Which class these are depends on whether the CPU stands in, which may change.
 _NOT_KEPT = ("Event", "Stream")
 
@@ -210,9 +220,12 @@ def __getattr__(name: str) -> Any:
     room = name if name in _SUBMODULES else _ROOM_OF_NAME.get(name)
     if room is None:
         raise AttributeError(f"module 'accelerator' has no attribute {name!r}")
-    from importlib import import_module
+    with _process.importing():
+        from importlib import import_module
 
-    opened = import_module(f".{room}", __name__)
+        # The rooms that need torch all begin with this one.
+        first = import_module(f".{room if room in _WITHOUT_TORCH else 'discovery'}", __name__)
+    opened = first if room in _WITHOUT_TORCH else import_module(f".{room}", __name__)
     if room == name:
         return opened
     value = getattr(opened, name)

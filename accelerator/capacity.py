@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from . import discovery
-from ._machine import host_memory, nvml
+from ._machine import description, device_argument, host_memory, process
 from ._machine.device_argument import Device
-from ._torch import lazy, runtime
-from ._torch.runtime import get_index, set_index
+from ._machine.found import Failed, Found
 
 __all__ = [
     "available_memory",
@@ -29,78 +27,81 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
     """Return the free and the total memory of a device, other processes' use counted.
 
     Args:
-        device_index: an index, "cuda:1", a ``torch.device``; None or a negative index for the current device.
+        device_index: which one; a negative index too stands for the current device.
 
     Returns:
-        Free and total bytes; before the accelerator is initialized from NVML, and when the CPU stands in the host's
-        available and total memory, limits of control groups respected. Mirrors ``torch.accelerator.get_memory_info``.
+        Free and total bytes; before the accelerator is initialized from NVML, without importing torch. The host's available
+        and total memory, limits of control groups respected, when the CPU stands in, and on devices that share it. Mirrors
+        ``torch.accelerator.get_memory_info``.
 
     Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
+        RuntimeError: if it cannot be told, and in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> free, total = acc.get_memory_info()
-        >>> 0 <= free <= total
+        >>> 0 < free <= total == 8 * 2**30
         True
     """
-    number = runtime.index(device_index)
+    if process.torch_is_up():
+        return _memory_info_from_torch(device_index)
+    found, number = _located(device_index, negative_is_current=True)
+    if not found.number:
+        return host_memory.available(), host_memory.total()
+    try:
+        return description.memory(found.devices[number], found.backend)[:2]
+    except Failed as error:
+        raise _unknown(number, error) from None
+
+
+def _memory_info_from_torch(device: Device) -> tuple[int, int]:
+    from ._torch import runtime
+
+    number = runtime.index(device)
     if runtime.kind == "cpu":
         return host_memory.available(), host_memory.total()
-    if runtime.up:
-        return _memory_info_from_torch(get_index() if number is None or number < 0 else number)
-    return _memory_info_from_nvml(0 if number is None or number < 0 else number)
-
-
-def _memory_info_from_torch(number: int) -> tuple[int, int]:
     try:
-        free, total = runtime.memory_info(number)
+        free, total = runtime.memory_info(runtime.get_index() if number is None or number < 0 else number)
     except RuntimeError as error:
         if runtime.without_allocator(error):
+            import torch
+
             raise RuntimeError(f"torch {torch.__version__} cannot tell the memory of {runtime.kind} devices") from None
         raise
     return free, total
 
 
-def _memory_info_from_nvml(number: int) -> tuple[int, int]:
-    device = discovery.devices_found()[number]
-    info = None
-    if device.gpu is not None:
-        info = nvml.ask(nvml.session().nvmlDeviceGetMemoryInfo, device.handle)
-    if info is not None and info.total:
-        return info.free, info.total
-    # A device that NVML knows nothing of, or that has no memory of its own, shares the host's.
-    return host_memory.available(), host_memory.total()
+def _located(device: Device, *, negative_is_current: bool = False) -> tuple[Found, int]:
+    """What there is, and the index in it, for a process in which torch has not initialized the accelerator."""
+    if process.is_in_bad_fork():
+        raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
+    if negative_is_current:
+        number = device_argument.index(device, discovery.device_name().partition(":")[0])
+        device = None if number is not None and number < 0 else device
+    return discovery.located(device)
+
+
+def _unknown(number: int, error: Failed) -> RuntimeError:
+    return RuntimeError(f"The memory of device {number}, {discovery.get_device_name(number)}, cannot be told: {error}")
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Return the free and the total memory of a device: ``get_memory_info`` under the name that ``torch.cuda`` has for it.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``; None or a negative index for the current device.
+        device: which one; a negative index too stands for the current device.
 
     Returns:
-        Free and total bytes; before the accelerator is initialized from NVML, and when the CPU stands in the host's
-        available and total memory, limits of control groups respected.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
+        Free and total bytes, as ``get_memory_info``.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> free, total = acc.mem_get_info()
-        >>> 0 <= free <= total
-        True
+        >>> acc.mem_get_info(1)[1] / 2**30
+        8.0
     """
     return get_memory_info(device)
 
@@ -109,60 +110,73 @@ def total_memory(device: Device = None) -> int:
     """Return the memory that a device has.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+        device: which one.
 
     Returns:
-        Bytes; the host's memory, limits of control groups respected, on devices that share it and when the CPU stands in.
+        Bytes, where NVML does not know the device from the driver, asked in a child process; the host's memory, limits of
+        control groups respected, on devices that share it and when the CPU stands in.
 
     Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
+        RuntimeError: if it cannot be told, and in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> acc.total_memory() > 0
-        True
+        >>> acc.total_memory(1) / 2**30
+        8.0
     """
-    number = runtime.visible_index(device)
-    return host_memory.total() if _shares_host_memory(number) else get_memory_info(number)[1]
+    if process.torch_is_up():
+        number = _number_from_torch(device)
+        return host_memory.total() if _shares_host_memory(number) else get_memory_info(number)[1]
+    found, number = _located(device)
+    if not found.number:
+        return host_memory.total()
+    try:
+        return description.total_memory(found.devices[number], found.backend)
+    except Failed as error:
+        raise _unknown(number, error) from None
 
 
 def available_memory(device: Device = None) -> int:
     """Return the memory of a device that nobody uses, neither this process nor another.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+        device: which one.
 
     Returns:
         Bytes, without what this process's allocator keeps in its cache. On devices that share the host's memory, and when
         the CPU stands in, what of the host's could be allocated without swapping, limits of control groups respected.
 
     Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
+        RuntimeError: if it cannot be told, and in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> 0 <= acc.available_memory() <= acc.total_memory()
+        >>> 0 < acc.available_memory(1) <= acc.total_memory(1)
         True
     """
-    number = runtime.visible_index(device)
-    return host_memory.available() if _shares_host_memory(number) else get_memory_info(number)[0]
+    if process.torch_is_up():
+        number = _number_from_torch(device)
+        return host_memory.available() if _shares_host_memory(number) else get_memory_info(number)[0]
+    found, number = _located(device)
+    return get_memory_info(number)[0] if found.number else host_memory.available()
+
+
+def _number_from_torch(device: Device) -> int:
+    from ._torch import runtime
+
+    return runtime.visible_index(device)
 
 
 def _shares_host_memory(number: int) -> bool:
-    # What such a device itself calls free leaves out the pages that the host would give up at once; before initialization NVML
-    # knows no memory of it, which get_memory_info takes for the same.
-    if not runtime.up:
-        return runtime.kind == "cpu"
+    # What such a device itself calls free leaves out the pages that the host would give up at once.
+    from ._torch import runtime
+
+    if runtime.kind == "cpu":
+        return True
     properties = getattr(runtime.device_module(), "get_device_properties", None)
     return bool(properties and getattr(properties(number), "is_integrated", False))
 
@@ -197,6 +211,8 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
         raise TypeError(f"A fraction of the memory is a float, not {type(fraction).__name__} ({fraction!r})")
     if not 0 <= fraction <= 1:
         raise ValueError(f"A fraction of the memory is from 0 to 1, not {fraction!r}")
+    from ._torch import lazy, runtime
+
     number = runtime.visible_index(device)
     if runtime.kind == "cpu":
         return
@@ -228,6 +244,8 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
         >>> acc.get_per_process_memory_fraction()
         1.0
     """
+    from ._torch import runtime
+
     number = runtime.visible_index(device)
     if runtime.kind == "cpu":
         return 1.0
@@ -236,12 +254,14 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
 
 
 def _keeping_current(function: Callable[..., Any], *arguments: Any) -> Any:
+    from ._torch import runtime
+
     # torch 2.6 leaves the device that it was asked about the current one.
-    current = get_index()
+    current = runtime.get_index()
     try:
         return function(*arguments)
     finally:
-        set_index(current)
+        runtime.set_index(current)
 
 
 # What the libraries say that torch calls, and torch of its own allocators, when memory cannot be had.
@@ -279,6 +299,8 @@ def is_out_of_memory_error(exception: BaseException) -> bool:
     """
     if not isinstance(exception, BaseException):
         raise TypeError(f"is_out_of_memory_error() takes an exception, not {type(exception).__name__}")
-    if isinstance(exception, (torch.OutOfMemoryError, MemoryError)):
+    # Who has not imported torch cannot have caught its error.
+    of_torch = getattr(sys.modules.get("torch"), "OutOfMemoryError", MemoryError)
+    if isinstance(exception, (of_torch, MemoryError)):
         return True
     return isinstance(exception, RuntimeError) and _OUT_OF_MEMORY.search(str(exception)) is not None

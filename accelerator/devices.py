@@ -21,7 +21,6 @@ __all__ = [
     "current_device_name",
     "device",
     "device_index",
-    "device_name",
     "device_of",
     "set_device",
     "set_device_index",
@@ -268,31 +267,6 @@ def _traceable_device(device: Any) -> torch.device:
     return torch.device(runtime.kind, device) if isinstance(device, int) else torch.device(device)
 
 
-def device_name(device_index: Device = None) -> str:
-    """Return a device's name in torch, such as "cuda:1"; the product's name says ``get_device_name``.
-
-    Args:
-        device_index: an index, "cuda:1", a ``torch.device``, or None for the accelerator without an index.
-
-    Returns:
-        "cuda", "cuda:1", ...; "cpu" when the CPU stands in.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
-    Fork: safe, initializes nothing.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.device_name() == acc.device().type
-        True
-    """
-    return str(device(device_index))
-
-
 def current_device() -> int:
     """Return the index of the current device: ``current_device_index`` under the name that ``torch.cuda`` has for it.
 
@@ -328,7 +302,7 @@ def current_device_name() -> str:
         >>> acc.current_device_name() == acc.device_name(acc.current_device_index())
         True
     """
-    return device_name(current_device_index())
+    return str(device(current_device_index()))
 
 
 def set_device(device: Device) -> None:

@@ -13,6 +13,7 @@ import accelerator as acc
 NAMES = """
     is_available device_count unavailable_reason visible_devices is_initialized is_in_bad_fork is_fork_safe get_device_name
     refresh driver_version driver_cuda_version Device VisibleDevice Process Telemetry
+    physical_devices usable_devices compute_capability is_nvlink_connected numa_node get_device_index PhysicalDevice
 
     communication_backend_name communication_backend_version export_envs visible_devices_envs set_visible_devices_envs
 

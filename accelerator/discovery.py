@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ._machine import cuda, description, device_argument, driver, nvml, probe, process, rocm, strict, torch_build
+from ._machine.compiled import constant
 from ._machine.cuda import Found, Seen
 from ._machine.description import VisibleDevice
 from ._machine.device_argument import Device
@@ -49,6 +50,7 @@ _passing: tuple[object, float] = (None, 0.0)
 _FOREVER = float("inf")
 
 
+@constant
 def device_count() -> int:
     """Return how many devices torch can use: what the driver would enumerate in a fresh process.
 
@@ -119,6 +121,7 @@ def last_found() -> Found:
     return _found
 
 
+@constant
 def is_available(*, strict: bool = False) -> bool:
     """Return whether at least one device is there that torch could use.
 
@@ -259,6 +262,7 @@ def _current_index() -> int:
     return index
 
 
+@constant
 def is_initialized() -> bool:
     """Return whether torch has initialized the accelerator in this process.
 

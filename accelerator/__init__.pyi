@@ -5,10 +5,8 @@ from . import random as random
 from . import simulation as simulation
 from .capacity import available_memory as available_memory
 from .capacity import get_memory_info as get_memory_info
-from .capacity import get_per_process_memory_fraction as get_per_process_memory_fraction
 from .capacity import is_out_of_memory_error as is_out_of_memory_error
 from .capacity import mem_get_info as mem_get_info
-from .capacity import set_per_process_memory_fraction as set_per_process_memory_fraction
 from .capacity import total_memory as total_memory
 from .compiling import get_compile_backend as get_compile_backend
 from .compiling import is_triton_supported as is_triton_supported
@@ -68,6 +66,7 @@ from .graphs import graph_pool_handle as graph_pool_handle
 from .graphs import is_current_stream_capturing as is_current_stream_capturing
 from .graphs import make_graphed_callables as make_graphed_callables
 from .graphs import replay_graph as replay_graph
+from .interop import use_in_deepspeed as use_in_deepspeed
 from .launching import communication_backend_name as communication_backend_name
 from .launching import communication_backend_version as communication_backend_version
 from .launching import export_envs as export_envs
@@ -82,15 +81,20 @@ from .lowlevel import lazy_call as lazy_call
 from .lowlevel import set_sync_debug_mode as set_sync_debug_mode
 from .memory import empty_cache as empty_cache
 from .memory import empty_host_cache as empty_host_cache
+from .memory import get_per_process_memory_fraction as get_per_process_memory_fraction
 from .memory import host_memory_stats as host_memory_stats
+from .memory import host_memory_stats_as_nested_dict as host_memory_stats_as_nested_dict
 from .memory import max_memory_allocated as max_memory_allocated
 from .memory import max_memory_reserved as max_memory_reserved
 from .memory import memory_allocated as memory_allocated
 from .memory import memory_reserved as memory_reserved
 from .memory import memory_stats as memory_stats
 from .memory import memory_stats_as_nested_dict as memory_stats_as_nested_dict
+from .memory import reset_accumulated_host_memory_stats as reset_accumulated_host_memory_stats
 from .memory import reset_accumulated_memory_stats as reset_accumulated_memory_stats
+from .memory import reset_peak_host_memory_stats as reset_peak_host_memory_stats
 from .memory import reset_peak_memory_stats as reset_peak_memory_stats
+from .memory import set_per_process_memory_fraction as set_per_process_memory_fraction
 from .monitoring import Process as Process
 from .monitoring import Telemetry as Telemetry
 from .monitoring import clock_rate as clock_rate
@@ -113,6 +117,7 @@ from .pinning import unregister_host_memory as unregister_host_memory
 from .profiling import annotate as annotate
 from .profiling import range_pop as range_pop
 from .profiling import range_push as range_push
+from .profiling import supports_nvtx_domain as supports_nvtx_domain
 from .properties import can_device_access_peer as can_device_access_peer
 from .properties import get_arch_list as get_arch_list
 from .properties import get_device_capability as get_device_capability

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ._machine import answer, description, device_argument, nvml, process, torch_build, trial
+from ._machine.compiled import constant
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
 from ._machine.found import Failed, Found, NotSupported
@@ -43,6 +44,7 @@ BAD_FORK = (
 _now = answer.now
 
 
+@constant
 def device_count() -> int:
     """Return how many devices torch can use: what the driver would enumerate in a fresh process.
 
@@ -63,6 +65,7 @@ def device_count() -> int:
     return _now().number
 
 
+@constant
 def is_available(*, strict: bool = False) -> bool:
     """Return whether at least one device is there that torch could use.
 
@@ -317,7 +320,7 @@ def device_name(device_index: Device = None) -> str:
     """Return a device's name in torch, such as "cuda:1"; the product's name says ``get_device_name``.
 
     Args:
-        device_index: which one; None for the accelerator without an index.
+        device_index: which one, an index also in digits; None for the accelerator without an index.
 
     Returns:
         "cuda", "cuda:1", ...; "cpu" when the CPU stands in.
@@ -331,6 +334,8 @@ def device_name(device_index: Device = None) -> str:
     """
     found = _now()
     accelerator = _type_of(found)
+    if isinstance(device_index, str) and device_index.isdecimal():
+        device_index = int(device_index)
     number = device_argument.index(device_index, accelerator)
     if number is None:
         return accelerator
@@ -367,6 +372,7 @@ def current_index() -> int:
     return index
 
 
+@constant
 def is_initialized() -> bool:
     """Return whether torch has initialized the accelerator in this process.
 

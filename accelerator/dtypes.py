@@ -30,9 +30,6 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         On CUDA whether the compute capability is 8 or more, or emulation counts, as ``torch.cuda.is_bf16_supported``; always
         on ROCm. When the CPU stands in, whether its instructions include bfloat16, or emulation counts.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
@@ -40,7 +37,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         >>> acc.is_bf16_supported()
         True
     """
-    kind = runtime.device_type()
+    kind = runtime.look().kind
     if kind == "cuda":
         return including_emulation or _is_rocm() or runtime.compute_capability() >= (8, 0)
     if kind == "cpu":
@@ -55,9 +52,6 @@ def is_fp16_supported() -> bool:
         On CUDA whether the compute capability is 7 or more, or 6 with ``DS_ALLOW_DEPRECATED_FP16=1`` in the environment, as
         DeepSpeed decides; always on ROCm. When the CPU stands in, whether its instructions include float16.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
@@ -65,7 +59,7 @@ def is_fp16_supported() -> bool:
         >>> acc.is_fp16_supported() == (torch.float16 in acc.supported_dtypes())
         True
     """
-    kind = runtime.device_type()
+    kind = runtime.look().kind
     if kind == "cuda":
         least = 6 if os.environ.get("DS_ALLOW_DEPRECATED_FP16") == "1" else 7
         return _is_rocm() or runtime.compute_capability() >= (least, 0)
@@ -80,9 +74,6 @@ def is_fp64_supported() -> bool:
     Returns:
         True on CUDA and when the CPU stands in; on other accelerators whether a tensor can be float64.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
@@ -90,7 +81,7 @@ def is_fp64_supported() -> bool:
         >>> isinstance(acc.is_fp64_supported(), bool)
         True
     """
-    return runtime.device_type() in ("cuda", "cpu") or _can_hold(torch.float64)
+    return runtime.look().kind in ("cuda", "cpu") or _can_hold(torch.float64)
 
 
 def is_tf32_supported() -> bool:
@@ -100,9 +91,6 @@ def is_tf32_supported() -> bool:
         On CUDA whether the compute capability is 8 or more, as ``torch.cuda.is_tf32_supported``; on ROCm whether the
         architecture is gfx94 or gfx95. False elsewhere.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing on CUDA; initializes the accelerator on ROCm.
 
     Example:
@@ -110,7 +98,7 @@ def is_tf32_supported() -> bool:
         >>> isinstance(acc.is_tf32_supported(), bool)
         True
     """
-    if runtime.device_type() != "cuda":
+    if runtime.look().kind != "cuda":
         return False
     if _is_rocm():
         architecture: str = torch.cuda.get_device_properties().gcnArchName
@@ -124,10 +112,7 @@ def supported_dtypes() -> list[torch.dtype]:
     Returns:
         A new list of float32 and, where supported, float16 and bfloat16, in this order, as DeepSpeed's ``supported_dtypes``.
         All dtypes that a tensor on the device can have are another thing:
-        ``get_device_runtime.compute_capability()["supported_dtypes"]``.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
+        ``get_device_capability()["supported_dtypes"]``.
 
     Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
@@ -150,9 +135,6 @@ def amp() -> ModuleType:
     Returns:
         ``torch.cuda.amp``, ``torch.cpu.amp``, ..., or ``torch.amp`` for accelerators that have none of their own.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -160,7 +142,7 @@ def amp() -> ModuleType:
         >>> hasattr(acc.amp(), "autocast")
         True
     """
-    runtime.absent()
+    runtime.look()
     module: ModuleType = getattr(runtime.device_module(), "amp", torch.amp)
     return module
 

@@ -13,6 +13,30 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    # Never executed: so that what freezes programs finds the rooms that are opened by name below.
+    from . import capacity as capacity
+    from . import checkpointing as checkpointing
+    from . import compiling as compiling
+    from . import deprecated as deprecated
+    from . import devices as devices
+    from . import discovery as discovery
+    from . import dtypes as dtypes
+    from . import extensions as extensions
+    from . import graphs as graphs
+    from . import interop as interop
+    from . import launching as launching
+    from . import lowlevel as lowlevel
+    from . import memory as memory
+    from . import monitoring as monitoring
+    from . import pinning as pinning
+    from . import profiling as profiling
+    from . import properties as properties
+    from . import random as random
+    from . import simulation as simulation
+    from . import snapshots as snapshots
+    from . import streams as streams
+    from . import tensors as tensors
+
 __version__ = "0.1.0"
 
 _NAMES_OF_ROOM = {
@@ -149,6 +173,7 @@ _NAMES_OF_ROOM = {
         "is_bf16_supported",
         "is_fp16_supported",
         "is_fp64_supported",
+        "is_fp8_supported",
         "is_tf32_supported",
         "supported_dtypes",
     ),

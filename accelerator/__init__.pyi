@@ -50,6 +50,7 @@ from .discovery import usable_devices as usable_devices
 from .discovery import visible_devices as visible_devices
 from .dtypes import amp as amp
 from .dtypes import is_bf16_supported as is_bf16_supported
+from .dtypes import is_fp8_supported as is_fp8_supported
 from .dtypes import is_fp16_supported as is_fp16_supported
 from .dtypes import is_fp64_supported as is_fp64_supported
 from .dtypes import is_tf32_supported as is_tf32_supported

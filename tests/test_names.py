@@ -36,7 +36,7 @@ NAMES = """
     manual_seed manual_seed_all seed seed_all initial_seed get_rng_state get_rng_state_all set_rng_state set_rng_state_all
     fork_rng default_generator random
 
-    is_bf16_supported is_fp16_supported is_fp64_supported is_tf32_supported supported_dtypes amp
+    is_bf16_supported is_fp16_supported is_fp64_supported is_fp8_supported is_tf32_supported supported_dtypes amp
 
     Graph create_graph capture_to_graph replay_graph graph_pool_handle is_current_stream_capturing make_graphed_callables
 

@@ -157,6 +157,10 @@ void graph_release(struct graph *graph);
 /* runtime_kernel.c */
 void computation_released(uint64_t id);
 
+/* Entry points that the table for the driver mentions. */
+cudaError_t cudaStreamIsCapturing(void *handle, int *status);
+const struct sim_runtime *accelerator_sim_runtime(void);
+
 /* runtime_pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);
 

@@ -127,7 +127,9 @@ KERNELS = {"flash": flash, "efficient": efficient, "cudnn": cudnn}
 
 @pytest.mark.parametrize("name", KERNELS)
 class TestAttentionKernels:
-    def inputs(self, queries: int = 7, keys: int = 7, shared: int = 4, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    def inputs(
+        self, queries: int = 7, keys: int = 7, shared: int = 4, dtype: torch.dtype = torch.float64
+    ) -> list[torch.Tensor]:
         return [
             drawn(2, 4, queries, 8, dtype=dtype),
             drawn(2, shared, keys, 8, dtype=dtype, seed=1),
@@ -139,9 +141,7 @@ class TestAttentionKernels:
 
     def test_scaled(self, name: str) -> None:
         kernel = KERNELS[name]
-        compare(
-            lambda *x: kernel(*x, scale=0.3), *self.inputs(), reference=lambda *x: by_hand(*x, scale=0.3), tolerance=1e-6
-        )
+        compare(lambda *x: kernel(*x, scale=0.3), *self.inputs(), reference=lambda *x: by_hand(*x, scale=0.3), tolerance=1e-6)
 
     def test_shared_keys(self, name: str) -> None:
         compare(KERNELS[name], *self.inputs(shared=2), reference=by_hand, tolerance=1e-6)
@@ -277,9 +277,7 @@ class TestAttention:
             return list(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).unbind())
 
         def one_by_one(*rows: torch.Tensor) -> list[torch.Tensor]:
-            return [
-                F.scaled_dot_product_attention(*(t.transpose(0, 1) for t in rows[n::3])).transpose(0, 1) for n in range(3)
-            ]
+            return [F.scaled_dot_product_attention(*(t.transpose(0, 1) for t in rows[n::3])).transpose(0, 1) for n in range(3)]
 
         flat = [t for part in parts for t in part]
         compare(attend, *flat, reference=one_by_one, tolerance=0.05 if dtype is torch.bfloat16 else None)
@@ -517,9 +515,7 @@ class TestSparse24:
         expected = dense.float() @ other.float()
         found = aten._sparse_semi_structured_mm(values.cuda(), meta.cuda(), other.cuda())
         torch.testing.assert_close(found.cpu(), expected.half(), rtol=1e-2, atol=1e-2)
-        found = aten._sparse_semi_structured_addmm(
-            added.cuda(), values.cuda(), meta.cuda(), other.cuda(), alpha=2, beta=0.5
-        )
+        found = aten._sparse_semi_structured_addmm(added.cuda(), values.cuda(), meta.cuda(), other.cuda(), alpha=2, beta=0.5)
         wanted = (2 * expected + 0.5 * added.float().unsqueeze(1)).half()
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-2, atol=1e-2)
 
@@ -569,9 +565,7 @@ class TestConvolutions:
         ]
         for mine, theirs in zip(found, (plain, biased.relu(), (biased + 0.5 * z).relu()), strict=True):
             torch.testing.assert_close(mine.cpu(), theirs)
-        turned = torch.cudnn_convolution_transpose(
-            here[3], here[1], [1, 1], [0, 0], [2, 2], [1, 1], 2, False, False, False
-        )
+        turned = torch.cudnn_convolution_transpose(here[3], here[1], [1, 1], [0, 0], [2, 2], [1, 1], 2, False, False, False)
         torch.testing.assert_close(turned.cpu(), F.conv_transpose2d(z, weight, None, 2, 1, 0, 2))
 
     def test_grids(self) -> None:

@@ -31,9 +31,7 @@ def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What each rank found."""
     command = [sys.executable, "-m", "tests.support.training_ranks", str(request.param)]
     environment = simulated_environment(gpus=request.param)
-    child = subprocess.run(
-        command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False
-    )
+    child = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
     assert child.returncode == 0, child.stderr[-6000:]
     return json.loads(child.stdout.splitlines()[-1])
 

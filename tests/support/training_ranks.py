@@ -168,7 +168,12 @@ class Pictures(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(24, 5)
+            nn.Conv2d(3, 6, 3, bias=False),
+            nn.BatchNorm2d(6),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(2),
+            nn.Flatten(),
+            nn.Linear(24, 5),
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -215,6 +220,14 @@ TRAININGS: dict[str, Callable[[], list[float]]] = {
 }
 
 
+def tried(training: Callable[[], list[float]]) -> list[float] | str:
+    """The losses of a training, or why there are none."""
+    try:
+        return training()
+    except Exception:
+        return traceback.format_exc()
+
+
 def run_rank(rank: int, world: int, directory: Path) -> None:
     torch.set_num_threads(1)
     torch.cuda.set_device(rank)
@@ -226,12 +239,7 @@ def run_rank(rank: int, world: int, directory: Path) -> None:
         timeout=timedelta(seconds=60),
         device_id=torch.device("cuda", rank),
     )
-    results: dict[str, Any] = {}
-    for name, training in TRAININGS.items():
-        try:
-            results[name] = training()
-        except Exception:
-            results[name] = traceback.format_exc()
+    results = {name: tried(training) for name, training in TRAININGS.items()}
     (directory / str(rank)).write_text(json.dumps(results))
     dist.destroy_process_group()
 

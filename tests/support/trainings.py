@@ -29,9 +29,7 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         batch, length, width = x.shape
-        query, key, value = (
-            part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.project(x).chunk(3, -1)
-        )
+        query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in self.project(x).chunk(3, -1))
         attended = F.scaled_dot_product_attention(
             query,
             key,

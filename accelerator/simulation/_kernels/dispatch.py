@@ -96,7 +96,8 @@ class Call:
         if isinstance(value, _Tensor):
             if value.device.type != "cpu":
                 return value
-            return to_device(value, self.device) if self.operation.is_dense else to_device_by_parts(value, self.device)
+            dense = self.operation.is_dense and value.layout is _strided
+            return to_device(value, self.device) if dense else to_device_by_parts(value, self.device)
         if isinstance(value, (list, tuple)):
             return [self.to_device(item) for item in value]
         return value
@@ -225,6 +226,7 @@ _NONE = -2  # no device yet: the host's tensors say -1
 _PLAIN = frozenset((int, float, bool, complex, type(None), str, torch.dtype, torch.layout, torch.memory_format))
 _LISTED = frozenset((int, float, bool, complex))
 _Parameter = torch.nn.Parameter
+_strided = torch.strided
 _mode_count = torch._C._len_torch_function_stack
 
 
@@ -289,6 +291,8 @@ def _plain_kernel(operation: Operation) -> Callable[[tuple[Any, ...], dict[str, 
 
 def _like_first(first: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """`to_device`, which is cheapest where there is a CUDA tensor of the same sort."""
+    if result.layout is not _strided:  # the sparse gradient of a dense table
+        return to_device_by_parts(result, first.device)
     if first.dtype is not result.dtype or first.size() != result.size() or first.stride() != result.stride():
         return to_device(result, first.device)
     there = _empty_like(first)

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from .compositions import COMPOSITIONS
+from .compositions import CHOICES, COMPOSITIONS
 from .dispatch import copy_kernel, kernel
 from .operations import not_simulated
 
 __all__ = ["install"]
-
 
 
 def _names(text: str) -> frozenset[str]:
@@ -31,7 +30,7 @@ _TORCHS_OWN = frozenset(
 # These have one kernel for all devices, which looks inside for the device of its tensors.
 _BESIDES = (
     *("aten::convolution", "aten::convolution_backward", "aten::_convolution"),
-    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_", "aten::cudnn_is_acceptable"),
+    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
 )
 
 # Of the kernels for sparse and nested tensors most do their work by dense ops; these have device code of their own.
@@ -86,13 +85,13 @@ def _replaced() -> list[str]:
         for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
         if name.startswith("aten::") and name[6:].partition(".")[0] not in _TORCHS_OWN and not _is_view(name)
     ]
-    return [*names, *filter(_stands_for_itself, _BESIDES)]
+    known = set(torch._C._dispatch_get_all_op_names())
+    return [*names, *filter(_stands_for_itself, _BESIDES), *(CHOICES.keys() & known - set(names))]
 
 
 def _stands_for_itself(name: str) -> bool:
     """Whether a kernel may be given to an op beside the registered ones: autograd does not go through its parts."""
-    parts = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
-    return name in COMPOSITIONS or not parts
+    return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
 
 
 def _registered(key: torch._C.DispatchKey) -> set[str]:
@@ -106,6 +105,8 @@ def _is_view(name: str) -> bool:
 
 
 def _kernel(name: str) -> Callable[..., Any]:
+    if name in CHOICES:
+        return CHOICES[name]
     if name in COMPOSITIONS or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
         return kernel(name)
 

@@ -9,6 +9,8 @@ written in place; an ``out=`` may be resized.
 Random numbers are drawn from the CPU's default generator (or from ``generator``, where the op has one), which is seeded
 from the CUDA generator around the call of every op that torch tags ``nondeterministic_seeded``. The functions are pure
 otherwise: while a stream captures they run at each replay. They run below autograd and must not ask for gradients.
+
+``CHOICES`` are kernels as they are: the host asks them which way to go, and they look at no memory.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import attention, choices, convolution, dropout, matmul, normalization, recurrent
+from . import attention, convolution, dropout, matmul, normalization, recurrent
+from .choices import CHOICES
+
+__all__ = ["CHOICES", "COMPOSITIONS"]
 
 COMPOSITIONS: dict[str, Callable[..., Any]] = {
     name: function
-    for room in (attention, choices, convolution, dropout, matmul, normalization, recurrent)
+    for room in (attention, convolution, dropout, matmul, normalization, recurrent)
     for name, function in room.COMPOSITIONS.items()
 }

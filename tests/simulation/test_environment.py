@@ -189,9 +189,16 @@ def test_base_is_kept_and_not_changed() -> None:
     child = environment(base=base)
     assert base == before
     assert child["PATH"] == "/bin"
-    assert child["LD_PRELOAD"].endswith("libcupti.so.13:/x/liba.so /y/libb.so")
+    assert child["LD_PRELOAD"].endswith("libnccl.so.2:/x/liba.so /y/libb.so")
     assert child["LD_LIBRARY_PATH"].endswith("/nvml:/lib:")
     assert environment()["HOME"] == os.environ["HOME"]
+
+
+def test_the_time_to_wait_for_a_rank_is_the_users() -> None:
+    base = {"ACCELERATOR_SIM_NCCL_TIMEOUT": "5", "ACCELERATOR_SIM_MIG": "1"}
+    child = environment(base=base)
+    assert child["ACCELERATOR_SIM_NCCL_TIMEOUT"] == "5"
+    assert child["ACCELERATOR_SIM_MIG"] != "1"
 
 
 def test_nesting_replaces() -> None:

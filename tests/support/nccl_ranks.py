@@ -198,8 +198,7 @@ def _run(order: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    import torch.distributed  # once, for all cases
-    import tests.support.nccl_cases  # noqa: F401
+    import tests.support.nccl_cases  # noqa: F401 (and torch with it, once for all cases)
 
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), flush=True)

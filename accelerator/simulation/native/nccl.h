@@ -222,7 +222,6 @@ bool is_process_gone(const struct comm *comm, int rank);
 /* nccl_engine.c */
 int64_t now_ms(void);
 int64_t timeout_ms(void);
-ncclResult_t check_usable(struct comm *comm);
 ncclResult_t run_batch(struct batch *batch);
 void ring(struct seat *seat);
 void ring_all(struct board *board);

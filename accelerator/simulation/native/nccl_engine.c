@@ -119,15 +119,6 @@ ncclResult_t break_down(struct comm *comm, enum failure_reason reason, int culpr
     }
 }
 
-ncclResult_t check_usable(struct comm *comm)
-{
-    if (comm->is_aborted)
-        return fail(ncclInternalError, "rank %d: the communicator was aborted", comm->rank);
-    if (comm->is_revoked)
-        return fail(ncclInvalidUsage, "rank %d: the communicator was revoked", comm->rank);
-    return comm->board->failure ? report_failure(comm) : ncclSuccess;
-}
-
 /* ---- Collectives. ---- */
 
 static char *slot(const struct comm *comm, int rank)
@@ -479,11 +470,12 @@ static ncclResult_t look_after(struct comm *comm, bool with_processes, bool is_l
     return ncclSuccess;
 }
 
-static ncclResult_t check_while_running(struct comm *comm)
+/* A revoked communicator can still have children. */
+static ncclResult_t check_while_running(struct comm *comm, bool is_exchange)
 {
     if (comm->is_aborted)
         return fail(ncclInternalError, "rank %d: the communicator was aborted", comm->rank);
-    if (comm->is_revoked && !comm->exchanging.first)
+    if (comm->is_revoked && !is_exchange)
         return fail(ncclInvalidUsage, "rank %d: the communicator was revoked", comm->rank);
     return ncclSuccess;
 }
@@ -497,7 +489,7 @@ static ncclResult_t work(struct comm *const *comms, int count)
         uint32_t heard = own_seat(comms[0])->bell;
         bool has_moved = false, is_idle = true;
         for (int i = 0; i < count; i++) {
-            ncclResult_t result = check_while_running(comms[i]);
+            ncclResult_t result = check_while_running(comms[i], comms[i]->exchanging.first);
             if (result == ncclSuccess)
                 result = advance(comms[i], &has_moved, &is_idle);
             if (result != ncclSuccess)
@@ -570,10 +562,10 @@ ncclResult_t run_batch(struct batch *batch)
             break;
         }
         pthread_mutex_lock(&comm->lock);
-        if (batch->operations[0].kind == EXCHANGE)
-            result = check_while_running(comm);
-        else
-            result = check_usable(comm);
+        bool is_exchange = batch->operations[0].kind == EXCHANGE;
+        result = check_while_running(comm, is_exchange);
+        if (result == ncclSuccess && !is_exchange && comm->board->failure)
+            result = report_failure(comm);
     }
     if (result == ncclSuccess) {
         for (size_t i = 0; i < batch->count; i++) {

@@ -30,18 +30,14 @@ def is_triton_supported() -> bool:
         On CUDA whether Triton can be imported and the compute capability is 8 or more, as DeepSpeed decides; on ROCm and XPU
         whether it can be imported. False elsewhere.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> isinstance(acc.is_triton_supported(), bool)
         True
     """
-    kind = runtime.device_type()
+    kind = runtime.look().kind
     if kind not in ("cuda", "xpu") or not _has_triton():
         return False
     return kind == "xpu" or torch.version.hip is not None or runtime.compute_capability() >= (8, 0)
@@ -54,18 +50,14 @@ def prefer_triton_grouped_mm() -> bool:
         True on CUDA with Triton if the compute capability is 7 or more and below 9, where torch has no fused kernel, or, from
         7 on, if this torch has no grouped multiplication at all. False elsewhere.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> isinstance(acc.prefer_triton_grouped_mm(), bool)
         True
     """
-    if runtime.device_type() != "cuda" or torch.version.hip is not None or not _has_triton():
+    if runtime.look().kind != "cuda" or torch.version.hip is not None or not _has_triton():
         return False
     capability = runtime.compute_capability()
     return capability >= (7, 0) and (capability < (9, 0) or not hasattr(torch, "_grouped_mm"))
@@ -77,8 +69,7 @@ def get_compile_backend() -> str | Callable[..., Any]:
     Returns:
         "inductor", or what ``set_compile_backend`` set.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -99,8 +90,7 @@ def set_compile_backend(backend: str | Callable[..., Any]) -> None:
         ValueError: for a name that torch's compiler does not know; the message lists those that it does.
         TypeError: if it is neither a name nor callable.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from typing_extensions import deprecated
 
 from . import devices, memory
+from ._machine.device_argument import Device
 
 __all__ = [
     "current_device_idx",
@@ -22,72 +21,66 @@ __all__ = [
 def current_device_idx() -> int:
     """Return the index of the current device; deprecated in favor of ``current_device_index``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
     """
     return devices.current_device_index()
 
 
 @deprecated("Use `set_device_index` instead.", category=FutureWarning)
-def set_device_idx(device: Any, /) -> None:
+def set_device_idx(device: Device, /) -> None:
     """Make a device the current one; deprecated in favor of ``set_device_index``.
 
     Args:
         device: an index, "cuda:1", or a ``torch.device`` with an index. A negative index does nothing.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
     """
     devices.set_device_index(device)
 
 
 @deprecated("Use `memory_reserved` instead.", category=FutureWarning)
-def memory_cached(device: Any = None) -> int:
+def memory_cached(device: Device = None) -> int:
     """Return the bytes that the allocator holds of a device; deprecated in favor of ``memory_reserved``.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
     """
     return memory.memory_reserved(device)
 
 
 @deprecated("Use `max_memory_reserved` instead.", category=FutureWarning)
-def max_memory_cached(device: Any = None) -> int:
+def max_memory_cached(device: Device = None) -> int:
     """Return the bytes that the allocator held of a device at most; deprecated in favor of ``max_memory_reserved``.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
     """
     return memory.max_memory_reserved(device)
 
 
 @deprecated("Use `reset_peak_memory_stats` instead, which this calls: it resets all peaks.", category=FutureWarning)
-def reset_max_memory_allocated(device: Any = None) -> None:
+def reset_max_memory_allocated(device: Device = None) -> None:
     """Start the peak of the allocated bytes anew, and all other peaks; deprecated in favor of ``reset_peak_memory_stats``.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
     """
     memory.reset_peak_memory_stats(device)
 
 
 @deprecated("Use `reset_peak_memory_stats` instead, which this calls: it resets all peaks.", category=FutureWarning)
-def reset_max_memory_cached(device: Any = None) -> None:
+def reset_max_memory_cached(device: Device = None) -> None:
     """Start the peak of the reserved bytes anew, and all other peaks; deprecated in favor of ``reset_peak_memory_stats``.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
     """
     memory.reset_peak_memory_stats(device)

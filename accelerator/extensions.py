@@ -38,18 +38,14 @@ def op_builder_dir() -> str:
         "op_builder" while DeepSpeed itself is being installed, else "deepspeed.ops.op_builder"; for devices other than CUDA's
         the sub-package of that name, such as "deepspeed.ops.op_builder.cpu". It need not exist.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> acc.op_builder_dir().startswith("deepspeed.ops.op_builder")
         True
     """
-    kind = runtime.device_type()
+    kind = runtime.look(poisoned=True).kind
     return _base() if kind == "cuda" else f"{_base()}.{kind}"
 
 
@@ -63,8 +59,7 @@ def register_op_builder(name: str, builder: Callable[[], Any]) -> None:
     Raises:
         TypeError: if the name is no string or the builder cannot be called.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -93,8 +88,7 @@ def get_op_builder(class_name: str) -> Any:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator, for a class that is not registered.
 
-    Fork: Safe by itself; importing a module of builders does what that module does.
-    Initializes: Nothing by itself.
+    Fork: safe, initializes nothing; importing a module of builders does what that module does.
 
     Example:
         >>> import accelerator as acc
@@ -123,8 +117,7 @@ def create_op_builder(class_name: str) -> Any:
     Raises:
         RuntimeError: in a child forked from a process that had initialized the accelerator, for a class that is not registered.
 
-    Fork: Safe by itself; importing a module of builders does what that module does.
-    Initializes: Nothing by itself.
+    Fork: safe, initializes nothing; importing a module of builders does what that module does.
 
     Example:
         >>> import accelerator as acc
@@ -141,8 +134,7 @@ def build_extension() -> type:
     Returns:
         ``torch.utils.cpp_extension.BuildExtension``, a class; it needs setuptools.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -153,26 +145,28 @@ def build_extension() -> type:
     return found
 
 
+_importing = threading.Lock()
+
+
 def _cpp_extension() -> ModuleType:
     """The module ``torch.utils.cpp_extension``, imported only now, for it takes long and needs setuptools."""
     if "torch.utils.cpp_extension" in sys.modules:
         return sys.modules["torch.utils.cpp_extension"]
-    # While it is imported it asks whether CUDA is available, only to print a line if not; the question would poison forks.
-    ask, thread = torch.cuda.is_available, threading.get_ident()
-    torch.cuda.is_available = lambda: threading.get_ident() == thread or ask()
-    try:
-        return importlib.import_module("torch.utils.cpp_extension")
-    finally:
-        torch.cuda.is_available = ask
+    # While it is imported it asks whether CUDA is available, only to print a line if not, and the question would poison forks.
+    # So it is answered for this thread, by one thread at a time; others get the true answer.
+    with _importing:
+        ask, thread = torch.cuda.is_available, threading.get_ident()
+        torch.cuda.is_available = lambda: threading.get_ident() == thread or ask()
+        try:
+            return importlib.import_module("torch.utils.cpp_extension")
+        finally:
+            torch.cuda.is_available = ask
 
 
-@functools.cache
 def _base() -> str:
-    try:
-        package = importlib.import_module("op_builder")
-    except ImportError:
-        return "deepspeed.ops.op_builder"
-    # Another's package may have that name.
+    # Only DeepSpeed's installer has its package under that name, and has imported it by then; what else has that name, in the
+    # working directory or anywhere on the path, is another's.
+    package = sys.modules.get("op_builder")
     return "op_builder" if hasattr(package, "__deepspeed__") else "deepspeed.ops.op_builder"
 
 

@@ -6,13 +6,16 @@ import functools
 from contextlib import ContextDecorator
 from typing import Any
 
-from torch.compiler import is_dynamo_compiling
+from ._torch import runtime, tracing
+from ._torch.tracing import traced_as
 
-from ._torch import runtime
+__all__ = ["annotate", "range_pop", "range_push", "supports_nvtx_domain"]
 
-__all__ = ["annotate", "range_pop", "range_push"]
+supports_nvtx_domain = True
+"""That ``range_push`` and ``range_pop`` take a domain, which DeepSpeed asks before it names its own."""
 
 
+@traced_as(tracing.nothing)
 def range_push(msg: str, domain: str | None = None, category: str | None = None) -> None:
     """Begin a range; ``range_pop`` with the same domain ends it. ``annotate`` cannot forget to.
 
@@ -24,16 +27,15 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
 
     Does nothing where torch was built without NVTX, and in code that ``torch.compile`` compiles.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> acc.range_push("forward")
         >>> acc.range_pop()
     """
-    if is_dynamo_compiling():
-        return
+    if not isinstance(msg, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"A range's name is a string, not {type(msg).__name__}")
     group = None if domain is None else _domain(domain)
     if group is not None:
         group.push_range(message=msg, category=category)
@@ -41,6 +43,7 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
         runtime.nvtx.rangePushA(msg)
 
 
+@traced_as(tracing.nothing)
 def range_pop(domain: str | None = None) -> None:
     """End the range that was begun last.
 
@@ -49,16 +52,13 @@ def range_pop(domain: str | None = None) -> None:
 
     Does nothing where torch was built without NVTX, and in code that ``torch.compile`` compiles.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> acc.range_push("forward")
         >>> acc.range_pop()
     """
-    if is_dynamo_compiling():
-        return
     group = None if domain is None else _domain(domain)
     if group is not None:
         group.pop_range()
@@ -90,8 +90,7 @@ def annotate(msg: str, domain: str | None = None, category: str | None = None) -
     Returns:
         The context manager. The range ends on exceptions too; it can be entered again while it is entered.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc

@@ -8,7 +8,10 @@ import pickle
 import sys
 from typing import Any
 
+import torch
+
 from . import memory
+from ._machine.device_argument import Device
 from ._torch import lazy, runtime
 
 __all__ = [
@@ -19,7 +22,7 @@ __all__ = [
 ]
 
 
-def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     """Return a table of the allocator's statistics of a device, to print or log.
 
     Args:
@@ -30,25 +33,19 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
         Lines of text; all zero while the accelerator is not initialized and when the CPU stands in. Mirrors
         ``torch.cuda.memory_summary``.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> "Allocated memory" in acc.memory_summary(abbreviated=True)
         True
     """
-    number = runtime.visible_index(device)
+    seen = runtime.look(device)
+    number = seen.number
     stats = memory.memory_stats(number)
     pools = (("all", ""),) if abbreviated else (("all", ""), ("large_pool", "large"), ("small_pool", "small"))
     ooms, retries = stats.get("num_ooms", 0), stats.get("num_alloc_retries", 0)
-    name = "CUDA" if runtime.kind in ("cuda", "cpu") else runtime.kind.upper()
+    name = "CUDA" if seen.kind in ("cuda", "cpu") else seen.kind.upper()
     lines = [
         "=" * _WIDTH,
         f" {'':16} PyTorch {name} memory summary, device ID {number:<17d} ",
@@ -105,11 +102,13 @@ def _scaled(value: int, measure: float, is_size: bool) -> str:
     return f"{value:6d} {units[unit]}" if is_size else f"{value:7d} {units[unit]} "
 
 
-def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
+def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: bool = True) -> list[dict[str, Any]]:
     """Return the segments that the allocators of all devices hold, with their blocks.
 
     Args:
         mempool_id: the id of a memory pool, from a graph's ``pool()``, whose segments alone are wanted; needs torch 2.7.
+        include_traces: whether to collect the history of allocations too, which no segment shows but takes time; False needs
+            torch 2.15.
 
     Returns:
         One dictionary a segment; none while the accelerator is not initialized and when the CPU stands in. Mirrors
@@ -119,17 +118,22 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str,
         RuntimeError: on accelerators for which torch makes no snapshots, and in a child forked from a process that had
             initialized the accelerator.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> total = sum(segment["total_size"] for segment in acc.memory_snapshot())
     """
-    if runtime.absent() or not runtime.initialized():
+    if not runtime.look().up:
         return []
+    arguments = () if mempool_id is None and include_traces else (mempool_id,)
     snapshot = runtime.function("memory_snapshot")
-    segments: list[dict[str, Any]] = snapshot() if mempool_id is None else snapshot(mempool_id)
+    try:
+        segments: list[dict[str, Any]] = snapshot(*arguments) if include_traces else snapshot(*arguments, include_traces=False)
+    except TypeError as error:
+        if "include_traces" not in str(error):
+            raise
+        raise RuntimeError(f"include_traces=False needs torch 2.15 or newer, this is {torch.__version__}") from None
     return segments
 
 
@@ -159,8 +163,7 @@ def record_memory_history(
     Before the accelerator is initialized it waits for that. Does nothing when the CPU stands in. Torch's own function is
     private: ``torch.cuda.memory._record_memory_history``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -174,7 +177,7 @@ def record_memory_history(
         raise TypeError(f"max_entries is an int, not {type(max_entries).__name__} ({max_entries!r})")
     if not 1 <= max_entries <= sys.maxsize:
         raise ValueError(f"max_entries is from 1 to {sys.maxsize}, not {max_entries}")
-    if runtime.absent():
+    if runtime.look().kind == "cpu":
         return
     record = runtime.function("_record_memory_history")
     # CUDA's takes anything and hands it on; what waits for the initialization must not fail there.
@@ -208,8 +211,7 @@ def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
     While the accelerator is not initialized, and when the CPU stands in, the snapshot is an empty one. Torch's own function
     is private: ``torch.cuda.memory._dump_snapshot``.
 
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc, os, tempfile
@@ -218,7 +220,7 @@ def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
         >>> os.path.getsize(path) > 0
         True
     """
-    if runtime.absent() or not runtime.initialized():
+    if not runtime.look().up:
         snapshot: Any = {"segments": [], "device_traces": []}
     else:
         snapshot = runtime.function("_snapshot")()

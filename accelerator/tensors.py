@@ -29,11 +29,7 @@ def BFloat16Tensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``BFloat16Tensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -52,11 +48,7 @@ def ByteTensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``ByteTensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -75,11 +67,7 @@ def DoubleTensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``DoubleTensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -98,11 +86,7 @@ def FloatTensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``FloatTensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -121,11 +105,7 @@ def HalfTensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``HalfTensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -144,11 +124,7 @@ def IntTensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``IntTensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -167,11 +143,7 @@ def LongTensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``LongTensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
@@ -182,11 +154,10 @@ def LongTensor(data: Any) -> torch.Tensor:
 
 
 def _tensor(data: Any, dtype: torch.dtype) -> torch.Tensor:
-    runtime.initialize()
-    device = torch.device(runtime.device_type())
-    if isinstance(data, torch.Tensor):
-        return data.detach().to(device, dtype, copy=True)
-    return torch.tensor(data, dtype=dtype, device=device)
+    # Read on the CPU first, so that what is no data initializes nothing.
+    given = isinstance(data, torch.Tensor)
+    tensor = data.detach() if given else torch.tensor(data, dtype=dtype, device="cpu")
+    return tensor.to(torch.device(runtime.initialize().kind), dtype, copy=given)
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
@@ -198,15 +169,13 @@ def on_accelerator(tensor: torch.Tensor) -> bool:
     Returns:
         Whether the tensor's device type is the accelerator's; when the CPU stands in, whether it is on the CPU.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: Safe. Nothing that a forked child could not repeat.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> acc.on_accelerator(acc.FloatTensor([1.0]))
         True
     """
-    return tensor.device.type == runtime.device_type()
+    if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"on_accelerator() takes a tensor, not {type(tensor).__name__}")
+    return tensor.device.type == runtime.look(poisoned=True).kind

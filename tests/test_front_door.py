@@ -54,12 +54,12 @@ def test_the_stub_is_the_table() -> None:
     found = {
         (statement.module, alias.name)
         for statement in tree.body
-        if isinstance(statement, ast.ImportFrom) and statement.module
+        if isinstance(statement, ast.ImportFrom) and statement.level == 1
         for alias in statement.names
         if alias.asname == alias.name
     }
-    table = {(f"accelerator.{room}", name) for room, names in _NAMES_OF_ROOM.items() for name in names}
-    assert found == table | {("accelerator", name) for name in _SUBMODULES}
+    table = {(room, name) for room, names in _NAMES_OF_ROOM.items() for name in names}
+    assert found == table | {(None, name) for name in _SUBMODULES}
 
 
 def test_no_public_name_hides_behind_a_submodule() -> None:
@@ -104,7 +104,9 @@ def test_the_torch_free_half_imports_no_torch() -> None:
 FUNCTIONS = [
     name
     for name in NAMES
-    if name not in (*_SUBMODULES, "random") and callable(getattr(acc, name)) and not isinstance(getattr(acc, name), type)
+    if name not in (*_SUBMODULES, "random", "Device")
+    and callable(getattr(acc, name))
+    and not isinstance(getattr(acc, name), type)
 ]
 
 
@@ -112,7 +114,7 @@ FUNCTIONS = [
 def test_every_function_says_what_it_does_to_fork_and_to_the_runtime(name: str) -> None:
     documentation = getattr(acc, name).__doc__ or ""
     assert documentation.splitlines()[0].strip().endswith((".", ";")), "no summary"
-    sections = ["Fork:", "Initializes:"]
+    sections = ["Fork:"]
     if name not in _NAMES_OF_ROOM["deprecated"]:  # which nobody should copy from
         sections.append("Example:")
     for section in sections:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch.distributed
 
-from tests import checkpointing_worker as worker
+from tests.support import checkpointing_worker as worker
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),

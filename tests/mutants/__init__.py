@@ -1,0 +1,1 @@
+"""Small deliberate faults, each with the tests that must notice it."""

@@ -75,7 +75,7 @@ def _find(driver_count: int | None, env: Mapping[str, str]) -> Found:
 
 def _find_fresh(accelerator: str | None, env: Mapping[str, str]) -> Found:
     if accelerator is None:
-        return Found(0, _no_accelerator(env), "torch's build")
+        return Found(0, _no_accelerator(env), "torch's build", lasting=torch_build.is_settled())
     found: Found = backend().find(env)
     return found
 

@@ -96,8 +96,11 @@ def forget() -> None:
 
 def _run(environment: Mapping[str, str | None], *, use: bool, hip: str | None) -> Answer:
     whom = "the ROCm runtime" if hip else "the CUDA driver"
-    with process.importing():
-        import subprocess
+    try:
+        with process.importing():
+            import subprocess
+    except OSError as error:  # too many open files
+        return Answer(f"no child process could be started to ask {whom} ({error})")
     source = _source()
     # The executable of a frozen program is that program: starting it again would ask again, without an end.
     if not sys.executable or getattr(sys, "frozen", False) or source is None:

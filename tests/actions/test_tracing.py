@@ -23,7 +23,9 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
     for name in (
         "current_accelerator", "current_device", "current_device_index", "current_stream", "default_stream", "device_count",
         "empty_cache", "empty_host_cache", "get_arch_list", "get_device_name", "get_gencode_flags", "get_memory_info",
-        "get_per_process_memory_fraction", "get_rng_state", "get_rng_state_all", "get_sync_debug_mode", "graph_pool_handle", "host_memory_stats",
+        "get_per_process_memory_fraction", "get_rng_state",
+        "get_rng_state_all", "get_sync_debug_mode", "graph_pool_handle",
+        "host_memory_stats",
         "init", "initial_seed", "ipc_collect", "is_available", "is_bf16_supported", "is_current_stream_capturing",
         "is_initialized", "is_tf32_supported", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
         "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats", "memory_summary", "reset_peak_memory_stats",
@@ -43,7 +45,7 @@ PROGRAMS |= {
 # Their values are new ones each time, or what the other's tracing left behind.
 ONLY_TRACED = ("graph_pool_handle", "is_initialized")
 # Without a device torch.cuda's do nothing; ours give the CPU's state, which torch.compile does not trace, or an error.
-NOT_ON_THE_CPU = ("get_rng_state_all", "graph_pool_handle", "seed", "seed_all")
+NOT_ON_THE_CPU = ("get_rng_state_all", "graph_pool_handle")
 
 
 def traced(api: Any, program: Callable[[Any], Any]) -> tuple[bool, Any]:

@@ -11,9 +11,9 @@ from . import discovery
 from ._machine import torch_build
 from ._machine.compiled import constant
 from ._machine.device_argument import Device
-from ._torch import runtime, scopes, tracing
-from ._torch.runtime import exchange_index, get_index, restore_index, set_index, up
-from ._torch.scopes import Scope
+from ._torch import runtime, tracing
+from ._torch.runtime import get_index, set_index, up
+from ._torch.scopes import DeviceScope, FirstDeviceScope
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -132,17 +132,17 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
     """
     if up:
         if type(device) is int and device >= 0:
-            return Scope(exchange_index, device, restore_index)
+            return DeviceScope(device)
         if type(device) is str or type(device) is torch.device:
             known = runtime.known.get(device)
             if known is not None:
-                return Scope(exchange_index, known, restore_index)
+                return DeviceScope(known)
     if isinstance(device, torch.Tensor):
         device = device.device
     seen = runtime.look(device, negative=True)
     if seen.kind == "cpu" or seen.index is None or seen.index < 0:
         return _NO_CHANGE
-    return scopes.of_device(seen.index)
+    return DeviceScope(seen.index) if seen.up else FirstDeviceScope(seen.index)
 
 
 @traced_as(tracing.device_of)

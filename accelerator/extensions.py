@@ -150,13 +150,12 @@ _importing = threading.Lock()
 
 def _cpp_extension() -> ModuleType:
     """The module ``torch.utils.cpp_extension``, imported only now, for it takes long and needs setuptools."""
-    if "torch.utils.cpp_extension" in sys.modules:
-        return sys.modules["torch.utils.cpp_extension"]
     # While it is imported it asks whether CUDA is available, only to print a line if not, and the question would poison forks.
     # So it is answered for this thread, by one thread at a time; others get the true answer.
     with _importing:
         ask, thread = torch.cuda.is_available, threading.get_ident()
-        torch.cuda.is_available = lambda: threading.get_ident() == thread or ask()
+        if "torch.utils.cpp_extension" not in sys.modules:
+            torch.cuda.is_available = lambda: threading.get_ident() == thread or ask()
         try:
             return importlib.import_module("torch.utils.cpp_extension")
         finally:

@@ -84,7 +84,8 @@ class Graph:
             )
         refuse_on_cpu()
         made = _of_torch(cls, runtime.initialize().kind)
-        graph: Graph = super().__new__(made, keep_graph, pool=pool, capture_error_mode=capture_error_mode)  # type: ignore[call-arg]
+        new: Any = super(Graph, made).__new__
+        graph: Graph = new(made, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
         return graph
 
     def __enter__(self) -> None:
@@ -100,7 +101,9 @@ def _of_torch(face: type[Graph], kind: str) -> type[Graph]:
     """The class of the graphs of an accelerator: ours, and torch's, whose every user takes them."""
     if issubclass(face, torch.cuda.CUDAGraph) or kind == "cpu":
         return face
-    of_torch: Any = _CUDAGraph if kind == "cuda" else torch.accelerator.Graph
+    of_torch: Any = _CUDAGraph if kind == "cuda" else getattr(torch.accelerator, "Graph", None)
+    if of_torch is None:
+        raise RuntimeError(f"torch {torch.__version__} has no graphs for {kind}")
     return type(face.__name__, (face, of_torch), {"__module__": face.__module__, "__doc__": face.__doc__})
 
 
@@ -108,17 +111,20 @@ class _CUDAGraph(torch.cuda.CUDAGraph):
     """torch.cuda's graph with the constructor of torch.accelerator's."""
 
     def __new__(cls, keep_graph: bool = False, **options: Any) -> Any:
-        if not keep_graph:
-            return super().__new__(cls)
         try:
-            return super().__new__(cls, keep_graph)
+            return super().__new__(cls, *cls._given(keep_graph))
         except TypeError:
             raise RuntimeError(f"keep_graph needs torch 2.8 or newer, this is {torch.__version__}") from None
 
     def __init__(self, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default") -> None:
+        super().__init__(*self._given(keep_graph))
         self.graph_pool = pool
         # torch.cuda.graph() passes a mode of its own, "global" unless it was given another.
         self.capture_error_mode = capture_error_mode
+
+    @staticmethod
+    def _given(keep_graph: bool) -> tuple[bool, ...]:
+        return (True,) if keep_graph else ()
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: Any) -> None:
         mode = capture_error_mode if self.capture_error_mode == "default" else self.capture_error_mode

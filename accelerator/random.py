@@ -117,6 +117,7 @@ def seed() -> None:
     lazy.run_seed(seed_current, every_device=False)
 
 
+@traced_as(tracing.seed_all)
 def seed_all() -> None:
     """Seed the generators of all devices with one number that is different each time.
 

@@ -11,9 +11,10 @@ import torch
 from . import discovery
 from ._machine import device_argument
 from ._machine.device_argument import Device
-from ._torch import runtime, scopes, tracing
+from ._torch import runtime, tracing
 from ._torch.cpu_streams import CPUEvent, CPUStream, cpu_stream
 from ._torch.runtime import get_index, get_stream, up
+from ._torch.scopes import StreamScope
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -158,7 +159,7 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
         return nullcontext()
     if stream.device.type != runtime.kind:
         raise ValueError(f"{stream.device.type} doesn't match the current accelerator {runtime.kind}.")
-    return scopes.of_stream(stream)
+    return StreamScope(stream)
 
 
 def default_stream(device: Device = None) -> torch.Stream:

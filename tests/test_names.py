@@ -29,7 +29,8 @@ NAMES = """
 
     empty_cache empty_host_cache get_memory_info memory_stats memory_allocated max_memory_allocated memory_reserved
     max_memory_reserved reset_peak_memory_stats reset_accumulated_memory_stats mem_get_info memory_stats_as_nested_dict
-    host_memory_stats memory_summary memory_snapshot record_memory_history dump_memory_snapshot
+    host_memory_stats host_memory_stats_as_nested_dict reset_peak_host_memory_stats reset_accumulated_host_memory_stats
+    memory_summary memory_snapshot record_memory_history dump_memory_snapshot
     set_per_process_memory_fraction get_per_process_memory_fraction total_memory available_memory is_out_of_memory_error
     memory_cached max_memory_cached reset_max_memory_cached reset_max_memory_allocated
 
@@ -43,7 +44,9 @@ NAMES = """
     BFloat16Tensor ByteTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor pin_memory is_pinned unpin_memory
     on_accelerator pin_empty pin_empty_like pin_memory_alignment register_host_memory unregister_host_memory
 
-    range_push range_pop annotate
+    range_push range_pop annotate supports_nvtx_domain
+
+    use_in_deepspeed
 
     is_triton_supported prefer_triton_grouped_mm get_compile_backend set_compile_backend
 

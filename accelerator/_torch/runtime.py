@@ -121,7 +121,8 @@ def resolve(device: Any, *, optional: bool = True, negative: bool = False) -> in
     try:
         return known[device]
     except (KeyError, TypeError):
-        number = look(device, optional=optional, negative=negative).index
+        pass  # and the error that the look may raise is not one that came while handling this
+    number = look(device, optional=optional, negative=negative).index
     return get_index() if number is None else number
 
 

@@ -127,10 +127,11 @@ def ipc_collect() -> None:
 
 
 def seed() -> None:
-    if kind() == "cpu":
-        torch.default_generator.seed()
-    else:
-        getattr(torch, kind()).seed()
+    torch.random.seed() if kind() == "cpu" else getattr(torch, kind()).seed()
+
+
+def seed_all() -> None:
+    torch.random.seed() if kind() == "cpu" else getattr(torch, kind()).seed_all()
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:

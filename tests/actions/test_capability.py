@@ -74,9 +74,9 @@ def test_children_forked_too_late_are_told_so() -> None:
                 acc.is_bf16_supported, acc.is_fp16_supported, acc.is_fp64_supported, acc.is_tf32_supported, acc.amp,
                 acc.supported_dtypes, acc.create_graph, acc.graph_pool_handle, acc.is_current_stream_capturing,
                 lambda: acc.FloatTensor(1), lambda: acc.pin_memory(tensor), lambda: acc.is_pinned(tensor),
-                lambda: acc.on_accelerator(tensor), lambda: acc.pin_empty(1), lambda: acc.register_host_memory(0, 1),
+                lambda: acc.pin_empty(1), lambda: acc.register_host_memory(0, 1),
                 lambda: acc.unregister_host_memory(0), acc.is_triton_supported, acc.prefer_triton_grouped_mm,
-                acc.op_builder_dir, lambda: acc.capture_to_graph(None), lambda: acc.replay_graph(None),
+                lambda: acc.capture_to_graph(None), lambda: acc.replay_graph(None),
             ):
                 try:
                     call()

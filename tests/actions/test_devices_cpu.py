@@ -18,6 +18,9 @@ def test_there_is_one_device() -> None:
         assert set_current(0) is None
         assert set_current("cpu:0") is None
         assert set_current(-1) is None
+        assert set_current(3) is None
+        assert set_current(torch.device("cpu")) is None
+    assert acc.current_device_index() == acc.current_device() == 0
 
 
 def test_current_device_is_no_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,8 +29,9 @@ def test_current_device_is_no_local_rank(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_devices_as_values() -> None:
-    assert acc.device() == acc.device(0) == acc.device("cpu") == torch.device("cpu")
-    assert acc.device_name() == acc.device_name(0) == acc.current_device_name() == "cpu"
+    assert acc.device() == acc.device(0) == acc.device(3) == acc.device("cpu") == torch.device("cpu")
+    assert acc.device_name() == acc.device_name(0) == acc.device_name(7) == acc.current_device_name() == "cpu"
+    assert acc.device_name("3") == "cpu"
     with acc.device(0):
         assert torch.empty(1).device == torch.device("cpu")
 

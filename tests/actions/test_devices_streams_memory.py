@@ -189,12 +189,10 @@ def test_a_child_of_an_initialized_process_is_told(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         calls = [
-            lambda: acc.set_device(0), lambda: acc.current_device(), lambda: acc.current_device_name(), lambda: acc.device(),
-            lambda: acc.device_name(1), lambda: acc.device_of(torch.ones(1)), lambda: acc.get_device_properties(),
+            lambda: acc.set_device(0), lambda: acc.current_device(), lambda: acc.current_device_name(), lambda: acc.device_of(torch.ones(1)), lambda: acc.get_device_properties(),
             lambda: acc.can_device_access_peer(0, 1), lambda: acc.default_stream(), lambda: acc.stream(stream),
             lambda: acc.external_stream(0), acc.init, lambda: acc.lazy_call(print), acc.ipc_collect, acc.cudart,
             acc.current_blas_handle, lambda: acc.set_sync_debug_mode(1), acc.get_sync_debug_mode,
-            acc.is_synchronized_device, acc.use_host_timers, acc.resolves_data_dependency, acc.handles_memory_backpressure,
             acc.mem_get_info, acc.memory_stats_as_nested_dict, acc.host_memory_stats, acc.memory_summary, acc.memory_snapshot,
             acc.record_memory_history, lambda: acc.dump_memory_snapshot(os.devnull), acc.total_memory, acc.available_memory,
             lambda: acc.set_per_process_memory_fraction(1.0), acc.get_per_process_memory_fraction, acc.memory_allocated,
@@ -207,6 +205,22 @@ def test_a_child_of_an_initialized_process_is_told(tmp_path: Path) -> None:
                 assert "spawn" in str(error) and "forkserver" in str(error), (number, error)
             else:
                 os._exit(number + 1)
+        assert acc.device() == torch.device("cuda") and acc.device(0) == torch.device("cuda", 0)
+        assert (acc.device_name(), acc.device_name(1), acc.device_name("0")) == ("cuda", "cuda:1", "cuda:0")
+        assert not (acc.is_synchronized_device() or acc.use_host_timers() or acc.resolves_data_dependency())
+        assert not acc.handles_memory_backpressure() and acc.on_accelerator(torch.ones(1)) is False
+        assert acc.op_builder_dir() == "deepspeed.ops.op_builder" and acc.get_op_builder("NoSuchBuilder") is None
+        for wrong, error in ((2, ValueError), ("cpu", ValueError), (1.5, TypeError)):
+            try:
+                acc.device(wrong)
+            except error:
+                pass
+            else:
+                os._exit(99)
+        # As torch's, the seeds wait for an initialization that cannot come.
+        torch.default_generator.manual_seed(7)
+        acc.manual_seed(1), acc.manual_seed_all(1), acc.seed(), acc.seed_all()
+        assert torch.initial_seed() == 7
         assert acc.get_arch_list() == torch.cuda.get_arch_list()
         assert acc.is_out_of_memory_error(MemoryError())
         with acc.stream(None):
@@ -214,6 +228,88 @@ def test_a_child_of_an_initialized_process_is_told(tmp_path: Path) -> None:
         os._exit(0)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert status == 0, f"call {status - 1} did not raise"
+    """
+    run_simulated(code, tmp_path)
+
+
+@needs_simulation
+def test_errors_are_no_reason_to_initialize(tmp_path: Path) -> None:
+    code = """
+    import pytest, torch, accelerator as acc
+    assert acc.device_count() == 2
+    for call, error in (
+        (lambda: acc.FloatTensor(None), (TypeError, RuntimeError)), (lambda: acc.LongTensor("x"), (TypeError, ValueError)),
+        (lambda: acc.HalfTensor([[1], [1, 2]]), ValueError), (lambda: acc.external_stream(-1), ValueError),
+        (lambda: acc.external_stream(None), TypeError), (lambda: acc.external_stream(0, 2), ValueError),
+        (lambda: acc.pin_empty(None), TypeError), (lambda: acc.pin_empty(-1), RuntimeError),
+        (lambda: acc.pin_empty("x"), TypeError), (lambda: acc.pin_memory(None), TypeError),
+        (lambda: acc.pin_memory(torch.empty(1, device="meta")), RuntimeError),
+        (lambda: acc.register_host_memory(None, 1), TypeError), (lambda: acc.register_host_memory(0, None), TypeError),
+        (lambda: acc.unregister_host_memory(None), TypeError), (lambda: acc.unregister_host_memory(-1), ValueError),
+        (lambda: acc.manual_seed(float("inf")), ValueError), (lambda: acc.manual_seed_all(2**70), (ValueError, RuntimeError)),
+        (lambda: acc.set_device_index(2), ValueError), (lambda: acc.set_device_index(None), ValueError),
+        (lambda: acc.current_stream("cuda:2"), ValueError), (lambda: acc.device_index(2), ValueError),
+        (lambda: acc.Graph(capture_error_mode="strict"), ValueError), (lambda: acc.set_stream(3), TypeError),
+        (lambda: acc.capture_to_graph(3), TypeError), (lambda: acc.replay_graph(None), TypeError),
+        (lambda: acc.can_device_access_peer(2, 0), ValueError), (lambda: acc.can_device_access_peer(0, 2), ValueError),
+        (lambda: acc.range_push(3), TypeError),
+    ):
+        with pytest.raises(error) as caught:
+            call()
+        assert "\\n" not in str(caught.value), caught.value
+    assert not acc.is_initialized() and acc.is_fork_safe()
+    """
+    assert run_simulated(code, tmp_path)[1] == []
+
+
+@needs_simulation
+def test_contexts_initialize_when_they_are_entered(tmp_path: Path) -> None:
+    code = """
+    import torch, accelerator as acc
+    for device in (0, 1, "cuda:1", torch.device("cuda", 1)):
+        made = acc.device_index(device)
+    assert not acc.is_initialized() and acc.is_fork_safe()
+    with made, made:
+        assert acc.is_initialized() and torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == 0
+    """
+    assert run_simulated(code, tmp_path)[1]
+
+
+@needs_simulation
+def test_a_device_of_another_type_shows_no_inner_error(tmp_path: Path) -> None:
+    code = """
+    import traceback, torch, accelerator as acc
+    for prepare in (lambda: None, acc.init):
+        prepare()
+        for device in (torch.device("cpu"), "cpu", "bogus", 1.5):
+            for function in (acc.synchronize, acc.memory_allocated, acc.set_device_index):
+                try:
+                    function(device)
+                except Exception as error:
+                    shown = traceback.format_exc()
+                    assert "KeyError" not in shown and "During handling" not in shown, shown
+                else:
+                    raise AssertionError(function)
+    """
+    run_simulated(code, tmp_path)
+
+
+@needs_simulation
+def test_only_the_look_changes_what_was_found(tmp_path: Path) -> None:
+    code = """
+    import os, torch, accelerator as acc
+    from accelerator._torch import runtime
+    assert runtime.look() == ("cuda", None, False) and runtime.look("cuda:1").index == 1
+    os.environ["ACCELERATOR_BACKEND"] = "cpu"
+    assert runtime.kind == "cuda" and not runtime.up  # nobody has looked
+    assert acc.is_available() is False and acc.device_count() == 0 and acc.current_accelerator() is None
+    assert runtime.kind == "cuda"  # the questions have not
+    assert acc.device() == torch.device("cpu") and runtime.kind == "cpu"
+    assert runtime.look(5) == ("cpu", 0, False)
+    del os.environ["ACCELERATOR_BACKEND"]
+    torch.cuda.init()
+    assert acc.device() == torch.device("cuda") and runtime.look("cuda") == ("cuda", None, True)
     """
     run_simulated(code, tmp_path)
 

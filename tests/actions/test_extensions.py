@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +19,9 @@ KIND = "" if acc.device_count() else ".cpu"
 @pytest.fixture(autouse=True)
 def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(extensions, "_registered", {})
-    for cache in (extensions._base, extensions._modules_of):
-        cache.cache_clear()
+    extensions._modules_of.cache_clear()
     yield
-    for cache in (extensions._base, extensions._modules_of):
-        cache.cache_clear()
+    extensions._modules_of.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "op_builder"]:
         del sys.modules[name]
 
@@ -49,6 +48,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         )
         _write(directory / "broken.py", note + "import no_such_module\n\nclass BrokenBuilder: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.import_module("op_builder")  # as DeepSpeed's installer does
     return root
 
 
@@ -72,7 +72,7 @@ def test_the_latest_registration_counts_and_comes_before_the_package(package: Pa
     acc.register_op_builder("AdamBuilder", dict)
     acc.register_op_builder("AdamBuilder", list)
     assert acc.get_op_builder("AdamBuilder") is list
-    assert "op_builder" not in sys.modules
+    assert _imported() == []
 
 
 def test_wrong_registrations_are_refused() -> None:
@@ -112,6 +112,14 @@ def test_anothers_package_of_that_name_is_left_alone(tmp_path: Path, monkeypatch
     assert acc.get_op_builder("AdamBuilder") is None
 
 
+def test_a_package_in_the_working_directory_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path / "op_builder" / "__init__.py", "__deepspeed__ = True\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    assert acc.op_builder_dir() == f"deepspeed.ops.op_builder{KIND}"
+    assert "op_builder" not in sys.modules
+
+
 def test_the_package_may_ask_while_it_is_being_imported(tmp_path: Path) -> None:
     # DeepSpeed's does, for each of its builders.
     root = tmp_path / "deepspeed" / "ops" / "op_builder"
@@ -146,3 +154,29 @@ def test_build_extension_is_torchs_and_asking_for_it_is_silent() -> None:
         plain_environment(),
     )
     assert printed == ""
+
+
+def test_several_threads_may_ask_for_it_first() -> None:
+    run(
+        """
+        import os, sys, threading, torch
+        import accelerator as acc
+        acc.build_extension  # opens the room
+        os.environ["CUDA_HOME"] = "/"
+        ask = torch.cuda.is_available
+        sys.setswitchinterval(1e-6)
+        ready, found = threading.Barrier(8), []
+        def first():
+            ready.wait()
+            found.append(acc.build_extension())
+        threads = [threading.Thread(target=first) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(set(found)) == 1 and len(found) == 8, found
+        assert torch.cuda.is_available is ask
+        assert acc.is_fork_safe()
+        """,
+        plain_environment(),
+    )

@@ -64,6 +64,36 @@ def test_host_memory_stats_are_torch_s() -> None:
     assert stats["allocated_bytes.current"] >= pinned.nbytes
 
 
+def test_host_memory_stats_nested_and_reset() -> None:
+    if not hasattr(torch.cuda, "host_memory_stats"):
+        assert acc.host_memory_stats_as_nested_dict() == {}
+        acc.reset_peak_host_memory_stats()
+        acc.reset_accumulated_host_memory_stats()
+        return
+
+    def active() -> dict[str, int]:
+        return acc.host_memory_stats_as_nested_dict()["active_bytes"]
+
+    kept, more = acc.pin_empty(1 << 20, dtype=torch.uint8), acc.pin_empty(8 << 20, dtype=torch.uint8)
+    del more
+    torch.cuda.synchronize()
+    acc.empty_host_cache()
+    assert acc.host_memory_stats_as_nested_dict() == torch.cuda.host_memory_stats_as_nested_dict()
+    assert active()["peak"] > active()["current"] >= kept.nbytes
+    acc.reset_peak_host_memory_stats()
+    assert active()["peak"] == active()["current"]
+    assert active()["allocated"] > 0
+    acc.reset_accumulated_host_memory_stats()
+    assert active()["allocated"] == active()["freed"] == 0
+
+
+@pytest.mark.parametrize("fraction", [1, 0, True, "1.0", None])
+def test_a_fraction_is_a_float_as_torch_wants_it(fraction: Any) -> None:
+    for function in (acc.set_per_process_memory_fraction, torch.cuda.set_per_process_memory_fraction):
+        with pytest.raises(TypeError):
+            function(fraction)
+
+
 @pytest.mark.parametrize("reset", [acc.reset_peak_memory_stats, acc.reset_accumulated_memory_stats])
 def test_resetting_concerns_one_device(reset: Callable[..., None]) -> None:
     def mutable(index: int) -> tuple[Any, ...]:

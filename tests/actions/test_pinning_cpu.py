@@ -33,5 +33,13 @@ def test_empty_tensors_are_plain_ones() -> None:
 
 def test_registering_does_nothing() -> None:
     tensor = torch.ones(8)
-    assert acc.register_host_memory(tensor.data_ptr(), tensor.nbytes) is None
+    assert acc.register_host_memory(tensor.data_ptr(), tensor.nbytes) is False
     assert acc.unregister_host_memory(tensor.data_ptr()) is None
+
+
+def test_without_a_copy_the_memory_is_new() -> None:
+    tensor = torch.ones(2, 3, dtype=torch.int16)
+    like, flat = acc.pin_memory(tensor, make_copy=False), acc.pin_memory(tensor, make_copy=False, match_shape=False)
+    assert (like.shape, like.dtype) == ((2, 3), torch.int16)
+    assert (flat.shape, flat.dtype) == ((6,), torch.int16)
+    assert tensor.data_ptr() not in (like.data_ptr(), flat.data_ptr())

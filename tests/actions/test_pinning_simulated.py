@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
@@ -61,7 +64,7 @@ def test_pinned_memory_is_the_cpus(device: object) -> None:
 def test_memory_can_be_registered_once_at_a_time() -> None:
     tensor = torch.ones(4096)
     address = tensor.data_ptr()
-    acc.register_host_memory(address, tensor.nbytes)
+    assert acc.register_host_memory(address, tensor.nbytes) is True
     assert acc.is_pinned(tensor)
     with pytest.raises(RuntimeError, match="CUDA refused"):
         acc.register_host_memory(address, tensor.nbytes)
@@ -75,3 +78,63 @@ def test_memory_can_be_registered_once_at_a_time() -> None:
 
 def test_no_alignment_is_asked_for() -> None:
     assert acc.pin_memory_alignment() == 1
+
+
+@pytest.mark.parametrize("align", [1, 4096, 1 << 21])
+@pytest.mark.parametrize("default", ["cpu", "meta", "cuda", "cuda:1"])
+def test_the_default_device_has_no_say(default: str, align: int) -> None:
+    tensor = torch.arange(6.0).view(2, 3)
+    with torch.device(default):
+        kept = [acc.pin_memory(tensor, align_bytes=align) for _ in range(4)]
+        empty, like = acc.pin_empty(3), acc.pin_empty_like(tensor)
+        new = acc.pin_memory(tensor, align_bytes=align, make_copy=False)
+    for pinned in kept:
+        assert pinned.device.type == "cpu"
+        assert pinned.tolist() == tensor.tolist()
+    for made in (*kept, empty, like, new):
+        assert acc.is_pinned(made)
+
+
+def test_strides_are_kept_at_any_address() -> None:
+    images = torch.arange(24.0).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
+    transposed = torch.arange(6.0).view(2, 3).t()
+    for tensor in (images, transposed):
+        for align in (1, 4096, 1 << 21):
+            for pinned in [acc.pin_memory(tensor, align_bytes=align) for _ in range(4)]:
+                assert pinned.stride() == tensor.stride()
+                assert torch.equal(pinned, tensor)
+                assert pinned.data_ptr() % align == 0
+
+
+def test_without_a_copy_the_memory_is_new_and_pinned() -> None:
+    template = torch.ones(2, 3, dtype=torch.int16, device="cuda:1").t()
+    like, flat = acc.pin_memory(template, make_copy=False), acc.pin_memory(template, make_copy=False, match_shape=False)
+    assert (like.shape, flat.shape) == ((3, 2), (6,))
+    for made in (like, flat):
+        assert made.dtype == torch.int16
+        assert made.is_contiguous()
+        assert acc.is_pinned(made)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, [1.0], "tensor"], ids=repr)
+@pytest.mark.parametrize("function", [acc.pin_memory, acc.is_pinned, acc.pin_empty_like, acc.on_accelerator])
+def test_what_is_no_tensor(function: Callable[[Any], Any], wrong: Any) -> None:
+    with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) takes a tensor, not {type(wrong).__name__}$"):
+        function(wrong)
+
+
+@pytest.mark.parametrize("wrong", [None, 1.5, "0", b""], ids=repr)
+def test_what_is_no_address(wrong: Any) -> None:
+    for call in (lambda: acc.register_host_memory(wrong, 1), lambda: acc.register_host_memory(0, wrong),
+                 lambda: acc.unregister_host_memory(wrong)):  # fmt: skip
+        with pytest.raises(TypeError) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**63, 2**70])
+def test_addresses_out_of_range(wrong: int) -> None:
+    for call in (lambda: acc.register_host_memory(wrong, 1), lambda: acc.register_host_memory(0, wrong),
+                 lambda: acc.unregister_host_memory(wrong)):  # fmt: skip
+        with pytest.raises(ValueError, match="of memory is from 0"):
+            call()

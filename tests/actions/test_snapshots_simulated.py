@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,12 +34,32 @@ def test_summary_is_torch_s(abbreviated: bool) -> None:
     assert acc.memory_summary() == torch.cuda.memory_summary(1)
 
 
-def test_segments_are_torch_s() -> None:
+def test_segments_hold_what_was_allocated() -> None:
     held = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
-    segments = acc.memory_snapshot()
-    assert segments == torch.cuda.memory_snapshot()
-    (segment,) = (segment for segment in segments if segment["device"] == 1)
+    (segment,) = (segment for segment in acc.memory_snapshot() if segment["device"] == 1)
     assert segment["allocated_size"] == held.nbytes
+    assert segment["address"] <= held.data_ptr() < segment["address"] + segment["total_size"]
+    (block,) = (block for block in segment["blocks"] if block["state"] == "active_allocated")
+    assert block["address"] == held.data_ptr()
+    assert block["requested_size"] == held.nbytes
+    del held
+    (segment,) = (segment for segment in acc.memory_snapshot() if segment["device"] == 1)
+    assert segment["allocated_size"] == 0
+    acc.empty_cache()
+    assert not [segment for segment in acc.memory_snapshot() if segment["device"] == 1]
+
+
+def test_segments_without_the_history() -> None:
+    held = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
+    if "include_traces" not in inspect.signature(torch.cuda.memory_snapshot).parameters:
+        with pytest.raises(RuntimeError, match=r"torch 2\.15"):
+            acc.memory_snapshot(include_traces=False)
+        return
+    acc.record_memory_history()
+    allocate_something_findable()
+    assert acc.memory_snapshot(include_traces=False) == acc.memory_snapshot() == acc.memory_snapshot(None, True)
+    assert acc.memory_snapshot((0, 0), include_traces=False) == acc.memory_snapshot((0, 0))
+    del held
 
 
 def test_segments_of_a_pool() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 from typing import Any
 
 import pytest
@@ -33,6 +35,35 @@ YES = [
     if torch.distributed.is_available()
     else MemoryError(),
 ]
+
+# Python has groups of exceptions from 3.11 on.
+group = getattr(builtins, "ExceptionGroup", None)
+
+
+def caused_by(cause: BaseException) -> BaseException:
+    error = RuntimeError("step 3 failed")
+    error.__cause__ = cause
+    return error
+
+
+YES += [
+    RuntimeError("CUDA out of memory"),
+    RuntimeError("NPU out of memory. Tried to allocate 2.00 GiB"),
+    RuntimeError("cuda runtime error (2) : out of memory at /pytorch/aten/src/THC/THCGeneral.cpp:50"),
+    RuntimeError("unable to mmap 1024 bytes from file </torch_1>: Cannot allocate memory (12)"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    RuntimeError("FATAL ERROR :: MODULE:PT_DEVMEM Allocation failed for size::268435456 (256)MB"),
+    RuntimeError(
+        "Caught OutOfMemoryError in replica 0 on device 0.\nOriginal Traceback:\ntorch.OutOfMemoryError: CUDA out of memory."
+    ),
+    caused_by(torch.OutOfMemoryError("Allocation on device")),
+    caused_by(caused_by(MemoryError())),
+]
+if group:
+    YES += [
+        group("ranks", [ValueError("first"), torch.OutOfMemoryError("Allocation on device")]),
+        group("ranks", [group("more", [caused_by(MemoryError())])]),
+    ]
 NO = [
     RuntimeError("CUDA error: an illegal memory access was encountered"),
     RuntimeError("CUDA error: device-side assert triggered"),
@@ -46,7 +77,14 @@ NO = [
     ValueError("out of memory"),
     KeyboardInterrupt("out of memory"),
     Exception("CUDA out of memory"),
+    RuntimeError("This batch is out of memory budget"),
+    RuntimeError("Cannot allocate memory that was freed before"),
+    RuntimeError("I cannot allocate memory to this job"),
+    OSError(errno.ENOENT, "No such file"),
+    caused_by(ValueError("CUDA out of memory")),
 ]
+if group:
+    NO.append(group("ranks", [ValueError("first"), RuntimeError("This batch is out of memory budget")]))
 
 
 @pytest.mark.parametrize("exception", YES, ids=repr)
@@ -69,3 +107,18 @@ def test_the_host_s_allocator() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert acc.is_out_of_memory_error(caught.value) is True
+
+
+def test_a_circle_of_causes_ends() -> None:
+    error, other = RuntimeError("one"), RuntimeError("other")
+    error.__cause__, other.__cause__ = other, error
+    assert acc.is_out_of_memory_error(error) is False
+
+
+def test_what_follows_by_chance_is_no_cause() -> None:
+    with pytest.raises(ValueError) as caught:
+        try:
+            raise MemoryError
+        except MemoryError:
+            raise ValueError("while cleaning up")  # noqa: B904
+    assert acc.is_out_of_memory_error(caught.value) is False

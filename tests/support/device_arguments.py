@@ -50,6 +50,8 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 NEGATIVE_IS_FINE = frozenset(
     "current_stream device_index get_memory_info mem_get_info set_device set_device_index synchronize".split()
 )
+# DeepSpeed gives it a rank's number as it stands in the environment.
+DIGITS_ARE_FINE = frozenset({"device_name"})
 INDEX_IS_REQUIRED = frozenset({"set_device", "set_device_index"})
 
 # What is no device anywhere.

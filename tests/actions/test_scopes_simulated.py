@@ -1,0 +1,95 @@
+"""The context managers that make a device or a stream current: one mechanism, entered again, by several threads, in any order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import pytest
+import torch
+
+import accelerator as acc
+
+MAKE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "device_index": lambda: acc.device_index(1),
+    "device_index, a string": lambda: acc.device_index("cuda:1"),
+    "device_of": lambda: acc.device_of(torch.empty(1, device="cuda:1")),
+    "stream": lambda: acc.stream(torch.Stream("cuda:1")),
+}
+pytestmark = pytest.mark.parametrize("name", MAKE)
+
+
+@pytest.fixture(autouse=True)
+def _initialized() -> None:
+    acc.init()
+
+
+def current() -> int:
+    return torch.cuda.current_device()
+
+
+def test_entered_while_it_is_entered(name: str) -> None:
+    scope = MAKE[name]()
+    with scope:
+        torch.cuda.set_device(0)
+        with scope:
+            assert current() == 1
+            with acc.device_index(0), scope:
+                assert current() == 1
+            assert current() == 1
+        assert current() == 0
+    assert current() == 0
+
+
+def test_left_in_another_order(name: str) -> None:
+    first, second = MAKE[name](), acc.device_index(0)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert current() == 0
+    second.__exit__(None, None, None)
+    assert current() == 1
+    torch.cuda.set_device(0)
+
+
+@pytest.mark.parametrize("made_here", [True, False])
+def test_one_object_in_several_threads(name: str, made_here: bool) -> None:
+    made: list[AbstractContextManager[Any]] = []
+    if made_here:
+        made.append(MAKE[name]())
+    else:
+        # The thread that made it is gone when others enter it.
+        maker = threading.Thread(target=lambda: made.append(MAKE[name]()))
+        maker.start()
+        maker.join()
+    scope = made[0]
+    ready, wrong = threading.Barrier(4), []
+
+    def use(home: int) -> None:
+        torch.cuda.set_device(home)
+        for _ in range(50):
+            ready.wait()
+            with scope:
+                ready.wait()
+                inside = current()
+                with acc.device_index(0), scope:
+                    ready.wait()
+                inside += current()
+            if inside != 2 or current() != home:
+                wrong.append((inside, current(), home))
+
+    threads = [threading.Thread(target=use, args=(home,)) for home in (0, 1, 0)]
+    for thread in threads:
+        thread.start()
+    use(0)
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_an_exception_leaves_it(name: str) -> None:
+    with pytest.raises(KeyError), MAKE[name]():
+        raise KeyError
+    assert current() == 0

@@ -1,0 +1,169 @@
+"""``torch.compile(fullgraph=True)``: what it traces of torch's own calls it traces of ours, with the same values and the same
+state left behind. Which those are, torch is asked.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import accelerator as acc
+from accelerator._machine import torch_build
+from tests.support import plain_environment, run, simulated_environment
+
+build = torch_build.read()
+
+# A program for each call, of the module that has it; the names are the same in ours and in at least one of torch's.
+PROGRAMS: dict[str, Callable[[Any], Any]] = {
+    name: (lambda api, name=name: getattr(api, name)())
+    for name in (
+        "current_accelerator", "current_device", "current_device_index", "current_stream", "default_stream", "device_count",
+        "empty_cache", "empty_host_cache", "get_arch_list", "get_device_name", "get_gencode_flags", "get_memory_info",
+        "get_per_process_memory_fraction", "get_rng_state",
+        "get_rng_state_all", "get_sync_debug_mode", "graph_pool_handle",
+        "host_memory_stats",
+        "init", "initial_seed", "ipc_collect", "is_available", "is_bf16_supported", "is_current_stream_capturing",
+        "is_initialized", "is_tf32_supported", "max_memory_allocated", "max_memory_reserved", "mem_get_info",
+        "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats", "memory_summary", "reset_peak_memory_stats",
+        "seed", "seed_all", "synchronize",
+    )
+}  # fmt: skip
+PROGRAMS |= {
+    "get_device_properties": lambda api: api.get_device_properties(0).name,
+    "set_device": lambda api: api.set_device(0),
+    "set_device_index": lambda api: api.set_device_index(0),
+    "set_stream": lambda api: api.set_stream(api.current_stream()),
+    "synchronize, with an index": lambda api: api.synchronize(0),
+    "synchronize, with a string": lambda api: api.synchronize("cuda:0"),
+    "current_stream, with an index": lambda api: api.current_stream(0),
+    "manual_seed": lambda api: api.manual_seed(1),
+}
+# Their values are new ones each time, or what the other's tracing left behind.
+ONLY_TRACED = ("graph_pool_handle", "is_initialized")
+# Without a device torch.cuda's do nothing; ours give the CPU's state, which torch.compile does not trace, or an error.
+NOT_ON_THE_CPU = ("get_rng_state_all", "graph_pool_handle")
+
+
+def traced(api: Any, program: Callable[[Any], Any]) -> tuple[bool, Any]:
+    """Whether a program can be traced, and what it gives."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda tensor: (tensor + 1, program(api)), backend="eager", fullgraph=True)
+    try:
+        tensor, value = compiled(torch.ones(2))
+    except Exception:
+        return False, None
+    assert tensor.tolist() == [2, 2]
+    return True, (value.stream_id, value.device_index) if isinstance(value, torch.Stream) else value
+
+
+def state() -> tuple[Any, ...]:
+    if not torch.cuda.is_initialized():
+        return ()
+    streams = [torch.cuda.current_stream(device).stream_id for device in range(2)]
+    return torch.cuda.current_device(), *streams
+
+
+def differences() -> list[str]:
+    """What torch traces and we do not, or otherwise, in this process."""
+    warnings.simplefilter("ignore")
+    found: list[str] = []
+    for name, program in PROGRAMS.items():
+        for api in (torch.accelerator, torch.cuda):
+            if not hasattr(api, name.partition(",")[0]):
+                continue
+            begin = state()
+            if name in NOT_ON_THE_CPU and acc.device_count() == 0:
+                continue
+            traces, theirs = traced(api, program)
+            their_state = state()
+            if not traces:
+                continue
+            assert state() == begin or name == "init", name
+            ours_traces, ours = traced(acc, program)
+            if not ours_traces or state() != their_state:
+                found.append(f"{name} of {api.__name__}: torch gives {theirs}")
+            elif name not in ONLY_TRACED and api is torch.accelerator and ours != theirs:
+                found.append(f"{name} of {api.__name__}: {ours}, torch gives {theirs}")
+            print("traced", name, api.__name__)
+    return found
+
+
+def _answers(environment: dict[str, str], prelude: str = "") -> list[str]:
+    code = f"import torch\n{prelude}\nfrom tests.actions.test_tracing import differences\nprint('found', differences())"
+    return run(code, environment, timeout=300).splitlines()
+
+
+@pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch")
+def test_all_that_torch_traces_with_two_devices() -> None:
+    *answers, found = _answers(simulated_environment(gpus=2), "torch.cuda.init(); torch.cuda.set_device(1)")
+    assert found == "found []"
+    # 2.6 traces little, newer releases what these do at least.
+    least = {"is_available", "current_device"} if build and build.version.startswith("2.6.") else {
+        "is_available", "current_device_index", "current_accelerator", "current_stream", "synchronize", "set_stream",
+    }  # fmt: skip
+    assert least <= {answer.split()[1] for answer in answers}
+
+
+def test_all_that_torch_traces_where_the_cpu_stands_in() -> None:
+    assert _answers(plain_environment())[-1] == "found []"
+
+
+def program_of_effects(tensor: torch.Tensor, side: Any) -> tuple[Any, ...]:
+    acc.synchronize()
+    acc.synchronize(0)
+    with acc.device_index(0), acc.device_of(tensor), acc.stream(side):
+        inside = acc.current_device_index()
+    acc.set_stream(acc.current_stream())
+    acc.empty_cache()
+    acc.reset_peak_memory_stats()
+    acc.range_push("name")
+    acc.range_pop()
+    return tensor + 1, inside, acc.is_available(), acc.device_count(), acc.device(0), acc.use_host_timers()
+
+
+def test_one_program_traces_on_the_cpu_and_on_devices() -> None:
+    code = """
+    import sys, torch, accelerator as acc
+    from tests.actions.test_tracing import program_of_effects
+    if sys.argv[1] == "cuda":
+        torch.cuda.init()
+    side = acc.Stream() if sys.argv[1] == "cuda" else None
+    eager = program_of_effects(torch.ones(2), side)
+    compiled = torch.compile(program_of_effects, backend="eager", fullgraph=True)(torch.ones(2), side)
+    assert eager[0].tolist() == compiled[0].tolist() and eager[1:] == compiled[1:], (eager, compiled)
+    print(compiled[2:4])
+    """
+    assert run(code, plain_environment(), "cpu").strip() == "(False, 0)"
+    if build is not None and build.cuda is not None and not build.version.startswith("2.6."):
+        assert run(code, simulated_environment(gpus=2), "cuda").strip() == "(True, 2)"
+
+
+@pytest.mark.skipif(build is None or build.cuda is None or build.version.startswith("2.6."), reason="needs torch 2.7 with CUDA")
+def test_effects_come_at_every_call_and_not_while_tracing() -> None:
+    run(
+        """
+        import torch, accelerator as acc
+        torch.cuda.init()
+        def program(tensor):
+            acc.empty_cache()
+            acc.reset_peak_memory_stats()
+            return tensor + 1
+        compiled = torch.compile(program, backend="eager", fullgraph=True)
+        for _ in range(3):
+            torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+            assert acc.memory_reserved() >= 30 << 20 <= acc.max_memory_allocated()
+            compiled(torch.ones(2))
+            assert acc.memory_reserved() == 0 == acc.max_memory_allocated()
+        def current(tensor):
+            return tensor + 1, acc.current_device_index(), acc.current_stream()
+        compiled = torch.compile(current, backend="eager", fullgraph=True)
+        for index in (0, 1, 0):
+            torch.cuda.set_device(index)
+            assert compiled(torch.ones(2))[1:] == (index, torch.accelerator.current_stream())
+        """,
+        simulated_environment(gpus=2),
+    )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -231,22 +231,23 @@ def copied(item: Any, name: str, put: Callable[[Any, str], Any], seen: dict[int,
         return seen[id(item)]
     if isinstance(item, tuple):
         parts = [copied(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)]
+        if all(part is each for part, each in zip(parts, item, strict=True)):
+            return item
         # The named tuples that torch's operations return are made like tuples, those of collections past their own maker.
-        return kind(parts) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, parts)
-    if isinstance(item, list):
-        new: Any = [] if kind is list else copy.copy(item)
+        new: Any = kind(parts) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, parts)
         seen[id(item)] = new
-        new[:] = [copied(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)]
+        return new
+    if isinstance(item, list):
+        seen[id(item)] = new = [] if kind is list else _blank(item)
+        new.extend([copied(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)])
         return new
     if isinstance(item, dict):
-        new = {} if kind is dict else copy.copy(item)
-        seen[id(item)] = new
+        seen[id(item)] = new = {} if kind is dict else _blank(item)
         for key, each in item.items():
             new[key] = copied(each, f"{name}[{key!r}]", put, seen)
         return new
     if dataclasses.is_dataclass(item) and not isinstance(item, (type, torch.nn.Module)):
-        new = copy.copy(item)
-        seen[id(item)] = new
+        seen[id(item)] = new = _blank(item)
         for field in dataclasses.fields(item):
             if hasattr(item, field.name):
                 # Past the assignment of the class itself, which a frozen one refuses.
@@ -254,3 +255,13 @@ def copied(item: Any, name: str, put: Callable[[Any, str], Any], seen: dict[int,
                 object.__setattr__(new, field.name, value)
         return new
     return item
+
+
+def _blank(item: Any) -> Any:
+    """Something of the same kind with the same attributes, past its maker, which may want arguments."""
+    new = type(item).__new__(type(item))
+    if hasattr(item, "__dict__"):
+        vars(new).update(vars(item))
+    if isinstance(item, defaultdict):
+        new.default_factory = item.default_factory
+    return new

@@ -259,7 +259,8 @@ def copied(item: Any, name: str, put: Callable[[Any, str], Any], seen: dict[int,
 
 def _blank(item: Any) -> Any:
     """Something of the same kind with the same attributes, past its maker, which may want arguments."""
-    new = type(item).__new__(type(item))
+    kind: Any = type(item)
+    new = kind.__new__(kind)
     if hasattr(item, "__dict__"):
         vars(new).update(vars(item))
     if isinstance(item, defaultdict):

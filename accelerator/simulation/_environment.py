@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 import sys
+from functools import wraps
 from typing import TYPE_CHECKING, Literal
 
+from .._machine import torch_build
 from . import _values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+    from typing import ParamSpec
 
-__all__ = ["environment", "is_simulated"]
+    _Parameters = ParamSpec("_Parameters")
+
+__all__ = ["environment", "is_simulated", "unavailable_reason"]
 
 _PREFIX = "ACCELERATOR_SIM_"
 _DRIVERS = ("present", "absent", "old", "broken")
@@ -28,6 +33,44 @@ _NVML_ERRORS = {"broken": "nvmlInit*:9", "mismatch": "nvmlInit*:18"}
 _OURS = re.compile(re.escape(f"/{_values.CACHE_NAME}") + r"[0-9a-f]+/")
 
 
+def unavailable_reason() -> str | None:
+    """Say why GPUs cannot be simulated here.
+
+    Compiles nothing and imports no torch.
+
+    Returns:
+        None where `environment` works; else one sentence: this is not Linux on x86-64, this Python's torch is not built
+        for CUDA, or there is no C compiler and nothing was built before.
+
+    Example:
+        >>> from accelerator import simulation
+        >>> simulation.unavailable_reason() is None
+        True
+    """
+    from . import _build  # here, for `is_simulated` has no use for its imports
+
+    build = torch_build.read()
+    # Without any torch there is still NVML to be asked.
+    if build is None or build.cuda:
+        return _build.obstacle()
+    kind = "ROCm" if build.hip else "XPU" if build.xpu else "the CPU alone"
+    return f"torch {build.version} of {sys.executable} is built for {kind}; install a CUDA build"
+
+
+def _where_possible(function: Callable[_Parameters, dict[str, str]]) -> Callable[_Parameters, dict[str, str]]:
+    """Let a function raise where GPUs cannot be simulated, rather than give a machine without them."""
+
+    @wraps(function)
+    def checked(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> dict[str, str]:
+        reason = unavailable_reason()
+        if reason is not None:
+            raise RuntimeError(reason)
+        return function(*arguments, **options)
+
+    return checked
+
+
+@_where_possible
 def environment(
     gpus: int = 1,
     *,
@@ -85,7 +128,8 @@ def environment(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: An argument has an impossible value.
-        RuntimeError: The libraries cannot be compiled here; the message says why.
+        RuntimeError: GPUs cannot be simulated here; the message is that of `unavailable_reason`, or what the compiler
+            or the system said.
 
     Example:
         >>> import subprocess, sys
@@ -127,8 +171,7 @@ def environment(
         machine["ERRORS"] = ",".join(failures)
     for variable, path in (("LOG", log), ("STATE", state)):
         if path is not None:
-            # Absolute, for the child may change its directory.
-            machine[variable] = os.path.abspath(os.fspath(path))
+            machine[variable] = _values.file(variable.lower(), path)
     result = _without_simulation(os.environ if base is None else base)
     root = _build.libraries()
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
@@ -163,7 +206,10 @@ def is_simulated() -> bool:
 
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
     """Copy an environment, leaving out what an outer simulation put there."""
-    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX)}
+    from . import _build
+
+    kept_too = _build.LIBRARIES_VARIABLE
+    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key == kept_too}
     for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]")):
         old = result.get(variable)
         if old is None or not _OURS.search(old + "/"):

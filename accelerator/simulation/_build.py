@@ -7,6 +7,7 @@ NVML can each be left off the library path:
     preload/libcudart.so.12  preload/libcudart.so.13  preload/libcupti.so.13  preload/libaccelerator-exit.so
     driver/libcuda.so.1
     nvml/libnvidia-ml.so.1
+    bin/nvidia-smi
     absent/driver/libcuda.so.1  absent/nvml/libnvidia-ml.so.1
 
 The files under absent/ are empty. The loader finds them first, cannot load them and stops looking, which hides a
@@ -54,11 +55,11 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class _Library(NamedTuple):
-    """One shared library and what it is made of."""
+    """One shared library, or the one program, and what it is made of."""
 
     path: str
     sources: tuple[str, ...]
-    version_script: str
+    version_script: str = ""  # a program has none
     cudart: str = ""
 
 
@@ -69,6 +70,7 @@ _LIBRARIES = (
     _Library("nvml/libnvidia-ml.so.1", ("nvml*.c", "config.c", "state.c"), "nvml.map"),
     _Library("preload/libaccelerator-exit.so", ("exit.c",), "exit.map"),
     _Library("preload/libcupti.so.13", ("cupti.c",), "cupti.map"),
+    _Library("bin/nvidia-smi", ("smi*.c",)),
 )
 _ABSENT = ("absent/driver/libcuda.so.1", "absent/nvml/libnvidia-ml.so.1")
 _FILES = (*(library.path for library in _LIBRARIES), *_ABSENT)
@@ -282,7 +284,7 @@ def _install(compiler: tuple[str, ...], directory: Path) -> None:
         _compile_all(compiler, workplace)
         (workplace / _LIST).write_text(_sums(workplace), encoding="ascii")
         for name in (*_DIRECTORIES, *_FILES, _LIST):
-            (workplace / name).chmod(0o755 if name in _DIRECTORIES else 0o644)
+            (workplace / name).chmod(0o755 if name in _DIRECTORIES or name.startswith("bin/") else 0o644)
         if directory.exists():
             # Damaged, or open to others. Programs that run on it keep what they have loaded.
             directory.rename(workplace / "replaced")
@@ -315,7 +317,7 @@ def _show_progress(done: int | None) -> None:
     """Say on a terminal how far the compilation is; None takes the line away."""
     if sys.stderr is None or not sys.stderr.isatty():
         return
-    text = "" if done is None else f"compiling the simulated GPUs, once: {done} of {len(_LIBRARIES)} libraries"
+    text = "" if done is None else f"compiling the simulated GPUs, once: {done} of {len(_LIBRARIES)} parts"
     sys.stderr.write(f"\r\033[K{text}")
     sys.stderr.flush()
 
@@ -324,25 +326,19 @@ def _compile(compiler: tuple[str, ...], library: _Library, workplace: Path, scra
     """Compile and link one library."""
     output = workplace / library.path
     script = scratch / library.version_script
-    defines: list[str] = []
+    flags = list(_FLAGS)
+    if not library.version_script:
+        flags.remove("-shared")
     if library.cudart:
         # One list of symbols serves both majors; only the version node differs.
         text = script.read_text(encoding="utf-8").replace(_PLACEHOLDER, library.cudart)
         script = scratch / f"runtime-{library.cudart}.map"
         script.write_text(text, encoding="utf-8")
-        defines = [f"-DCUDART={library.cudart}"]
+        flags.append(f"-DCUDART={library.cudart}")
     sources = sorted({str(path) for pattern in library.sources for path in scratch.glob(pattern)})
-    command = [
-        *compiler,
-        *_FLAGS,
-        *defines,
-        f"-Wl,-soname,{output.name}",
-        f"-Wl,--version-script={script}",
-        "-o",
-        str(output),
-        *sources,
-        "-ldl",
-    ]
+    if library.version_script:
+        flags += [f"-Wl,-soname,{output.name}", f"-Wl,--version-script={script}"]
+    command = [*compiler, *flags, "-o", str(output), *sources, "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

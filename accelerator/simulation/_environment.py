@@ -177,6 +177,9 @@ def environment(
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
     driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver_is, nvml_is))
     _prepend(result, "LD_LIBRARY_PATH", [driver_root / "driver", nvml_root / "nvml"])
+    if "absent" not in (driver_is, nvml_is):
+        result.setdefault("PATH", os.defpath)
+        _prepend(result, "PATH", [root / "bin"])  # nvidia-smi
     # A thread that native/exit.c puts to sleep does not come back: torch need not wait the 10 s it would.
     result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
     result.update({_PREFIX + key: value for key, value in machine.items()})
@@ -210,7 +213,7 @@ def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
 
     kept_too = _build.LIBRARIES_VARIABLE
     result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key == kept_too}
-    for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]")):
+    for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]"), ("PATH", ":")):
         old = result.get(variable)
         if old is None or not _OURS.search(old + "/"):
             continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -186,7 +187,9 @@ def run(command: list[str], child: Mapping[str, str]) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         try:
-            pid = os.posix_spawnp(command[0], command, child, setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])
+            # The machine's own programs are on the path of the command, not on this process's.
+            program = shutil.which(command[0], path=child.get("PATH")) or command[0]
+            pid = os.posix_spawnp(program, command, child, setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])
         except FileNotFoundError:
             return _complain(f"{command[0]}: command not found", _NOT_FOUND)
         except OSError as error:

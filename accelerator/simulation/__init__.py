@@ -12,9 +12,9 @@ starting one yourself. They are compiled with the system's C compiler at first u
 Importing this module compiles nothing and loads nothing.
 """
 
-from ._environment import environment, is_simulated
+from ._environment import environment, is_simulated, unavailable_reason
 
-__all__ = ["environment", "is_simulated"]
+__all__ = ["environment", "is_simulated", "unavailable_reason"]
 
 
 def __dir__() -> list[str]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 import sys
+from functools import wraps
 from typing import TYPE_CHECKING, Literal
 
+from .._machine import torch_build
 from . import _values
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
+    from typing import ParamSpec
 
-__all__ = ["environment", "is_simulated"]
+    _Parameters = ParamSpec("_Parameters")
+
+__all__ = ["environment", "is_simulated", "unavailable_reason"]
 
 _PREFIX = "ACCELERATOR_SIM_"
 # Nothing here sets these: they hold for inner simulations too.
@@ -32,6 +37,44 @@ _OURS = re.compile(re.escape(f"/{_values.CACHE_NAME}") + r"[0-9a-f]+/|/simulatio
 _PLUGIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_plugin")
 
 
+def unavailable_reason() -> str | None:
+    """Say why GPUs cannot be simulated here.
+
+    Compiles nothing and imports no torch.
+
+    Returns:
+        None where `environment` works; else one sentence: this is not Linux on x86-64, this Python's torch is not built
+        for CUDA, or there is no C compiler and nothing was built before.
+
+    Example:
+        >>> from accelerator import simulation
+        >>> simulation.unavailable_reason() is None
+        True
+    """
+    from . import _build  # here, for `is_simulated` has no use for its imports
+
+    build = torch_build.read()
+    # Without any torch there is still NVML to be asked.
+    if build is None or build.cuda:
+        return _build.obstacle()
+    kind = "ROCm" if build.hip else "XPU" if build.xpu else "the CPU alone"
+    return f"torch {build.version} of {sys.executable} is built for {kind}; install a CUDA build"
+
+
+def _where_possible(function: Callable[_Parameters, dict[str, str]]) -> Callable[_Parameters, dict[str, str]]:
+    """Let a function raise where GPUs cannot be simulated, rather than give a machine without them."""
+
+    @wraps(function)
+    def checked(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> dict[str, str]:
+        reason = unavailable_reason()
+        if reason is not None:
+            raise RuntimeError(reason)
+        return function(*arguments, **options)
+
+    return checked
+
+
+@_where_possible
 def environment(
     gpus: int = 1,
     *,
@@ -92,7 +135,8 @@ def environment(
     Raises:
         TypeError: An argument is of the wrong type.
         ValueError: An argument has an impossible value.
-        RuntimeError: The libraries cannot be compiled here; the message says why.
+        RuntimeError: GPUs cannot be simulated here; the message is that of `unavailable_reason`, or what the compiler
+            or the system said.
 
     Example:
         >>> import subprocess, sys
@@ -134,8 +178,7 @@ def environment(
         machine["ERRORS"] = ",".join(failures)
     for variable, path in (("LOG", log), ("STATE", state)):
         if path is not None:
-            # Absolute, for the child may change its directory.
-            machine[variable] = os.path.abspath(os.fspath(path))
+            machine[variable] = _values.file(variable.lower(), path)
     machine["COMPUTE"] = str(int(compute))
     result = _without_simulation(os.environ if base is None else base)
     root = _build.libraries()
@@ -144,6 +187,9 @@ def environment(
     _prepend(result, "LD_LIBRARY_PATH", [driver_root / "driver", nvml_root / "nvml"])
     if compute:
         _prepend(result, "PYTHONPATH", [_PLUGIN])
+    if "absent" not in (driver_is, nvml_is):
+        result.setdefault("PATH", os.defpath)
+        _prepend(result, "PATH", [root / "bin"])  # nvidia-smi
     # A thread that native/exit.c puts to sleep does not come back: torch need not wait the 10 s it would.
     result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
     result.update({_PREFIX + key: value for key, value in machine.items()})
@@ -173,13 +219,12 @@ def is_simulated() -> bool:
 
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
     """Copy an environment, leaving out what an outer simulation put there."""
-<<<<<<< HEAD
-    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX)}
-    for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":")):
-=======
-    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key in _OF_THE_USER}
-    for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]")):
->>>>>>> main
+    from . import _build
+
+    kept = (*_OF_THE_USER, _build.LIBRARIES_VARIABLE)
+    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key in kept}
+    colons = (("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":"), ("PATH", ":"))
+    for variable, separators in (("LD_PRELOAD", "[ :]"), *colons):
         old = result.get(variable)
         if old is None or not _OURS.search(old + "/"):
             continue

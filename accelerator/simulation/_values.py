@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -19,6 +20,7 @@ __all__ = [
     "count",
     "cuda_version",
     "errors",
+    "file",
     "memory",
     "mig",
     "name",
@@ -183,6 +185,16 @@ def errors(value: object, gpus: int) -> list[str]:
         if match[1] is not None and int(match[1]) >= gpus:
             raise ValueError(f"errors has {entry!r}, but there are {gpus} GPUs, counted from 0")
     return entries
+
+
+def file(argument: str, value: Any) -> str:
+    """Check a file that processes are to write; absolute, for they may change their directory."""
+    path = os.path.abspath(os.fspath(value))
+    exists = os.path.exists(path)
+    place = path if exists else os.path.dirname(path)
+    if os.path.isdir(path) or not os.path.exists(place) or not os.access(place, os.W_OK if exists else os.W_OK | os.X_OK):
+        raise ValueError(f"{argument} must be a file that can be written to, not {path!r}")
+    return path
 
 
 def _bounded(argument: str, value: object, limit: int) -> str:

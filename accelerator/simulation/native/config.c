@@ -229,8 +229,11 @@ void sim_log(const char *format, ...)
     int length = snprintf(line, sizeof line, "%d ", (int)getpid());
     va_list arguments;
     va_start(arguments, format);
-    length += vsnprintf(line + length, sizeof line - (size_t)length - 1, format, arguments);
+    size_t room = sizeof line - (size_t)length - 1;
+    int written = vsnprintf(line + length, room, format, arguments);
     va_end(arguments);
+    /* What was left out counts in the answer too. */
+    length += written < 0 ? 0 : (size_t)written < room ? written : (int)room - 1;
     line[length++] = '\n';
     if (write(file, line, (size_t)length) != length) {
         /* A log that cannot be written must not disturb the program; the test that reads it will notice. */

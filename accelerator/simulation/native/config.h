@@ -10,8 +10,8 @@
 
 #define SIM_EXPORT __attribute__((visibility("default")))
 
+/* SIM_MAX_GPUS, how many GPUs there can be, comes from the one who compiles this: _values.py has it. */
 enum {
-    SIM_MAX_GPUS = 128,
     SIM_MAX_INSTANCES = 7, /* MIG instances of one GPU */
     SIM_WHOLE_GPU = -1,    /* in place of an instance number: the GPU itself */
     SIM_NO_GPU = -1,       /* in place of a GPU number: the call concerns none */

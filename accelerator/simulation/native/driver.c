@@ -42,6 +42,8 @@ static CUresult initialize(void)
     if (device_count == 0)
         return ERROR_NO_DEVICE;
     driver_state = sim_state_open();
+    if (!driver_state)
+        return ERROR_OPERATING_SYSTEM;
     sim_state_forget_self(driver_state);
     pthread_atfork(NULL, NULL, poison);
     sim_log("cuInit");

@@ -8,11 +8,11 @@
 #include <string.h>
 #include <time.h>
 
-enum { STREAM_MAGIC = 0x5354524d, NANOSECONDS = 1000000000, MAX_DEVICES = 128 };
+enum { STREAM_MAGIC = 0x5354524d, NANOSECONDS = 1000000000 };
 
 /* Streams are reused and never given back, so that a handle can be checked even after it was destroyed. */
 static struct stream *free_streams;
-static struct stream legacy_streams[MAX_DEVICES];
+static struct stream legacy_streams[SIM_MAX_GPUS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 int64_t now(void)
@@ -44,7 +44,7 @@ void delay_stream(struct stream *stream, int64_t until)
 
 __attribute__((constructor)) static void number_legacy_streams(void)
 {
-    for (int i = 0; i < MAX_DEVICES; i++)
+    for (int i = 0; i < SIM_MAX_GPUS; i++)
         legacy_streams[i].device = i;
 }
 

@@ -23,7 +23,7 @@ struct sim_usage {
     uint64_t memory;
 };
 
-/* For the driver: the state, opened or created. */
+/* For the driver: the state, opened or created; NULL, and a line on stderr, if its file cannot be used. */
 struct sim_state *sim_state_open(void);
 
 /* For NVML: the state if there is one to look at, else NULL. Never loads the driver. */

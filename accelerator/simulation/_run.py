@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
             return _complain(str(error), _USAGE)
         except RuntimeError as error:
             return _complain(f"cannot simulate GPUs: {error}", _USAGE)
-        return _run(command, child)
+        return run(command, child)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -147,7 +147,7 @@ def _why_torch_cannot() -> str | None:
     return f"torch {build.version} of {sys.executable} is built for {kind}; install a CUDA build"
 
 
-def _run(command: list[str], child: Mapping[str, str]) -> int:
+def run(command: list[str], child: Mapping[str, str]) -> int:
     """Start the command, hand on the signals that other processes send, and wait for it."""
     if sys.platform != "linux":
         raise AssertionError("simulated GPUs are for Linux")  # `environment` has raised: this tells type checkers

@@ -104,7 +104,9 @@ def test_the_torch_free_half_imports_no_torch() -> None:
 FUNCTIONS = [
     name
     for name in NAMES
-    if name not in (*_SUBMODULES, "random", "Device") and callable(getattr(acc, name)) and not isinstance(getattr(acc, name), type)
+    if name not in (*_SUBMODULES, "random", "Device")
+    and callable(getattr(acc, name))
+    and not isinstance(getattr(acc, name), type)
 ]
 
 

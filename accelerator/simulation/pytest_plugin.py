@@ -19,8 +19,8 @@ import pytest
 if TYPE_CHECKING:
     from ._pytest import machines, session
 
-_session = pytest.StashKey["session.Simulated"]()
-_machines = pytest.StashKey["machines.Machines"]()
+_session: pytest.StashKey[session.Simulated] = pytest.StashKey()
+_machines: pytest.StashKey[machines.Machines] = pytest.StashKey()
 
 SERVER = "accelerator-simulated-machine"
 
@@ -49,9 +49,9 @@ def pytest_load_initial_conftests(
     if asked.simulate_gpus is None and asked.simulate_memory is not None:
         raise pytest.UsageError("--simulate-memory says how large the GPUs of --simulate-gpus are, which is missing")
     if asked.simulate_gpus is not None and not asked.on_simulated_gpus:
-        from ._pytest import session
+        from ._pytest.session import prepare
 
-        early_config.stash[_session] = session.prepare(early_config, parser, args)
+        early_config.stash[_session] = prepare(early_config, parser, args)
     yield
 
 
@@ -86,9 +86,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     is_server = config.pluginmanager.has_plugin(SERVER)
     elsewhere = [] if is_server else [item for item in items if item.get_closest_marker("simulated_machine")]
     if elsewhere:
-        from ._pytest import machines
+        from ._pytest.machines import Machines
 
-        config.stash[_machines] = machines.Machines(session, elsewhere)
+        config.stash[_machines] = Machines(session, elsewhere)
     for item in items:
         if item.get_closest_marker("min_gpus") and (is_server or not item.get_closest_marker("simulated_machine")):
             _require_gpus(item)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import socket
 from typing import Any, NamedTuple
@@ -60,8 +61,5 @@ class Channel:
 
     def close(self) -> None:
         """Leave."""
-        for end in (self._file, self._end):
-            try:
-                end.close()
-            except OSError:  # what was not sent yet has no reader any more
-                pass
+        with self._end, contextlib.suppress(OSError):  # what was not sent yet has no reader any more
+            self._file.close()

@@ -55,12 +55,9 @@ class Machines:
         self._base = dict(os.environ)
         reason = unavailable_reason()
         for item in items:
-            if reason is None:
-                reason_of_item = self._find(item)
-            else:
-                reason_of_item = reason
-            if reason_of_item is not None:
-                item.add_marker(pytest.mark.skip(reason=f"cannot simulate GPUs: {reason_of_item}"))
+            problem = reason or self._find(item)
+            if problem is not None:
+                item.add_marker(pytest.mark.skip(reason=f"cannot simulate GPUs: {problem}"))
 
     def _find(self, item: pytest.Item) -> str | None:
         """Find the machine that a test asks for; gives the reason where there cannot be one."""

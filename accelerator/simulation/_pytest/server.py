@@ -124,7 +124,7 @@ class _Server:
     def _wait(self, pid: int) -> int:
         ended = os.pidfd_open(pid)
         try:
-            ready, _, _ = select.select([ended, self._channel], [], [])
+            ready, _, _ = select.select([ended, self._channel.fileno()], [], [])
             if ended not in ready:  # the session says nothing during a test, unless it is gone
                 os.kill(pid, signal.SIGKILL)
         finally:

@@ -13,6 +13,7 @@ import pytest
 from .. import _run
 from .._environment import environment
 from . import python
+from .machines import unavailable_reason
 
 
 class Simulated:
@@ -25,6 +26,9 @@ class Simulated:
 
     def run(self) -> int:
         """Run it, with this one's terminal, and return its exit status."""
+        reason = unavailable_reason()
+        if reason is not None:
+            raise pytest.UsageError(f"cannot simulate GPUs: {reason}")
         with tempfile.TemporaryDirectory(prefix="accelerator-simulation-") as directory:
             try:
                 machine = environment(self._gpus, memory=self._memory, state=Path(directory, "state"))
@@ -55,7 +59,7 @@ def _arguments(config: pytest.Config) -> list[str]:
             plugin = plugin.__name__
         if not isinstance(plugin, str):
             raise pytest.UsageError(
-                f"--simulate-gpus starts pytest anew, where the plug-in object {plugin!r} cannot follow; name its module with -p"
+                f"--simulate-gpus starts pytest anew, where the plug-in {plugin!r} cannot follow; name its module with -p"
             )
         plugins += ["-p", plugin]
     return [*plugins, *map(os.fspath, config.invocation_params.args)]

@@ -43,7 +43,7 @@ def _report(arguments: list[str]) -> int:
     parser = _parser(
         "",
         usage="python -m accelerator [report | check | simulate] [OPTIONS]",
-        description="report, the default: print what this machine has for torch, without importing torch or starting the driver.",
+        description="report, the default: print what this machine has, without importing torch or starting the driver.",
         epilog="'check' exercises every area on every device that is there, 'simulate -- COMMAND' runs a command on simulated "
         "GPUs; each has its own --help.",
     )

@@ -6,10 +6,8 @@ import datetime
 import json
 import os
 import socket
-import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import accelerator as acc
@@ -153,7 +151,7 @@ def run(
         take(_try(area.__name__, None, area))
     indices = [device.index for device in usable] if reason is None else [0]
     if only is None and indices:
-        take(_try("all-reduce", None, collective.across, indices if reason is None else [0, 0]))
+        take(*_all_reduce(indices if reason is None else [0, 0], kind))
     if reason is None:
         on_each("monitoring", monitoring, [device.index for device in devices])
     if not indices:
@@ -180,8 +178,17 @@ def _tried(devices: tuple[acc.VisibleDevice, ...]) -> tuple[str | None, tuple[ac
 def _try(name: str, device: str | None, area: Callable[..., str], *arguments: Any) -> Result:
     try:
         return Result(name, device, area(*arguments), None)
+    except collective.Failed:
+        raise
     except Exception as error:  # whatever goes wrong in an area is what this is to report
-        return Result(name, device, None, _in_one_line(error))
+        return Result(name, device, None, str(error) if isinstance(error, Wrong) else collective.in_one_line(error))
+
+
+def _all_reduce(indices: Sequence[int], kind: str) -> list[Result]:
+    try:
+        return [_try("all-reduce", None, collective.across, indices)]
+    except collective.Failed as error:
+        return [Result("all-reduce", f"{kind}:{index}", None, problem) for index, problem in error.problems]
 
 
 def _made_current(area: Callable[[int], str]) -> Callable[[int], str]:
@@ -190,17 +197,6 @@ def _made_current(area: Callable[[int], str]) -> Callable[[int], str]:
             return area(index)
 
     return on_current
-
-
-def _in_one_line(error: Exception) -> str:
-    """An error by its first sentence, which is the same wherever it comes from the same cause."""
-    text = str(error).strip().partition("\n")[0].partition(". ")[0]
-    if isinstance(error, (Wrong, collective.Failed)):
-        return text
-    if text:
-        return f"{type(error).__name__}: {text}"
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 class Wrong(Exception):

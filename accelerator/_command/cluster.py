@@ -60,16 +60,18 @@ def main(*, as_json: bool, timeout: float) -> int:
         return _complain(f"RANK and WORLD_SIZE are set, as by torchrun, and {error.args[0]} is not", _USAGE)
     except ValueError as error:
         return _complain(f"the launcher's variables make no sense: {error}", _USAGE)
+    # What torch's C++ has to say of stores and connections that end is said here in words.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         store = _store(address, port, place, timeout)
     except Exception as error:  # the store of rank 0 or of the launcher, which may be anything
-        return _complain(f"rank {place.rank}: nobody answers at {address}:{port}: {_first_line(error)}", 1)
+        return _complain(f"rank {place.rank}: nobody answers at {address}:{port}: {collective.in_one_line(error)}", 1)
     try:
         if place.rank == 0:
             return _lead(store, place, deadline, as_json)
         return _follow(store, place, deadline)
     except Exception as error:  # it went away in the middle
-        return _complain(f"rank {place.rank}: the store at {address}:{port} was lost: {_first_line(error)}", 1)
+        return _complain(f"rank {place.rank}: the store at {address}:{port} was lost: {collective.in_one_line(error)}", 1)
 
 
 def _store(address: str, port: int, place: _Place, timeout: float) -> Any:
@@ -236,16 +238,15 @@ def _table(told: dict[int, dict[str, Any]], place: _Place, missing: list[int], f
         if one is None:
             rows.append((str(rank), "", "", "", "", "", "missing"))
             continue
-        areas = (
-            f"{', '.join(one['failed'])} failed" if one["failed"] else f"{len({area['area'] for area in one['areas']})} passed"
-        )
+        failing = one["failed"]
+        passed = len({area["area"] for area in one["areas"]})
+        areas = f"{failing[0] if len(failing) == 1 else len(failing)} failed" if failing else f"{passed} passed"
         uuid = (one["uuid"] or "")[:12]
         rows.append((str(rank), one["host"], one["device"] or "", uuid, one["driver"] or "", one["torch"] or "", areas))
-    hosts = {one["host"] for one in told.values()}
-    lines = picture.wrapped(
-        f"{place.size} ranks on {len(hosts)} {'host' if len(hosts) == 1 else 'hosts'}: {place.size - len(missing) - len(failed)} well, "
-        f"{len(failed)} failed, {len(missing)} missing"
-    )
+    hosts = len({one["host"] for one in told.values()})
+    well = place.size - len(missing) - len(failed)
+    where = f"{place.size} ranks on {hosts} {'host' if hosts == 1 else 'hosts'}"
+    lines = picture.wrapped(f"{where}: {well} well, {len(failed)} failed, {len(missing)} missing")
     lines += ["", *picture.table(_narrowed(rows), "><<<<<<", color)]
     lines += _causes(told, missing)
     return "\n".join(lines) + "\n"
@@ -306,10 +307,6 @@ def _listed(ranks: list[int]) -> str:
 
 def _marked(good: bool, text: str) -> str:
     return f"{styled('✓' if good else '✗', 'green' if good else 'red', has_color())} {text}"
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
 def _complain(message: str, status: int) -> int:

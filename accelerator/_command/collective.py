@@ -5,21 +5,33 @@ or among processes that others have started.
 from __future__ import annotations
 
 import os
+import re
 import select
 import tempfile
 import time
 import traceback
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import accelerator as acc
 
 DEADLINE_S = 60.0
 
+# How long the others are waited for once one has failed, without which they cannot come to an end.
+_PATIENCE_S = 5.0
+
+# What a process says whose partner is gone: no cause, but the effect of one.
+_EFFECT = re.compile(r"remote|peer|Connection (closed|reset)", re.IGNORECASE)
+
 
 class Failed(Exception):
-    """An all-reduce failed; the message says where."""
+    """An all-reduce failed: what went wrong on which devices."""
+
+    def __init__(self, problems: list[tuple[int, str]]) -> None:
+        super().__init__(problems)
+        self.problems = problems
 
 
 def across(indices: Sequence[int]) -> str:
@@ -38,11 +50,19 @@ def across(indices: Sequence[int]) -> str:
     with tempfile.TemporaryDirectory(prefix="accelerator-check-") as directory:
         path = os.path.join(directory, "store")
         ranks = [_fork(backend, path, rank, index, len(indices)) for rank, index in enumerate(indices)]
-        problems = _wait(ranks, [acc.device_name(index) for index in indices])
+        problems = _wait(ranks)
     if problems:
-        together = {problem: ", ".join(device for device, other in problems if other == problem) for _, problem in problems}
-        raise Failed("; ".join(f"{devices}: {problem}" for problem, devices in together.items()))
+        raise Failed([(indices[rank], problem) for rank, problem in sorted(problems.items())])
     return f"{len(indices)} processes over {backend}"
+
+
+def in_one_line(error: Exception) -> str:
+    """An error by its first sentence, which is the same wherever it comes from the same cause."""
+    text = str(error).strip().partition("\n")[0].partition(". ")[0]
+    if text:
+        return f"{type(error).__name__}: {text}"
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} ({Path(frame.filename).name}:{frame.lineno})"
 
 
 def reduce(backend: str, store: Any, rank: int, index: int, size: int, seconds: float) -> str | None:
@@ -52,16 +72,20 @@ def reduce(backend: str, store: Any, rank: int, index: int, size: int, seconds: 
 
     try:
         acc.set_device_index(index)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+        device = acc.device(index)
+        # Named, for otherwise the backend takes the rank for the device.
+        named = None if device.type == "cpu" else device
+        limit = timedelta(seconds=seconds)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=named)
         try:
             # Filled on the CPU, as a copy copies on simulated GPUs that compute nothing too.
-            number = torch.tensor([rank + 1.0]).to(acc.device(index))
+            number = torch.tensor([rank + 1.0]).to(device)
             dist.all_reduce(number)
             total = float(number.cpu())
         finally:
             dist.destroy_process_group()
     except Exception as error:  # what went wrong is what this is to report
-        return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        return in_one_line(error)
     expected = size * (size + 1) / 2
     return None if total == expected else f"the sum is {total:g}, not {expected:g}"
 
@@ -87,22 +111,30 @@ def _fork(backend: str, path: str, rank: int, index: int, size: int) -> tuple[in
         os._exit(0)
 
 
-def _wait(ranks: list[tuple[int, int]], devices: list[str]) -> list[tuple[str, str]]:
-    """The devices on which something went wrong, and what."""
+def _wait(ranks: list[tuple[int, int]]) -> dict[int, str]:
+    """What went wrong in which of these processes."""
     deadline = time.monotonic() + DEADLINE_S
-    problems: list[tuple[str, str]] = []
-    for (pid, pipe), device in zip(ranks, devices, strict=True):
-        said = b""
-        while select.select([pipe], [], [], max(deadline - time.monotonic(), 0))[0]:
+    said = {rank: b"" for rank in range(len(ranks))}
+    pipes = {pipe: rank for rank, (_, pipe) in enumerate(ranks)}
+    problems: dict[int, str] = {}
+    while pipes:
+        ready = select.select(list(pipes), [], [], max(deadline - time.monotonic(), 0))[0]
+        if not ready:
+            break
+        for pipe in ready:
             part = os.read(pipe, 4096)
+            said[pipes[pipe]] += part
             if not part:
-                break
-            said += part
-        else:
-            os.kill(pid, 9)
-            said = f"no answer within {DEADLINE_S:g} s".encode()
+                rank = pipes.pop(pipe)
+                status = os.waitstatus_to_exitcode(os.waitpid(ranks[rank][0], 0)[1])
+                if said[rank] != b"ok":
+                    problems[rank] = said[rank].decode(errors="replace") or f"its process ended with status {status}"
+                    deadline = min(deadline, time.monotonic() + _PATIENCE_S)
+    silent = list(pipes.values())
+    for rank in silent:
+        os.kill(ranks[rank][0], 9)
+        os.waitpid(ranks[rank][0], 0)
+    for _, pipe in ranks:
         os.close(pipe)
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if said != b"ok":
-            problems.append((device, said.decode(errors="replace") or f"its process ended with status {status}"))
-    return problems
+    causes = {rank: problem for rank, problem in problems.items() if not _EFFECT.search(problem)}
+    return causes or problems or {rank: f"no answer within {DEADLINE_S:g} s" for rank in silent}

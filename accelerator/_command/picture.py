@@ -35,6 +35,7 @@ def _heading(facts: dict[str, Any], color: bool) -> list[str]:
     when = facts["time"][:19].replace("T", " ")
     lines = [styled(line, "bold", color) for line in wrapped(f"accelerator {facts['version']} on {facts['host']}, {when}")]
     lines += wrapped(_versions(facts))
+    lines += wrapped(_driver(facts))
     if facts["available"]:
         text = f"available: {count} {facts['accelerator']} {'device' if count == 1 else 'devices'}"
         lines += [styled(line, "green", color) for line in wrapped(text)]
@@ -56,16 +57,18 @@ def _concerns_nvidia(facts: dict[str, Any]) -> bool:
 
 
 def _versions(facts: dict[str, Any]) -> str:
-    torch, (version, cuda) = facts["torch"], facts["driver"].values()
-    parts = [f"Python {facts['python']}"]
+    torch = facts["torch"]
     if torch is None:
-        parts.append("no torch")
-    else:
-        platform_of = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else None
-        parts.append(f"torch {torch['version']} built for {platform_of or facts['accelerator'] or 'the CPU'}")
-    if version or cuda:
-        parts.append(f"NVIDIA driver {version or 'unknown'} for CUDA up to {cuda or 'unknown'}")
-    return ", ".join(parts) + (" (simulated)" if facts["simulated"] else "")
+        return f"Python {facts['python']}, no torch"
+    platform_of = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else None
+    built = f"torch {torch['version']} built for {platform_of or facts['accelerator'] or 'the CPU'}"
+    return f"Python {facts['python']}, {built}"
+
+
+def _driver(facts: dict[str, Any]) -> str:
+    version, cuda = facts["driver"]["version"], facts["driver"]["cuda"]
+    known = f"NVIDIA driver {version or 'unknown'}, up to CUDA {cuda or 'unknown'}" if version or cuda else ""
+    return f"{known or 'GPUs'} (simulated)" if facts["simulated"] else known
 
 
 def wrapped(text: str) -> list[str]:
@@ -73,7 +76,7 @@ def wrapped(text: str) -> list[str]:
 
 
 def _activity(devices: list[dict[str, Any]], color: bool) -> list[str]:
-    heading = ("GPU", "name", "memory used", "busy", "temp", "power", "clock", "")
+    heading = ("GPU", "name", "memory", "busy", "temp", "power", "clock", "")
     return table([heading, *(_now(device) for device in devices)], "><>>>>><", color)
 
 
@@ -86,7 +89,7 @@ def _now(device: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(device["index"]),
         shortened(device["name"], _NAME_WIDTH),
-        "" if total is None else f"{_gib(device['memory_used'])} of {_gib(total)}",
+        "" if total is None else f"{_gib(device['memory_used'])} of {_gib(total)} GiB",
         _with_unit(device["utilization"], "%"),
         _with_unit(device["temperature"], "°C"),
         _power(device["power_draw"], device["power_limit"]),

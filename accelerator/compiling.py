@@ -30,9 +30,6 @@ def is_triton_supported() -> bool:
         On CUDA whether Triton can be imported and the compute capability is 8 or more, as DeepSpeed decides; on ROCm and XPU
         whether it can be imported. False elsewhere.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -40,7 +37,7 @@ def is_triton_supported() -> bool:
         >>> isinstance(acc.is_triton_supported(), bool)
         True
     """
-    kind = runtime.device_type()
+    kind = runtime.look().kind
     if kind not in ("cuda", "xpu") or not _has_triton():
         return False
     return kind == "xpu" or torch.version.hip is not None or runtime.compute_capability() >= (8, 0)
@@ -53,9 +50,6 @@ def prefer_triton_grouped_mm() -> bool:
         True on CUDA with Triton if the compute capability is 7 or more and below 9, where torch has no fused kernel, or, from
         7 on, if this torch has no grouped multiplication at all. False elsewhere.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -63,7 +57,7 @@ def prefer_triton_grouped_mm() -> bool:
         >>> isinstance(acc.prefer_triton_grouped_mm(), bool)
         True
     """
-    if runtime.device_type() != "cuda" or torch.version.hip is not None or not _has_triton():
+    if runtime.look().kind != "cuda" or torch.version.hip is not None or not _has_triton():
         return False
     capability = runtime.compute_capability()
     return capability >= (7, 0) and (capability < (9, 0) or not hasattr(torch, "_grouped_mm"))

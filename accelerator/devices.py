@@ -6,13 +6,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from . import discovery
 from ._machine import torch_build
+from ._machine.compiled import constant
 from ._machine.device_argument import Device
-from ._torch import runtime
+from ._torch import runtime, scopes, tracing
 from ._torch.runtime import exchange_index, get_index, restore_index, set_index, up
+from ._torch.scopes import Scope
+from ._torch.tracing import traced_as
 
 __all__ = [
     "current_accelerator",
@@ -21,13 +23,13 @@ __all__ = [
     "current_device_name",
     "device",
     "device_index",
-    "device_name",
     "device_of",
     "set_device",
     "set_device_index",
 ]
 
 
+@constant
 def current_accelerator(check_available: bool = False) -> torch.device | None:
     """Return the accelerator that torch is built for, as a device without an index.
 
@@ -52,15 +54,13 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
     return torch.device(kind)
 
 
+@traced_as(tracing.current_device_index)
 def current_device_index() -> int:
     """Return the index of the current device.
 
     Returns:
         The index; 0 before the accelerator is initialized, and when the CPU stands in. Mirrors
         ``torch.accelerator.current_device_index``, which would initialize it.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
@@ -69,11 +69,9 @@ def current_device_index() -> int:
         >>> acc.current_device_index()
         0
     """
-    if is_dynamo_compiling():
-        return 0 if runtime.kind == "cpu" else torch.accelerator.current_device_index()
     if up:
         return get_index()
-    return get_index() if not runtime.absent() and up else 0
+    return runtime.look().number
 
 
 def set_device_index(device: Device, /) -> None:
@@ -85,8 +83,6 @@ def set_device_index(device: Device, /) -> None:
     Raises:
         ValueError: if the index is missing or out of range, or the device is of another type.
         TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
 
     Mirrors ``torch.accelerator.set_device_index``; does nothing when the CPU stands in.
 
@@ -96,45 +92,23 @@ def set_device_index(device: Device, /) -> None:
         >>> import accelerator as acc
         >>> acc.set_device_index(0)
     """
-    if up:
-        number = device if type(device) is int else runtime.resolve(device, optional=False)
-        try:
-            return set_index(number)
-        except (RuntimeError, TypeError) as error:
-            if number < 0:  # so far out of range that the binding does not take it
-                return
-            raise runtime.explain(number, error) from None
-    named = runtime.index(device, optional=False)
-    if named is not None and named >= 0 and not runtime.absent():
+    if not up:
+        seen = runtime.look(device, optional=False, negative=True)
+        if seen.kind == "cpu" or (seen.index is not None and seen.index < 0):
+            return
         runtime.initialize()
-        set_index(named)
-
-
-class _DeviceIndex:
-    """Makes a device current, and the previous one again; may be entered while it is entered."""
-
-    __slots__ = ("_number", "_previous")
-
-    _previous: tuple[int, Any] | None
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-        self._previous = None
-
-    def __enter__(self) -> None:
-        try:
-            self._previous = (exchange_index(self._number), self._previous)
-        except (RuntimeError, TypeError) as error:
-            raise runtime.explain(self._number, error) from None
-
-    def __exit__(self, *exc_info: object) -> None:
-        previous, self._previous = self._previous  # type: ignore[misc]
-        restore_index(previous)
+    number = device if type(device) is int else runtime.resolve(device, optional=False, negative=True)
+    try:
+        set_index(number)
+    except (RuntimeError, TypeError) as error:
+        if number >= 0:  # a negative index may be so far out of range that the binding does not take it
+            raise runtime.explain(number, error) from None
 
 
 _NO_CHANGE: AbstractContextManager[None] = nullcontext()
 
 
+@traced_as(tracing.device_index)
 def device_index(device: Device, /) -> AbstractContextManager[None]:
     """Return a context manager that makes a device the current one, and the previous one again at the end.
 
@@ -146,12 +120,6 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
         The context manager. It can be entered again while it is entered, and restores on exceptions too.
         ``torch.compile(fullgraph=True)`` traces it.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Mirrors ``torch.accelerator.device_index``; changes nothing when the CPU stands in.
 
     Fork: entering it initializes the accelerator; forked children cannot use it.
@@ -162,38 +130,22 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
         ...     acc.current_device_index()
         0
     """
-    if is_dynamo_compiling():
-        return _traceable_device_index(device)
     if up:
         if type(device) is int and device >= 0:
-            return _DeviceIndex(device)
+            return Scope(exchange_index, device, restore_index)
         if type(device) is str or type(device) is torch.device:
-            number = runtime.known.get(device)
-            if number is not None:
-                return _DeviceIndex(number)
+            known = runtime.known.get(device)
+            if known is not None:
+                return Scope(exchange_index, known, restore_index)
     if isinstance(device, torch.Tensor):
         device = device.device
-    number = runtime.index(device)
-    if number is None or number < 0 or runtime.absent():
+    seen = runtime.look(device, negative=True)
+    if seen.kind == "cpu" or seen.index is None or seen.index < 0:
         return _NO_CHANGE
-    runtime.initialize()
-    return _DeviceIndex(number)
+    return scopes.of_device(seen.index)
 
 
-def _traceable_device_index(device: Any) -> AbstractContextManager[None]:
-    # torch.compile breaks the graph at context managers that it does not know, and has known torch.cuda's for longest.
-    if isinstance(device, torch.Tensor):
-        device = device.device
-    elif isinstance(device, str):
-        device = torch.device(device)
-    number = device.index if isinstance(device, torch.device) else device
-    if number is None or number < 0 or runtime.kind == "cpu":
-        return nullcontext()
-    if runtime.kind == "cuda":
-        return torch.cuda.device(number)
-    return torch.accelerator.device_index(number)
-
-
+@traced_as(tracing.device_of)
 def device_of(obj: Any) -> AbstractContextManager[None]:
     """Return a context manager that makes the device of a tensor or storage the current one, and the previous one again.
 
@@ -221,11 +173,10 @@ def device_of(obj: Any) -> AbstractContextManager[None]:
     if not isinstance(obj, (torch.Tensor, torch.UntypedStorage)):
         raise TypeError(f"device_of() takes a tensor or a storage, not {type(obj).__name__}")
     place = obj.device
-    if is_dynamo_compiling():
-        return _traceable_device_index(place if place.type == runtime.kind else None)
-    return device_index(place if place.type == runtime.device_type() else None)
+    return device_index(place if place.type == runtime.look().kind else None)
 
 
+@traced_as(tracing.device)
 def device(device_index: Device = None) -> torch.device:
     """Return a device as torch names it.
 
@@ -238,12 +189,6 @@ def device(device_index: Device = None) -> torch.device:
     Returns:
         ``torch.device("cuda")``, ``torch.device("cuda", 1)``, ...; ``torch.device("cpu")`` when the CPU stands in.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -251,46 +196,8 @@ def device(device_index: Device = None) -> torch.device:
         >>> torch.ones(2, device=acc.device()).device.type == acc.device_name()
         True
     """
-    if is_dynamo_compiling():
-        return _traceable_device(device_index)
-    if device_index is None:
-        return torch.device(runtime.device_type())
-    number = runtime.index(device_index)
-    if number is None:
-        return torch.device(runtime.kind)
-    runtime.check(number)
-    return torch.device("cpu") if runtime.kind == "cpu" else torch.device(runtime.kind, number)
-
-
-def _traceable_device(device: Any) -> torch.device:
-    if device is None or runtime.kind == "cpu":
-        return torch.device(runtime.kind)
-    return torch.device(runtime.kind, device) if isinstance(device, int) else torch.device(device)
-
-
-def device_name(device_index: Device = None) -> str:
-    """Return a device's name in torch, such as "cuda:1"; the product's name says ``get_device_name``.
-
-    Args:
-        device_index: an index, "cuda:1", a ``torch.device``, or None for the accelerator without an index.
-
-    Returns:
-        "cuda", "cuda:1", ...; "cpu" when the CPU stands in.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
-    Fork: safe, initializes nothing.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.device_name() == acc.device().type
-        True
-    """
-    return str(device(device_index))
+    kind, number, _ = runtime.look(device_index, poisoned=True)
+    return torch.device(kind) if number is None or kind == "cpu" else torch.device(kind, number)
 
 
 def current_device() -> int:
@@ -298,9 +205,6 @@ def current_device() -> int:
 
     Returns:
         The index, always an int; 0 before the accelerator is initialized, and when the CPU stands in.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
@@ -318,9 +222,6 @@ def current_device_name() -> str:
     Returns:
         "cuda:0", "cuda:1", ...; "cpu" when the CPU stands in.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -328,7 +229,7 @@ def current_device_name() -> str:
         >>> acc.current_device_name() == acc.device_name(acc.current_device_index())
         True
     """
-    return device_name(current_device_index())
+    return str(device(current_device_index()))
 
 
 def set_device(device: Device) -> None:
@@ -340,8 +241,6 @@ def set_device(device: Device) -> None:
     Raises:
         ValueError: if the index is missing or out of range, or the device is of another type.
         TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
 
     Does nothing when the CPU stands in.
 

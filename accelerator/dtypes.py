@@ -13,6 +13,7 @@ from ._torch import runtime
 __all__ = [
     "amp",
     "is_bf16_supported",
+    "is_fp8_supported",
     "is_fp16_supported",
     "is_fp64_supported",
     "is_tf32_supported",
@@ -30,9 +31,6 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         On CUDA whether the compute capability is 8 or more, or emulation counts, as ``torch.cuda.is_bf16_supported``; always
         on ROCm. When the CPU stands in, whether its instructions include bfloat16, or emulation counts.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
@@ -40,7 +38,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         >>> acc.is_bf16_supported()
         True
     """
-    kind = runtime.device_type()
+    kind = runtime.look().kind
     if kind == "cuda":
         return including_emulation or _is_rocm() or runtime.compute_capability() >= (8, 0)
     if kind == "cpu":
@@ -55,9 +53,6 @@ def is_fp16_supported() -> bool:
         On CUDA whether the compute capability is 7 or more, or 6 with ``DS_ALLOW_DEPRECATED_FP16=1`` in the environment, as
         DeepSpeed decides; always on ROCm. When the CPU stands in, whether its instructions include float16.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
@@ -65,7 +60,7 @@ def is_fp16_supported() -> bool:
         >>> acc.is_fp16_supported() == (torch.float16 in acc.supported_dtypes())
         True
     """
-    kind = runtime.device_type()
+    kind = runtime.look().kind
     if kind == "cuda":
         least = 6 if os.environ.get("DS_ALLOW_DEPRECATED_FP16") == "1" else 7
         return _is_rocm() or runtime.compute_capability() >= (least, 0)
@@ -80,9 +75,6 @@ def is_fp64_supported() -> bool:
     Returns:
         True on CUDA and when the CPU stands in; on other accelerators whether a tensor can be float64.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
@@ -90,7 +82,7 @@ def is_fp64_supported() -> bool:
         >>> isinstance(acc.is_fp64_supported(), bool)
         True
     """
-    return runtime.device_type() in ("cuda", "cpu") or _can_hold(torch.float64)
+    return runtime.look().kind in ("cuda", "cpu") or _can_hold(torch.float64)
 
 
 def is_tf32_supported() -> bool:
@@ -100,9 +92,6 @@ def is_tf32_supported() -> bool:
         On CUDA whether the compute capability is 8 or more, as ``torch.cuda.is_tf32_supported``; on ROCm whether the
         architecture is gfx94 or gfx95. False elsewhere.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing on CUDA; initializes the accelerator on ROCm.
 
     Example:
@@ -110,12 +99,34 @@ def is_tf32_supported() -> bool:
         >>> isinstance(acc.is_tf32_supported(), bool)
         True
     """
-    if runtime.device_type() != "cuda":
+    if runtime.look().kind != "cuda":
         return False
     if _is_rocm():
         architecture: str = torch.cuda.get_device_properties().gcnArchName
         return "gfx94" in architecture or "gfx95" in architecture
     return runtime.compute_capability() >= (8, 0)
+
+
+def is_fp8_supported() -> bool:
+    """Return whether matrices of 8-bit floats can be multiplied, as ``torch._scaled_mm`` does.
+
+    Returns:
+        On CUDA whether the compute capability is 8.9 or more; on ROCm whether the architecture is gfx942, gfx950 or gfx12.
+        False elsewhere.
+
+    Fork: safe, initializes nothing on CUDA; initializes the accelerator on ROCm.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.is_fp8_supported()
+        True
+    """
+    if runtime.look().kind != "cuda":
+        return False
+    if _is_rocm():
+        architecture: str = torch.cuda.get_device_properties().gcnArchName
+        return architecture.startswith(("gfx942", "gfx950", "gfx12"))
+    return runtime.compute_capability() >= (8, 9)
 
 
 def supported_dtypes() -> list[torch.dtype]:
@@ -124,10 +135,7 @@ def supported_dtypes() -> list[torch.dtype]:
     Returns:
         A new list of float32 and, where supported, float16 and bfloat16, in this order, as DeepSpeed's ``supported_dtypes``.
         All dtypes that a tensor on the device can have are another thing:
-        ``get_device_runtime.compute_capability()["supported_dtypes"]``.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
+        ``get_device_capability()["supported_dtypes"]``.
 
     Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
@@ -150,9 +158,6 @@ def amp() -> ModuleType:
     Returns:
         ``torch.cuda.amp``, ``torch.cpu.amp``, ..., or ``torch.amp`` for accelerators that have none of their own.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -160,7 +165,7 @@ def amp() -> ModuleType:
         >>> hasattr(acc.amp(), "autocast")
         True
     """
-    runtime.absent()
+    runtime.look()
     module: ModuleType = getattr(runtime.device_module(), "amp", torch.amp)
     return module
 

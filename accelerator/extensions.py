@@ -38,9 +38,6 @@ def op_builder_dir() -> str:
         "op_builder" while DeepSpeed itself is being installed, else "deepspeed.ops.op_builder"; for devices other than CUDA's
         the sub-package of that name, such as "deepspeed.ops.op_builder.cpu". It need not exist.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -48,7 +45,7 @@ def op_builder_dir() -> str:
         >>> acc.op_builder_dir().startswith("deepspeed.ops.op_builder")
         True
     """
-    kind = runtime.device_type()
+    kind = runtime.look(poisoned=True).kind
     return _base() if kind == "cuda" else f"{_base()}.{kind}"
 
 
@@ -148,26 +145,28 @@ def build_extension() -> type:
     return found
 
 
+_importing = threading.Lock()
+
+
 def _cpp_extension() -> ModuleType:
     """The module ``torch.utils.cpp_extension``, imported only now, for it takes long and needs setuptools."""
     if "torch.utils.cpp_extension" in sys.modules:
         return sys.modules["torch.utils.cpp_extension"]
-    # While it is imported it asks whether CUDA is available, only to print a line if not; the question would poison forks.
-    ask, thread = torch.cuda.is_available, threading.get_ident()
-    torch.cuda.is_available = lambda: threading.get_ident() == thread or ask()
-    try:
-        return importlib.import_module("torch.utils.cpp_extension")
-    finally:
-        torch.cuda.is_available = ask
+    # While it is imported it asks whether CUDA is available, only to print a line if not, and the question would poison forks.
+    # So it is answered for this thread, by one thread at a time; others get the true answer.
+    with _importing:
+        ask, thread = torch.cuda.is_available, threading.get_ident()
+        torch.cuda.is_available = lambda: threading.get_ident() == thread or ask()
+        try:
+            return importlib.import_module("torch.utils.cpp_extension")
+        finally:
+            torch.cuda.is_available = ask
 
 
-@functools.cache
 def _base() -> str:
-    try:
-        package = importlib.import_module("op_builder")
-    except ImportError:
-        return "deepspeed.ops.op_builder"
-    # Another's package may have that name.
+    # Only DeepSpeed's installer has its package under that name, and has imported it by then; what else has that name, in the
+    # working directory or anywhere on the path, is another's.
+    package = sys.modules.get("op_builder")
     return "op_builder" if hasattr(package, "__deepspeed__") else "deepspeed.ops.op_builder"
 
 

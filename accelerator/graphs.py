@@ -5,11 +5,13 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
+from functools import cache
 from typing import Any, Literal
 
 import torch
 
 from . import memory, streams
+from ._machine.compiled import constant
 from ._torch import runtime
 
 __all__ = [
@@ -38,6 +40,8 @@ class Graph:
         capture_error_mode: what counts as unsafe during the capture: "global" (the default on CUDA), "thread_local", or
             "relaxed".
 
+    On CUDA the object is a ``torch.cuda.CUDAGraph`` too, so that ``torch.cuda.graph(...)`` takes it.
+
     Raises:
         RuntimeError: when the CPU stands in, where a replay could only do nothing, and in a child forked from a process
             that had initialized the accelerator.
@@ -55,69 +59,70 @@ class Graph:
         ...     graph.replay()
     """
 
-    def __init__(
-        self,
+    # What torch's classes have, for type checkers; the object is one of them too.
+    graph_pool: tuple[int, int] | None
+    capture_error_mode: CaptureErrorMode
+    capture_begin: Callable[[], None]
+    capture_end: Callable[[], None]
+    instantiate: Callable[[], None]
+    replay: Callable[[], None]
+    reset: Callable[[], None]
+    pool: Callable[[], tuple[int, int]]
+    enable_debug_mode: Callable[[], None]
+    debug_dump: Callable[[str], None]
+
+    def __new__(
+        cls,
         keep_graph: bool = False,
         *,
         pool: tuple[int, int] | None = None,
         capture_error_mode: CaptureErrorMode = "default",
-    ) -> None:
+    ) -> Graph:
         if capture_error_mode not in ("default", "global", "thread_local", "relaxed"):
             raise ValueError(
                 f"capture_error_mode is 'default', 'global', 'thread_local' or 'relaxed', not {capture_error_mode!r}"
             )
-        self.graph_pool = pool
-        self.capture_error_mode: CaptureErrorMode = capture_error_mode
-        self._graph = _new_graph(keep_graph)
-
-    def capture_begin(self) -> None:
-        """Begin to capture what is issued on the current stream."""
-        mode = "global" if self.capture_error_mode == "default" else self.capture_error_mode
-        self._graph.capture_begin(pool=self.graph_pool, capture_error_mode=mode)
-
-    def capture_end(self) -> None:
-        """End the capture; the graph can be replayed from now on."""
-        self._graph.capture_end()
-
-    def instantiate(self) -> None:
-        """Make the executable form of a graph that was created with ``keep_graph``."""
-        self._graph.instantiate()
-
-    def replay(self) -> None:
-        """Issue the captured work on the current stream."""
-        self._graph.replay()
-
-    def reset(self) -> None:
-        """Drop the captured work, so that the graph can capture anew."""
-        self._graph.reset()
-
-    def pool(self) -> tuple[int, int]:
-        """Return the handle of the graph's memory pool, for graphs that are to share it."""
-        handle: tuple[int, int] = self._graph.pool()
-        return handle
-
-    def enable_debug_mode(self) -> None:
-        """Keep what ``debug_dump`` needs; to be called before the capture."""
-        self._graph.enable_debug_mode()
-
-    def debug_dump(self, path: str) -> None:
-        """Write the captured work to a file in the format of Graphviz.
-
-        Args:
-            path: the file to write.
-        """
-        self._graph.debug_dump(path)
+        refuse_on_cpu()
+        made = _of_torch(cls, runtime.initialize().kind)
+        graph: Graph = super().__new__(made, keep_graph, pool=pool, capture_error_mode=capture_error_mode)  # type: ignore[call-arg]
+        return graph
 
     def __enter__(self) -> None:
-        streams.synchronize()
-        if getattr(getattr(torch.compiler, "config", None), "force_cudagraph_gc", False):
-            gc.collect()
-        memory.empty_cache()
-        memory.empty_host_cache()
+        _make_room()
         self.capture_begin()
 
     def __exit__(self, *exc_info: object) -> None:
         self.capture_end()
+
+
+@cache
+def _of_torch(face: type[Graph], kind: str) -> type[Graph]:
+    """The class of the graphs of an accelerator: ours, and torch's, whose every user takes them."""
+    if issubclass(face, torch.cuda.CUDAGraph) or kind == "cpu":
+        return face
+    of_torch: Any = _CUDAGraph if kind == "cuda" else torch.accelerator.Graph
+    return type(face.__name__, (face, of_torch), {"__module__": face.__module__, "__doc__": face.__doc__})
+
+
+class _CUDAGraph(torch.cuda.CUDAGraph):
+    """torch.cuda's graph with the constructor of torch.accelerator's."""
+
+    def __new__(cls, keep_graph: bool = False, **options: Any) -> Any:
+        if not keep_graph:
+            return super().__new__(cls)
+        try:
+            return super().__new__(cls, keep_graph)
+        except TypeError:
+            raise RuntimeError(f"keep_graph needs torch 2.8 or newer, this is {torch.__version__}") from None
+
+    def __init__(self, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default") -> None:
+        self.graph_pool = pool
+        # torch.cuda.graph() passes a mode of its own, "global" unless it was given another.
+        self.capture_error_mode = capture_error_mode
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: Any) -> None:
+        mode = capture_error_mode if self.capture_error_mode == "default" else self.capture_error_mode
+        super().capture_begin(self.graph_pool if pool is None else pool, mode, **options)
 
 
 def create_graph() -> Graph:
@@ -127,7 +132,7 @@ def create_graph() -> Graph:
         ``Graph()``, for ``capture_to_graph`` and ``replay_graph``.
 
     Raises:
-        RuntimeError: when the CPU stands in, and in a child forked from a process that had initialized the accelerator.
+        RuntimeError: when the CPU stands in.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -155,7 +160,7 @@ def capture_to_graph(
         ``torch.cuda.graph``.
 
     Raises:
-        RuntimeError: when the CPU stands in, and in a child forked from a process that had initialized the accelerator.
+        RuntimeError: when the CPU stands in.
 
     Fork: safe, initializes nothing that a graph has not.
 
@@ -169,13 +174,18 @@ def capture_to_graph(
         ...     acc.replay_graph(graph)
     """
     refuse_on_cpu()
+    _check_graph("capture_to_graph", graph)
     return _captured(graph, pool, stream)
+
+
+def _check_graph(function: str, graph: Any) -> None:
+    if not (hasattr(graph, "capture_begin") and hasattr(graph, "replay")):
+        raise TypeError(f"{function}() takes a graph, not {type(graph).__name__}")
 
 
 @contextmanager
 def _captured(graph: Any, pool: tuple[int, int] | None, stream: torch.Stream | None) -> Generator[None, None, None]:
-    streams.synchronize()
-    _empty_caches()
+    _make_room()
     with streams.stream(_capture_stream() if stream is None else stream):
         if isinstance(graph, Graph):
             graph.graph_pool = graph.graph_pool if pool is None else pool
@@ -220,9 +230,11 @@ def replay_graph(graph: Any) -> None:
         ...     acc.replay_graph(graph)
     """
     refuse_on_cpu()
+    _check_graph("replay_graph", graph)
     graph.replay()
 
 
+@constant
 def graph_pool_handle() -> tuple[int, int]:
     """Return the handle of a new memory pool for graphs to share.
 
@@ -252,9 +264,6 @@ def is_current_stream_capturing() -> bool:
         False while the accelerator is not initialized and when the CPU stands in. Mirrors
         ``torch.cuda.is_current_stream_capturing``.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -262,7 +271,7 @@ def is_current_stream_capturing() -> bool:
         >>> acc.is_current_stream_capturing()
         False
     """
-    if runtime.absent() or not runtime.initialized():
+    if not runtime.look().up:
         return False
     ask = getattr(runtime.device_module(), "is_current_stream_capturing", None)
     return bool(ask and ask())
@@ -315,26 +324,15 @@ def _of_device(name: str) -> Any:
 
 def refuse_on_cpu() -> None:
     """Raise the RuntimeError for graphs where the CPU stands in."""
-    if runtime.absent():
+    if runtime.look().kind == "cpu":
         raise RuntimeError("Graphs need an accelerator: on the CPU there is nothing to capture, and a replay would do nothing")
 
 
-def _empty_caches() -> None:
+def _make_room() -> None:
+    """Have all work done and all unused memory given back before a capture begins."""
+    streams.synchronize()
     # Older torches have no such setting.
     if getattr(getattr(torch.compiler, "config", None), "force_cudagraph_gc", False):
         gc.collect()
     memory.empty_cache()
     memory.empty_host_cache()
-
-
-def _new_graph(keep_graph: bool) -> Any:
-    refuse_on_cpu()
-    runtime.initialize()
-    if runtime.kind != "cuda":
-        return torch.accelerator.Graph(keep_graph)
-    if not keep_graph:
-        return torch.cuda.CUDAGraph()
-    try:
-        return torch.cuda.CUDAGraph(keep_graph=True)
-    except TypeError:
-        raise RuntimeError(f"keep_graph needs torch 2.8 or newer, this is {torch.__version__}") from None

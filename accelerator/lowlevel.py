@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._torch import lazy, runtime
+from ._torch import lazy, runtime, tracing
+from ._torch.tracing import traced_as
 
 __all__ = [
     "cudart",
@@ -20,11 +21,12 @@ __all__ = [
 _SYNC_DEBUG_MODES = ("default", "warn", "error")
 
 
+@traced_as(tracing.init)
 def init() -> None:
     """Initialize the accelerator now instead of at its first use.
 
     Raises:
-        RuntimeError: if torch cannot, and in a child forked from a process that had initialized the accelerator.
+        RuntimeError: if torch cannot.
 
     Does nothing if it is initialized, and when the CPU stands in. Mirrors ``torch.cuda.init``.
 
@@ -61,18 +63,16 @@ def lazy_call(callback: Callable[[], object]) -> None:
     """
     if not callable(callback):
         raise TypeError(f"lazy_call() takes a function, not {type(callback).__name__}")
-    runtime.absent()
+    runtime.look()
     lazy.run(callback)
 
 
+@traced_as(tracing.ipc_collect)
 def ipc_collect() -> None:
     """Give back the memory that was shared with other processes which have released it since.
 
     Mirrors ``torch.cuda.ipc_collect``; does nothing while the accelerator is not initialized, when the CPU stands in, and
     where memory cannot be shared like this.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
@@ -80,7 +80,7 @@ def ipc_collect() -> None:
         >>> import accelerator as acc
         >>> acc.ipc_collect()
     """
-    if not runtime.absent() and runtime.initialized():
+    if runtime.look().up:
         collect = getattr(runtime.device_module(), "ipc_collect", None)
         if collect is not None:
             collect()
@@ -93,8 +93,7 @@ def cudart() -> Any:
         The module that ``torch.cuda.cudart`` returns.
 
     Raises:
-        RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no CUDA runtime; and in a child
-            forked from a process that had initialized the accelerator.
+        RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no CUDA runtime;.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -113,8 +112,7 @@ def current_blas_handle() -> int:
         A ``cublasHandle_t`` as an address. Mirrors ``torch.cuda.current_blas_handle``.
 
     Raises:
-        RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no such handle; and in a child
-            forked from a process that had initialized the accelerator.
+        RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no such handle;.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -128,7 +126,7 @@ def current_blas_handle() -> int:
 
 
 def _of_cuda(name: str, what: str) -> Any:
-    kind = runtime.device_type()
+    kind = runtime.look().kind
     if kind != "cuda":
         why = "the CPU stands in for an accelerator here" if kind == "cpu" else f"the accelerator is {kind}"
         raise RuntimeError(f"{what} needs CUDA, and {why}")
@@ -157,7 +155,7 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
         >>> acc.set_sync_debug_mode("default")
     """
     mode = _sync_debug_mode(debug_mode)
-    kind = runtime.device_type()
+    kind = runtime.look().kind
     if kind == "cuda":
         # torch warns at every call that the feature is a prototype; not to change anything needs no warning.
         if mode != runtime.get_sync_debug_mode():
@@ -183,9 +181,6 @@ def get_sync_debug_mode() -> int:
         0 for nothing, 1 for a warning, 2 for a RuntimeError; 0 on accelerators other than CUDA's and when the CPU stands in.
         Mirrors ``torch.cuda.get_sync_debug_mode``.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -193,4 +188,4 @@ def get_sync_debug_mode() -> int:
         >>> acc.get_sync_debug_mode()
         0
     """
-    return int(runtime.get_sync_debug_mode()) if runtime.device_type() == "cuda" else 0
+    return int(runtime.get_sync_debug_mode()) if runtime.look().kind == "cuda" else 0

@@ -6,22 +6,29 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ._machine.compiled import constant
 from ._machine.device_argument import Device
-from ._torch import runtime
-from ._torch.runtime import get_index, up
+from ._torch import lazy, runtime, tracing
+from ._torch.runtime import get_index, set_index, up
+from ._torch.tracing import traced_as
 
 __all__ = [
     "empty_cache",
     "empty_host_cache",
+    "get_per_process_memory_fraction",
     "host_memory_stats",
+    "host_memory_stats_as_nested_dict",
     "max_memory_allocated",
     "max_memory_reserved",
     "memory_allocated",
     "memory_reserved",
     "memory_stats",
     "memory_stats_as_nested_dict",
+    "reset_accumulated_host_memory_stats",
     "reset_accumulated_memory_stats",
+    "reset_peak_host_memory_stats",
     "reset_peak_memory_stats",
+    "set_per_process_memory_fraction",
 ]
 
 _statistics_of = runtime.memory_statistics
@@ -29,10 +36,8 @@ _statistics_of = runtime.memory_statistics
 
 def _statistics(device: Device) -> dict[str, Any]:
     """The allocator's statistics as torch keeps them, nested; empty while the accelerator is not initialized."""
-    if not up:
-        runtime.visible_index(device)
-        if not up:
-            return {}
+    if not up and not runtime.look(device).up:
+        return {}
     number = get_index() if device is None else device if type(device) is int else runtime.resolve(device)
     try:
         return _statistics_of(number)
@@ -51,12 +56,6 @@ def memory_allocated(device_index: Device = None, /) -> int:
     Returns:
         Bytes; 0 while the accelerator is not initialized and when the CPU stands in. Mirrors
         ``torch.accelerator.memory_allocated``.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
 
     Fork: safe, initializes nothing.
 
@@ -79,12 +78,6 @@ def max_memory_allocated(device_index: Device = None, /) -> int:
         Bytes; 0 while the accelerator is not initialized and when the CPU stands in. Mirrors
         ``torch.accelerator.max_memory_allocated``.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -105,12 +98,6 @@ def memory_reserved(device_index: Device = None, /) -> int:
     Returns:
         Bytes; 0 while the accelerator is not initialized and when the CPU stands in. Mirrors
         ``torch.accelerator.memory_reserved``.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
 
     Fork: safe, initializes nothing.
 
@@ -135,12 +122,6 @@ def max_memory_reserved(device_index: Device = None, /) -> int:
         Bytes; 0 while the accelerator is not initialized and when the CPU stands in. Mirrors
         ``torch.accelerator.max_memory_reserved``.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -162,12 +143,6 @@ def memory_stats(device_index: Device = None, /) -> OrderedDict[str, Any]:
         Sorted by name, in bytes and counts; empty while the accelerator is not initialized and when the CPU stands in.
         Mirrors ``torch.accelerator.memory_stats``.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -187,24 +162,18 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
         Bytes and counts; empty while the accelerator is not initialized and when the CPU stands in. Mirrors
         ``torch.cuda.memory_stats_as_nested_dict``.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> stats = acc.memory_stats_as_nested_dict()
     """
-    number = runtime.visible_index(device)
-    if not up:
+    seen = runtime.look(device)
+    if not seen.up:
         return {}
     # CUDA's own have more than those that all accelerators have.
     of_backend = getattr(runtime.device_module(), "memory_stats_as_nested_dict", _statistics)
-    stats: dict[str, Any] = of_backend(number)
+    stats: dict[str, Any] = of_backend(seen.number)
     return stats
 
 
@@ -216,17 +185,70 @@ def host_memory_stats() -> OrderedDict[str, Any]:
         stands in, and where torch keeps none: before 2.7 and on accelerators other than CUDA's. Mirrors
         ``torch.cuda.host_memory_stats``.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> stats = acc.host_memory_stats()
     """
-    kept = not runtime.absent() and runtime.initialized() and runtime.kind == "cuda" and runtime.host_memory_statistics
-    return OrderedDict(sorted(_flat("", kept() if kept else {})))
+    return OrderedDict(sorted(_flat("", host_memory_stats_as_nested_dict())))
+
+
+def host_memory_stats_as_nested_dict() -> dict[str, Any]:
+    """Return the statistics of the allocator of pinned host memory as torch keeps them, as in ``["allocated_bytes"]["peak"]``.
+
+    Returns:
+        Bytes, counts and microseconds; empty where ``host_memory_stats`` is. Mirrors
+        ``torch.cuda.host_memory_stats_as_nested_dict``.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> kept = acc.pin_empty(1 << 20)
+        >>> acc.host_memory_stats_as_nested_dict()["active_bytes"]["current"] >= kept.nbytes
+        True
+    """
+    kept: Any = _of_host("hostMemoryStats")
+    return kept() if kept else {}
+
+
+def reset_peak_host_memory_stats() -> None:
+    """Start the peaks of the statistics of pinned host memory anew from the present values.
+
+    Mirrors ``torch.cuda.reset_peak_host_memory_stats``; does nothing where ``host_memory_stats`` is empty.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.reset_peak_host_memory_stats()
+    """
+    reset: Any = _of_host("resetPeakHostMemoryStats")
+    if reset:
+        reset()
+
+
+def reset_accumulated_host_memory_stats() -> None:
+    """Start the accumulated counts of the statistics of pinned host memory anew from zero.
+
+    Mirrors ``torch.cuda.reset_accumulated_host_memory_stats``; does nothing where ``host_memory_stats`` is empty.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.reset_accumulated_host_memory_stats()
+    """
+    reset: Any = _of_host("resetAccumulatedHostMemoryStats")
+    if reset:
+        reset()
+
+
+def _of_host(binding: str) -> Any:
+    """torch's binding for the allocator of pinned host memory; None before initialization and where torch has none."""
+    seen = runtime.look()
+    return runtime.host_allocator(binding) if seen.up and seen.kind == "cuda" else None
 
 
 def _flat(prefix: str, statistics: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -237,17 +259,12 @@ def _flat(prefix: str, statistics: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
+@traced_as(tracing.reset_peak_memory_stats)
 def reset_peak_memory_stats(device_index: Device = None, /) -> None:
     """Start the peaks of a device's statistics anew from the present values.
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the current device.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
 
     Mirrors ``torch.accelerator.reset_peak_memory_stats``; does nothing while the accelerator is not initialized and
     when the CPU stands in.
@@ -258,9 +275,9 @@ def reset_peak_memory_stats(device_index: Device = None, /) -> None:
         >>> import accelerator as acc
         >>> acc.reset_peak_memory_stats()
     """
-    number = runtime.visible_index(device_index)
-    if up:
-        _tell_allocator(runtime.reset_peak_memory_stats, number)
+    seen = runtime.look(device_index)
+    if seen.up:
+        _tell_allocator(runtime.reset_peak_memory_stats, seen.number)
 
 
 def reset_accumulated_memory_stats(device_index: Device = None, /) -> None:
@@ -268,12 +285,6 @@ def reset_accumulated_memory_stats(device_index: Device = None, /) -> None:
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the current device.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
 
     Mirrors ``torch.accelerator.reset_accumulated_memory_stats``; does nothing while the accelerator is not initialized and
     when the CPU stands in.
@@ -284,9 +295,9 @@ def reset_accumulated_memory_stats(device_index: Device = None, /) -> None:
         >>> import accelerator as acc
         >>> acc.reset_accumulated_memory_stats()
     """
-    number = runtime.visible_index(device_index)
-    if up:
-        _tell_allocator(runtime.reset_accumulated_memory_stats, number)
+    seen = runtime.look(device_index)
+    if seen.up:
+        _tell_allocator(runtime.reset_accumulated_memory_stats, seen.number)
 
 
 def _tell_allocator(function: Callable[..., None], *arguments: int) -> None:
@@ -297,14 +308,12 @@ def _tell_allocator(function: Callable[..., None], *arguments: int) -> None:
             raise
 
 
+@traced_as(tracing.empty_cache)
 def empty_cache() -> None:
     """Give the allocator's unused memory back to the device, so that others can have it.
 
     Mirrors ``torch.accelerator.empty_cache``; does nothing while the accelerator is not initialized and when the CPU
     stands in.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
@@ -312,7 +321,7 @@ def empty_cache() -> None:
         >>> import accelerator as acc
         >>> acc.empty_cache()
     """
-    if not runtime.absent() and up:
+    if up or runtime.look().up:
         _tell_allocator(runtime.empty_cache)
 
 
@@ -322,14 +331,89 @@ def empty_host_cache() -> None:
     Mirrors ``torch.accelerator.empty_host_cache``; does nothing while the accelerator is not initialized and when the CPU
     stands in.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> acc.empty_host_cache()
     """
-    if not runtime.absent() and up:
+    if up or runtime.look().up:
         runtime.empty_host_cache()
+
+
+# What was set here, for while the accelerator is not initialized.
+_fractions: dict[int, float] = {}
+
+
+def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
+    """Limit how much of a device's memory this process's allocator may take; beyond it, it runs out of memory.
+
+    Args:
+        fraction: of the total memory, from 0 to 1.
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Raises:
+        ValueError: if the fraction is not from 0 to 1, the index is out of range or the device is of another type.
+        TypeError: if it is no device at all, or the fraction no float.
+        RuntimeError: for a string that names no device, on accelerators for which torch has no limit, and in a child forked
+            from a process that had initialized the accelerator.
+
+    Before the accelerator is initialized it waits for that. Does nothing when the CPU stands in. Mirrors
+    ``torch.cuda.set_per_process_memory_fraction``.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.set_per_process_memory_fraction(1.0)
+    """
+    if not isinstance(fraction, float):
+        raise TypeError(f"A fraction of the memory is a float, not {type(fraction).__name__} ({fraction!r})")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"A fraction of the memory is from 0 to 1, not {fraction!r}")
+    seen = runtime.look(device)
+    if seen.kind == "cpu":
+        return
+    limit, number = runtime.function("set_per_process_memory_fraction"), seen.number
+    lazy.run(lambda: _keeping_current(limit, fraction, number))
+    _fractions[number] = fraction
+
+
+@constant
+def get_per_process_memory_fraction(device: Device = None) -> float:
+    """Return how much of a device's memory this process's allocator may take.
+
+    Args:
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Returns:
+        A fraction of the total memory, from 0 to 1. Before the accelerator is initialized, what was set here, else 1, as when
+        the CPU stands in. Mirrors ``torch.cuda.get_per_process_memory_fraction``.
+
+    Raises:
+        ValueError: if the index is out of range or the device is of another type.
+        TypeError: if it is no device at all.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.get_per_process_memory_fraction()
+        1.0
+    """
+    seen = runtime.look(device)
+    if seen.kind == "cpu":
+        return 1.0
+    asked = getattr(runtime.device_module(), "get_per_process_memory_fraction", None)
+    return float(_keeping_current(asked, seen.number)) if asked and seen.up else _fractions.get(seen.number, 1.0)
+
+
+def _keeping_current(function: Callable[..., Any], *arguments: Any) -> Any:
+    # torch 2.6 leaves the device that it was asked about the current one.
+    current = get_index()
+    try:
+        return function(*arguments)
+    finally:
+        set_index(current)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from typing import Any
 
 import torch
@@ -21,20 +23,23 @@ __all__ = [
 ]
 
 
-def pin_memory(tensor: torch.Tensor, align_bytes: int = 1) -> torch.Tensor:
+def pin_memory(tensor: torch.Tensor, align_bytes: int = 1, *, make_copy: bool = True, match_shape: bool = True) -> torch.Tensor:
     """Return a tensor with the same data in pinned memory.
 
     Args:
         tensor: a tensor on the CPU.
         align_bytes: what the address of the data is to be a multiple of.
+        make_copy: False for an uninitialized tensor of the same dtype, to be written to, as DeepSpeed asks for it.
+        match_shape: False for such a tensor of one dimension with as many elements.
 
     Returns:
-        A copy, or the tensor itself if it is pinned and aligned already; always the tensor itself when the CPU stands in.
+        A copy with the same strides, or the tensor itself if it is pinned and aligned already; always the tensor itself when
+        the CPU stands in. Without a copy a new contiguous tensor, pinned unless the CPU stands in.
 
     Raises:
+        TypeError: if it is no tensor.
         ValueError: if ``align_bytes`` is less than 1.
-        RuntimeError: if the tensor is not on the CPU, and in a child forked from a process that had initialized the
-            accelerator.
+        RuntimeError: if the tensor is not on the CPU.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -44,18 +49,39 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1) -> torch.Tensor:
         >>> pinned.tolist()
         [1.0, 1.0, 1.0]
     """
+    _check_tensor("pin_memory", tensor)
     if align_bytes < 1:
         raise ValueError(f"align_bytes is 1 or more, not {align_bytes}")
-    if runtime.absent():
+    if not make_copy:
+        shape = tensor.shape if match_shape else torch.Size((tensor.numel(),))
+        return _aligned(shape, torch.empty(shape, device="meta").stride(), tensor.dtype, align_bytes, pin=_can_pin())
+    if tensor.device.type != "cpu":
+        raise RuntimeError(f"Pinned memory is the CPU's: a tensor on {tensor.device} cannot be pinned")
+    if not _can_pin():
         return tensor
-    runtime.initialize()
     pinned = tensor.pin_memory()
     if pinned.data_ptr() % align_bytes == 0:
         return pinned
-    room = torch.empty(tensor.numel() * tensor.element_size() + align_bytes, dtype=torch.uint8, pin_memory=True)
+    return _aligned(tensor.shape, tensor.stride(), tensor.dtype, align_bytes, pin=True).copy_(tensor)
+
+
+def _aligned(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, align_bytes: int, *, pin: bool) -> torch.Tensor:
+    """An uninitialized tensor on the CPU whose address is a multiple of a number of bytes."""
+    align_bytes = math.lcm(align_bytes, dtype.itemsize)
+    span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if shape.numel() else 0
+    room = torch.empty(span * dtype.itemsize + align_bytes - 1, dtype=torch.uint8, device="cpu", pin_memory=pin)
     start = -room.data_ptr() % align_bytes
-    data = room[start : start + tensor.numel() * tensor.element_size()]
-    return data.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return room[start : start + span * dtype.itemsize].view(dtype).as_strided(shape, strides)
+
+
+def _can_pin() -> bool:
+    """Initialize the accelerator, if there is one, without which no memory is pinned."""
+    return runtime.initialize().kind != "cpu"
+
+
+def _check_tensor(function: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{function}() takes a tensor, not {type(tensor).__name__}")
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
@@ -67,9 +93,6 @@ def is_pinned(tensor: torch.Tensor) -> bool:
     Returns:
         As ``tensor.is_pinned()``, which may initialize the driver; False when the CPU stands in.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -77,9 +100,9 @@ def is_pinned(tensor: torch.Tensor) -> bool:
         >>> acc.is_pinned(torch.ones(3))
         False
     """
-    if runtime.absent() or not (runtime.up or process.driver_is_up()):
-        return False
-    return tensor.is_pinned()
+    _check_tensor("is_pinned", tensor)
+    seen = runtime.look()
+    return seen.kind != "cpu" and (seen.up or process.driver_is_up()) and tensor.is_pinned()
 
 
 def unpin_memory(tensor: torch.Tensor) -> None:
@@ -120,10 +143,8 @@ def pin_empty(*size: Any, dtype: torch.dtype | None = None, device: str | torch.
     """
     if torch.device(device).type != "cpu":
         raise ValueError(f"Pinned memory is the CPU's: the device must be 'cpu', not {str(device)!r}")
-    pin = not runtime.absent()
-    if pin:
-        runtime.initialize()
-    return torch.empty(*size, dtype=dtype, device="cpu", pin_memory=pin)
+    torch.empty(*size, dtype=dtype, device="meta")  # what is no shape is not to initialize anything
+    return torch.empty(*size, dtype=dtype, device="cpu", pin_memory=_can_pin())
 
 
 def pin_empty_like(tensor: torch.Tensor, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> torch.Tensor:
@@ -148,6 +169,7 @@ def pin_empty_like(tensor: torch.Tensor, device: str | torch.device = "cpu", dty
         >>> acc.pin_empty_like(torch.ones(2, 3), dtype=torch.int8).dtype
         torch.int8
     """
+    _check_tensor("pin_empty_like", tensor)
     return pin_empty(tensor.shape, dtype=dtype or tensor.dtype, device=device)
 
 
@@ -167,18 +189,20 @@ def pin_memory_alignment() -> int:
     return 1
 
 
-def register_host_memory(addr: int, nbytes: int) -> None:
+def register_host_memory(addr: int, nbytes: int) -> bool:
     """Pin memory of the host that something else allocated.
 
     Args:
         addr: its address.
         nbytes: its size in bytes.
 
+    Returns:
+        True; False when the CPU stands in, where there is nothing to pin it for.
+
     Raises:
+        TypeError, ValueError: if the address or the size is no int, or out of range.
         RuntimeError: if CUDA refuses, on accelerators other than CUDA's, and in a child forked from a process that had
             initialized the accelerator.
-
-    Does nothing when the CPU stands in.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -186,11 +210,17 @@ def register_host_memory(addr: int, nbytes: int) -> None:
         >>> import accelerator as acc, torch
         >>> tensor = torch.ones(1024)
         >>> acc.register_host_memory(tensor.data_ptr(), tensor.nbytes)
+        True
+        >>> acc.is_pinned(tensor)
+        True
         >>> acc.unregister_host_memory(tensor.data_ptr())
     """
-    if not runtime.absent():
-        cudart = _cudart()
-        _check(cudart, cudart.cudaHostRegister(addr, nbytes, 0))
+    address, size = _check_address(addr), _check_address(nbytes, "size")
+    if runtime.look().kind == "cpu":
+        return False
+    cudart = _cudart()
+    _check(cudart, cudart.cudaHostRegister(address, size, 0))
+    return True
 
 
 def unregister_host_memory(addr: int) -> None:
@@ -211,16 +241,28 @@ def unregister_host_memory(addr: int) -> None:
         >>> import accelerator as acc, torch
         >>> tensor = torch.ones(1024)
         >>> acc.register_host_memory(tensor.data_ptr(), tensor.nbytes)
+        True
         >>> acc.unregister_host_memory(tensor.data_ptr())
+        >>> acc.is_pinned(tensor)
+        False
     """
-    if not runtime.absent():
+    address = _check_address(addr)
+    if runtime.look().kind != "cpu":
         cudart = _cudart()
-        _check(cudart, cudart.cudaHostUnregister(addr))
+        _check(cudart, cudart.cudaHostUnregister(address))
+
+
+def _check_address(value: int, what: str = "address") -> int:
+    number = operator.index(value)
+    if not 0 <= number < 2**63:
+        raise ValueError(f"The {what} of memory is from 0 to 2**63 - 1, not {number}")
+    return number
 
 
 def _cudart() -> Any:
-    if runtime.kind != "cuda":
-        raise RuntimeError(f"Registering memory of the host needs CUDA, the accelerator is {runtime.kind}")
+    kind = runtime.look().kind
+    if kind != "cuda":
+        raise RuntimeError(f"Registering memory of the host needs CUDA, the accelerator is {kind}")
     runtime.initialize()
     return runtime.device_module().cudart()
 

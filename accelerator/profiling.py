@@ -6,13 +6,16 @@ import functools
 from contextlib import ContextDecorator
 from typing import Any
 
-from torch.compiler import is_dynamo_compiling
+from ._torch import runtime, tracing
+from ._torch.tracing import traced_as
 
-from ._torch import runtime
+__all__ = ["annotate", "range_pop", "range_push", "supports_nvtx_domain"]
 
-__all__ = ["annotate", "range_pop", "range_push"]
+supports_nvtx_domain = True
+"""That ``range_push`` and ``range_pop`` take a domain, which DeepSpeed asks before it names its own."""
 
 
+@traced_as(tracing.nothing)
 def range_push(msg: str, domain: str | None = None, category: str | None = None) -> None:
     """Begin a range; ``range_pop`` with the same domain ends it. ``annotate`` cannot forget to.
 
@@ -31,8 +34,8 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
         >>> acc.range_push("forward")
         >>> acc.range_pop()
     """
-    if is_dynamo_compiling():
-        return
+    if not isinstance(msg, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"A range's name is a string, not {type(msg).__name__}")
     group = None if domain is None else _domain(domain)
     if group is not None:
         group.push_range(message=msg, category=category)
@@ -40,6 +43,7 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
         runtime.nvtx.rangePushA(msg)
 
 
+@traced_as(tracing.nothing)
 def range_pop(domain: str | None = None) -> None:
     """End the range that was begun last.
 
@@ -55,8 +59,6 @@ def range_pop(domain: str | None = None) -> None:
         >>> acc.range_push("forward")
         >>> acc.range_pop()
     """
-    if is_dynamo_compiling():
-        return
     group = None if domain is None else _domain(domain)
     if group is not None:
         group.pop_range()

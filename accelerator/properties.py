@@ -12,6 +12,7 @@ import torch
 
 from . import discovery
 from ._machine import host_memory
+from ._machine.compiled import constant
 from ._machine.device_argument import Device
 from ._torch import runtime
 
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 
+@constant
 def get_device_capability(device: Device = None, /) -> dict[str, Any]:
     """Return what a device can hold and compute.
 
@@ -36,12 +38,6 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
         CUDA and keeps answering for the device that was current when it was first asked. Which dtypes a device is worth
         training in says ``supported_dtypes()``.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: safe, initializes nothing on CUDA; on other accelerators as ``torch.accelerator``.
 
     Example:
@@ -49,13 +45,13 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
         >>> torch.float32 in acc.get_device_capability()["supported_dtypes"]
         True
     """
-    number = runtime.visible_index(device)
-    if runtime.kind == "cpu":
+    seen = runtime.look(device)
+    if seen.kind == "cpu":
         return {"supported_dtypes": set(_dtypes())}
-    if runtime.kind == "cuda":
-        capability = discovery.visible_devices()[number].compute_capability
+    if seen.kind == "cuda":
+        capability = discovery.visible_devices()[seen.number].compute_capability
         return {"supported_dtypes": set(_dtypes()), "compute_capability": capability}
-    found: dict[str, Any] = dict(torch.accelerator.get_device_capability(number))
+    found: dict[str, Any] = dict(torch.accelerator.get_device_capability(seen.number))
     return found
 
 
@@ -75,6 +71,7 @@ def _converts(dtype: torch.dtype) -> bool:
         return False
 
 
+@constant
 def get_device_properties(device: Device = None) -> Any:
     """Return the properties of a device as torch has them: ``name``, ``total_memory``, ``multi_processor_count``, ...
 
@@ -87,10 +84,7 @@ def get_device_properties(device: Device = None) -> Any:
         ``torch.cuda.get_device_properties``.
 
     Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator. Also on accelerators for which torch has no properties.
+        RuntimeError: on accelerators for which torch has no properties.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -99,12 +93,11 @@ def get_device_properties(device: Device = None) -> Any:
         >>> acc.get_device_properties().total_memory > 0
         True
     """
-    number = runtime.visible_index(device)
-    if runtime.kind == "cpu":
+    seen = runtime.initialize(device)
+    if seen.kind == "cpu":
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return SimpleNamespace(name="cpu", total_memory=host_memory.total(), multi_processor_count=processors)
-    runtime.initialize()
-    return runtime.function("get_device_properties")(number)
+    return runtime.function("get_device_properties")(seen.number)
 
 
 def can_device_access_peer(device: Device, peer_device: Device) -> bool:
@@ -119,10 +112,7 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
         ``torch.cuda.can_device_access_peer``.
 
     Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator. Also on accelerators for which torch cannot tell.
+        RuntimeError: on accelerators for which torch cannot tell.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -131,11 +121,11 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
         >>> acc.can_device_access_peer(0, 0)
         False
     """
-    number, peer = runtime.visible_index(device), runtime.visible_index(peer_device)
-    if runtime.kind == "cpu":
+    runtime.look(device)  # an error in the first is to come before one in the second
+    peer = runtime.initialize(peer_device)
+    if peer.kind == "cpu":
         return False
-    runtime.initialize()
-    return bool(runtime.function("can_device_access_peer")(number, peer))
+    return bool(runtime.function("can_device_access_peer")(runtime.look(device).number, peer.number))
 
 
 def get_arch_list() -> list[str]:

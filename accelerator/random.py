@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from . import discovery
-from ._machine import device_argument
 from ._machine.device_argument import Device
-from ._torch import lazy, runtime
+from ._torch import lazy, runtime, tracing
+from ._torch.tracing import traced_as
 
 __all__ = [
     "default_generator",
@@ -54,7 +54,7 @@ def manual_seed(seed: int) -> None:
         >>> acc.manual_seed(42)
     """
     value = _checked_seed(seed)
-    if runtime.absent():
+    if runtime.look(poisoned=True).kind == "cpu":
         torch.default_generator.manual_seed(value)
         return
 
@@ -84,7 +84,7 @@ def manual_seed_all(seed: int) -> None:
         >>> acc.manual_seed_all(42)
     """
     value = _checked_seed(seed)
-    if runtime.absent():
+    if runtime.look(poisoned=True).kind == "cpu":
         torch.default_generator.manual_seed(value)
         return
 
@@ -95,11 +95,9 @@ def manual_seed_all(seed: int) -> None:
     lazy.run_seed(seed_every, every_device=True)
 
 
+@traced_as(tracing.seed)
 def seed() -> None:
     """Seed the current device's generator with a number that is different each time.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Before initialization it waits for it; mirrors ``torch.cuda.seed``. When the CPU stands in, seeds the CPU's generator.
 
@@ -109,7 +107,7 @@ def seed() -> None:
         >>> import accelerator as acc
         >>> acc.seed()
     """
-    if runtime.absent():
+    if runtime.look(poisoned=True).kind == "cpu":
         torch.default_generator.seed()
         return
 
@@ -122,9 +120,6 @@ def seed() -> None:
 def seed_all() -> None:
     """Seed the generators of all devices with one number that is different each time.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Before initialization it waits for it; mirrors ``torch.cuda.seed_all``. When the CPU stands in, seeds the CPU's generator.
 
     Fork: safe, initializes nothing.
@@ -133,7 +128,7 @@ def seed_all() -> None:
         >>> import accelerator as acc
         >>> acc.seed_all()
     """
-    if runtime.absent():
+    if runtime.look(poisoned=True).kind == "cpu":
         torch.default_generator.seed()
         return
 
@@ -154,12 +149,6 @@ def initial_seed(device: Device = None, /) -> int:
 
     Returns:
         The seed; of the CPU's generator when the CPU stands in. Mirrors ``torch.accelerator.random.initial_seed``.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -182,12 +171,6 @@ def get_rng_state(device: Device = None, /) -> torch.Tensor:
         A new tensor of bytes on the CPU; the state of the CPU's generator when the CPU stands in. Mirrors
         ``torch.accelerator.random.get_rng_state``.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
@@ -204,9 +187,6 @@ def get_rng_state_all() -> list[torch.Tensor]:
     Returns:
         One tensor of bytes a device, by index; the state of the CPU's generator alone when the CPU stands in. Mirrors
         ``torch.accelerator.random.get_rng_state_all``.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -242,10 +222,8 @@ def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
         >>> state = acc.get_rng_state()
         >>> acc.set_rng_state(state, 0)
     """
-    number = runtime.index(device)
-    if number is not None:
-        device_argument.check(number, _count(), runtime.kind)
-    _set_state(_checked_state(new_state), number)
+    seen = runtime.look(device)
+    _set_state(_checked_state(new_state), seen.index)
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
@@ -257,8 +235,7 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
     Raises:
         ValueError: if there are more states than devices; nothing is changed then.
         TypeError: if one is no tensor of bytes; nothing is changed then.
-        RuntimeError: for a state of another kind of generator, and in a child forked from a process that had initialized the
-            accelerator.
+        RuntimeError: for a state of another kind of generator.
 
     Before initialization they wait for it; mirrors ``torch.cuda.set_rng_state_all``.
 
@@ -270,9 +247,9 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
         >>> acc.set_rng_state_all(states)
     """
     states = [_checked_state(state) for state in new_states]
-    runtime.absent()
+    kind = runtime.look().kind
     if len(states) > _count():
-        raise ValueError(f"{len(states)} states are more than there are devices: {_count()} of {runtime.kind}")
+        raise ValueError(f"{len(states)} states are more than there are devices: {_count()} of {kind}")
     for number, state in enumerate(states):
         _set_state(state, number)
 
@@ -291,8 +268,7 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
     Raises:
         ValueError: if an index is out of range or a device is of another type.
         TypeError: if one is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator, where ``devices=[]`` still works.
+        RuntimeError: for a string that names no device, where ``devices=[]`` still works.
 
     Fork: safe, initializes nothing.
 
@@ -305,11 +281,9 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
         1
     """
     if devices is None:
-        numbers = list(range(0 if runtime.absent() else discovery.device_count()))
+        numbers = list(range(0 if runtime.look().kind == "cpu" else discovery.device_count()))
     else:
-        numbers = [runtime.visible_index(device) for device in devices]
-        if numbers and runtime.absent():
-            numbers = []
+        numbers = [seen.number for seen in map(runtime.look, devices) if seen.kind != "cpu"]
     return _forked(numbers)
 
 
@@ -322,12 +296,6 @@ def default_generator(device: Device = None) -> torch.Generator:
     Returns:
         The generator, as in ``torch.cuda.default_generators``; the CPU's when the CPU stands in.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
@@ -335,9 +303,7 @@ def default_generator(device: Device = None) -> torch.Generator:
         >>> acc.default_generator().device == acc.default_generator(0).device
         True
     """
-    runtime.visible_index(device)  # an error is no reason to initialize
-    runtime.initialize()
-    return runtime.generator(runtime.visible_index(device))
+    return runtime.generator(runtime.initialize(device).number)
 
 
 def _count() -> int:
@@ -350,8 +316,12 @@ def _generators() -> list[torch.Generator]:
 
 def _checked_seed(seed: int) -> int:
     # A seed that no generator takes is to fail here and not at the initialization.
-    number = int(seed)
-    torch.Generator().manual_seed(number)
+    # A seed that no generator takes is to fail here and not at the initialization.
+    try:
+        number = int(seed)
+        torch.Generator().manual_seed(number)
+    except OverflowError:
+        raise ValueError(f"A seed is from -2**63 to 2**64 - 1, not {seed!r}") from None
     return number
 
 
@@ -362,10 +332,11 @@ def _checked_state(state: Any) -> torch.Tensor:
 
 
 def _set_state(state: torch.Tensor, number: int | None) -> None:
-    if runtime.absent():
+    seen = runtime.look()
+    if seen.kind == "cpu":
         torch.default_generator.set_state(state)
         return
-    if not runtime.initialized():
+    if not seen.up:
         state = state.clone(memory_format=torch.contiguous_format)
 
     def set_state() -> None:

@@ -8,6 +8,8 @@ import pickle
 import sys
 from typing import Any
 
+import torch
+
 from . import memory
 from ._machine.device_argument import Device
 from ._torch import lazy, runtime
@@ -31,12 +33,6 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
         Lines of text; all zero while the accelerator is not initialized and when the CPU stands in. Mirrors
         ``torch.cuda.memory_summary``.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -44,11 +40,12 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
         >>> "Allocated memory" in acc.memory_summary(abbreviated=True)
         True
     """
-    number = runtime.visible_index(device)
+    seen = runtime.look(device)
+    number = seen.number
     stats = memory.memory_stats(number)
     pools = (("all", ""),) if abbreviated else (("all", ""), ("large_pool", "large"), ("small_pool", "small"))
     ooms, retries = stats.get("num_ooms", 0), stats.get("num_alloc_retries", 0)
-    name = "CUDA" if runtime.kind in ("cuda", "cpu") else runtime.kind.upper()
+    name = "CUDA" if seen.kind in ("cuda", "cpu") else seen.kind.upper()
     lines = [
         "=" * _WIDTH,
         f" {'':16} PyTorch {name} memory summary, device ID {number:<17d} ",
@@ -105,11 +102,13 @@ def _scaled(value: int, measure: float, is_size: bool) -> str:
     return f"{value:6d} {units[unit]}" if is_size else f"{value:7d} {units[unit]} "
 
 
-def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str, Any]]:
+def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: bool = True) -> list[dict[str, Any]]:
     """Return the segments that the allocators of all devices hold, with their blocks.
 
     Args:
         mempool_id: the id of a memory pool, from a graph's ``pool()``, whose segments alone are wanted; needs torch 2.7.
+        include_traces: whether to collect the history of allocations too, which no segment shows but takes time; False needs
+            torch 2.15.
 
     Returns:
         One dictionary a segment; none while the accelerator is not initialized and when the CPU stands in. Mirrors
@@ -125,10 +124,16 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None) -> list[dict[str,
         >>> import accelerator as acc
         >>> total = sum(segment["total_size"] for segment in acc.memory_snapshot())
     """
-    if runtime.absent() or not runtime.initialized():
+    if not runtime.look().up:
         return []
+    arguments = () if mempool_id is None and include_traces else (mempool_id,)
     snapshot = runtime.function("memory_snapshot")
-    segments: list[dict[str, Any]] = snapshot() if mempool_id is None else snapshot(mempool_id)
+    try:
+        segments: list[dict[str, Any]] = snapshot(*arguments) if include_traces else snapshot(*arguments, include_traces=False)
+    except TypeError as error:
+        if "include_traces" not in str(error):
+            raise
+        raise RuntimeError(f"include_traces=False needs torch 2.15 or newer, this is {torch.__version__}") from None
     return segments
 
 
@@ -172,7 +177,7 @@ def record_memory_history(
         raise TypeError(f"max_entries is an int, not {type(max_entries).__name__} ({max_entries!r})")
     if not 1 <= max_entries <= sys.maxsize:
         raise ValueError(f"max_entries is from 1 to {sys.maxsize}, not {max_entries}")
-    if runtime.absent():
+    if runtime.look().kind == "cpu":
         return
     record = runtime.function("_record_memory_history")
     # CUDA's takes anything and hands it on; what waits for the initialization must not fail there.
@@ -215,7 +220,7 @@ def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
         >>> os.path.getsize(path) > 0
         True
     """
-    if runtime.absent() or not runtime.initialized():
+    if not runtime.look().up:
         snapshot: Any = {"segments": [], "device_traces": []}
     else:
         snapshot = runtime.function("_snapshot")()

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import operator
 from contextlib import AbstractContextManager, nullcontext
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from . import discovery
 from ._machine import device_argument
 from ._machine.device_argument import Device
-from ._torch import runtime
+from ._torch import runtime, scopes, tracing
 from ._torch.cpu_streams import CPUEvent, CPUStream, cpu_stream
 from ._torch.runtime import get_index, get_stream, up
+from ._torch.tracing import traced_as
 
 __all__ = [
     "Event",
@@ -40,6 +39,7 @@ _set_stream = runtime.set_stream
 _synchronize = runtime.synchronize
 
 
+@traced_as(tracing.current_stream)
 def current_stream(device: Device = None, /) -> torch.Stream:
     """Return the current stream of a device.
 
@@ -50,12 +50,6 @@ def current_stream(device: Device = None, /) -> torch.Stream:
         The stream, an ``acc.Stream``. Mirrors ``torch.accelerator.current_stream``. When the CPU stands in, its only
         stream.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
@@ -63,21 +57,18 @@ def current_stream(device: Device = None, /) -> torch.Stream:
         >>> isinstance(acc.current_stream(), acc.Stream)
         True
     """
-    if not up:
-        number = runtime.index(device)
-        if runtime.absent():
-            return cpu_stream()
-        runtime.initialize()
-        return get_stream(get_index() if number is None or number < 0 else number)
+    if not up and runtime.initialize(device, negative=True).kind == "cpu":
+        return cpu_stream()
     if device is None:
         return get_stream(get_index())
-    number = device if type(device) is int else runtime.resolve(device)
+    number = device if type(device) is int else runtime.resolve(device, negative=True)
     # torch 2.6 ends the process for an index out of range, so it is never asked for one.
     if 0 <= number < runtime.count:
         return get_stream(number)
     return get_stream(get_index() if number < 0 else device_argument.check(number, runtime.count, runtime.kind))
 
 
+@traced_as(tracing.set_stream)
 def set_stream(stream: torch.Stream) -> None:
     """Make a stream the current one of its device, and its device the current one.
 
@@ -86,8 +77,7 @@ def set_stream(stream: torch.Stream) -> None:
 
     Raises:
         TypeError: if it is no stream.
-        RuntimeError: if it is a stream of something else, and in a child forked from a process that had initialized the
-            accelerator.
+        RuntimeError: if it is a stream of something else.
 
     Mirrors ``torch.accelerator.set_stream``; does nothing when the CPU stands in.
 
@@ -97,23 +87,22 @@ def set_stream(stream: torch.Stream) -> None:
         >>> import accelerator as acc
         >>> acc.set_stream(acc.current_stream())
     """
-    if up or not runtime.absent():
-        _set_stream(stream)
-    elif not isinstance(stream, torch.Stream):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"set_stream() takes a torch.Stream, not {type(stream).__name__}")
+    if up or runtime.look().kind != "cpu":
+        try:
+            return _set_stream(stream)
+        except TypeError:
+            pass  # which the binding tells in several lines
+    elif isinstance(stream, torch.Stream):
+        return
+    raise TypeError(f"set_stream() takes a torch.Stream, not {type(stream).__name__}")
 
 
+@traced_as(tracing.synchronize)
 def synchronize(device: Device = None, /) -> None:
     """Wait until all work on a device is done.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``; None or a negative index for the current device.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
 
     Mirrors ``torch.accelerator.synchronize``, and really returns at once, checking its argument, while the accelerator is
     not initialized and when the CPU stands in.
@@ -124,41 +113,18 @@ def synchronize(device: Device = None, /) -> None:
         >>> import accelerator as acc
         >>> acc.synchronize()
     """
-    if not up:
-        runtime.index(device)
-        if not up:
-            return
+    if not up and not runtime.look(device, negative=True).up:
+        return
     if device is None:
         return _synchronize(get_index())
-    number = device if type(device) is int else runtime.resolve(device)
+    number = device if type(device) is int else runtime.resolve(device, negative=True)
     try:
         _synchronize(number if number >= 0 else get_index())
     except (RuntimeError, TypeError) as error:
         raise runtime.explain(number, error) from None
 
 
-class _StreamContext:
-    """Makes a stream current, and what was current before again; may be entered while it is entered, by any thread."""
-
-    __slots__ = ("_previous", "_stream")
-
-    def __init__(self, stream: torch.Stream) -> None:
-        self._stream = stream
-        # By thread, as each has current streams of its own: those to restore, for every time that it has entered.
-        self._previous: dict[int, list[tuple[torch.Stream, ...]]] = {}
-
-    def __enter__(self) -> None:
-        index, here = self._stream.device_index, get_index()
-        # Restoring a stream makes its device the current one, so that of the present device is the last to restore.
-        previous = (get_stream(here),) if index == here else (get_stream(index), get_stream(here))
-        _set_stream(self._stream)
-        self._previous.setdefault(get_ident(), []).append(previous)
-
-    def __exit__(self, *exc_info: object) -> None:
-        for previous in self._previous[get_ident()].pop():
-            _set_stream(previous)
-
-
+@traced_as(tracing.stream)
 def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
     """Return a context manager that makes a stream and its device the current ones, and the previous ones again at the end.
 
@@ -184,18 +150,15 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
         ...     acc.current_stream() == side
         True
     """
-    if is_dynamo_compiling():
-        # torch.compile breaks the graph at context managers that it does not know.
-        return nullcontext() if stream is None or runtime.kind != "cuda" else torch.cuda.stream(stream)  # type: ignore[arg-type]
     if stream is None:
         return nullcontext()
     if not isinstance(stream, torch.Stream):
         raise TypeError(f"stream() takes a torch.Stream or None, not {type(stream).__name__}")
-    if not up and runtime.absent():
+    if not up and runtime.look().kind == "cpu":
         return nullcontext()
     if stream.device.type != runtime.kind:
         raise ValueError(f"{stream.device.type} doesn't match the current accelerator {runtime.kind}.")
-    return _StreamContext(stream)
+    return scopes.of_stream(stream)
 
 
 def default_stream(device: Device = None) -> torch.Stream:
@@ -207,12 +170,6 @@ def default_stream(device: Device = None) -> torch.Stream:
     Returns:
         The stream, an ``acc.Stream``. Mirrors ``torch.cuda.default_stream``. When the CPU stands in, its only stream.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
@@ -220,11 +177,8 @@ def default_stream(device: Device = None) -> torch.Stream:
         >>> acc.current_stream() == acc.default_stream()
         True
     """
-    number = runtime.visible_index(device)
-    if runtime.kind == "cpu":
-        return cpu_stream()
-    runtime.initialize()
-    return _plain(runtime.function("default_stream")(number))
+    seen = runtime.initialize(device)
+    return cpu_stream() if seen.kind == "cpu" else _plain(runtime.function("default_stream")(seen.number))
 
 
 def _plain(stream: torch.Stream) -> torch.Stream:
@@ -243,10 +197,9 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
         The stream, an ``acc.Stream``. Mirrors ``torch.cuda.get_stream_from_external``.
 
     Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all, or the address is no int.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator. Also when the CPU stands in, which has no streams but its own, and on accelerators for which torch
+        TypeError: if the address is no int.
+        ValueError: if it is out of range.
+        RuntimeError: when the CPU stands in, which has no streams but its own, and on accelerators for which torch
             cannot do that.
 
     Fork: initializes the accelerator; forked children cannot use it.
@@ -258,26 +211,25 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
         ...     stream = acc.external_stream(0)
     """
     address = operator.index(data_ptr)
-    number = runtime.visible_index(device)
-    if runtime.kind == "cpu":
+    if not 0 <= address < 2**64:
+        raise ValueError(f"The address of a stream is from 0 to 2**64 - 1, not {address}")
+    if runtime.look(device).kind == "cpu":
         raise RuntimeError(
             "A stream of another library needs an accelerator: the CPU stands in, which has no streams but its own"
         )
-    runtime.initialize()
-    if runtime.kind == "cuda":
+    kind, _, _ = seen = runtime.initialize(device)
+    if kind == "cuda":
         # Older releases have the class only, newer ones also a function of the name that other accelerators use.
-        return _plain(torch.cuda.ExternalStream(address, number))  # type: ignore[no-untyped-call]
-    return _plain(runtime.function("get_stream_from_external")(address, number))
+        return _plain(torch.cuda.ExternalStream(address, seen.number))  # type: ignore[no-untyped-call]
+    return _plain(runtime.function("get_stream_from_external")(address, seen.number))
 
 
+@traced_as(tracing.is_synchronized_device)
 def is_synchronized_device() -> bool:
     """Return whether work on the device is done when the call that issued it returns.
 
     Returns:
         False on an accelerator, True when the CPU stands in.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
@@ -286,7 +238,7 @@ def is_synchronized_device() -> bool:
         >>> acc.is_synchronized_device() == (not acc.is_available())
         True
     """
-    return runtime.kind == "cpu" if is_dynamo_compiling() else runtime.absent()
+    return runtime.look(poisoned=True).kind == "cpu"
 
 
 def use_host_timers() -> bool:
@@ -294,9 +246,6 @@ def use_host_timers() -> bool:
 
     Returns:
         False on an accelerator, whose events are, True when the CPU stands in.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
@@ -314,9 +263,6 @@ def resolves_data_dependency() -> bool:
     Returns:
         False on an accelerator, True when the CPU stands in.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -332,9 +278,6 @@ def handles_memory_backpressure() -> bool:
 
     Returns:
         False on an accelerator, True when the CPU stands in.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
@@ -353,7 +296,7 @@ def __getattr__(name: str) -> Any:
     classes: tuple[type, type]
     if not up and discovery.is_in_bad_fork():
         classes = _NoStream, _NoEvent
-    elif not up and discovery.device_count() == 0:
+    elif not up and runtime.look().kind == "cpu":
         classes = CPUStream, CPUEvent
     else:
         classes = torch.Stream, torch.Event
@@ -364,11 +307,11 @@ class _NoStream(torch.Stream):
     """The class in a child that cannot use the accelerator: it can make none."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        runtime.refuse_in_bad_fork()
+        runtime.refuse()
 
 
 class _NoEvent(torch.Event):
     """As ``_NoStream``."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        runtime.refuse_in_bad_fork()
+        runtime.refuse()

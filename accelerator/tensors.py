@@ -29,9 +29,6 @@ def BFloat16Tensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``BFloat16Tensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
@@ -50,9 +47,6 @@ def ByteTensor(data: Any) -> torch.Tensor:
 
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``ByteTensor`` class does.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -73,9 +67,6 @@ def DoubleTensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``DoubleTensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
@@ -94,9 +85,6 @@ def FloatTensor(data: Any) -> torch.Tensor:
 
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``FloatTensor`` class does.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -117,9 +105,6 @@ def HalfTensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``HalfTensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
@@ -138,9 +123,6 @@ def IntTensor(data: Any) -> torch.Tensor:
 
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``IntTensor`` class does.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
@@ -161,9 +143,6 @@ def LongTensor(data: Any) -> torch.Tensor:
     Returns:
         A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``LongTensor`` class does.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
@@ -175,11 +154,10 @@ def LongTensor(data: Any) -> torch.Tensor:
 
 
 def _tensor(data: Any, dtype: torch.dtype) -> torch.Tensor:
-    runtime.initialize()
-    device = torch.device(runtime.device_type())
-    if isinstance(data, torch.Tensor):
-        return data.detach().to(device, dtype, copy=True)
-    return torch.tensor(data, dtype=dtype, device=device)
+    # Read on the CPU first, so that what is no data initializes nothing.
+    given = isinstance(data, torch.Tensor)
+    tensor = data.detach() if given else torch.tensor(data, dtype=dtype, device="cpu")
+    return tensor.to(torch.device(runtime.initialize().kind), dtype, copy=given)
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
@@ -191,9 +169,6 @@ def on_accelerator(tensor: torch.Tensor) -> bool:
     Returns:
         Whether the tensor's device type is the accelerator's; when the CPU stands in, whether it is on the CPU.
 
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
     Fork: safe, initializes nothing.
 
     Example:
@@ -201,4 +176,6 @@ def on_accelerator(tensor: torch.Tensor) -> bool:
         >>> acc.on_accelerator(acc.FloatTensor([1.0]))
         True
     """
-    return tensor.device.type == runtime.device_type()
+    if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"on_accelerator() takes a tensor, not {type(tensor).__name__}")
+    return tensor.device.type == runtime.look(poisoned=True).kind

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import accelerator as acc
 
-from . import collective, soon
+from . import collective
 from .terminal import has_color, styled, write
 
 
@@ -166,13 +166,11 @@ def run(
 
 def _tried(devices: tuple[acc.VisibleDevice, ...]) -> tuple[str | None, tuple[acc.VisibleDevice, ...]]:
     """What a child process finds wrong with these devices, and those with which it finds nothing."""
-    working = {device.index for device in soon.usable_devices()}
+    working = {device.index for device in acc.usable_devices()}
     usable = tuple(device for device in devices if device.index in working)
     if len(usable) == len(devices):
         return None, usable
-    return soon.unavailable_reason(
-        strict=True
-    ) or f"{len(devices) - len(usable)} devices could not be used a moment ago", usable
+    return acc.unavailable_reason(strict=True) or f"{len(devices) - len(usable)} devices could not be used a moment ago", usable
 
 
 def _try(name: str, device: str | None, area: Callable[..., str], *arguments: Any) -> Result:

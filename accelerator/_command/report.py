@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import re
 import socket
 import sys
+from types import ModuleType
 from typing import Any
 
 from .. import __version__, discovery, monitoring, simulation
-from .._machine import driver, grammar, nvml, process, torch_build
-from . import soon
+from .._machine import answer, description, driver, grammar, nvml, process, torch_build
+from .._machine.found import Failed, NotSupported, Seen
 
 SCHEMA = 1
 
@@ -37,7 +37,7 @@ def collect(*, strict: bool = False) -> dict[str, Any]:
         "torch": build and {"version": build.version, "cuda": build.cuda, "hip": build.hip},
         "accelerator": torch_build.accelerator_type(),
         "available": available,
-        "unavailable_reason": soon.unavailable_reason(strict=strict),
+        "unavailable_reason": discovery.unavailable_reason(strict=strict),
         "initialized": discovery.is_initialized(),
         "fork_safe": discovery.is_fork_safe(),
         "simulated": simulation.is_simulated(),
@@ -45,24 +45,24 @@ def collect(*, strict: bool = False) -> dict[str, Any]:
         "nvml": _nvml(),
         "environment": _environment(),
         "devices": [_device(device, usable) for device in devices],
-        "hidden": [_hidden(device) for device in soon.physical_devices() if device.visible_index is None],
+        "hidden": [_hidden(device) for device in discovery.physical_devices() if device.visible_index is None],
     }
 
 
 def _usable(devices: tuple[discovery.VisibleDevice, ...]) -> set[int]:
-    return {device.index for device in soon.usable_devices()} if devices else set()
+    return {device.index for device in discovery.usable_devices()} if devices else set()
 
 
 def _nvml() -> dict[str, Any]:
     try:
-        nvml.session()
-    except nvml.Unavailable as error:
+        nvml.gpus()
+    except (Failed, NotSupported) as error:
         return {"available": False, "problem": str(error)}
     return {"available": True, "problem": None}
 
 
 def _device(device: discovery.VisibleDevice, usable: set[int] | None) -> dict[str, Any]:
-    now = soon.telemetry(device.index)
+    now = monitoring.telemetry(device.index)
     return {
         "index": device.index,
         "physical_index": device.physical_index,
@@ -81,7 +81,7 @@ def _device(device: discovery.VisibleDevice, usable: set[int] | None) -> dict[st
         "fan_speed": now.fan_speed,
         "clock_rate": now.clock_rate,
         "throttled": now.throttled,
-        "numa_node": soon.numa_node(device.index),
+        "numa_node": discovery.numa_node(device.index),
         "mig": device.mig and list(device.mig),
         "usable": None if usable is None else device.index in usable,
         "processes": None if now.processes is None else [_process(process) for process in now.processes],
@@ -109,31 +109,45 @@ def _user(pid: int) -> str | None:
         return str(owner)
 
 
-# What a device without a feature answers is no problem; whatever else it answers is.
-_UNSUPPORTED = re.compile("NOT_SUPPORTED|FUNCTION_NOT_FOUND|known to the driver only")
-_READ = {
-    "utilization": monitoring.utilization,
-    "device_memory_used": monitoring.device_memory_used,
-    "temperature": monitoring.temperature,
-    "power_draw": monitoring.power_draw,
-    "clock_rate": monitoring.clock_rate,
-    "processes": monitoring.processes,
+# How the fields of telemetry are called where they are read.
+_FIELDS = {
+    "utilization": "utilization",
+    "memory_usage": "memory utilization",
+    "temperature": "temperature",
+    "memory_temperature": "memory's temperature",
+    "power_draw": "power draw",
+    "power_limit": "power limit",
+    "fan_speed": "fan speed",
+    "clock_rate": "clock rate",
+    "throttled": "reasons for slow clocks",
+    "processes": "processes",
 }
 
 
 def _problem(index: int, now: monitoring.Telemetry) -> str | None:
-    """Why something is not known of a device that it should tell."""
-    for field, read in _READ.items():
-        if getattr(now, field) is None:
-            try:
-                read(index)
-            except RuntimeError as error:
-                if not _UNSUPPORTED.search(str(error)):
-                    return str(error)
-    return None
+    """Why something is not known of a device that it should tell; that a device has no such thing is no problem."""
+    found = answer.now()
+    device = found.devices[index]
+    if device.gpu is None:
+        return None
+    try:
+        description.memory(device, found.backend)
+        for field, called in _FIELDS.items():
+            if getattr(now, field) is None:
+                _try(device, found.backend, called)
+    except Failed as error:
+        return str(error)
+    return device.gpu.problem
 
 
-def _hidden(device: Any) -> dict[str, Any]:
+def _try(device: Seen, backend: ModuleType | None, field: str) -> None:
+    try:
+        description.read(device, backend, field)
+    except NotSupported:
+        pass
+
+
+def _hidden(device: discovery.PhysicalDevice) -> dict[str, Any]:
     return {
         "physical_index": device.index,
         "name": device.name,
@@ -162,9 +176,9 @@ def _reading(name: str) -> str:
         return "not followed any more: the driver of this process read it when it was initialized"
     if name == "CUDA_DEVICE_ORDER":
         return "devices in the order of their PCI bus" if value == "PCI_BUS_ID" else "the fastest device first"
-    selection = discovery.last_found().selection
+    selection = answer.now().selection
     if selection is None or rocm:
-        return f"read by {discovery.last_found().source}"
+        return f"read by {answer.now().source}"
     return _explained(selection)
 
 

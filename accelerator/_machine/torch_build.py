@@ -52,6 +52,12 @@ def is_rocm() -> bool:
     return build is not None and build.hip is not None
 
 
+def fits_no_gpu() -> bool:
+    """Whether there is no torch that says which vendor's GPUs matter."""
+    build = read()
+    return build is None or not (build.cuda or build.hip)
+
+
 def folder() -> str | None:
     """Where the installed torch is, or None without one."""
     spec = importlib.util.find_spec("torch")

@@ -15,7 +15,7 @@ class CPUStream(torch.Stream):
     """The CPU's only stream: work on it is done when it was issued. torch's own cannot record events."""
 
     def __new__(cls, device: Any = "cpu", *, priority: int = 0) -> CPUStream:
-        runtime.index(device)
+        runtime.look(device, negative=True)
         return super().__new__(cls, device="cpu")
 
     def query(self) -> bool:
@@ -51,7 +51,7 @@ class CPUEvent(torch.Event):
     def __new__(
         cls, device: Any = "cpu", *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> CPUEvent:
-        runtime.index(device)
+        runtime.look(device, negative=True)
         event = super().__new__(cls, device="cpu", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
         event._timed, event._recorded_ns = enable_timing, None
         return event

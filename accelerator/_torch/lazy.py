@@ -58,12 +58,12 @@ def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
 def forget_since(mark: States) -> None:
     """Forget a mark that still waits, and what was to be done to random states after it."""
     module = runtime.device_module()
-    if runtime.initialized() or not hasattr(module, "_queued_calls"):
+    if _is_up() or not hasattr(module, "_queued_calls"):
         return
     with _lock(module):
         calls = module._queued_calls
         places = [place for place, (call, _) in enumerate(calls) if call is mark]
-        if places and not runtime.initialized():
+        if places and not _is_up():
             _settle(module)
             del calls[places[0]]
             _drop_random(calls, places[0], module)
@@ -72,12 +72,17 @@ def forget_since(mark: States) -> None:
 def _run_or(keep: Callable[[Any], None], call: Callable[[], object]) -> None:
     module = runtime.device_module()
     # While torch runs what waits it counts as not initialized, but this thread can use the accelerator already.
-    if not runtime.initialized() and not hasattr(getattr(module, "_tls", None), "is_initializing"):
+    if not _is_up() and not hasattr(getattr(module, "_tls", None), "is_initializing"):
         with _lock(module):
-            if not runtime.initialized() and hasattr(module, "_queued_calls"):
+            if not _is_up() and hasattr(module, "_queued_calls"):
                 keep(module)
                 return
     call()
+
+
+def _is_up() -> bool:
+    # A child that cannot use the accelerator can still let things wait for it, as torch does.
+    return runtime.look(poisoned=True).up
 
 
 def _append(module: Any, call: Callable[[], object]) -> None:

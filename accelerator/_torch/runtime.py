@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import _C
@@ -24,8 +24,11 @@ up: list[bool] = []
 # How many devices there are once it is: the driver's count does not change any more.
 count = 0
 
-# What the last look found, for code under torch.compile, which cannot trace the look itself and may be the first to come.
-kind: str = (torch_build.accelerator_type() if discovery.device_count() else None) or "cpu"
+# The type of the device that functions act on, as the last look found it.
+kind = "cpu"
+
+# What strings and devices with an index turned out to name once it was up: to look one up is cheaper than to read it again.
+known: dict[str | torch.device, int] = {}
 
 get_index = _C._accelerator_getDeviceIndex
 set_index = _C._accelerator_setDeviceIndex
@@ -34,55 +37,92 @@ set_stream = _C._accelerator_setStream
 synchronize = _C._accelerator_synchronizeDevice
 
 
-def absent() -> bool:
-    """Whether there is no usable accelerator, so that the CPU stands in for it; initializes nothing.
+class Look(NamedTuple):
+    """What a look found.
+
+    Attributes:
+        kind: the type of the device that functions act on: the accelerator's, or "cpu" where the CPU stands in.
+        index: what the device argument names: a visible device, None for the current one, or a negative index.
+        up: whether the accelerator is initialized.
+    """
+
+    kind: str
+    index: int | None
+    up: bool
+
+    @property
+    def number(self) -> int:
+        """The index of the device that is meant: of the current one, 0 before there is one, unless the argument names one."""
+        if self.index is None or self.index < 0:
+            return get_index() if self.up else 0
+        return self.index
+
+
+def look(device: Any = None, *, optional: bool = True, negative: bool = False, poisoned: bool = False) -> Look:
+    """What is there now, and what a device argument names of it; initializes nothing.
+
+    Every function that does not find the accelerator up comes here, and nothing else changes what was found.
+
+    Args:
+        device: the device argument.
+        optional: whether None and a device without an index may stand for the current device.
+        negative: whether a negative index means something to the function; it is out of range otherwise.
+        poisoned: whether the function has an answer in a child that cannot use the accelerator for a fork's sake.
 
     Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
+        RuntimeError: in such a child otherwise; and for a string that names no device.
+        ValueError, TypeError: as ``device_argument.index``; ValueError also for an index that is out of range.
     """
-    global kind
-    if up:
-        return False
-    refuse_in_bad_fork()
-    if discovery.device_count() == 0:
-        kind = "cpu"
-        return True
-    kind = torch_build.accelerator_type() or "cpu"
-    initialized()
-    return False
+    global count, kind
+    visible = count
+    if not up:
+        in_bad_fork = process.is_in_bad_fork()
+        if in_bad_fork and not poisoned:
+            refuse()
+        visible = discovery.device_count()
+        kind = (torch_build.accelerator_type() if visible else None) or "cpu"
+        if kind != "cpu" and not in_bad_fork and _is_up():
+            count = visible
+            up.append(True)
+    number = device_argument.index(device, kind, optional=optional or kind == "cpu")
+    if number is not None and not (negative and number < 0):
+        # The ranks of a program share the CPU, by whatever index.
+        number = 0 if kind == "cpu" and number > 0 else device_argument.check(number, visible or 1, kind)
+        if up and isinstance(device, (str, torch.device)):
+            known[device] = number
+    return Look(kind, number, bool(up))
 
 
-def refuse_in_bad_fork() -> None:
-    """Raise the RuntimeError that names the fix where the accelerator cannot be used for a fork's sake."""
-    if process.is_in_bad_fork():
-        raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
-
-
-def initialized() -> bool:
-    """Whether torch has initialized the accelerator in this process."""
-    global count
+def _is_up() -> bool:
     # Backends without lazy initialization are up as soon as they are there.
-    if not up and kind != "cpu" and (process.torch_is_up() or not hasattr(device_module(), "is_initialized")):
-        count = discovery.device_count()
-        up.append(True)
-    return bool(up)
+    return process.torch_is_up() or not hasattr(device_module(), "is_initialized")
 
 
-def initialize() -> None:
-    """Initialize the accelerator if there is one and nobody has.
+def refuse() -> NoReturn:
+    """Raise the RuntimeError that names the fix where the accelerator cannot be used for a fork's sake."""
+    raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
+
+
+def initialize(device: Any = None, *, optional: bool = True, negative: bool = False) -> Look:
+    """Look, and initialize the accelerator if there is one and nobody has; an error in the argument is no reason to.
 
     Raises:
-        RuntimeError: if torch cannot, or in a child forked from a process that had.
+        RuntimeError, ValueError, TypeError: as ``look``; RuntimeError also if torch cannot.
     """
-    if not absent() and not initialized():
-        device_module().init()
-        initialized()
+    seen = look(device, optional=optional, negative=negative)
+    if seen.up or seen.kind == "cpu":
+        return seen
+    device_module().init()
+    return look(device, optional=optional, negative=negative)
 
 
-def device_type() -> str:
-    """The type of the device that functions act on: the accelerator's, or "cpu" where the CPU stands in."""
-    absent()
-    return kind
+def resolve(device: Any, *, optional: bool = True, negative: bool = False) -> int:
+    """The index of the device that an argument names once the accelerator is up; a negative one may be left as it is."""
+    try:
+        return known[device]
+    except (KeyError, TypeError):
+        number = look(device, optional=optional, negative=negative).index
+    return get_index() if number is None else number
 
 
 def device_module() -> Any:
@@ -90,67 +130,17 @@ def device_module() -> Any:
     return getattr(torch, kind)
 
 
-def index(device: Any, *, optional: bool = True) -> int | None:
-    """What a device argument names, before it is known whether the accelerator is up.
-
-    Returns:
-        A negative index, an index that is visible, or None for the current device.
-
-    Raises:
-        ValueError, RuntimeError, TypeError: as ``device_argument.index``; ValueError also for an index that is out of range.
-    """
-    visible = 1 if absent() else discovery.device_count()
-    number = device_argument.index(device, kind, optional=optional)
-    if number is not None and number >= 0:
-        _remember(device, device_argument.check(number, visible, kind))
-    return number
-
-
-def visible_index(device: Any) -> int:
-    """As ``index``, for functions to which a negative index means nothing: it is out of range; None is the current device."""
-    number = index(device)
-    if number is None:
-        return get_index() if up else 0
-    return check(number)
-
-
-def check(number: int) -> int:
-    """The index itself if a device has it; to be called after a look at what is there."""
-    return device_argument.check(number, 1 if kind == "cpu" else discovery.device_count(), kind)
-
-
-# What strings and devices with an index turned out to name, all within range: to look one up is cheaper than to read it again.
-known: dict[str | torch.device, int] = {}
-
-
-def resolve(device: Any, *, optional: bool = True) -> int:
-    """What a device argument names once the accelerator is up, None being the current device; ranges are left to torch."""
-    try:
-        return known[device]
-    except (KeyError, TypeError):
-        number = device_argument.index(device, kind, optional=optional)
-    if number is None:
-        return get_index()
-    _remember(device, number)
-    return number
-
-
-def _remember(device: Any, number: int) -> None:
-    if up and isinstance(device, (str, torch.device)) and 0 <= number < count:
-        known[device] = number
-
-
 def compute_capability() -> tuple[int, int]:
     """The current CUDA device's compute capability, without initializing anything; (0, 0) where nobody can tell it."""
-    return discovery.visible_devices()[visible_index(None)].compute_capability or (0, 0)
+    return discovery.visible_devices()[look().number].compute_capability or (0, 0)
 
 
-def explain(number: int, error: Exception) -> Exception:
+def explain(number: Any, error: Exception) -> Exception:
     """What to raise for a call that failed on a device: the clear ValueError if its index is the reason, else the error."""
     try:
-        device_argument.check(number, discovery.device_count(), kind)
-    except ValueError as out_of_range:
-        return out_of_range
+        device_argument.check(number, count, kind)
+    except (TypeError, ValueError) as out_of_range:
+        return out_of_range if isinstance(out_of_range, ValueError) else error
     return error
 
 
@@ -188,8 +178,9 @@ def arch_flags() -> str | None:
 
 @cache
 def _ask_child(binding: str) -> str:
-    code = f"import sys; sys.path[:] = {sys.path!r}; import torch; print(torch._C.{binding}() or '')"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    folders = [os.fspath(folder) for folder in sys.path]
+    code = f"import sys; sys.path[:] = {folders!r}; import torch; print(torch._C.{binding}() or '')"
+    child = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
     if child.returncode:
         raise RuntimeError(f"A child process could not tell what this torch is compiled for: {child.stderr.strip()[-500:]}")
     return child.stdout
@@ -214,13 +205,17 @@ reset_peak_memory_stats = _first("_accelerator_resetPeakStats", "_cuda_resetPeak
 reset_accumulated_memory_stats = _first("_accelerator_resetAccumulatedStats", "_cuda_resetAccumulatedMemoryStats")
 empty_cache = _first("_accelerator_emptyCache", "_cuda_emptyCache")
 empty_host_cache = _first("_accelerator_emptyHostCache", "_host_emptyCache")
-host_memory_statistics = _first("_cuda_hostMemoryStats")
 set_sync_debug_mode = _first("_cuda_set_sync_debug_mode")
 get_sync_debug_mode = _first("_cuda_get_sync_debug_mode")
 _default_generator = _first("_accelerator_getDefaultGenerator")
 
 # The bindings of NVTX, which CUDA builds have, or None.
 nvtx = _first("_nvtx")
+
+
+def host_allocator(binding: str) -> Any:
+    """A binding for CUDA's allocator of pinned host memory, or None where this torch has none: before 2.7."""
+    return _first(f"_cuda_{binding}")
 
 
 def generator(number: int) -> torch.Generator:
@@ -238,6 +233,7 @@ def generator(number: int) -> torch.Generator:
 
 def _begin_anew() -> None:
     up.clear()
+    known.clear()
 
 
 if hasattr(os, "register_at_fork"):

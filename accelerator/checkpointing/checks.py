@@ -53,7 +53,7 @@ def _gather(numbers: list[int], group: Group) -> list[list[int]]:
     from torch import distributed
 
     on_host = distributed.get_backend(group.handle) in ("gloo", "mpi")
-    mine = torch.tensor(numbers, dtype=torch.int64, device="cpu" if on_host else runtime.device_type())
+    mine = torch.tensor(numbers, dtype=torch.int64, device="cpu" if on_host else runtime.look().kind)
     everyone = [torch.empty_like(mine) for _ in range(group.size)]
     distributed.all_gather(everyone, mine, group=group.handle)
     return [row.tolist() for row in everyone]

@@ -22,7 +22,7 @@ _State = torch.Tensor | torch.Generator
 
 def device_generator() -> torch.Generator:
     """The default generator of the device in use: the accelerator's current device, or the CPU where it stands in."""
-    if runtime.device_type() == "cpu":
+    if runtime.look().kind == "cpu":
         return torch.default_generator
     runtime.initialize()
     return runtime.generator(runtime.get_index())

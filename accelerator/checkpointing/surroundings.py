@@ -38,11 +38,11 @@ def accelerator_is_up() -> bool:
     if not _looked:
         _looked = True
         try:
-            runtime.absent()
+            runtime.look()
         except RuntimeError:
             # A forked child that cannot use the accelerator may still checkpoint on the CPU.
             return False
-    return runtime.initialized()
+    return runtime.look(poisoned=True).up
 
 
 def default_generators(devices: set[torch.device] | None) -> list[torch.Generator]:

@@ -1,10 +1,10 @@
 """Compiles the simulated libraries, once per version of their sources.
 
-The wheel ships C and no binaries, so that it stays a pure Python wheel; the five libraries are built with the
+The wheel ships C and no binaries, so that it stays a pure Python wheel; the libraries are built with the
 system compiler when a simulation is first asked for and kept in the user's cache directory, laid out so that the
 driver and NVML can each be left off the library path:
 
-    preload/libcudart.so.12  preload/libcudart.so.13  preload/libcupti.so.13
+    preload/libcudart.so.12  preload/libcudart.so.13  preload/libcupti.so.13  preload/libaccelerator-exit.so
     driver/libcuda.so.1
     nvml/libnvidia-ml.so.1
     absent/driver/libcuda.so.1  absent/nvml/libnvidia-ml.so.1
@@ -58,6 +58,7 @@ _LIBRARIES = (
     _Library("preload/libcudart.so.13", ("runtime*.c",), "runtime.map.in", "13"),
     _Library("driver/libcuda.so.1", ("driver*.c", "visible.c", "config.c", "state.c"), "driver.map"),
     _Library("nvml/libnvidia-ml.so.1", ("nvml*.c", "config.c", "state.c"), "nvml.map"),
+    _Library("preload/libaccelerator-exit.so", ("exit.c",), "exit.map"),
     _Library("preload/libcupti.so.13", ("cupti.c",), "cupti.map"),
 )
 _ABSENT = ("absent/driver/libcuda.so.1", "absent/nvml/libnvidia-ml.so.1")

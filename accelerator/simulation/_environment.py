@@ -36,6 +36,9 @@ def environment(
     capability: str | Sequence[str] = "9.0",
     speed: int | Sequence[int] = 0,
     mig: int | Sequence[int | None] | None = None,
+    nvlink: bool | Sequence[int | None] = False,
+    numa: int | Sequence[int | Sequence[int] | None] | None = 0,
+    clock_reasons: int | Sequence[int] = 0,
     driver: Literal["present", "absent", "old", "broken"] = "present",
     driver_cuda: str | None = None,
     nvml: Literal["present", "absent", "broken", "mismatch"] = "present",
@@ -47,8 +50,8 @@ def environment(
     """Give the complete environment for a child process that has simulated GPUs.
 
     Kernels compute nothing on simulated GPUs: the result of arithmetic there is meaningless. Compiles the libraries
-    the first time. `memory`, `name`, `capability`, `speed` and `mig` take one value for all GPUs or a sequence with
-    one for each, of which the last repeats; GPUs are counted as NVML does, in the order of the PCI bus.
+    the first time. What is said of a GPU takes one value for all GPUs or a sequence with one for each, of which the
+    last repeats; GPUs are counted as NVML does, in the order of the PCI bus.
 
     Args:
         gpus: How many GPUs there are, 0 to 128.
@@ -57,6 +60,11 @@ def environment(
         capability: Compute capability of each GPU.
         speed: Relative speed of each GPU. Unless CUDA_DEVICE_ORDER says otherwise, CUDA counts the fastest first.
         mig: None where MIG is off, else the number of MIG instances of the GPU, 0 to 7.
+        nvlink: True: NVLink connects all GPUs with each other; a sequence gives the number of each GPU's group, which
+            NVLink connects within; None is a GPU without NVLink.
+        numa: The host's NUMA node nearest to each GPU, 0 to 63; a sequence of nodes within the sequence where several
+            are equally near; None where NVML does not know it.
+        clock_reasons: What holds each GPU's clocks back, as NVML's bits: 0x4 for the power cap, 0x40 for heat.
         driver: "present"; "absent": there is no libcuda, also if the machine has a real one; "old": it is older than
             torch needs; "broken": it is there and does not start. Says nothing about NVML.
         driver_cuda: The CUDA version the driver supports; None means 13.2, and 11.4 if the driver is "old".
@@ -106,6 +114,9 @@ def environment(
         "CAPABILITIES": _values.per_gpu("capability", capability, gpus, _values.capability),
         "SPEEDS": _values.per_gpu("speed", speed, gpus, _values.speed),
         "MIG": _values.per_gpu("mig", mig, gpus, _values.mig),
+        "NVLINK": _values.per_gpu("nvlink", nvlink, gpus, _values.nvlink),
+        "NUMA": _values.per_gpu("numa", numa, gpus, _values.numa),
+        "CLOCK_REASONS": _values.per_gpu("clock_reasons", clock_reasons, gpus, _values.clock_reasons),
     }
     _values.check_mig(machine["MIG"], machine["CAPABILITIES"])
     if driver_cuda is not None:
@@ -123,6 +134,8 @@ def environment(
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
     driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver_is, nvml_is))
     _prepend(result, "LD_LIBRARY_PATH", [driver_root / "driver", nvml_root / "nvml"])
+    # A thread that native/exit.c puts to sleep does not come back: torch need not wait the 10 s it would.
+    result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
     result.update({_PREFIX + key: value for key, value in machine.items()})
     return result
 

@@ -83,6 +83,8 @@ def main(argv: list[str]) -> int:
                 name=_split(options.name or ["Simulated GPU"]),
                 capability=_split(options.capability or ["9.0"]),
                 mig=[None if word == "off" else int(word) for word in _split(options.mig or ["off"])],
+                nvlink=options.nvlink,
+                numa=options.numa,
                 driver=options.driver,
                 nvml=options.nvml,
                 state=Path(directory, "state"),
@@ -110,6 +112,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--name", action="append", metavar="NAME", help='name of a GPU ("Simulated GPU")')
     add("--capability", action="append", metavar="X.Y", help="compute capability of a GPU (9.0)")
     add("--mig", action="append", type=_mig, metavar="K", help="MIG instances of a GPU, or off (off)")
+    add("--nvlink", type=_nvlink, default=False, metavar="GROUP", help="group of GPUs linked by NVLink, all or off (off)")
+    add("--numa", type=_nodes, default=0, metavar="NODE", help="NUMA node of a GPU (0)")
     add(
         "--driver",
         choices=("present", "absent", "old", "broken"),
@@ -131,6 +135,22 @@ def _mig(text: str) -> str:
     if re.fullmatch(r"(off|[0-9]+)(,(off|[0-9]+))*", text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of instances or off")
     return text
+
+
+def _nvlink(text: str) -> bool | list[int | None]:
+    """Read the words of --nvlink."""
+    if text in ("all", "off"):
+        return text == "all"
+    if re.fullmatch(r"(off|[0-9]+)(,(off|[0-9]+))*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not all, off, or a group for each GPU")
+    return [None if word == "off" else int(word) for word in text.split(",")]
+
+
+def _nodes(text: str) -> list[int]:
+    """Read the numbers of --numa."""
+    if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a node for each GPU")
+    return [int(word) for word in text.split(",")]
 
 
 def _split(values: Sequence[str]) -> list[str]:

@@ -64,6 +64,9 @@ def test_default_machine() -> None:
         "ACCELERATOR_SIM_CAPABILITIES": "9.0",
         "ACCELERATOR_SIM_SPEEDS": "0",
         "ACCELERATOR_SIM_MIG": "off",
+        "ACCELERATOR_SIM_NVLINK": "off",
+        "ACCELERATOR_SIM_NUMA": "1",
+        "ACCELERATOR_SIM_CLOCK_REASONS": "0",
     }
 
 
@@ -97,6 +100,12 @@ def test_a_value_for_each_gpu() -> None:
     child = environment(3, **machine)
     values = {key: child["ACCELERATOR_SIM_" + key] for key in ("NAMES", "CAPABILITIES", "SPEEDS", "MIG")}
     assert values == {"NAMES": "A;B, C", "CAPABILITIES": "8.6,9.0", "SPEEDS": "1,-2,3", "MIG": "off,0,7"}
+
+
+def test_links_and_nodes() -> None:
+    assert [variable("NVLINK", 3, nvlink=value) for value in (True, [0, 0, None])] == ["0", "0,0,off"]
+    assert [variable("NUMA", 3, numa=value) for value in (1, None, [0, 63, (1, 2)])] == ["2", "0", f"1,{2**63},6"]
+    assert variable("CLOCK_REASONS", 2, clock_reasons=[0, 0x44]) == "0,68"
 
 
 def test_failures() -> None:
@@ -142,6 +151,10 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"mig": 8}, "mig must be None or between 0 and 7, not 8"),
         ({"mig": 1, "capability": "7.5"}, "mig needs compute capability 8.0 or more, and GPU 0 has 7.5"),
         ({"gpus": 3, "mig": [None, 1], "capability": ["9.0", "8.0", "7.5"]}, "GPU 2 has 7.5"),
+        ({"nvlink": [128]}, "nvlink must be between 0 and 127, not 128"),
+        ({"numa": 64}, "numa must be between 0 and 63, not 64"),
+        ({"numa": [[0, -1]]}, "numa must be between 0 and 63, not -1"),
+        ({"clock_reasons": 2**32}, "clock_reasons must be between 0"),
         ({"driver": "gone"}, "driver must be one of 'present', 'absent', 'old', 'broken', not 'gone'"),
         ({"nvml": "old"}, "nvml must be one of 'present', 'absent', 'broken', 'mismatch', not 'old'"),
         ({"driver_cuda": "thirteen"}, "driver_cuda must be two numbers"),
@@ -169,6 +182,9 @@ def test_impossible_values(arguments: dict[str, Any], message: str) -> None:
         ({"capability": 9.0}, 'capability must be a str such as "9.0", not float'),
         ({"speed": "fast"}, "speed must be an int, not str"),
         ({"mig": "off"}, "mig must be None or an int, not str"),
+        ({"nvlink": "all"}, "nvlink must be an int, not str"),
+        ({"numa": "0"}, "numa must be an int, not str"),
+        ({"clock_reasons": "power"}, "clock_reasons must be an int, not str"),
         ({"driver": None}, "driver must be a str, not NoneType"),
         ({"driver_cuda": 13.2}, "driver_cuda must be a str"),
         ({"errors": 3}, "errors must be a mapping of functions to codes, or a str, not int"),
@@ -256,12 +272,12 @@ def test_the_second_build_does_nothing(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path))}
     first = python(BUILD, env=env)
     assert first.returncode == 0, first.stderr
-    assert compilations(tmp_path) == 5
+    assert compilations(tmp_path) == 6
     root = Path(first.stdout.strip())
     assert root.parent == tmp_path / "cache/accelerator"
     second = python(BUILD, env=env)
     assert second.stdout == first.stdout
-    assert compilations(tmp_path) == 5
+    assert compilations(tmp_path) == 6
     # Cleaners of cache directories take single files.
     (root / "driver/libcuda.so.1").unlink()
     assert python(BUILD, env=env).stdout == first.stdout
@@ -280,6 +296,6 @@ def test_builds_at_once(tmp_path: Path) -> None:
     done = [job.result() for job in jobs]
     assert [process.returncode for process in done] == [0] * 4, done[0].stderr
     assert len({process.stdout for process in done}) == 1
-    assert compilations(tmp_path) == 5
+    assert compilations(tmp_path) == 6
     names = {entry.name for entry in (tmp_path / "cache/accelerator").iterdir()}
     assert names == {Path(done[0].stdout.strip()).name, ".simulation.lock"}

@@ -9,7 +9,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from accelerator import simulation
+import accelerator.simulation
 from accelerator._machine import process
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ _READ_BY_US = process.ENVIRONMENT
 
 def plain_environment(**variables: str) -> dict[str, str]:
     """This process's environment without anything that changes what is visible, and without simulation."""
-    environment = simulation.environment(driver="absent", nvml="absent", gpus=0)
+    environment = accelerator.simulation.environment(driver="absent", nvml="absent", gpus=0)
     kept = {name: value for name, value in environment.items() if not name.startswith("ACCELERATOR_SIM_")}
     kept.pop("LD_PRELOAD", None)
     return _finished(kept, variables)
@@ -28,7 +28,7 @@ def plain_environment(**variables: str) -> dict[str, str]:
 
 def simulated_environment(variables: dict[str, str] | None = None, **options: Any) -> dict[str, str]:
     """The environment of a process on simulated GPUs; the options are those of ``simulation.environment``."""
-    return _finished(simulation.environment(**options), variables or {})
+    return _finished(accelerator.simulation.environment(**options), variables or {})
 
 
 def _finished(environment: dict[str, str], variables: dict[str, str]) -> dict[str, str]:

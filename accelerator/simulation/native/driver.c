@@ -187,6 +187,8 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .find_memory = find_memory,
         .is_valid_range = is_valid_range,
         .set_pool = set_pool,
+        .fill_with_zeros = accelerator_simulation_zero,
+        .use_runtime = use_runtime,
         .export_memory = export_memory,
         .import_memory = import_memory,
         .close_imported = close_imported,

@@ -108,6 +108,33 @@ SIM_EXPORT CUresult cuLaunchCooperativeKernel(void *function, unsigned grid_x, u
                           parameters, NULL);
 }
 
+struct launch_configuration {
+    unsigned grid[3], block[3];
+    unsigned shared_memory;
+    CUstream stream;
+    void *attributes;
+    unsigned attribute_count;
+};
+
+SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *launch, void *function, void **parameters,
+                                     void **extra)
+{
+    ENTER();
+    if (!launch)
+        return ERROR_INVALID_VALUE;
+    return cuLaunchKernel(function, launch->grid[0], launch->grid[1], launch->grid[2], launch->block[0],
+                          launch->block[1], launch->block[2], launch->shared_memory, launch->stream, parameters, extra);
+}
+
+SIM_EXPORT CUresult cuOccupancyMaxActiveClusters(int *clusters, void *function, const struct launch_configuration *launch)
+{
+    ENTER_CONTEXT();
+    if (!clusters || !function || !launch)
+        return ERROR_INVALID_VALUE;
+    *clusters = current_context()->processors;
+    return SUCCESS;
+}
+
 SIM_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int block_size,
                                                                 size_t shared_memory)
 {

@@ -62,6 +62,7 @@ static cudaError_t initialize(void)
     if (error == SUCCESS) {
         pthread_atfork(NULL, NULL, poison);
         driver->log("cudart");
+        driver->use_runtime(accelerator_sim_runtime());
         is_ready_and_plain = !driver->has_injections();
     }
     return error;

@@ -150,6 +150,10 @@ bool graph_append(struct graph *graph, const struct work *work);
 struct node *graph_last_node(struct graph *graph); /* NULL while it is empty */
 void graph_release(struct graph *graph);
 
+/* Entry points that the table for the driver mentions. */
+cudaError_t cudaStreamIsCapturing(void *handle, int *status);
+const struct sim_runtime *accelerator_sim_runtime(void);
+
 /* runtime_pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);
 

@@ -85,7 +85,10 @@ void run(struct stream *stream, const struct work *work)
         copy(work);
         break;
     case WORK_FILL:
-        memset(work->fill.target, work->fill.value, work->fill.size);
+        if (work->fill.value == 0)
+            driver->fill_with_zeros(work->fill.target, work->fill.size);
+        else
+            memset(work->fill.target, work->fill.value, work->fill.size);
         break;
     case WORK_HOST:
         work->host.function(work->host.argument);
@@ -231,4 +234,22 @@ EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *st
         return fail(refuse_captured_stream(stream));
     callback(handle, SUCCESS, argument);
     return SUCCESS;
+}
+
+static int create_stream(void **handle, unsigned flags, int priority)
+{
+    return cudaStreamCreateWithPriority((struct stream **)handle, flags, priority);
+}
+
+/* For the driver. */
+EXPORT const struct sim_runtime *accelerator_sim_runtime(void)
+{
+    static const struct sim_runtime table = {
+        .create_stream = create_stream,
+        .destroy_stream = cudaStreamDestroy,
+        .query_stream = cudaStreamQuery,
+        .synchronize_stream = cudaStreamSynchronize,
+        .is_capturing = cudaStreamIsCapturing,
+    };
+    return &table;
 }

@@ -1,0 +1,17 @@
+"""What ``torch.compile`` is told of functions that it cannot trace; torch need not be there."""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import ParamSpec, TypeVar
+
+    _P = ParamSpec("_P")
+    _R = TypeVar("_R")
+
+
+def constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Have ``torch.compile`` call the function while it traces, and take its answer for constant in the graph."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+    return function

@@ -1,0 +1,137 @@
+"""What ``torch.compile`` traces in place of functions that it could not trace, and would break the graph at.
+
+The bindings that make calls fast, and the look at what is there, are opaque to it. It knows torch's own functions, so it is
+given those to trace, or an answer that it may take for constant in the graph, as torch's own are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+from .._machine.compiled import constant
+from . import runtime
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def traced_as(replacement: Callable[..., Any]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Have ``torch.compile`` trace another function in place of the decorated one, which costs that nothing."""
+
+    def mark(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        function._torchdynamo_inline = replacement  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
+        return function
+
+    return mark
+
+
+@constant
+def kind() -> str:
+    """The type of the device that functions act on, in a child that cannot use the accelerator too."""
+    return runtime.look(poisoned=True).kind
+
+
+def number_of(device: Any) -> Any:
+    """The index that a device argument has, if any; what is no device is left to torch to refuse."""
+    if isinstance(device, torch.Tensor):
+        device = device.device
+    elif isinstance(device, str):
+        device = torch.device(device)
+    return device.index if isinstance(device, torch.device) else device
+
+
+def device_index(device: Any, /) -> AbstractContextManager[Any]:
+    number = number_of(device)
+    if number is None or number < 0 or kind() == "cpu":
+        return nullcontext()
+    # torch.compile has known torch.cuda's for longest.
+    return torch.cuda.device(number) if kind() == "cuda" else torch.accelerator.device_index(number)
+
+
+def device_of(obj: Any) -> AbstractContextManager[Any]:
+    place = obj.device
+    return device_index(place if place.type == kind() else None)
+
+
+def device(device_index: Any = None) -> torch.device:
+    number = number_of(device_index)
+    return torch.device(kind()) if number is None or kind() == "cpu" else torch.device(kind(), number)
+
+
+def current_device_index() -> int:
+    return 0 if kind() == "cpu" else torch.accelerator.current_device_index()
+
+
+def current_stream(device: Any = None, /) -> torch.Stream:
+    if kind() == "cpu":
+        return _cpu_stream()
+    number = number_of(device)
+    return torch.accelerator.current_stream() if number is None else torch.accelerator.current_stream(number)
+
+
+@constant
+def _cpu_stream() -> torch.Stream:
+    from .cpu_streams import cpu_stream
+
+    return cpu_stream()
+
+
+def set_stream(stream: torch.Stream) -> None:
+    if kind() != "cpu":
+        torch.accelerator.set_stream(stream)
+
+
+def stream(stream: Any) -> AbstractContextManager[Any]:
+    if stream is None or kind() == "cpu":
+        return nullcontext()
+    # Others' streams are context managers themselves.
+    return torch.cuda.stream(stream) if kind() == "cuda" else stream
+
+
+def synchronize(device: Any = None, /) -> None:
+    if kind() == "cpu":
+        return
+    number = number_of(device)
+    if number is None or number < 0:
+        torch.accelerator.synchronize()
+    else:
+        torch.accelerator.synchronize(torch.device(kind(), number))
+
+
+def is_synchronized_device() -> bool:
+    return kind() == "cpu"
+
+
+def empty_cache() -> None:
+    if kind() != "cpu":
+        getattr(torch, kind()).empty_cache()
+
+
+def reset_peak_memory_stats(device: Any = None, /) -> None:
+    if kind() != "cpu":
+        getattr(torch, kind()).reset_peak_memory_stats(number_of(device))
+
+
+def init() -> None:
+    if kind() != "cpu":
+        getattr(torch, kind()).init()
+
+
+def ipc_collect() -> None:
+    if kind() != "cpu":
+        getattr(torch, kind()).ipc_collect()
+
+
+def seed() -> None:
+    if kind() == "cpu":
+        torch.default_generator.seed()
+    else:
+        getattr(torch, kind()).seed()
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """For functions that do nothing where code is compiled."""

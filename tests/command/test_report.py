@@ -60,8 +60,8 @@ def test_json() -> None:
     assert told["nvml"] == {"available": True, "problem": None}
     assert list(told["environment"]) == ["CUDA_VISIBLE_DEVICES"]
     assert told["environment"]["CUDA_VISIBLE_DEVICES"]["value"] == "1,0,x"
-    # Unlike GPUs and no order set: a child was asked, so how each entry was read is not known here.
-    assert told["environment"]["CUDA_VISIBLE_DEVICES"]["reading"] == "read by the driver, asked in a child process"
+    reading = "'1' is cuda:0, '0' is cuda:1, 'x' is not a number, which ends the list"
+    assert told["environment"]["CUDA_VISIBLE_DEVICES"]["reading"] == reading
     first = told["devices"][0]
     assert first.pop("uuid").startswith("GPU-c9")
     known = {
@@ -76,7 +76,10 @@ def test_json() -> None:
         "memory_usage": 12,
         "temperature": 31,
         "power_draw": 61000,
+        "power_limit": 700000,
         "clock_rate": 1015,
+        "throttled": False,
+        "numa_node": 0,
         "mig": None,
         "usable": None,
         "processes": [],
@@ -84,6 +87,22 @@ def test_json() -> None:
     }
     assert {key: first[key] for key in known} == known
     assert told["hidden"] == []
+
+
+@on_simulated_gpus
+def test_what_is_hidden() -> None:
+    machine = simulated_environment({"CUDA_VISIBLE_DEVICES": "1"}, gpus=3)
+    told = facts(machine)
+    assert [device["physical_index"] for device in told["devices"]] == [1]
+    assert [list(device) for device in told["hidden"]] == [
+        ["physical_index", "name", "uuid", "pci_bus_id", "total_memory", "mig"]
+    ] * 2
+    assert [device["physical_index"] for device in told["hidden"]] == [0, 2]
+    assert text(machine).splitlines()[-1] == "hidden by CUDA_VISIBLE_DEVICES: GPU 0 (Simulated GPU), GPU 2 (Simulated GPU)"
+    said = re.sub("\n +", " ", text(simulated_environment(gpus=2, mig=[None, 2])))
+    *_, by_mig, others = said.splitlines()
+    assert by_mig == "in MIG instances: GPU 1 (Simulated GPU)"
+    assert others.startswith("hidden as a process sees one MIG instance: GPU 0 (Simulated GPU), GPU 1 MIG 2/0 (Simulated GPU MIG")
 
 
 @on_simulated_gpus
@@ -270,7 +289,8 @@ def test_watching_on_a_terminal() -> None:
     if pid == 0:
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 3, 80, 0, 0))
         command = [sys.executable, "-m", "accelerator", "--watch", "0.05"]
-        os.execve(sys.executable, command, {**plain_environment(), "TERM": "xterm"})
+        size = dict.fromkeys(("LINES", "COLUMNS"), "0")  # unlike what a test runner may say
+        os.execve(sys.executable, command, {**plain_environment(), **size, "TERM": "xterm"})
     output = b""
     deadline = time.monotonic() + 60
     while output.count(b"\033[H") < 3 and time.monotonic() < deadline:

@@ -4,79 +4,111 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
+from typing import Any
+
+from . import __version__
+from ._command import terminal
 
 _COMMANDS = ("report", "check", "simulate")
 
 
 def main(arguments: list[str]) -> int:
     """Run a command line and return its exit status."""
-    command = arguments[0] if arguments and arguments[0] in _COMMANDS else None
-    rest = arguments[1:] if command else arguments
+    command = arguments[0] if arguments and not arguments[0].startswith("-") else "report"
+    rest = arguments[1:] if arguments[:1] == [command] else arguments
     if command == "simulate":
         from .simulation import _run
 
         return _run.main(rest)
-    if command == "check":
-        return _check(rest)
-    return _report(rest)
+    try:
+        if command == "check":
+            return _check(rest)
+        if command == "report":
+            return _report(rest)
+    except terminal.Unwritable as error:
+        print(f"python -m accelerator: {error}", file=sys.stderr)
+        return 1
+    _parser("").error(f"unknown command {command!r}: there are report, check and simulate")
+
+
+def _parser(command: str, **words: Any) -> terminal.Parser:
+    parser = terminal.Parser(prog=f"python -m accelerator {command}".rstrip(), allow_abbrev=False, **words)
+    parser.add_argument("--version", action="version", version=f"accelerator {__version__}")
+    return parser
 
 
 def _report(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m accelerator",
-        description="Print what this machine has for torch, without importing torch or starting the driver.",
-        epilog="Other commands: 'check' exercises every area on the device that is there, "
-        "'simulate -- COMMAND' runs a command on simulated GPUs; each has its own --help.",
+    parser = _parser(
+        "",
+        usage="python -m accelerator [report | check | simulate] [OPTIONS]",
+        description="report, the default: print what this machine has, without importing torch or starting the driver.",
+        epilog="'check' exercises every area on every device that is there, 'simulate -- COMMAND' runs a command on simulated "
+        "GPUs; each has its own --help.",
     )
-    parser.add_argument("command", nargs="?", choices=["report"], help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help="print it for programs")
+    parser.add_argument("--json", action="store_true", help="print it for programs, with --watch one document a line")
+    parser.add_argument("--strict", action="store_true", help="also let a child process try to use each device")
     parser.add_argument("--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS", help="print it again and again (2)")
     options = parser.parse_args(arguments)
     if options.watch is None:
-        _print_report(as_json=options.json)
+        terminal.write(_text(options))
         return 0
     try:
-        while True:
-            if not options.json and sys.stdout.isatty():
-                print("\033[H\033[2J", end="")
-            _print_report(as_json=options.json)
+        redrawn = terminal.is_terminal() and not options.json
+        while (terminal.redraw if redrawn else terminal.write)(_text(options)):
             time.sleep(options.watch)
     except KeyboardInterrupt:
-        return 0
-    except BrokenPipeError:
-        # Whoever read this has read enough; nor is there anything left to flush at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        pass
+    return 0
+
+
+def _text(options: argparse.Namespace) -> str:
+    from ._command import picture, report
+
+    facts = report.collect(strict=options.strict)
+    watched = options.watch is not None
+    if options.json:
+        return json.dumps(facts, indent=None if watched else 2) + "\n"
+    text = picture.draw(facts, color=terminal.has_color(), brief=watched)
+    return text + "\n" if watched and not terminal.is_terminal() else text
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)
+    return _positive(text, "a number of seconds such as 2 or 0.5")
+
+
+def _positive(text: str, what: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise ValueError
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
     return seconds
 
 
-def _print_report(*, as_json: bool) -> None:
-    from ._command import report
-
-    facts = report.collect()
-    text = json.dumps(facts, indent=2) + "\n" if as_json else report.render(facts, report.processes())
-    print(text, end="", flush=True)
-
-
 def _check(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m accelerator check",
-        description="Exercise every area on the accelerator that is there, on the CPU if there is none. "
-        "One line an area; the exit status is 1 if one failed.",
+    parser = _parser(
+        "check",
+        description="Exercise every area on every device that is there, on the CPU if there is none. The exit status is 1 if "
+        "one failed. Under torchrun each process checks the device of its LOCAL_RANK, and the first prints one table of all.",
     )
-    parser.parse_args(arguments)
-    from ._command import check
+    parser.add_argument("--json", action="store_true", help="print one document for programs")
+    parser.add_argument(
+        "--timeout",
+        type=_seconds,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long torchrun's processes wait for each other (60)",
+    )
+    options = parser.parse_args(arguments)
+    from ._command import check, cluster
 
-    return check.main()
+    if cluster.is_one():
+        return cluster.main(as_json=options.json, timeout=options.timeout)
+
+    return check.main(as_json=options.json)
 
 
 if __name__ == "__main__":

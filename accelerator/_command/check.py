@@ -1,56 +1,200 @@
-"""Exercise every area through the public names, on the accelerator that is there, on the CPU if there is none."""
+"""Exercise every area through the public names, on every accelerator that is there, on the CPU if there is none."""
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
-import traceback
-from collections.abc import Callable, Iterator
-from pathlib import Path
+import socket
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import accelerator as acc
 
+from . import collective
+from .terminal import has_color, styled, write
 
-def main() -> int:
-    """Check each area and print a line for it.
+
+class Result(NamedTuple):
+    """What became of an area on a device.
+
+    Attributes:
+        area: its name.
+        device: such as "cuda:1"; None for what concerns no device.
+        saw: what there was to see, if it passed.
+        problem: what went wrong, in one line, if it did not.
+    """
+
+    area: str
+    device: str | None
+    saw: str | None
+    problem: str | None
+
+
+class Checked(NamedTuple):
+    """What became of all areas.
+
+    Attributes:
+        where: what was checked, in words.
+        devices: the devices that were checked.
+        results: in the order in which they came.
+        dead: what a child process found wrong with the devices, before anything was tried here, or None.
+    """
+
+    where: str
+    devices: tuple[acc.VisibleDevice, ...]
+    results: tuple[Result, ...]
+    dead: str | None
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing is wrong."""
+        return self.dead is None and not any(result.problem for result in self.results)
+
+
+def main(*, as_json: bool = False) -> int:
+    """Check each area and print a line for it, or one document.
 
     Returns:
-        0 if every area passed, 1 if one failed.
+        0 if every area passed on every device, 1 if one failed.
     """
+    color = has_color()
+
+    def show(result: Result) -> None:
+        devices = f" ({result.device})" if result.device else ""
+        write(f"{styled('✓', 'green', color)} {result.area}: {result.saw}{devices}\n")
+
+    def say(text: str, *, wrong: bool = False) -> None:
+        write(f"{styled('✗', 'red', color)} {text}\n" if wrong else f"{text}\n")
+
+    if as_json:
+        checked = run()
+        write(json.dumps(as_document(checked), indent=2) + "\n")
+    else:
+        checked = run(show=show, say=say)
+        wrong = causes(checked)
+        for cause in wrong[checked.dead is not None :]:  # which was said first
+            say(cause, wrong=True)
+        say("all areas passed" if checked.passed else f"{len(wrong)} {'thing is' if len(wrong) == 1 else 'things are'} wrong")
+    return int(not checked.passed)
+
+
+def as_document(checked: Checked) -> dict[str, Any]:
+    """What was checked in types that JSON has."""
+    return {
+        "schema": 1,
+        "version": acc.__version__,
+        "host": socket.gethostname(),
+        "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "passed": checked.passed,
+        "where": checked.where,
+        "simulated": acc.simulation.is_simulated(),
+        "devices": [{"index": device.index, "name": device.name, "uuid": device.uuid} for device in checked.devices],
+        "areas": [result._asdict() for result in checked.results],
+        "problems": causes(checked),
+    }
+
+
+def causes(checked: Checked) -> list[str]:
+    """What is wrong, each cause once, with the areas and devices that it kept from working."""
+    found: dict[tuple[str | None, str], list[str]] = {}
+    for result in checked.results:
+        if result.problem:
+            found.setdefault((result.device, result.problem), []).append(result.area)
+    lines = [checked.dead] if checked.dead else []
+    return lines + [
+        f"{f'{device}: ' if device else ''}{', '.join(areas)}: {problem}" for (device, problem), areas in found.items()
+    ]
+
+
+def run(
+    only: int | None = None,
+    *,
+    show: Callable[[Result], object] | None = None,
+    say: Callable[..., object] | None = None,
+) -> Checked:
+    """Check every area.
+
+    Args:
+        only: the one device to check, and without a collective across them, as of a rank among others; None for all.
+        show: called with what passed, as it does, once for all devices on which it did.
+        say: called with what is going to be checked, and with what is wrong with the devices before anything is tried.
+    """
+    # torch says once that it lacks NumPy, between whatever is being printed.
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+    visible = acc.visible_devices()
+    devices = visible if only is None else visible[only : only + 1]
     reason = acc.unavailable_reason()
-    where = f"{acc.device_count()} x {acc.get_device_name()}" if reason is None else f"the CPU, as {reason}"
-    print(f"on {where}" + (" (simulated)" if acc.simulation.is_simulated() else ""))
-    failed = [area.__name__ for area in _areas() if not _passes(area)]
-    print(f"{len(failed)} of {len(list(_areas()))} areas failed: {', '.join(failed)}" if failed else "all areas passed")
-    return 1 if failed else 0
+    names = ", ".join(dict.fromkeys(device.name for device in devices))
+    where = f"{len(devices)} x {names}" if reason is None else f"the CPU, as {reason}"
+    where += " (simulated)" if acc.simulation.is_simulated() else ""
+    if say:
+        say(f"on {where}")
+    dead, usable = _tried(devices) if reason is None else (None, devices)
+    if say and dead:
+        say(dead, wrong=True)
+    results: list[Result] = []
+    kind = acc.device_name()
+
+    def take(*here: Result) -> None:
+        results.extend(here)
+        good = [result for result in here if result.problem is None]
+        if good and show:
+            on = ", ".join(result.device for result in good if result.device) or None
+            show(Result(good[0].area, on, "; ".join(dict.fromkeys(str(result.saw) for result in good)), None))
+
+    def on_each(name: str, area: Callable[[int], str], indices: Sequence[int]) -> None:
+        take(*(_try(name, f"{kind}:{index}" if reason is None else None, area, index) for index in indices))
+
+    for area in (discovery, launching, fork):  # before anything has initialized the accelerator
+        take(_try(area.__name__, None, area))
+    indices = [device.index for device in usable] if reason is None else [0]
+    if only is None and indices:
+        take(*_all_reduce(indices if reason is None else [0, 0], kind))
+    if reason is None:
+        on_each("monitoring", monitoring, [device.index for device in devices])
+    if not indices:
+        return Checked(where, devices, tuple(results), dead)
+    take(_try("devices", None, devices_in_turn, indices))
+    for on_device in (streams, memory, arithmetic, random, dtypes, tensors, graphs, checkpointing):
+        on_each(on_device.__name__, _made_current(on_device), indices)
+    for area in (profiling, extensions):
+        take(_try(area.__name__, None, area))
+    return Checked(where, devices, tuple(results), dead)
 
 
-def _passes(area: Callable[[], str]) -> bool:
-    name = area.__name__.strip("_").replace("_", " ")
+def _tried(devices: tuple[acc.VisibleDevice, ...]) -> tuple[str | None, tuple[acc.VisibleDevice, ...]]:
+    """What a child process finds wrong with these devices, and those with which it finds nothing."""
+    working = {device.index for device in acc.usable_devices()}
+    usable = tuple(device for device in devices if device.index in working)
+    if len(usable) == len(devices):
+        return None, usable
+    return acc.unavailable_reason(strict=True) or f"{len(devices) - len(usable)} devices could not be used a moment ago", usable
+
+
+def _try(name: str, device: str | None, area: Callable[..., str], *arguments: Any) -> Result:
     try:
-        saw = area()
+        return Result(name, device, area(*arguments), None)
+    except collective.Failed:
+        raise
     except Exception as error:  # whatever goes wrong in an area is what this is to report
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        print(f"✗ {name}: {type(error).__name__}: {error} ({Path(frame.filename).name}:{frame.lineno})")
-        return False
-    print(f"✓ {name}: {saw}")
-    return True
+        return Result(name, device, None, str(error) if isinstance(error, Wrong) else collective.in_one_line(error))
 
 
-def _areas() -> Iterator[Callable[[], str]]:
-    yield discovery
-    yield launching
-    yield fork  # before anything has initialized the accelerator
-    yield monitoring
-    yield devices
-    yield streams
-    yield memory
-    yield random
-    yield dtypes
-    yield tensors
-    yield graphs
-    yield profiling
-    yield extensions
-    yield checkpointing
+def _all_reduce(indices: Sequence[int], kind: str) -> list[Result]:
+    try:
+        return [_try("all-reduce", None, collective.across, indices)]
+    except collective.Failed as error:
+        return [Result("all-reduce", f"{kind}:{index}", None, problem) for index, problem in error.problems]
+
+
+def _made_current(area: Callable[[int], str]) -> Callable[[int], str]:
+    def on_current(index: int) -> str:
+        with acc.device_index(index):
+            return area(index)
+
+    return on_current
 
 
 class Wrong(Exception):
@@ -91,29 +235,27 @@ def fork() -> str:
     return "safe after all these questions"
 
 
-def monitoring() -> str:
-    if not acc.is_available():
-        return "nothing to monitor"
-    now = [acc.telemetry(device.index) for device in acc.visible_devices()]
-    known = {field for values in now for field, value in zip(acc.Telemetry._fields, values, strict=True) if value is not None}
-    expect(all(values.device_memory_used is None or values.device_memory_used >= 0 for values in now), "negative memory used")
+def monitoring(index: int) -> str:
+    now = acc.telemetry(index)
+    known = [field for field, value in zip(acc.Telemetry._fields, now, strict=True) if value is not None]
+    expect(now.device_memory_used is None or now.device_memory_used >= 0, "negative memory used")
     return f"{len(known)} of {len(acc.Telemetry._fields)} fields"
 
 
-def devices() -> str:
-    last = max(acc.device_count() - 1, 0)
+def devices_in_turn(indices: Sequence[int]) -> str:
     first = acc.current_device_index()
-    with acc.device_index(last):
-        expect(acc.current_device_index() == last, f"device_index({last}) did not make it the current device")
-        with acc.device_index(first):
-            expect(acc.current_device_index() == first, "nested device_index() did not change the device")
+    for index in indices:
+        with acc.device_index(index):
+            expect(acc.current_device_index() == index, f"device_index({index}) did not make it the current device")
+            with acc.device_index(indices[0]):
+                expect(acc.current_device_index() == indices[0], "nested device_index() did not change the device")
+            expect(acc.current_device_index() == index, "nested device_index() did not restore the device")
+            expect(len(acc.get_device_capability(index)["supported_dtypes"]) > 0, "no supported dtype")
     expect(acc.current_device_index() == first, "device_index() did not restore the current device")
-    dtypes = acc.get_device_capability()["supported_dtypes"]
-    expect(len(dtypes) > 0, "no supported dtype")
-    return f"current device {first} of {max(acc.device_count(), 1)}, {len(dtypes)} dtypes"
+    return f"{len(indices)} in turn"
 
 
-def streams() -> str:
+def streams(index: int) -> str:
     before = acc.current_stream()
     expect(isinstance(before, acc.Stream), "the current stream is no acc.Stream")
     stream = acc.Stream()
@@ -129,10 +271,10 @@ def streams() -> str:
     return f"two events {elapsed:.3f} ms apart"
 
 
-def memory() -> str:
+def memory(index: int) -> str:
     import torch
 
-    device = acc.current_accelerator(check_available=True) or torch.device("cpu")
+    device = acc.device(index)
     before = acc.memory_allocated()
     tensor = torch.empty(2**20, dtype=torch.uint8, device=device)
     grown = acc.memory_allocated() - before
@@ -145,8 +287,27 @@ def memory() -> str:
     return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
 
-def random() -> str:
-    states = acc.get_rng_state_all() if acc.is_available() else [acc.get_rng_state()]
+def arithmetic(index: int) -> str:
+    import torch
+
+    ones, numbers = torch.ones(8, 8), torch.arange(64.0).reshape(8, 8)
+    if not _computes(index):
+        return "not computed on these simulated GPUs"
+    device = acc.device(index)
+    product = (ones.to(device) @ numbers.to(device)).relu().cpu()
+    expect(product.equal((ones @ numbers).relu()), "a matrix product is not what it is on the CPU")
+    return "a matrix product as on the CPU"
+
+
+def _computes(index: int) -> bool:
+    """Whether kernels compute: on simulated GPUs they may be told not to."""
+    import torch
+
+    return not acc.simulation.is_simulated() or torch.full((3,), 7.0, device=acc.device(index)).tolist() == [7.0] * 3
+
+
+def random(index: int) -> str:
+    before = acc.get_rng_state(index)
     acc.manual_seed_all(7)
     expect(acc.initial_seed() == 7, f"after manual_seed_all(7) initial_seed() is {acc.initial_seed()}")
     seeded = acc.get_rng_state()
@@ -154,19 +315,18 @@ def random() -> str:
         acc.manual_seed(8)
         expect(not seeded.equal(acc.get_rng_state()), "another seed gave the same state")
     expect(seeded.equal(acc.get_rng_state()), "fork_rng() did not restore the state")
-    for index, state in enumerate(states):
-        acc.set_rng_state(state, index)
-    expect(states[acc.current_device_index()].equal(acc.get_rng_state()), "set_rng_state() did not restore the state")
-    return f"{len(states)} {'state' if len(states) == 1 else 'states'} seeded and restored"
+    acc.set_rng_state(before, index)
+    expect(before.equal(acc.get_rng_state()), "set_rng_state() did not restore the state")
+    return "seeded and restored"
 
 
-def dtypes() -> str:
+def dtypes(index: int) -> str:
     found = acc.supported_dtypes()
     expect(found, "no dtype to train in")
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in found)
 
 
-def tensors() -> str:
+def tensors(index: int) -> str:
     import torch
 
     tensor = acc.FloatTensor([1.0, 2.0])
@@ -177,12 +337,12 @@ def tensors() -> str:
     return "typed and pinned"
 
 
-def graphs() -> str:
+def graphs(index: int) -> str:
     import torch
 
     if not acc.is_available():
         return "not on the CPU"
-    device = acc.current_accelerator()
+    device = acc.device(index)
     source, target = torch.zeros(8, dtype=torch.uint8), torch.empty(8, dtype=torch.uint8, device=device)
     source = source.pin_memory()
     graph = acc.Graph()
@@ -210,7 +370,7 @@ def extensions() -> str:
     return f"op builders in {acc.op_builder_dir()}"
 
 
-def checkpointing() -> str:
+def checkpointing(index: int) -> str:
     import torch
 
     def layer(x: torch.Tensor) -> torch.Tensor:
@@ -221,7 +381,7 @@ def checkpointing() -> str:
     torch.autograd.backward(acc.checkpointing.checkpoint(layer, inputs[1]).sum())
     plain, recomputed = inputs[0].grad, inputs[1].grad
     expect(plain is not None and recomputed is not None, "no gradient came back")
-    if acc.simulation.is_simulated() and os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1":
-        return "a gradient came back"  # of no meaning: nothing computes on this machine
+    if not _computes(index):
+        return "a gradient came back"
     expect(torch.equal(plain, recomputed), f"gradients differ: {recomputed}, without checkpointing {plain}")  # type: ignore[arg-type]
     return "a gradient equal to the one without"

@@ -1,42 +1,71 @@
-"""What ``python -m accelerator`` prints: what this machine has, as a dictionary and as text."""
+"""What ``python -m accelerator`` tells: what this machine has, as a dictionary."""
 
 from __future__ import annotations
 
+import datetime
 import os
 import platform
+import socket
+import sys
+from types import ModuleType
 from typing import Any
 
-import accelerator
+from .. import __version__, discovery, monitoring, simulation
+from .._machine import answer, description, driver, grammar, nvml, process, torch_build
+from .._machine.found import Failed, NotSupported, Seen
 
-from .. import discovery, monitoring, simulation
-from .._machine import answer, driver, grammar, process, torch_build
+SCHEMA = 1
 
 
-def collect() -> dict[str, Any]:
-    """All that the report says, in types that JSON has; what is not known is None."""
+def collect(*, strict: bool = False) -> dict[str, Any]:
+    """All that the report says, in types that JSON has; what is not known is None.
+
+    Args:
+        strict: also let a child process try each device.
+    """
     build = torch_build.read()
-    devices = discovery.visible_devices()
     cuda = discovery.driver_cuda_version()
+    devices = discovery.visible_devices()
+    available = discovery.is_available(strict=strict)
+    usable = _usable(devices) if strict else None
     return {
-        "version": accelerator.__version__,
+        "schema": SCHEMA,
+        "version": __version__,
         "python": platform.python_version(),
+        "host": socket.gethostname(),
+        "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "torch": build and {"version": build.version, "cuda": build.cuda, "hip": build.hip},
         "accelerator": torch_build.accelerator_type(),
-        "available": discovery.is_available(),
-        "unavailable_reason": discovery.unavailable_reason(),
+        "available": available,
+        "unavailable_reason": discovery.unavailable_reason(strict=strict),
         "initialized": discovery.is_initialized(),
         "fork_safe": discovery.is_fork_safe(),
         "simulated": simulation.is_simulated(),
         "driver": {"version": discovery.driver_version(), "cuda": cuda and ".".join(map(str, cuda))},
+        "nvml": _nvml(),
         "environment": _environment(),
-        "devices": [_device(device) for device in devices],
+        "devices": [_device(device, usable) for device in devices],
+        "hidden": [_hidden(device) for device in discovery.physical_devices() if device.visible_index is None],
     }
 
 
-def _device(device: discovery.VisibleDevice) -> dict[str, Any]:
+def _usable(devices: tuple[discovery.VisibleDevice, ...]) -> set[int]:
+    return {device.index for device in discovery.usable_devices()} if devices else set()
+
+
+def _nvml() -> dict[str, Any]:
+    try:
+        nvml.gpus()
+    except (Failed, NotSupported) as error:
+        return {"available": False, "problem": str(error)}
+    return {"available": True, "problem": None}
+
+
+def _device(device: discovery.VisibleDevice, usable: set[int] | None) -> dict[str, Any]:
     now = monitoring.telemetry(device.index)
     return {
         "index": device.index,
+        "physical_index": device.physical_index,
         "name": device.name,
         "uuid": device.uuid,
         "pci_bus_id": device.pci_bus_id,
@@ -44,9 +73,87 @@ def _device(device: discovery.VisibleDevice) -> dict[str, Any]:
         "total_memory": device.total_memory,
         "memory_used": now.device_memory_used,
         "utilization": now.utilization,
+        "memory_usage": now.memory_usage,
         "temperature": now.temperature,
+        "memory_temperature": now.memory_temperature,
         "power_draw": now.power_draw,
+        "power_limit": now.power_limit,
+        "fan_speed": now.fan_speed,
         "clock_rate": now.clock_rate,
+        "throttled": now.throttled,
+        "numa_node": discovery.numa_node(device.index),
+        "mig": device.mig and list(device.mig),
+        "usable": None if usable is None else device.index in usable,
+        "processes": None if now.processes is None else [_process(process) for process in now.processes],
+        "problem": _problem(device.index, now),
+    }
+
+
+def _process(process: monitoring.Process) -> dict[str, Any]:
+    return {"pid": process.pid, "name": process.name, "user": _user(process.pid), "memory_used": process.memory_used}
+
+
+def _user(pid: int) -> str | None:
+    """Who started a process of this host; None where it is not to be seen here."""
+    if sys.platform == "win32":
+        return None
+    import pwd
+
+    try:
+        owner = os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
+    try:
+        return pwd.getpwuid(owner).pw_name
+    except KeyError:  # a user of another container
+        return str(owner)
+
+
+# How the fields of telemetry are called where they are read.
+_FIELDS = {
+    "utilization": "utilization",
+    "memory_usage": "memory utilization",
+    "temperature": "temperature",
+    "memory_temperature": "memory's temperature",
+    "power_draw": "power draw",
+    "power_limit": "power limit",
+    "fan_speed": "fan speed",
+    "clock_rate": "clock rate",
+    "throttled": "reasons for slow clocks",
+    "processes": "processes",
+}
+
+
+def _problem(index: int, now: monitoring.Telemetry) -> str | None:
+    """Why something is not known of a device that it should tell; that a device has no such thing is no problem."""
+    found = answer.now()
+    device = found.devices[index]
+    if device.gpu is None:
+        return None
+    try:
+        description.memory(device, found.backend)
+        for field, called in _FIELDS.items():
+            if getattr(now, field) is None:
+                _try(device, found.backend, called)
+    except Failed as error:
+        return str(error)
+    return device.gpu.problem
+
+
+def _try(device: Seen, backend: ModuleType | None, field: str) -> None:
+    try:
+        description.read(device, backend, field)
+    except NotSupported:
+        pass
+
+
+def _hidden(device: discovery.PhysicalDevice) -> dict[str, Any]:
+    return {
+        "physical_index": device.index,
+        "name": device.name,
+        "uuid": device.uuid,
+        "pci_bus_id": device.pci_bus_id,
+        "total_memory": device.total_memory,
         "mig": device.mig and list(device.mig),
     }
 
@@ -90,87 +197,3 @@ def _explained(selection: grammar.Selection) -> str:
         else:
             said.append(f"{entry.text!r} is left out, as a process sees a single MIG instance")
     return ", ".join(said)
-
-
-def processes() -> list[tuple[monitoring.Process, ...]]:
-    """The processes on each visible device; none where the device does not report them."""
-    return [monitoring.telemetry(index).processes or () for index in range(discovery.device_count())]
-
-
-def render(facts: dict[str, Any], processes: list[tuple[monitoring.Process, ...]]) -> str:
-    """The report as text, of what the two functions above collected."""
-    lines = [_versions(facts), _driver_line(facts), _state(facts)]
-    lines += [f"{name}={entry['value']!r}: {entry['reading']}" for name, entry in facts["environment"].items()]
-    if facts["devices"]:
-        lines += ["", *_table(facts["devices"], processes)]
-    return "\n".join(line for line in lines if line is not None) + "\n"
-
-
-def _versions(facts: dict[str, Any]) -> str:
-    torch = facts["torch"]
-    if torch is None:
-        built = "no torch"
-    else:
-        platform_of = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else None
-        built = f"torch {torch['version']} built for {platform_of or facts['accelerator'] or 'the CPU'}"
-    return f"accelerator {facts['version']}, Python {facts['python']}, {built}"
-
-
-def _driver_line(facts: dict[str, Any]) -> str | None:
-    version, cuda = facts["driver"]["version"], facts["driver"]["cuda"]
-    if version is None and cuda is None:
-        return None
-    simulated = " (simulated)" if facts["simulated"] else ""
-    return f"NVIDIA driver {version or 'unknown'}, up to CUDA {cuda or 'unknown'}{simulated}"
-
-
-def _state(facts: dict[str, Any]) -> str:
-    if facts["available"]:
-        count = len(facts["devices"])
-        state = f"available: {count} {facts['accelerator']} {'device' if count == 1 else 'devices'}"
-    else:
-        state = f"not available: {facts['unavailable_reason']}"
-    initialized = "initialized" if facts["initialized"] else "not initialized"
-    return f"{state}\n{initialized} in this process; fork is {'safe' if facts['fork_safe'] else 'not safe'}"
-
-
-_COLUMNS = ("index", "name", "memory", "busy", "temp", "power", "clock", "PCI bus", "MIG", "processes")
-
-
-def _table(devices: list[dict[str, Any]], processes: list[tuple[monitoring.Process, ...]]) -> list[str]:
-    rows = [_COLUMNS, *(_row(*row) for row in zip(devices, processes, strict=True))]
-    used = [i for i in range(len(_COLUMNS)) if any(row[i] for row in rows[1:])]
-    widths = {i: max(len(row[i]) for row in rows) for i in used}
-    return ["  ".join(row[i].ljust(widths[i]) for i in used).rstrip() for row in rows]
-
-
-def _row(device: dict[str, Any], processes: tuple[monitoring.Process, ...]) -> tuple[str, ...]:
-    used, total = device["memory_used"], device["total_memory"]
-    memory = "" if total is None else f"{_gib(used)} of {_gib(total)} GiB"
-    mig = "/".join(map(str, device["mig"])) if device["mig"] else ""
-    return (
-        str(device["index"]),
-        device["name"],
-        memory,
-        _with_unit(device["utilization"], "%"),
-        _with_unit(device["temperature"], "°C"),
-        _with_unit(device["power_draw"] and device["power_draw"] // 1000, "W"),
-        _with_unit(device["clock_rate"], "MHz"),
-        device["pci_bus_id"] or "",
-        mig,
-        ", ".join(_process_text(process) for process in processes),
-    )
-
-
-def _process_text(process: monitoring.Process) -> str:
-    name = f" {os.path.basename(process.name)}" if process.name else ""
-    used = "" if process.memory_used is None else f" ({_gib(process.memory_used)} GiB)"
-    return f"{process.pid}{name}{used}"
-
-
-def _gib(size: int | None) -> str:
-    return "?" if size is None else f"{size / 2**30:.1f}"
-
-
-def _with_unit(value: int | None, unit: str) -> str:
-    return "" if value is None else f"{value} {unit}"

@@ -1,0 +1,1 @@
+"""What the pytest plug-in does once it is asked."""

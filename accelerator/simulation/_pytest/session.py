@@ -1,0 +1,65 @@
+"""A whole session on simulated GPUs: pytest starts itself again there."""
+
+from __future__ import annotations
+
+import copy
+import os
+import tempfile
+import types
+from pathlib import Path
+
+import pytest
+
+from .. import _run
+from .._environment import environment
+from . import python
+from .machines import unavailable_reason
+
+
+class Simulated:
+    """The pytest that takes the place of this one."""
+
+    def __init__(self, arguments: list[str], gpus: int, memory: str) -> None:
+        self._arguments = arguments
+        self._gpus = gpus
+        self._memory = memory
+
+    def run(self) -> int:
+        """Run it, with this one's terminal, and return its exit status."""
+        reason = unavailable_reason()
+        if reason is not None:
+            raise pytest.UsageError(f"cannot simulate GPUs: {reason}")
+        with tempfile.TemporaryDirectory(prefix="accelerator-simulation-") as directory:
+            try:
+                machine = environment(self._gpus, memory=self._memory, state=Path(directory, "state"))
+            except ValueError as error:
+                raise pytest.UsageError(str(error)) from None
+            except RuntimeError as error:
+                raise pytest.UsageError(f"cannot simulate GPUs: {error}") from None
+            command = python.command("pytest", "main", "--on-simulated-gpus", *self._arguments)
+            return _run.run(command, machine)
+
+
+def prepare(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> Simulated:
+    """Take note of what this pytest was asked for, and let it load and capture nothing itself."""
+    asked = config.known_args_namespace
+    simulated = Simulated(_arguments(config), asked.simulate_gpus, asked.simulate_memory or "8GiB")
+    args.clear()
+    nothing = parser.parse_known_args([], namespace=copy.copy(config.option))
+    nothing.noconftest, nothing.capture, nothing.confcutdir = True, "no", asked.confcutdir
+    config.known_args_namespace = nothing
+    return simulated
+
+
+def _arguments(config: pytest.Config) -> list[str]:
+    """The arguments of another pytest that is to do the same; it reads ``addopts`` itself."""
+    plugins: list[str] = []
+    for plugin in config.invocation_params.plugins or ():
+        if isinstance(plugin, types.ModuleType):
+            plugin = plugin.__name__
+        if not isinstance(plugin, str):
+            raise pytest.UsageError(
+                f"--simulate-gpus starts pytest anew, where the plug-in {plugin!r} cannot follow; name its module with -p"
+            )
+        plugins += ["-p", plugin]
+    return [*plugins, *map(os.fspath, config.invocation_params.args)]

@@ -1,0 +1,138 @@
+"""``python -m accelerator check`` on healthy and on broken machines."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support import plain_environment, simulated_environment
+from tests.support.discovery import on_simulated_gpus
+
+AREAS = """discovery launching fork all-reduce monitoring devices streams memory arithmetic random dtypes tensors graphs
+    checkpointing profiling extensions""".split()
+
+
+def check(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "accelerator", "check", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+
+
+def passed(text: str) -> list[str]:
+    return re.findall(r"^✓ ([\w-]+): ", text, re.MULTILINE)
+
+
+def wrong(text: str) -> list[str]:
+    return [line.removeprefix("✗ ") for line in text.splitlines() if line.startswith("✗ ")]
+
+
+@on_simulated_gpus
+def test_every_area_on_every_device() -> None:
+    done = check(simulated_environment(gpus=3))
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "on 3 x Simulated GPU (simulated)"
+    assert lines[-1] == "all areas passed"
+    assert passed(done.stdout) == AREAS
+    everywhere = [line for line in lines if line.endswith(" (cuda:0, cuda:1, cuda:2)")]
+    assert len(everywhere) == len(AREAS) - 7
+    assert "all-reduce: 3 processes over nccl" in done.stdout
+    assert "NumPy" not in done.stdout
+
+
+@on_simulated_gpus
+def test_a_device_without_memory_fails_by_name() -> None:
+    done = check(simulated_environment(gpus=2, errors={"cuMemAlloc*@1": 2}))
+    assert done.returncode == 1
+    causes = wrong(done.stdout)
+    assert all("cuda:1" in cause for cause in causes)
+    assert not any("cuda:0" in cause for cause in causes)
+    assert len(causes) == 1
+    assert re.match("cuda:1: (all-reduce, )?memory, .*: OutOfMemoryError: CUDA out of memory", causes[0])
+    assert "random: seeded and restored (cuda:0, cuda:1)" in done.stdout
+    assert done.stdout.splitlines()[-1] == "1 thing is wrong"
+
+
+@on_simulated_gpus
+def test_a_dead_device_is_named_first() -> None:
+    done = check(simulated_environment(gpus=3, errors={"cuDevicePrimaryCtxRetain*@1": 999}))
+    assert done.returncode == 1
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith("✗ cuda:1 (Simulated GPU) is broken: cuDevicePrimaryCtxRetain answered CUDA_ERROR_UNKNOWN")
+    assert wrong(done.stdout) == [lines[1].removeprefix("✗ ")]
+    assert passed(done.stdout) == AREAS  # on the others
+    assert "all-reduce: 2 processes over nccl" in done.stdout
+    assert "seeded and restored (cuda:0, cuda:2)" in done.stdout
+    assert lines[-1] == "1 thing is wrong"
+
+
+@on_simulated_gpus
+def test_a_broken_driver_is_one_line() -> None:
+    done = check(simulated_environment(gpus=2, driver="broken"))
+    assert done.returncode == 1
+    assert wrong(done.stdout) == ["the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999)"]
+    assert passed(done.stdout) == ["discovery", "launching", "fork", "monitoring"]
+
+
+@on_simulated_gpus
+def test_document() -> None:
+    done = check(simulated_environment(gpus=2, errors={"cuMemAlloc*@1": 2}), "--json")
+    assert done.returncode == 1
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert list(told) == "schema version host time passed where simulated devices areas problems".split()
+    assert (told["schema"], told["passed"], told["simulated"]) == (1, False, True)
+    assert [device["index"] for device in told["devices"]] == [0, 1]
+    failed = {(area["area"], area["device"]) for area in told["areas"] if area["problem"]}
+    assert ("memory", "cuda:1") in failed
+    assert ("memory", "cuda:0") not in failed
+    assert {area["area"] for area in told["areas"]} == set(AREAS)
+    assert all((area["saw"] is None) == (area["problem"] is not None) for area in told["areas"])
+    assert told["problems"]
+
+
+def test_without_any_accelerator() -> None:
+    done = check(plain_environment(ACCELERATOR_BACKEND="cpu"))
+    assert done.returncode == 0
+    assert done.stdout.startswith("on the CPU, as ACCELERATOR_BACKEND=cpu keeps the accelerator out of use")
+    assert passed(done.stdout) == [area for area in AREAS if area != "monitoring"]
+    assert "all-reduce: 2 processes over gloo" in done.stdout
+
+
+def test_areas_that_fail() -> None:
+    program = """
+import sys
+import accelerator as acc
+from accelerator._command import check, collective
+acc.initial_seed = lambda: 8
+def away(*arguments):
+    import os
+    if arguments[2]:
+        os._exit(3)
+    return "the sum is 1, not 3"
+collective.reduce = away
+sys.exit(check.main())
+"""
+    environment = plain_environment(ACCELERATOR_BACKEND="cpu")
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1
+    assert wrong(done.stdout) == [
+        "cpu:0: all-reduce: the sum is 1, not 3",
+        "cpu:0: all-reduce: its process ended with status 3",
+        "random: after manual_seed_all(7) initial_seed() is 8",
+    ]
+
+
+def test_torch_without_numpy_says_nothing_of_it(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['numpy'] = None\n")
+    environment = plain_environment(ACCELERATOR_BACKEND="cpu")
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    warned = subprocess.run(
+        [sys.executable, "-c", "import torch; torch.ones(1) + 1"], env=environment, capture_output=True, text=True, timeout=200
+    )
+    assert "NumPy" in warned.stderr
+    done = check(environment)
+    assert done.returncode == 0
+    assert "NumPy" not in done.stdout + done.stderr

@@ -1,0 +1,136 @@
+"""``python -m accelerator check`` as torchrun starts it: several processes, one table."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from tests.support import plain_environment, simulated_environment
+from tests.support.discovery import on_simulated_gpus
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port: int = listening.getsockname()[1]
+        return port
+
+
+def start(environment: dict[str, str], size: int, ranks: list[int], *arguments: str, **changed: dict[int, str]) -> Any:
+    """Start ranks as a launcher does; gives what rank 0 printed, what the others did, and all exit statuses."""
+    port, command = str(free_port()), [sys.executable, "-m", "accelerator", "check", *arguments]
+    processes: list[subprocess.Popen[str]] = []
+    for rank in ranks:
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+        variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        variables |= {name: values[rank] for name, values in changed.items() if rank in values}
+        of_rank = {**environment, **variables}
+        processes.append(subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    said = [process.communicate(timeout=240) for process in processes]
+    assert [out for out, _ in said[1:]] == [""] * (len(ranks) - 1)
+    return said[0][0], [error for _, error in said], [process.returncode for process in processes]
+
+
+def rows(table: str) -> dict[int, list[str]]:
+    return {int(line.split()[0]): re.split(r"  +", line.strip()) for line in table.splitlines() if re.match(r" +\d+  ", line)}
+
+
+@on_simulated_gpus
+def test_torchrun_with_all_well() -> None:
+    environment = {**simulated_environment(gpus=8, memory="1GiB"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "8", "--master-port", str(free_port())]
+    command += ["-m", "accelerator", "check", "--timeout", "150"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[0] == "8 ranks on 1 host: 8 well, 0 failed, 0 missing"
+    table = rows(done.stdout)
+    assert [table[rank][2] for rank in range(8)] == [f"cuda:{rank}" for rank in range(8)]
+    assert len({table[rank][3] for rank in range(8)}) == 8
+    assert done.stdout.splitlines()[-1] == "✓ all-reduce: 8 ranks over nccl"
+    assert "differs" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+@on_simulated_gpus
+def test_a_dead_device_and_a_rank_that_never_starts() -> None:
+    environment = simulated_environment(gpus=8, memory="1GiB", errors={"cuMemAlloc*@3": 2})
+    begin = time.monotonic()
+    said, errors, statuses = start(environment, 8, [0, 1, 2, 3, 4, 6, 7], "--timeout", "45")
+    assert 45 <= time.monotonic() - begin < 120
+    assert statuses == [1] * 7
+    assert errors == [""] * 7
+    lines = said.splitlines()
+    assert lines[0] == "8 ranks on 1 host: 6 well, 1 failed, 1 missing"
+    table = rows(said)
+    assert table[5] == ["5", "missing"]
+    assert table[3][-1].endswith(" failed")
+    assert all(table[rank][-1].endswith(" passed") for rank in (0, 1, 2, 4, 6, 7))
+    assert [line for line in lines if line.startswith("✗ rank 3: ")]
+    assert "✗ rank 5: no answer by the deadline" in lines
+    assert lines[-1] == "no all-reduce, as not every rank is there and well"
+    assert max(map(len, lines)) <= 80
+
+
+def test_on_the_cpu() -> None:
+    said, errors, statuses = start(plain_environment(ACCELERATOR_BACKEND="cpu"), 2, [0, 1], "--timeout", "100")
+    assert (statuses, errors) == ([0, 0], ["", ""])
+    assert said.splitlines()[-1] == "✓ all-reduce: 2 ranks over gloo"
+
+
+def test_document() -> None:
+    environment = plain_environment(ACCELERATOR_BACKEND="cpu")
+    said, _, statuses = start(environment, 3, [0, 2], "--json", "--timeout", "40")
+    assert statuses == [1, 1]
+    told = json.loads(said)
+    assert list(told) == ["schema", "passed", "missing", "failed", "all_reduce", "differences", "ranks"]
+    assert (told["passed"], told["missing"], told["failed"], told["all_reduce"]) == (False, [1], [], None)
+    assert told["ranks"][1] == {"rank": 1, "passed": False, "missing": True}
+    assert [told["ranks"][rank]["passed"] for rank in (0, 2)] == [True, True]
+
+
+@on_simulated_gpus
+def test_what_ranks_have_not_in_common() -> None:
+    environment = simulated_environment(gpus=2)
+    said, _, statuses = start(
+        environment,
+        3,
+        [0, 1, 2],
+        "--timeout",
+        "100",
+        LOCAL_RANK={0: "0", 1: "0", 2: "5"},
+        ACCELERATOR_SIM_DRIVER_VERSION={1: "1.2.3"},
+    )
+    assert statuses == [1, 1, 1]
+    assert "LOCAL_RANK is 5, and 2 devices are visible" in said
+    assert "differs: driver is 590.44.01 on ranks 0, 2, 1.2.3 on rank 1" in said
+    assert re.search(r"differs: ranks 0-1 share\s+GPU-", said)
+
+
+def test_without_rank_0() -> None:
+    said, errors, statuses = start(plain_environment(ACCELERATOR_BACKEND="cpu"), 2, [1], "--timeout", "5")
+    assert (said, statuses) == ("", [1])
+    assert "rank 1: nobody answers at 127.0.0.1:" in errors[0]
+    assert errors[0].splitlines()[-1].startswith("python -m accelerator check: rank 1")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE are set, as by torchrun, and MASTER_ADDR is not"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "RANK is 2 and WORLD_SIZE 2"),
+        ({"RANK": "a", "WORLD_SIZE": "2"}, "the launcher's variables make no sense"),
+    ],
+)
+def test_variables_that_make_no_sense(variables: dict[str, str], message: str) -> None:
+    command = [sys.executable, "-m", "accelerator", "check"]
+    done = subprocess.run(command, env=plain_environment(**variables), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,81 @@
+"""The words of the command line, and output that cannot be written as it stands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import accelerator
+from tests.support import plain_environment, simulated_environment
+from tests.support.discovery import on_simulated_gpus
+
+
+def run(*arguments: str, environment: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "accelerator", *arguments]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run(command, env=environment or plain_environment(), text=True, timeout=120, check=False, **streams)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--watch", "0"], "'0' is not a number of seconds"),
+        (["--watch", "nan"], "'nan' is not a number of seconds"),
+        (["--watch", "abc"], "'abc' is not a number of seconds"),
+        (["--nonsense"], "unrecognized arguments: --nonsense"),
+        (["report", "more"], "unrecognized arguments: more"),
+        (["bogus"], "unknown command 'bogus': there are report, check and simulate"),
+        (["check", "--timeout", "-1"], "is not a number of seconds"),
+        (["check", "--watch"], "unrecognized arguments: --watch"),
+        (["--js"], "unrecognized arguments: --js"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert done.stderr.startswith("python -m accelerator")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [[], ["report"], ["check"]])
+def test_help_and_version(command: list[str]) -> None:
+    told = run(*command, "--help")
+    assert told.returncode == 0
+    assert "--json" in told.stdout
+    assert max(map(len, told.stdout.splitlines())) <= 80
+    told = run(*command, "--version")
+    assert (told.returncode, told.stdout) == (0, f"accelerator {accelerator.__version__}\n")
+    assert "simulate" in run("--help").stdout
+
+
+@pytest.mark.parametrize("command", ["report", "check"])
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@on_simulated_gpus
+def test_a_terminal_without_unicode(command: str, encoding: str) -> None:
+    environment = simulated_environment({"PYTHONIOENCODING": encoding}, gpus=1, name="x" * 60)
+    done = run(command, environment=environment, encoding=encoding)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("+ memory: " if command == "check" else "x" * 23 + ("~" if encoding == "ascii" else "…")) in done.stdout
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")
+@pytest.mark.parametrize("arguments", [["report"], ["report", "--json"], ["report", "--watch"], ["check"], ["check", "--json"]])
+def test_a_full_disk(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = run(*arguments, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr == "python -m accelerator: cannot write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize(("arguments", "status"), [(["report"], 0), (["report", "--watch"], 0), (["check"], 0)])
+def test_a_reader_that_is_gone(arguments: list[str], status: int) -> None:
+    ours, its = os.pipe()
+    os.close(ours)
+    with open(its, "w") as closed:
+        done = run(*arguments, stdout=closed)
+    assert (done.returncode, done.stderr) == (status, "")

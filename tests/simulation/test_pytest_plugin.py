@@ -1,0 +1,503 @@
+"""The pytest plug-in, in pytest runs of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT, plain_environment
+from tests.support.discovery import on_simulated_gpus
+
+PLUGIN = "accelerator.simulation.pytest_plugin"
+
+
+def write(directory: Path, source: str, name: str = "test_it.py") -> Path:
+    path = directory / name
+    path.write_text("from __future__ import annotations\n\n" + textwrap.dedent(source))
+    return path
+
+
+def start(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest with the plug-in on what is in a directory."""
+    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--rootdir", str(directory), *arguments]
+    environment = plain_environment(**variables)
+    environment.pop("PYTEST_XDIST_WORKER", None)  # this test's own
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def counts(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """What pytest says last, such as {"passed": 2}."""
+    last = [line for line in done.stdout.splitlines() if re.search(r" in [0-9.]+s", line)]
+    assert last, done.stdout + done.stderr
+    return {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|xpassed|error)", last[-1])}
+
+
+def results(path: Path) -> list[tuple[str, list[tuple[str, str | None, str]]]]:
+    """Each test of a JUnit file with what is said of it, without times, addresses and process ids."""
+    return [
+        (
+            f"{case.get('classname')}.{case.get('name')}",
+            [(part.tag, part.get("message"), clean(part.text or "")) for part in case],
+        )
+        for case in ET.parse(path).getroot().iter("testcase")
+    ]
+
+
+def clean(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+|pid \d+", "...", text)
+
+
+EVERY_KIND = """
+    import os, sys, unittest, warnings
+    import pytest
+
+    if "MARKED" in os.environ:
+        pytestmark = pytest.mark.simulated_machine(gpus=2)
+
+    @pytest.fixture(scope="session")
+    def whole():
+        print("session up, pid", os.getpid())
+        yield "whole"
+        print("session down")
+
+    @pytest.fixture(params=["a", "b"])
+    def each(request):
+        yield request.param
+        if request.param == "b":
+            raise RuntimeError("teardown of b")
+
+    @pytest.fixture
+    def failing():
+        print("about to fail")
+        raise ValueError("set-up")
+
+    def test_passes(whole):
+        print("hello")
+
+    @pytest.mark.parametrize("number", [1, 2, 3])
+    def test_fails(number):
+        sys.stderr.write("to stderr\\n")
+        os.write(1, b"to the descriptor\\n")
+        assert number == 2, "not two"
+
+    def test_fixture(each):
+        assert each
+
+    def test_error(failing):
+        pass
+
+    def test_skipped():
+        pytest.skip("no reason")
+
+    @pytest.mark.skip(reason="marked")
+    def test_marked():
+        pass
+
+    @pytest.mark.xfail(reason="known", strict=True)
+    def test_expected():
+        assert 0
+
+    @pytest.mark.xfail(strict=True)
+    def test_unexpected():
+        pass
+
+    def test_properties(record_property):
+        record_property("figure", 7)
+
+    def test_warns():
+        warnings.warn("oh", RuntimeWarning)
+
+    def test_captures(capfd):
+        os.write(1, b"one\\n")
+        assert capfd.readouterr().out == "one\\n"
+
+    class TestOfClass(unittest.TestCase):
+        def setUp(self):
+            self.x = 1
+
+        def test_method(self):
+            self.assertEqual(self.x, 2)
+
+        @unittest.skip("as unittest does")
+        def test_other(self):
+            pass
+"""
+
+
+@on_simulated_gpus
+def test_everything_arrives_as_in_a_normal_run(tmp_path: Path) -> None:
+    write(tmp_path, EVERY_KIND)
+    normal = start(tmp_path, "--junitxml=normal.xml", "-rA")
+    marked = start(tmp_path, "--junitxml=marked.xml", "-rA", MARKED="1")
+    assert counts(marked) == counts(normal) == {"failed": 4, "passed": 7, "skipped": 3, "xfailed": 1, "error": 2}
+    assert "pid" in (tmp_path / "marked.xml").read_text() or "session up" in marked.stdout
+    assert results(tmp_path / "marked.xml") == results(tmp_path / "normal.xml")
+    assert marked.returncode == normal.returncode == 1
+    # In the order of their lines: the session's fixture is torn down with the test in the one, at the end in the other.
+    summary = [
+        line
+        for line in normal.stdout.splitlines()
+        if re.match(r"(FAILED|PASSED|ERROR|SKIPPED|XFAIL|test_it.py:\d+: RuntimeW)", line)
+    ]
+    assert len(summary) > 15
+    assert [line for line in marked.stdout.splitlines() if line in summary] == summary
+    assert "RuntimeWarning: oh" in marked.stdout
+
+
+@on_simulated_gpus
+def test_machines_of_their_own(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import os, sys
+        import pytest
+        import accelerator as acc
+
+        FIVE = [pytest.param(n, marks=pytest.mark.simulated_machine(n, memory="1GiB")) for n in (1, 2, 3, 4, 5)]
+
+        @pytest.fixture(scope="module")
+        def used():
+            import torch
+            return torch.empty(1000, device="cuda")
+
+        @pytest.mark.parametrize("n", [*FIVE, *FIVE])
+        def test_count(n, used, tmp_path_factory):
+            assert acc.device_count() == n == len(acc.visible_devices())
+            assert acc.is_initialized()
+            assert acc.get_memory_info()[1] == 2**30
+            assert os.environ["ACCELERATOR_SIM_STATE"]
+            (tmp_path_factory.getbasetemp() / f"kept{os.getpid()}").touch()
+            assert len(list(tmp_path_factory.getbasetemp().glob("kept*"))) <= 2
+
+        @pytest.mark.simulated_machine(gpus=1)
+        @pytest.mark.min_gpus(2)
+        def test_too_few():
+            raise AssertionError
+
+        @pytest.mark.simulated_machine(gpus=2)
+        @pytest.mark.min_gpus(2)
+        def test_enough():
+            assert "torch" in sys.modules  # which nothing of this file imports before it is forked
+
+        @pytest.mark.min_gpus(1)
+        def test_not_here():
+            raise AssertionError
+
+        def test_here():
+            assert acc.device_count() == 0
+        """,
+    )
+    done = start(tmp_path, "-rs", "-p", "no:randomly")
+    assert counts(done) == {"passed": 12, "skipped": 2}, done.stdout
+    assert "needs 2 GPUs, 1 visible" in done.stdout
+    assert "needs 1 GPUs, none visible: " in done.stdout
+
+
+@on_simulated_gpus
+def test_processes_that_end_early(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import os, signal
+        import pytest
+
+        pytestmark = pytest.mark.simulated_machine(gpus=1)
+
+        @pytest.fixture
+        def dying():
+            yield
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def test_crash():
+            print("printed before")
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+        def test_after_it():
+            print("nothing of another test")
+            assert 0
+
+        def test_leaves():
+            os.write(2, b"written before\\n")
+            os._exit(0)
+
+        def test_late(dying):
+            pass
+        """,
+    )
+    done = start(tmp_path, "--junitxml=result.xml")
+    assert counts(done) == {"failed": 3, "passed": 1, "error": 1}, done.stdout
+    by_name = dict(results(tmp_path / "result.xml"))
+    assert "ended by SIGSEGV in its call" in str(by_name["test_it.test_crash"])
+    assert "ended with status 0 in its call" in str(by_name["test_it.test_leaves"])
+    assert "ended by SIGKILL in its teardown" in str(by_name["test_it.test_late"])
+    said = done.stdout
+    assert said.index("printed before") < said.index("nothing of another test") < said.index("written before")
+    assert said.count("printed before") == said.count("written before") == 1
+
+
+@on_simulated_gpus
+def test_collecting_that_initializes_the_driver(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest, torch
+
+        if torch.cuda.is_available():
+            torch.empty(1, device="cuda")
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_it():
+            pass
+        """,
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"error": 1}
+    assert "Collecting the tests initialized the CUDA driver" in done.stdout
+
+
+@on_simulated_gpus
+def test_what_cannot_be_collected_there(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest
+        import accelerator as acc
+
+        if acc.device_count() == 1:
+            raise RuntimeError("one is too few")
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_one():
+            pass
+
+        if acc.device_count() == 0:
+            @pytest.mark.simulated_machine(gpus=2)
+            def test_two():
+                pass
+
+        @pytest.mark.simulated_machine(gpus=3)
+        def test_three():
+            pass
+        """,
+    )
+    write(tmp_path, "", "conftest.py").write_text(
+        "import os\nif os.environ.get('ACCELERATOR_SIM_GPUS') == '3':\n    raise SystemExit('no three here')\n"
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"error": 3}, done.stdout
+    assert "could not be collected on its simulated machine" in done.stdout
+    assert "RuntimeError: one is too few" in done.stdout
+    assert "on its simulated machine it was not" in done.stdout
+    assert "the server process of the test's simulated machine ended with status" in done.stdout
+
+
+@on_simulated_gpus
+def test_stopping(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest
+        pytestmark = pytest.mark.simulated_machine(gpus=1)
+
+        def test_first():
+            assert 0
+
+        def test_leave():
+            pytest.exit("that is enough", returncode=7)
+
+        def test_last():
+            pass
+        """,
+    )
+    done = start(tmp_path, "-x", "--pdb")
+    assert counts(done) == {"failed": 1}
+    assert done.returncode == 1
+    assert "where --pdb cannot follow" in done.stdout
+    assert "--pdb test_it.py::test_first" in done.stdout
+    done = start(tmp_path)
+    assert done.returncode == 7
+    assert "that is enough" in done.stdout + done.stderr
+    assert counts(done) == {"failed": 1}
+
+
+SESSION = """
+    import os
+    import pytest
+    import accelerator as acc
+
+    def test_machine(pytestconfig):
+        assert acc.simulation.is_simulated()
+        assert acc.device_count() == 2
+        assert acc.visible_devices()[0].total_memory == 3 * 2**30
+        assert pytestconfig.option.simulate_gpus == 2
+        print("on", os.environ["ACCELERATOR_SIM_STATE"], "in", os.environ.get("PYTEST_XDIST_WORKER"))
+
+    @pytest.mark.min_gpus(2)
+    def test_enough():
+        pass
+
+    @pytest.mark.min_gpus(n=3)
+    def test_too_few():
+        pass
+"""
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("workers", [[], ["-n2"]])
+def test_a_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None:
+    write(tmp_path, SESSION)
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--ours')\n")
+    done = start(tmp_path, "--simulate-gpus=2", "--ours", "x", *workers, "-rPs", PYTEST_ADDOPTS="--simulate-memory 3GiB")
+    assert done.returncode == 0, done.stdout
+    assert counts(done) == {"passed": 2, "skipped": 1}
+    assert "needs 3 GPUs, 2 visible" in done.stdout
+    assert ("in gw" if workers else "in None") in done.stdout
+    assert workers or "simulated GPUs: 2 of 3GiB" in done.stdout
+    assert done.stdout.count("test session starts") == 1
+
+
+@on_simulated_gpus
+def test_started_by_a_program(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "import accelerator as acc\ndef test_it():\n    assert acc.device_count() == 2\ndef test_not():\n    assert 0\n",
+    )
+    (tmp_path / "given.py").write_text("import os\ndef pytest_configure(config):\n    print('given', os.getpid())\n")
+    program = f"""
+import os, sys, pytest
+sys.path.insert(0, {str(tmp_path)!r})
+import given
+from {PLUGIN.rpartition(".")[0]} import pytest_plugin
+print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, given])), os.getpid(), flush=True)
+print(int(pytest.main(["--simulate-gpus", "2", "-q", "-k", "nothing"], plugins=[pytest_plugin])))
+print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, object()])))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "1 failed, 1 passed" in done.stdout
+    first = next(line.split() for line in lines if re.fullmatch(r"\d+ \d+", line))
+    assert first[0] == "1"
+    assert lines[-1] == "4"
+    assert lines[-2] == "5"
+    told = next(line.split()[1] for line in lines if line.startswith("given"))
+    assert told != first[1]
+    assert "cannot follow; name its module with -p" in done.stderr
+
+
+@on_simulated_gpus
+def test_a_crash_of_the_session(tmp_path: Path) -> None:
+    write(tmp_path, "import os\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
+    assert start(tmp_path, "--simulate-gpus", "1").returncode == 128 + 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--simulate-memory", "1GiB"], "--simulate-gpus are, which is missing"),
+        (["--simulate-gpus", "x"], "invalid int value: 'x'"),
+    ],
+)
+def test_wrong_options(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = start(tmp_path, *arguments)
+    assert done.returncode == 4
+    assert message in done.stderr
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--simulate-gpus", "200"], "ERROR: gpus must be between 0 and 128, not 200\n"),
+        (["--simulate-gpus", "1", "--simulate-memory", "much"], "ERROR: memory must be bytes or a size"),
+    ],
+)
+def test_wrong_machines(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = start(tmp_path, *arguments)
+    assert done.returncode == 4
+    assert message in done.stderr
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize(
+    ("mark", "message"),
+    [
+        ("simulated_machine(gpus=200)", "test_it.py::test_it: simulated_machine: gpus must be between 0 and 128"),
+        ("simulated_machine(graphics=2)", "unexpected keyword argument 'graphics'"),
+        ("min_gpus('2')", "test_it.py::test_it: min_gpus takes the number of GPUs"),
+        ("min_gpus", "min_gpus takes the number of GPUs"),
+        ("min_gpus(1, n=2)", "min_gpus takes the number of GPUs"),
+    ],
+)
+def test_wrong_marks(mark: str, message: str, tmp_path: Path) -> None:
+    write(tmp_path, f"import pytest\n@pytest.mark.{mark}\ndef test_it():\n    pass\n")
+    done = start(tmp_path)
+    assert done.returncode == 4
+    assert message in done.stderr + done.stdout
+
+
+@on_simulated_gpus
+def test_a_plug_in_that_a_conftest_loads(tmp_path: Path) -> None:
+    write(tmp_path, "def test_it():\n    pass\n")
+    (tmp_path / "conftest.py").write_text(f"pytest_plugins = ['{PLUGIN}']\n")
+    command = [sys.executable, "-m", "pytest", "--simulate-gpus", "2", "--rootdir", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4
+    assert f"add '-p {PLUGIN}'" in done.stderr
+
+
+def test_machines_that_cannot_be_simulated_skip(tmp_path: Path) -> None:
+    write(tmp_path, "import pytest\n@pytest.mark.simulated_machine(gpus=2)\ndef test_it():\n    raise AssertionError\n")
+    torch = tmp_path / "path" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("raise SystemExit('torch was imported')")
+    (torch / "version.py").write_text("__version__ = '2.9.1'\ncuda = None\n")
+    done = start(tmp_path, "-rs", PYTHONPATH=f"{torch.parent}{os.pathsep}{ROOT}")
+    assert counts(done) == {"skipped": 1}, done.stdout
+    assert "torch 2.9.1" in done.stdout
+    refused = start(tmp_path, "--simulate-gpus", "2", PYTHONPATH=f"{torch.parent}{os.pathsep}{ROOT}")
+    assert refused.returncode == 4
+    assert "cannot simulate GPUs: torch 2.9.1" in refused.stderr
+
+
+def test_nothing_is_done_unasked(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import sys
+
+        def test_it(request):
+            assert "accelerator.simulation.pytest_plugin" in sys.modules
+            unwanted = {"torch", "pynvml", "accelerator.simulation._pytest", "accelerator.discovery"}
+            assert not unwanted & set(sys.modules)
+        """,
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"passed": 1}, done.stdout
+
+
+def test_what_it_costs_unasked(tmp_path: Path) -> None:
+    program = f"""
+import sys, time
+import pytest, _pytest.terminal, _pytest.python
+def cost():
+    for name in [name for name in sys.modules if name.startswith("accelerator")]:
+        del sys.modules[name]
+    begin = time.perf_counter()
+    import {PLUGIN}
+    return time.perf_counter() - begin
+print(min(cost() for _ in range(10)) * 1e3)
+"""
+    environment = plain_environment(PYTHONPYCACHEPREFIX=str(tmp_path))
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-c", program]
+    milliseconds = float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert milliseconds < 5

@@ -96,7 +96,7 @@ class Call:
         if isinstance(value, _Tensor):
             if value.device.type != "cpu":
                 return value
-            return to_device(value, self.device) if self.operation.is_dense else to_device_by_parts(value, self.device)
+            return to_device_by_parts(value, self.device)
         if isinstance(value, (list, tuple)):
             return [self.to_device(item) for item in value]
         return value

@@ -19,7 +19,9 @@ PLUGIN = ["-p", "accelerator.simulation.pytest_plugin", "-p", "no:cacheprovider"
 
 def run(directory: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "pytest", *PLUGIN, "-rs", "-c", str(directory / "pytest.ini"), *arguments, str(directory)]
-    done = subprocess.run(command, env=plain_environment(), cwd=directory, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        command, env=plain_environment(), cwd=directory, capture_output=True, text=True, timeout=240, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

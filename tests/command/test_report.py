@@ -102,7 +102,9 @@ def test_what_is_hidden() -> None:
     said = re.sub("\n +", " ", text(simulated_environment(gpus=2, mig=[None, 2])))
     *_, by_mig, others = said.splitlines()
     assert by_mig == "in MIG instances: GPU 1 (Simulated GPU)"
-    assert others.startswith("hidden as a process sees one MIG instance: GPU 0 (Simulated GPU), GPU 1 MIG 2/0 (Simulated GPU MIG")
+    assert others.startswith(
+        "hidden as a process sees one MIG instance: GPU 0 (Simulated GPU), GPU 1 MIG 2/0 (Simulated GPU MIG"
+    )
 
 
 @on_simulated_gpus

@@ -6,7 +6,6 @@ import ctypes
 import itertools
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -68,4 +67,3 @@ def _run(number: int) -> bool:
         traceback.print_exc()
         return False
     return True
-

@@ -11,7 +11,19 @@ import torch
 
 from . import capture, random
 from .capture import captures
-from .memory import _MANY_BYTES, _START, CPU, _copy_few, _copy_many, _empty_like, _everything, alias, alias_of_storage, to_device, write_back
+from .memory import (
+    _MANY_BYTES,
+    _START,
+    CPU,
+    _copy_few,
+    _copy_many,
+    _empty_like,
+    _everything,
+    alias,
+    alias_of_storage,
+    to_device,
+    write_back,
+)
 from .operations import Operation
 from .sparse import alias_of_parts, to_device_by_parts, write_back_parts
 

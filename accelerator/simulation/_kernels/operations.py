@@ -83,11 +83,7 @@ class Operation:
         self.has_generator = "generator" in self.names
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
         self.takes_host_tensors = short in _MIXES_DEVICES or short.startswith(("_foreach", "_fused_", "_nested", "_amp"))
-        self.takes_host_numbers = (
-            self.takes_host_tensors
-            or torch.Tag.pointwise in tags
-            or short in _MIXES_NUMBERS
-        )
+        self.takes_host_numbers = self.takes_host_tensors or torch.Tag.pointwise in tags or short in _MIXES_NUMBERS
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
         self.is_copy = short == "copy_"
         self.is_dense = key == torch._C.DispatchKey.CPU

@@ -22,7 +22,11 @@ def alias_of_parts(tensor: torch.Tensor) -> torch.Tensor:
         return alias(tensor)
     if tensor.layout == torch.sparse_coo:
         return torch.sparse_coo_tensor(
-            alias(tensor._indices()), alias(tensor._values()), tensor.size(), is_coalesced=tensor.is_coalesced(), check_invariants=False
+            alias(tensor._indices()),
+            alias(tensor._values()),
+            tensor.size(),
+            is_coalesced=tensor.is_coalesced(),
+            check_invariants=False,
         )
     parts = (alias(part) for part in _parts(tensor))
     return torch.sparse_compressed_tensor(

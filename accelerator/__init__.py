@@ -7,28 +7,60 @@ fails; a name's room is opened when the name is first asked for.
 from __future__ import annotations
 
 # Registers the look at fork, before anything can have forked.
-from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from ._machine import process as _process
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+    # Never executed: so that what freezes programs finds the rooms that are opened by name below.
+    from . import capacity as capacity
+    from . import checkpointing as checkpointing
+    from . import compiling as compiling
+    from . import deprecated as deprecated
+    from . import devices as devices
+    from . import discovery as discovery
+    from . import dtypes as dtypes
+    from . import extensions as extensions
+    from . import graphs as graphs
+    from . import interop as interop
+    from . import launching as launching
+    from . import lowlevel as lowlevel
+    from . import memory as memory
+    from . import monitoring as monitoring
+    from . import pinning as pinning
+    from . import profiling as profiling
+    from . import properties as properties
+    from . import random as random
+    from . import simulation as simulation
+    from . import snapshots as snapshots
+    from . import streams as streams
+    from . import tensors as tensors
 
 __version__ = "0.1.0"
 
 _NAMES_OF_ROOM = {
     "discovery": (
         "Device",
+        "PhysicalDevice",
         "VisibleDevice",
+        "compute_capability",
         "device_count",
+        "device_name",
         "driver_cuda_version",
         "driver_version",
+        "get_device_index",
         "get_device_name",
         "is_available",
         "is_fork_safe",
         "is_in_bad_fork",
         "is_initialized",
+        "is_nvlink_connected",
+        "numa_node",
+        "physical_devices",
         "refresh",
         "unavailable_reason",
+        "usable_devices",
         "visible_devices",
     ),
     "launching": (
@@ -58,7 +90,6 @@ _NAMES_OF_ROOM = {
         "current_device_name",
         "device",
         "device_index",
-        "device_name",
         "device_of",
         "set_device",
         "set_device_index",
@@ -142,6 +173,7 @@ _NAMES_OF_ROOM = {
         "is_bf16_supported",
         "is_fp16_supported",
         "is_fp64_supported",
+        "is_fp8_supported",
         "is_tf32_supported",
         "supported_dtypes",
     ),
@@ -196,6 +228,9 @@ _NAMES_OF_ROOM = {
 _ROOM_OF_NAME = {name: room for room, names in _NAMES_OF_ROOM.items() for name in names}
 _SUBMODULES = ("checkpointing", "random", "simulation")
 
+# What can be imported without torch, and so under the lock that a fork waits for.
+_WITHOUT_TORCH = ("capacity", "discovery", "launching", "monitoring", "simulation")
+
 # Which class these are depends on whether the CPU stands in, which may change.
 _NOT_KEPT = ("Event", "Stream")
 
@@ -214,9 +249,12 @@ def __getattr__(name: str) -> Any:
     room = name if name in _SUBMODULES else _ROOM_OF_NAME.get(name)
     if room is None:
         raise AttributeError(f"module 'accelerator' has no attribute {name!r}")
-    from importlib import import_module
+    with _process.importing():
+        from importlib import import_module
 
-    opened = import_module(f".{room}", __name__)
+        # The rooms that need torch all begin with this one.
+        first = import_module(f".{room if room in _WITHOUT_TORCH else 'discovery'}", __name__)
+    opened = first if room in _WITHOUT_TORCH else import_module(f".{room}", __name__)
     if room == name:
         return opened
     value = getattr(opened, name)

@@ -6,13 +6,11 @@ import errno
 import re
 import sys
 
-import torch
-
 from . import discovery
-from ._machine import host_memory, nvml
+from ._machine import description, device_argument, host_memory, process
 from ._machine.compiled import constant
 from ._machine.device_argument import Device
-from ._torch import runtime
+from ._machine.found import Failed, Found
 
 __all__ = [
     "available_memory",
@@ -27,51 +25,64 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
     """Return the free and the total memory of a device, other processes' use counted.
 
     Args:
-        device_index: an index, "cuda:1", a ``torch.device``; None or a negative index for the current device.
+        device_index: which one; a negative index too stands for the current device.
 
     Returns:
-        Free and total bytes; before the accelerator is initialized from NVML, and when the CPU stands in the host's
-        available and total memory, limits of control groups respected. Mirrors ``torch.accelerator.get_memory_info``.
+        Free and total bytes; before the accelerator is initialized from NVML, without importing torch. The host's available
+        and total memory, limits of control groups respected, when the CPU stands in, and on devices that share it. Mirrors
+        ``torch.accelerator.get_memory_info``.
 
     Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
+        RuntimeError: if it cannot be told, and in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> free, total = acc.get_memory_info()
-        >>> 0 <= free <= total
+        >>> 0 < free <= total == 8 * 2**30
         True
     """
-    seen = runtime.look(device_index, negative=True)
+    if process.torch_is_up():
+        return _memory_info_from_torch(device_index)
+    found, number = _located(device_index, negative_is_current=True)
+    if not found.number:
+        return host_memory.available(), host_memory.total()
+    try:
+        return description.memory(found.devices[number], found.backend)[:2]
+    except Failed as error:
+        raise _unknown(number, error) from None
+
+
+def _memory_info_from_torch(device: Device) -> tuple[int, int]:
+    from ._torch import runtime
+
+    seen = runtime.look(device, negative=True)
     if seen.kind == "cpu":
         return host_memory.available(), host_memory.total()
-    return _memory_info_from_torch(seen.number) if seen.up else _memory_info_from_nvml(seen.number)
-
-
-def _memory_info_from_torch(number: int) -> tuple[int, int]:
     try:
-        free, total = runtime.memory_info(number)
+        free, total = runtime.memory_info(seen.number)
     except RuntimeError as error:
         if runtime.without_allocator(error):
-            raise RuntimeError(f"torch {torch.__version__} cannot tell the memory of {runtime.kind} devices") from None
+            import torch
+
+            raise RuntimeError(f"torch {torch.__version__} cannot tell the memory of {seen.kind} devices") from None
         raise
     return free, total
 
 
-def _memory_info_from_nvml(number: int) -> tuple[int, int]:
-    device = discovery.devices_found()[number]
-    info = None
-    if device.gpu is not None:
-        info = nvml.ask(nvml.session().nvmlDeviceGetMemoryInfo, device.handle)
-    if info is not None and info.total:
-        return info.free, info.total
-    # A device that NVML knows nothing of, or that has no memory of its own, shares the host's.
-    return host_memory.available(), host_memory.total()
+def _located(device: Device, *, negative_is_current: bool = False) -> tuple[Found, int]:
+    """What there is, and the index in it, for a process in which torch has not initialized the accelerator."""
+    if process.is_in_bad_fork():
+        raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
+    if negative_is_current:
+        number = device_argument.index(device, discovery.device_name().partition(":")[0])
+        device = None if number is not None and number < 0 else device
+    return discovery.located(device)
+
+
+def _unknown(number: int, error: Failed) -> RuntimeError:
+    return RuntimeError(f"The memory of device {number}, {discovery.get_device_name(number)}, cannot be told: {error}")
 
 
 @constant
@@ -79,25 +90,17 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Return the free and the total memory of a device: ``get_memory_info`` under the name that ``torch.cuda`` has for it.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``; None or a negative index for the current device.
+        device: which one; a negative index too stands for the current device.
 
     Returns:
-        Free and total bytes; before the accelerator is initialized from NVML, and when the CPU stands in the host's
-        available and total memory, limits of control groups respected.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
+        Free and total bytes, as ``get_memory_info``.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> free, total = acc.mem_get_info()
-        >>> 0 <= free <= total
-        True
+        >>> acc.mem_get_info(1)[1] / 2**30
+        8.0
     """
     return get_memory_info(device)
 
@@ -106,62 +109,68 @@ def total_memory(device: Device = None) -> int:
     """Return the memory that a device has.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+        device: which one.
 
     Returns:
-        Bytes; the host's memory, limits of control groups respected, on devices that share it and when the CPU stands in.
+        Bytes, where NVML does not know the device from the driver, asked in a child process; the host's memory, limits of
+        control groups respected, on devices that share it and when the CPU stands in.
 
     Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
+        RuntimeError: if it cannot be told, and in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> acc.total_memory() > 0
-        True
+        >>> acc.total_memory(1) / 2**30
+        8.0
     """
-    number = runtime.look(device).number
-    return host_memory.total() if _shares_host_memory(number) else get_memory_info(number)[1]
+    if process.torch_is_up():
+        return host_memory.total() if _shares_host_memory(device) else get_memory_info(device)[1]
+    found, number = _located(device)
+    if not found.number:
+        return host_memory.total()
+    try:
+        return description.total_memory(found.devices[number], found.backend)
+    except Failed as error:
+        raise _unknown(number, error) from None
 
 
 def available_memory(device: Device = None) -> int:
     """Return the memory of a device that nobody uses, neither this process nor another.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+        device: which one.
 
     Returns:
         Bytes, without what this process's allocator keeps in its cache. On devices that share the host's memory, and when
         the CPU stands in, what of the host's could be allocated without swapping, limits of control groups respected.
 
     Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
+        RuntimeError: if it cannot be told, and in a child forked from a process that had initialized the accelerator.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> 0 <= acc.available_memory() <= acc.total_memory()
+        >>> 0 < acc.available_memory(1) <= acc.total_memory(1)
         True
     """
-    number = runtime.look(device).number
-    return host_memory.available() if _shares_host_memory(number) else get_memory_info(number)[0]
+    if process.torch_is_up():
+        return host_memory.available() if _shares_host_memory(device) else get_memory_info(device)[0]
+    found, number = _located(device)
+    return get_memory_info(number)[0] if found.number else host_memory.available()
 
 
-def _shares_host_memory(number: int) -> bool:
-    # What such a device itself calls free leaves out the pages that the host would give up at once; before initialization NVML
-    # knows no memory of it, which get_memory_info takes for the same.
-    if not runtime.up:
-        return runtime.kind == "cpu"
+def _shares_host_memory(device: Device) -> bool:
+    # What such a device itself calls free leaves out the pages that the host would give up at once.
+    from ._torch import runtime
+
+    seen = runtime.look(device)
+    if seen.kind == "cpu":
+        return True
     properties = getattr(runtime.device_module(), "get_device_properties", None)
-    return bool(properties and getattr(properties(number), "is_integrated", False))
+    return bool(properties and getattr(properties(seen.number), "is_integrated", False))
 
 
 # What the libraries say that torch calls, and torch of its own allocators, when memory cannot be had. They say no more after

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ._torch import runtime
+from .simulation import is_simulated
 
 __all__ = [
     "get_compile_backend",
@@ -28,7 +30,7 @@ def is_triton_supported() -> bool:
 
     Returns:
         On CUDA whether Triton can be imported and the compute capability is 8 or more, as DeepSpeed decides; on ROCm and XPU
-        whether it can be imported. False elsewhere.
+        whether it can be imported. False elsewhere, and on simulated GPUs that compute, which run none of its kernels.
 
     Fork: safe, initializes nothing.
 
@@ -111,4 +113,7 @@ def set_compile_backend(backend: str | Callable[..., Any]) -> None:
 
 
 def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
+    # Simulated GPUs that compute refuse Triton's kernels.
+    return importlib.util.find_spec("triton") is not None and not (
+        os.environ.get("ACCELERATOR_SIM_COMPUTE") == "1" and is_simulated()
+    )

@@ -23,7 +23,6 @@ __all__ = [
     "current_device_name",
     "device",
     "device_index",
-    "device_name",
     "device_of",
     "set_device",
     "set_device_index",
@@ -201,27 +200,6 @@ def device(device_index: Device = None) -> torch.device:
     return torch.device(kind) if number is None or kind == "cpu" else torch.device(kind, number)
 
 
-def device_name(device_index: Device = None) -> str:
-    """Return a device's name in torch, such as "cuda:1"; the product's name says ``get_device_name``.
-
-    Args:
-        device_index: an index, "cuda:1", a ``torch.device``, or None for the accelerator without an index.
-
-    Returns:
-        "cuda", "cuda:1", ...; "cpu" when the CPU stands in.
-
-    Fork: safe, initializes nothing.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.device_name() == acc.device().type
-        True
-    """
-    if isinstance(device_index, str) and device_index.isdecimal():
-        device_index = int(device_index)
-    return str(device(device_index))
-
-
 def current_device() -> int:
     """Return the index of the current device: ``current_device_index`` under the name that ``torch.cuda`` has for it.
 
@@ -251,7 +229,7 @@ def current_device_name() -> str:
         >>> acc.current_device_name() == acc.device_name(acc.current_device_index())
         True
     """
-    return device_name(current_device_index())
+    return str(device(current_device_index()))
 
 
 def set_device(device: Device) -> None:

@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any
 
-from ._machine import cuda, description, device_argument, driver, nvml, probe, process, rocm, strict, torch_build
+from ._machine import answer, description, device_argument, nvml, process, torch_build, trial
 from ._machine.compiled import constant
-from ._machine.cuda import Found, Seen
-from ._machine.description import VisibleDevice
+from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
+from ._machine.found import Failed, Found, NotSupported
 
 __all__ = [
     "Device",
+    "PhysicalDevice",
     "VisibleDevice",
+    "compute_capability",
     "device_count",
+    "device_name",
     "driver_cuda_version",
     "driver_version",
+    "get_device_index",
     "get_device_name",
     "is_available",
     "is_fork_safe",
     "is_in_bad_fork",
     "is_initialized",
+    "is_nvlink_connected",
+    "numa_node",
+    "physical_devices",
     "refresh",
     "unavailable_reason",
+    "usable_devices",
     "visible_devices",
 ]
 
@@ -35,19 +41,7 @@ BAD_FORK = (
     "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
 )
 
-
-_driver_count = driver.device_count
-_torch_accelerator = process.torch_accelerator
-_environment = process.environment
-
-# The last answer, with all that it was an answer to: the environment, the accelerator's type, the driver's count if it is up.
-_asked: object = None
-_found: Found = Found(0, None, "")
-
-# The same for an answer that has to be looked into again on every call, and until when it holds.
-_passing: tuple[object, float] = (None, 0.0)
-
-_FOREVER = float("inf")
+_now = answer.now
 
 
 @constant
@@ -59,66 +53,16 @@ def device_count() -> int:
 
     Returns:
         The number of visible devices; 0 when this torch could use none, for the reason that ``unavailable_reason`` gives.
+        Devices that NVML lists and whose driver does not start count all the same: that only ``usable_devices`` can tell.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> acc.device_count() >= 0
-        True
+        >>> acc.device_count()
+        2
     """
-    key = _driver_count(), _torch_accelerator(), _environment()
-    return _found.number if key == _asked else _answer(key).number
-
-
-def _answer(key: tuple[int | None, Any, tuple[Any, ...]]) -> Found:
-    """Find out anew, and remember the answer for as long as nothing that it depends on changes."""
-    global _asked, _found, _passing
-    rocm = torch_build.is_rocm()
-    # ROCm's runtime cannot be asked whether it is up without starting it: torch's word has to do, and costs more.
-    full_key = (rocm and process.torch_is_up(), *key)
-    if full_key == _passing[0] and time.monotonic() < _passing[1]:
-        return _found
-    _found = _count(key[0])
-    _asked = key if _found.lasting and not rocm else None
-    _passing = full_key, _FOREVER if _found.lasting else time.monotonic() + nvml.RETRY_AFTER_S
-    return _found
-
-
-def _count(driver_count: int | None) -> Found:
-    accelerator = torch_build.accelerator_type()
-    if accelerator is None:
-        return Found(0, _no_accelerator(), "torch's build", ())
-    if accelerator != "cuda" or (torch_build.is_rocm() and process.torch_is_up()):
-        return _count_of_torch(accelerator)
-    if torch_build.is_rocm():
-        return rocm.find(os.environ)
-    if driver_count is not None:
-        return cuda.of_driver(driver_count)
-    return cuda.count(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
-
-
-def _no_accelerator() -> str:
-    if os.environ.get("ACCELERATOR_BACKEND") == "cpu":
-        return "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"
-    build = torch_build.read()
-    if build is None:
-        return "torch is not installed in this Python; install it with 'pip install torch'"
-    return f"torch {build.version} is a CPU build; install one that is built for the accelerator"
-
-
-def _count_of_torch(accelerator: str) -> Found:
-    import torch
-
-    module: Any = getattr(torch, accelerator)
-    count: int = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
-    devices = tuple(Seen(None, None, probe.Device(None, accelerator, None, None, None)) for _ in range(count))
-    return Found(count, None if count else f"torch finds no usable {accelerator} device", "torch", devices)
-
-
-def last_found() -> Found:
-    """The answer that ``device_count`` gave last, for the rooms that need more of it than the count."""
-    return _found
+    return _now().number
 
 
 @constant
@@ -127,7 +71,8 @@ def is_available(*, strict: bool = False) -> bool:
 
     Args:
         strict: also have a child process create a context on every visible device, which tells devices that are listed
-            but broken, or kept by others. Its answer is kept for the present environment.
+            but broken, or kept by others. That all is well is remembered for the environment, a failure for a second, and
+            that a device is busy not at all.
 
     Returns:
         True if torch can be expected to work on the accelerator. A child forked from a process that had initialized the
@@ -137,47 +82,41 @@ def is_available(*, strict: bool = False) -> bool:
 
     Example:
         >>> import accelerator as acc
-        >>> acc.is_available() == (acc.unavailable_reason() is None)
-        True
+        >>> acc.is_available(), acc.is_available(strict=True)
+        (True, True)
     """
-    if device_count() == 0 or process.is_in_bad_fork():
-        return False
-    return not strict or _strict_problem() is None
+    if not strict:
+        return _now().number > 0 and not process.is_in_bad_fork()
+    return unavailable_reason(strict=True) is None
 
 
-# What the strict look found wrong, and the answer whose devices it looked at.
-_tried: tuple[Found | None, str | None] = (None, None)
-
-
-def _strict_problem() -> str | None:
-    """What a child process finds wrong with the visible devices."""
-    global _tried
-    devices = devices_found()
-    if _tried[0] is not _found:
-        _tried = _found, strict.problem(devices)
-    return _tried[1]
-
-
-def unavailable_reason() -> str | None:
+def unavailable_reason(*, strict: bool = False) -> str | None:
     """Return why no accelerator is available.
 
-    Returns:
-        None when ``is_available()``; else one sentence that names the most specific cause and what to do about it. After
-        ``is_available(strict=True)`` found a device that is listed but unusable, that device and its error.
+    Args:
+        strict: what ``is_available(strict=True)`` tries out counts too.
 
-    Fork: safe, initializes nothing.
+    Returns:
+        None when ``is_available(strict=strict)``; else one sentence that names the most specific cause and what to do
+        about it.
+
+    Fork: safe, initializes nothing; with ``strict`` a child process initializes the driver for itself.
 
     Example:
-        >>> import accelerator as acc
-        >>> reason = acc.unavailable_reason()
-        >>> reason is None or reason.count(chr(10)) == 0
+        >>> import accelerator as acc, os
+        >>> os.environ["CUDA_VISIBLE_DEVICES"] = "5"
+        >>> acc.unavailable_reason()
+        "CUDA_VISIBLE_DEVICES='5' hides every GPU: '5' is beyond the 2 GPUs of this machine, which ends the list"
+        >>> del os.environ["CUDA_VISIBLE_DEVICES"]
+        >>> acc.unavailable_reason() is None
         True
     """
-    if device_count() == 0:
-        return _found.problem
+    found = _now()
+    if found.number == 0:
+        return found.problem
     if process.is_in_bad_fork():
         return BAD_FORK
-    return _tried[1] if _tried[0] is _found else None
+    return trial.problem(found) if strict else None
 
 
 def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice, ...]:
@@ -190,71 +129,242 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
     Returns:
         One entry a device, the position being the index that torch uses; empty when no accelerator is available.
 
+    Raises:
+        TypeError: if ``env`` is no mapping.
+
     Fork: safe, initializes nothing; where only the driver can tell, a child process asks it.
 
     Example:
         >>> import accelerator as acc
-        >>> [device.index for device in acc.visible_devices()] == list(range(acc.device_count()))
-        True
+        >>> [(device.index, device.name) for device in acc.visible_devices()]
+        [(0, 'Simulated GPU'), (1, 'Simulated GPU')]
+        >>> [device.physical_index for device in acc.visible_devices({"CUDA_VISIBLE_DEVICES": "1"})]
+        [1]
     """
-    devices = _devices_of(env) if env is not None else devices_found()
-    return tuple(description.describe(index, device) for index, device in enumerate(devices))
+    if env is not None and not isinstance(env, Mapping):
+        raise TypeError(f"env is a mapping of variables, as os.environ is, not {type(env).__name__}")
+    found = _now() if env is None else answer.of(env)
+    return _described(found)
 
 
-def _devices_of(env: Mapping[str, str]) -> tuple[Seen, ...]:
-    accelerator = torch_build.accelerator_type(env)
-    if accelerator is None:
+def _described(found: Found) -> tuple[VisibleDevice, ...]:
+    return tuple(description.visible(index, device, found.backend) for index, device in enumerate(found.devices))
+
+
+def physical_devices() -> tuple[PhysicalDevice, ...]:
+    """Return every GPU and MIG instance of the machine, whatever torch and the environment say.
+
+    For schedulers and dashboards: it needs no torch, and a CPU build of it will do.
+
+    Returns:
+        The GPUs in NVML's order, each followed by its MIG instances; on AMD's in amdsmi's. Empty where neither library
+        lists any.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc, os
+        >>> os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+        >>> [(device.index, device.visible_index) for device in acc.physical_devices()]
+        [(0, None), (1, 0)]
+        >>> del os.environ["CUDA_VISIBLE_DEVICES"]
+    """
+    backend, devices = answer.physical()
+    visible = {(seen.gpu and seen.gpu.physical_index, seen.mig): index for index, seen in enumerate(_now().devices)}
+    return tuple(
+        description.physical(device, backend, visible.get((device.gpu and device.gpu.physical_index, device.mig)))
+        for device in devices
+    )
+
+
+def usable_devices() -> tuple[VisibleDevice, ...]:
+    """Return the visible devices that can be used just now: those on which a child process could create a context.
+
+    Returns:
+        Entries of ``visible_devices``, without those that are broken, full, or another process's alone; asked anew each
+        time. Empty in a child forked from a process that had initialized the accelerator.
+
+    Fork: safe, initializes nothing; a child process initializes the driver for itself.
+
+    Example:
+        >>> import accelerator as acc
+        >>> [device.index for device in acc.usable_devices()]
+        [0, 1]
+    """
+    found = _now()
+    if found.number == 0 or process.is_in_bad_fork():
         return ()
-    if accelerator != "cuda":
-        return devices_found()
-    if torch_build.is_rocm():
-        return rocm.find(env).devices or ()
-    return cuda.devices(env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")).devices or ()
+    return tuple(device for device, usable in zip(_described(found), trial.usable(found), strict=True) if usable)
 
 
-def devices_found() -> tuple[Seen, ...]:
-    """The visible devices with their NVML handles, kept as long as the count is."""
-    global _found
-    if device_count() and _found.devices is None:
-        _found = cuda.devices(os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
-    return _found.devices or ()
+def compute_capability(device: Device = None) -> tuple[int, int] | None:
+    """Return the compute capability of a device.
+
+    Args:
+        device: which one.
+
+    Returns:
+        Major and minor; None where there is no accelerator, for devices other than CUDA's, and where nobody can tell.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.compute_capability()
+        (9, 0)
+    """
+    found, index = located(device)
+    return description.compute_capability(found.devices[index], found.backend) if found.number else None
 
 
 def get_device_name(device: Device = None) -> str:
     """Return the product name of a device.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+        device: which one.
 
     Returns:
         The name, from NVML before the accelerator is initialized; "cpu" when the CPU stands in.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> isinstance(acc.get_device_name(), str)
-        True
+        >>> acc.get_device_name(1)
+        'Simulated GPU'
     """
-    index = visible_index(device)
-    return visible_devices()[index].name if device_count() else "cpu"
+    found, index = located(device)
+    return description.name(found.devices[index], found.backend) if found.number else "cpu"
 
 
-def visible_index(device: Device) -> int:
-    """The index of a visible device, or 0 for the CPU where it stands in; None is the current device, 0 before there is one."""
-    count = device_count()
-    accelerator = (torch_build.accelerator_type() if count else None) or "cpu"
-    index = device_argument.index(device, accelerator)
-    if index is None:
-        return _current_index()
-    return device_argument.check(index, count or 1, accelerator)
+def is_nvlink_connected(device: Device, peer_device: Device) -> bool | None:
+    """Return whether NVLink, or XGMI on ROCm, connects two devices.
+
+    Args:
+        device: one of them.
+        peer_device: the other; a device is connected with itself.
+
+    Returns:
+        None where nobody can tell, and where there is no accelerator.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.is_nvlink_connected(0, 1)
+        False
+    """
+    found = _now()
+    one, other = _index_in(found, device), _index_in(found, peer_device)
+    if found.number == 0 or found.backend is None:
+        return None
+    gpu, peer = found.devices[one].gpu, found.devices[other].gpu
+    if one == other or gpu is None or peer is None:
+        return True if one == other else None
+    try:
+        connected: bool | None = found.backend.is_linked(gpu.handle, peer.handle)
+    except (NotSupported, Failed):
+        return None
+    return connected
 
 
-def _current_index() -> int:
+def numa_node(device: Device = None) -> int | None:
+    """Return the host's NUMA node that is nearest to a device, for binding processes and memory to it.
+
+    Args:
+        device: which one.
+
+    Returns:
+        The node's number; None where several are equally near, where nobody can tell, and where there is no accelerator.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.numa_node(1)
+        0
+    """
+    found, index = located(device)
+    if found.number == 0:
+        return None
+    seen = found.devices[index]._replace(instance=None)
+    try:
+        node: int | None = description.read(seen, found.backend, "NUMA node")
+    except (NotSupported, Failed):
+        return description.numa_node_of_bus(description.pci_bus_id(seen, found.backend))
+    return node
+
+
+def get_device_index(device: Device = None, *, optional: bool = True) -> int:
+    """Return the index that a device argument names, for functions that take one as those of this package do.
+
+    Args:
+        device: a device argument.
+        optional: whether None and a device without an index may stand for the current device. True here, and False in
+            ``torch.cuda``'s function of this name.
+
+    Returns:
+        The index, of a device that is visible; the current device's for None, 0 while nothing is initialized.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.get_device_index("cuda:1")
+        1
+    """
+    return _index_in(_now(), device, optional=optional)
+
+
+def device_name(device_index: Device = None) -> str:
+    """Return a device's name in torch, such as "cuda:1"; the product's name says ``get_device_name``.
+
+    Args:
+        device_index: which one, an index also in digits; None for the accelerator without an index.
+
+    Returns:
+        "cuda", "cuda:1", ...; "cpu" when the CPU stands in.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.device_name(), acc.device_name(1)
+        ('cuda', 'cuda:1')
+    """
+    found = _now()
+    accelerator = _type_of(found)
+    if isinstance(device_index, str) and device_index.isdecimal():
+        device_index = int(device_index)
+    number = device_argument.index(device_index, accelerator)
+    if number is None:
+        return accelerator
+    checked = device_argument.check(number, found.number, accelerator)
+    return accelerator if accelerator == "cpu" else f"{accelerator}:{checked}"
+
+
+def _type_of(found: Found) -> str:
+    return (torch_build.accelerator_type() if found.number else None) or "cpu"
+
+
+def located(device: Device) -> tuple[Found, int]:
+    """The present answer, and the index in it that a device argument names; 0 for the CPU where it stands in."""
+    found = _now()
+    return found, _index_in(found, device)
+
+
+def _index_in(found: Found, device: Device, *, optional: bool = True) -> int:
+    if type(device) is int and 0 <= device < found.number:
+        return device
+    accelerator = _type_of(found)
+    number = device_argument.index(device, accelerator, optional=optional)
+    if number is None:
+        number = current_index()
+    return device_argument.check(number, found.number, accelerator)
+
+
+def current_index() -> int:
+    """The index of the current device, 0 while nothing is initialized."""
     if not process.torch_is_up():
         return 0
     torch: Any = sys.modules["torch"]
@@ -273,7 +383,8 @@ def is_initialized() -> bool:
 
     Example:
         >>> import accelerator as acc
-        >>> isinstance(acc.is_initialized(), bool)
+        >>> acc.init()
+        >>> acc.is_initialized()
         True
     """
     return process.torch_is_up()
@@ -283,8 +394,9 @@ def is_in_bad_fork() -> bool:
     """Return whether this process was forked from one that had initialized the accelerator, whoever had done so.
 
     Returns:
-        True if the accelerator cannot be used here for that reason. Where this package was imported only after the fork,
-        what torch knows.
+        True if the accelerator cannot be used here for that reason; also where torch refuses, as it does in the children of
+        a process that merely counted devices through it. Where this package was imported only after the fork, what torch
+        knows.
 
     Fork: safe, initializes nothing.
 
@@ -303,14 +415,15 @@ def is_fork_safe() -> bool:
     other, it does. No library is loaded to find out.
 
     Returns:
-        True if nothing in this process has initialized the accelerator.
+        False once the driver is initialized in this process, and in a child of such a process.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> isinstance(acc.is_fork_safe(), bool)
-        True
+        >>> acc.init()
+        >>> acc.is_fork_safe()
+        False
     """
     return process.is_fork_safe()
 
@@ -323,16 +436,14 @@ def refresh() -> None:
     Example:
         >>> import accelerator as acc
         >>> acc.refresh()
+        >>> acc.device_count()
+        2
     """
-    global _asked, _passing, _tried
-    _asked, _passing, _tried = None, (None, 0.0), (None, None)
-    nvml.forget()
-    cuda.forget()
-    rocm.forget()
+    answer.forget()
 
 
 def driver_version() -> str | None:
-    """Return the version of the installed NVIDIA driver, such as "580.65.06".
+    """Return the version of the installed NVIDIA driver.
 
     Returns:
         The version, or None where NVML cannot tell.
@@ -341,11 +452,12 @@ def driver_version() -> str | None:
 
     Example:
         >>> import accelerator as acc
-        >>> version = acc.driver_version()
+        >>> acc.driver_version()
+        '590.44.01'
     """
     try:
         return nvml.driver_version()
-    except nvml.Unavailable:
+    except Failed:
         return None
 
 
@@ -353,19 +465,16 @@ def driver_cuda_version() -> tuple[int, int] | None:
     """Return the newest CUDA version that the installed driver supports.
 
     Returns:
-        Major and minor, such as (13, 0), or None where NVML cannot tell.
+        Major and minor, or None where NVML cannot tell.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> version = acc.driver_cuda_version()
+        >>> acc.driver_cuda_version()
+        (13, 2)
     """
     try:
         return nvml.cuda_version()
-    except nvml.Unavailable:
+    except Failed:
         return None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=refresh)

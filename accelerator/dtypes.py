@@ -13,6 +13,7 @@ from ._torch import runtime
 __all__ = [
     "amp",
     "is_bf16_supported",
+    "is_fp8_supported",
     "is_fp16_supported",
     "is_fp64_supported",
     "is_tf32_supported",
@@ -104,6 +105,28 @@ def is_tf32_supported() -> bool:
         architecture: str = torch.cuda.get_device_properties().gcnArchName
         return "gfx94" in architecture or "gfx95" in architecture
     return runtime.compute_capability() >= (8, 0)
+
+
+def is_fp8_supported() -> bool:
+    """Return whether matrices of 8-bit floats can be multiplied, as ``torch._scaled_mm`` does.
+
+    Returns:
+        On CUDA whether the compute capability is 8.9 or more; on ROCm whether the architecture is gfx942, gfx950 or gfx12.
+        False elsewhere.
+
+    Fork: safe, initializes nothing on CUDA; initializes the accelerator on ROCm.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.is_fp8_supported()
+        True
+    """
+    if runtime.look().kind != "cuda":
+        return False
+    if _is_rocm():
+        architecture: str = torch.cuda.get_device_properties().gcnArchName
+        return architecture.startswith(("gfx942", "gfx950", "gfx12"))
+    return runtime.compute_capability() >= (8, 9)
 
 
 def supported_dtypes() -> list[torch.dtype]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
+import re
 import sys
 from collections.abc import Iterable, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from . import discovery
-from ._machine import grammar, torch_build
+from ._machine import answer, grammar, process, torch_build
 
 __all__ = [
     "communication_backend_name",
@@ -20,9 +21,10 @@ __all__ = [
 
 Environment = TypeVar("Environment", bound=MutableMapping[str, str])
 
+# CUDA's and ROCm's are their backends' own.
 _VISIBLE = {
-    "cuda": "CUDA_VISIBLE_DEVICES",
     "xpu": "ZE_AFFINITY_MASK",
+    "hpu": "HABANA_VISIBLE_MODULES",
     "npu": "ASCEND_RT_VISIBLE_DEVICES",
     "mlu": "MLU_VISIBLE_DEVICES",
 }
@@ -52,13 +54,11 @@ def visible_devices_envs() -> tuple[str, ...]:
 
     Example:
         >>> import accelerator as acc
-        >>> len(acc.visible_devices_envs()) > 0
-        True
+        >>> acc.visible_devices_envs()
+        ('CUDA_VISIBLE_DEVICES',)
     """
-    accelerator = torch_build.accelerator_type() or "cuda"
-    if accelerator == "cuda" and torch_build.is_rocm():
-        return ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    return (_VISIBLE.get(accelerator, "CUDA_VISIBLE_DEVICES"),)
+    name = _VISIBLE.get(torch_build.accelerator_type() or "cuda")
+    return (name,) if name else answer.backend().VARIABLES
 
 
 def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: Iterable[int | str]) -> Environment:
@@ -74,7 +74,8 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
 
     Raises:
         ValueError: if an id is no index of a device that the environment lets through, or comes twice, which would hide
-            every device; nothing is changed then.
+            every device; or if the variable has a value whose grammar is not known here. Nothing is changed then.
+        TypeError: if the environment is no mapping that can be changed, or the ids are not a series of them.
 
     Fork: safe, initializes nothing.
 
@@ -83,29 +84,74 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
         >>> acc.set_visible_devices_envs({"CUDA_VISIBLE_DEVICES": "4,5"}, [1])["CUDA_VISIBLE_DEVICES"]
         '5'
     """
+    if not isinstance(current_env, MutableMapping):
+        raise TypeError(f"An environment is a mapping that can be changed, as a dict, not {type(current_env).__name__}")
+    if isinstance(local_accelerator_ids, (str, bytes)) or not isinstance(local_accelerator_ids, Iterable):
+        raise TypeError(f"The ids are a series of indices, as a list, not {type(local_accelerator_ids).__name__}")
     variable = visible_devices_envs()[0]
-    # HIP reads CUDA's variable where its own is not set.
-    limiting = "CUDA_VISIBLE_DEVICES" if torch_build.is_rocm() and variable not in current_env else variable
-    listed = current_env.get(limiting)
-    entries = None if listed is None else grammar.listed(listed)
-    chosen = [_entry(identifier, entries, limiting, listed) for identifier in local_accelerator_ids]
+    let_through = _let_through(current_env, variable)
+    chosen = [_entry(identifier, let_through) for identifier in local_accelerator_ids]
     if len(set(chosen)) < len(chosen):
         raise ValueError(f"A device comes twice among {','.join(chosen)}, which would hide every device")
     current_env[variable] = ",".join(chosen)
     return current_env
 
 
-def _entry(identifier: int | str, entries: tuple[str, ...] | None, variable: str, listed: str | None) -> str:
+class _LetThrough(NamedTuple):
+    """What a variable lets through: how each device is named in it; None where it is not set."""
+
+    variable: str
+    value: str
+    entries: tuple[str, ...] | None
+
+
+def _let_through(env: MutableMapping[str, str], variable: str) -> _LetThrough:
+    others = variable in _VISIBLE.values()
+    limiting = variable if others else answer.backend().limiting(env)
+    value = env.get(limiting)
+    if value is None:
+        return _LetThrough(limiting, "", None)
+    if variable == "ZE_AFFINITY_MASK":
+        entries = _tiles(value, whole_cards=env.get("ZE_FLAT_DEVICE_HIERARCHY") == "COMPOSITE")
+    elif others:
+        entries = () if not value else tuple(value.split(",")) if re.fullmatch("[0-9]+(,[0-9]+)*", value) else None
+    else:
+        entries = grammar.listed(value)
+    if entries is None:
+        raise ValueError(f"{limiting}={grammar.quoted(value)} is no list of devices that ids could be counted in; unset it")
+    return _LetThrough(limiting, value, entries)
+
+
+def _tiles(mask: str, *, whole_cards: bool) -> tuple[str, ...] | None:
+    """The devices of an affinity mask of Level Zero: cards as in "0", or tiles of them as in "0.1", whatever their order.
+
+    Args:
+        mask: the value.
+        whole_cards: whether all tiles of a card that it lets through are one device.
+    """
+    if re.fullmatch(r"[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?)*", mask) is None:
+        return () if mask == "" else None
+    tiles = sorted({tuple(int(number) for number in entry.split(".")) for entry in mask.split(",")})
+    if not whole_cards:
+        return tuple(".".join(map(str, tile)) for tile in tiles)
+    cards = sorted({tile[0] for tile in tiles})
+    return tuple(",".join(".".join(map(str, tile)) for tile in tiles if tile[0] == card) for card in cards)
+
+
+def _entry(identifier: int | str, let_through: _LetThrough) -> str:
     try:
+        if isinstance(identifier, bool):
+            raise TypeError
         index = int(identifier) if isinstance(identifier, str) else operator.index(identifier)
     except (TypeError, ValueError):
         raise ValueError(f"A local accelerator id is the index of a device, not {identifier!r}") from None
     if index < 0:
         raise ValueError(f"A local accelerator id is not negative, as {identifier!r} is")
+    variable, value, entries = let_through
     if entries is None:
         return str(index)
     if index >= len(entries):
-        raise ValueError(f"There is no device {index} among the {len(entries)} of {variable}={listed!r}")
+        raise ValueError(f"There is no device {index} among the {len(entries)} of {variable}={grammar.quoted(value)}")
     return entries[index]
 
 
@@ -119,7 +165,8 @@ def export_envs() -> tuple[str, ...]:
 
     Example:
         >>> import accelerator as acc
-        >>> forwarded = acc.export_envs()
+        >>> acc.export_envs()
+        ('NCCL',)
     """
     return _PREFIXES.get(device_type(), ())
 
@@ -135,8 +182,8 @@ def communication_backend_name() -> str:
 
     Example:
         >>> import accelerator as acc
-        >>> acc.communication_backend_name() in ("nccl", "gloo", "xccl", "hccl", "cncl")
-        True
+        >>> acc.communication_backend_name()
+        'nccl'
     """
     return "gloo" if sys.platform == "win32" else _BACKENDS.get(device_type(), "gloo")
 
@@ -152,7 +199,8 @@ def communication_backend_version() -> tuple[int, ...] | None:
 
     Example:
         >>> import accelerator as acc
-        >>> version = acc.communication_backend_version()
+        >>> acc.communication_backend_version() >= (2, 20)
+        True
     """
     if communication_backend_name() != "nccl":
         return None
@@ -163,8 +211,9 @@ def communication_backend_version() -> tuple[int, ...] | None:
     build = torch_build.read()
     if build is None or build.cuda is None:
         return None
-    from importlib.metadata import PackageNotFoundError
-    from importlib.metadata import version as version_of
+    with process.importing():
+        from importlib.metadata import PackageNotFoundError
+        from importlib.metadata import version as version_of
 
     try:
         return tuple(int(part) for part in version_of(f"nvidia-nccl-cu{build.cuda.partition('.')[0]}").split(".")[:3])

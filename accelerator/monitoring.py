@@ -1,13 +1,20 @@
-"""What a device is doing: read from NVML, for any visible device, before and after it is initialized."""
+"""What a device is doing: read from NVML, for any device of the machine, before and after it is initialized.
+
+Wherever a device is taken here, it may also be an entry of ``visible_devices()`` or ``physical_devices()``, so that hidden GPUs
+and MIG instances can be watched. Where there is no such device, or it does not report what was asked, or NVML fails, that is a
+RuntimeError that says which; of a MIG instance NVML reports the memory and the processes only.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from types import ModuleType
+from typing import Any, NamedTuple, TypeAlias
 
 from . import discovery
-from ._machine import amdsmi, cuda, host_memory, nvml
+from ._machine import answer, description
+from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
+from ._machine.found import Failed, NotSupported, Seen
 
 __all__ = [
     "Process",
@@ -23,7 +30,7 @@ __all__ = [
     "utilization",
 ]
 
-T = TypeVar("T")
+AnyDevice: TypeAlias = Device | VisibleDevice | PhysicalDevice
 
 
 class Process(NamedTuple):
@@ -41,7 +48,7 @@ class Process(NamedTuple):
 
 
 class Telemetry(NamedTuple):
-    """What ``telemetry`` reads; a field that the device does not report is None.
+    """What ``telemetry`` reads; a field that cannot be had is None.
 
     Attributes:
         utilization: percent of the last sample period in which a kernel ran.
@@ -51,6 +58,10 @@ class Telemetry(NamedTuple):
         power_draw: milliwatts.
         clock_rate: megahertz, of the streaming multiprocessors.
         processes: who uses the device.
+        power_limit: milliwatts that it may draw.
+        memory_temperature: degrees Celsius of the memory.
+        fan_speed: percent of the fastest.
+        throttled: whether the power cap, heat or a power brake holds the clocks back.
     """
 
     utilization: int | None
@@ -60,270 +71,225 @@ class Telemetry(NamedTuple):
     power_draw: int | None
     clock_rate: int | None
     processes: tuple[Process, ...] | None
+    power_limit: int | None = None
+    memory_temperature: int | None = None
+    fan_speed: int | None = None
+    throttled: bool | None = None
 
 
-class _NotReported(RuntimeError):
-    """The device does not report this."""
+_now = answer.now
 
 
-# The handles of the devices of one answer of discovery, in its order, and that answer.
-_handles: tuple[cuda.Found | None, tuple[Any, ...]] = (None, ())
-
-
-def _require_device(device: Device) -> int:
-    """The index of a visible device that there really is."""
-    if type(device) is int and 0 <= device < discovery.device_count():
-        return device
-    number = discovery.visible_index(device)
-    if not discovery.device_count():
+def _locate(device: AnyDevice) -> tuple[Seen, ModuleType | None, str]:
+    """A device, what reads it, and how to call it."""
+    if isinstance(device, (VisibleDevice, PhysicalDevice)):
+        return _listed(device)
+    found, index = discovery.located(device)
+    if not found.number:
         raise RuntimeError(f"There is no device to read from: {discovery.unavailable_reason()}")
-    return number
+    return found.devices[index], found.backend, f"Device {index}"
 
 
-def _handle(device: Device) -> Any:
-    """NVML's handle of a visible device."""
-    global _handles
-    number = _require_device(device)
-    if discovery.last_found() is not _handles[0]:
-        devices = discovery.devices_found()
-        _handles = discovery.last_found(), tuple(device.handle for device in devices)
-    handle = _handles[1][number]
-    if handle is None:
-        raise _NotReported(
-            f"Device {number}, {discovery.visible_devices()[number].name}, is known to the driver only, and to no library "
-            "that tells what it is doing (NVML, amdsmi)"
-        )
-    return handle
+def _listed(device: VisibleDevice | PhysicalDevice) -> tuple[Seen, ModuleType | None, str]:
+    backend, devices = answer.physical()
+    index = device.index if isinstance(device, PhysicalDevice) else device.physical_index
+    for seen in devices:
+        assert seen.gpu is not None  # from the list of the backend
+        if device.uuid == seen.uuid if device.uuid else (index, device.mig) == (seen.gpu.physical_index, seen.mig):
+            return seen, backend, f"GPU {index}" + (f", instance {seen.mig}" if seen.mig else "")
+    raise RuntimeError(f"No library that tells what a GPU is doing (NVML, amdsmi) lists {device.name} ({device.uuid})")
 
 
-def _read(device: Device, what: str, read: Callable[[Any, Any], T]) -> T:
-    handle = _handle(device)
-    if type(handle) is amdsmi.Processor:
-        return _read_amd(handle, what)
-    binding = nvml.session()
+def _read(device: AnyDevice, field: str) -> Any:
+    found = _now()
+    if type(device) is int and 0 <= device < found.number and found.backend is not None:
+        handle = found.handle(device)
+        if handle is not None:
+            try:
+                return found.backend.read(handle, field)
+            except (NotSupported, Failed) as error:
+                raise _unread(field, f"Device {device}", found.devices[device], error) from None
+    seen, backend, called = _locate(device)
     try:
-        try:
-            return read(binding, handle)
-        except binding.NVMLError_Uninitialized:
-            nvml.restart()
-            discovery.refresh()
-            return read(nvml.session(), _handle(device))
-    except binding.NVMLError as error:
-        raise _NotReported(f"The device does not report its {what}: {nvml.error_name(error)} ({error.value})") from None
+        return description.read(seen, backend, field)
+    except (NotSupported, Failed) as error:
+        raise _unread(field, called, seen, error) from None
 
 
-def _read_amd(processor: amdsmi.Processor, what: str) -> Any:
-    try:
-        return amdsmi.read(processor, what)
-    except amdsmi.NotReported as error:
-        raise _NotReported(f"The device does not report its {what}: {error}") from None
+def _unread(field: str, called: str, seen: Seen, error: Exception) -> RuntimeError:
+    if isinstance(error, NotSupported):
+        return RuntimeError(f"{called}, {seen.name}, does not report its {field}: {error}")
+    return RuntimeError(f"The {field} of {called[0].lower()}{called[1:]}, {seen.name}, cannot be read: {error}")
 
 
-def utilization(device: Device = None) -> int:
+def utilization(device: AnyDevice = None) -> int:
     """Return how busy a device is.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+        device: which one.
 
     Returns:
         Percent of the last sample period, a sixth of a second to a second, in which a kernel ran. Mirrors
-        ``torch.cuda.utilization``; NVML does not report it for MIG instances.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
+        ``torch.cuda.utilization``.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     assert 0 <= acc.utilization() <= 100
+        >>> acc.utilization(1)
+        20
     """
-    return _read(device, "utilization", lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
+    percent: int = _read(device, "utilization")
+    return percent
 
 
-def memory_usage(device: Device = None) -> int:
+def memory_usage(device: AnyDevice = None) -> int:
     """Return how busy a device's memory is.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+        device: which one.
 
     Returns:
         Percent of the last sample period in which device memory was read or written. Mirrors
-        ``torch.cuda.memory_usage``; NVML does not report it for MIG instances.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
+        ``torch.cuda.memory_usage``.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     assert 0 <= acc.memory_usage() <= 100
+        >>> acc.memory_usage(1)
+        12
     """
-    return _read(device, "memory utilization", lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle).memory)
+    percent: int = _read(device, "memory utilization")
+    return percent
 
 
-def temperature(device: Device = None) -> int:
+def temperature(device: AnyDevice = None) -> int:
     """Return how hot a device is.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+        device: which one.
 
     Returns:
-        Degrees Celsius. Mirrors ``torch.cuda.temperature``; NVML does not report it for MIG instances.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
+        Degrees Celsius. Mirrors ``torch.cuda.temperature``.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     assert acc.temperature() < 150
+        >>> acc.temperature(1)
+        31
     """
-    return _read(device, "temperature", nvml.temperature)
+    celsius: int = _read(device, "temperature")
+    return celsius
 
 
-def power_draw(device: Device = None) -> int:
+def power_draw(device: AnyDevice = None) -> int:
     """Return how much power a device draws.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+        device: which one.
 
     Returns:
-        Milliwatts, the board's memory included. Mirrors ``torch.cuda.power_draw``; NVML does not report it for MIG
-        instances.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
+        Milliwatts, the board's memory included. Mirrors ``torch.cuda.power_draw``.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     assert acc.power_draw() > 0
+        >>> acc.power_draw(1)
+        61000
     """
-    return _read(device, "power draw", lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle))
+    milliwatts: int = _read(device, "power draw")
+    return milliwatts
 
 
-def clock_rate(device: Device = None) -> int:
+def clock_rate(device: AnyDevice = None) -> int:
     """Return how fast a device is clocked.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+        device: which one.
 
     Returns:
-        Megahertz, of the streaming multiprocessors. Mirrors ``torch.cuda.clock_rate``, whose documentation says Hz; NVML
-        does not report it for MIG instances.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
+        Megahertz, of the streaming multiprocessors. Mirrors ``torch.cuda.clock_rate``, whose documentation says Hz.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     assert acc.clock_rate() > 0
+        >>> acc.clock_rate(1)
+        1015
     """
-    return _read(device, "clock rate", lambda nvml, handle: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM))
+    megahertz: int = _read(device, "clock rate")
+    return megahertz
 
 
-def device_memory_used(device: Device = None) -> int:
+def device_memory_used(device: AnyDevice = None) -> int:
     """Return how much memory of a device is in use, by all processes.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+        device: which one.
 
     Returns:
         Bytes, without what the driver keeps for itself where it can tell (version 2 of NVML's accounting); of the host's
         memory on devices that share it. Mirrors ``torch.cuda.device_memory_used``.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
-
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     assert acc.device_memory_used() >= 0
+        >>> 0 <= acc.device_memory_used(1) < acc.total_memory(1)
+        True
     """
-    return _read(device, "memory", _memory_used)
+    seen, backend, called = _locate(device)
+    try:
+        return description.memory(seen, backend)[2]
+    except Failed as error:
+        raise _unread("memory", called, seen, error) from None
 
 
-def _memory_used(binding: Any, handle: Any) -> int:
-    info = nvml.memory_info(binding, handle)
-    if info is None or not info.total:
-        # Devices that share the host's memory answer "not supported" or zeros, depending on the driver.
-        return host_memory.total() - host_memory.available()
-    used: int = info.used
-    return used
-
-
-def processes(device: Device = None) -> tuple[Process, ...]:
+def processes(device: AnyDevice = None) -> tuple[Process, ...]:
     """Return the processes that use a device.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+        device: which one.
 
     Returns:
         One entry a process with a context on the device, in the driver's order.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
-
     Fork: safe, initializes nothing.
 
     Example:
-        >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     assert all(process.pid > 0 for process in acc.processes())
+        >>> import accelerator as acc, os
+        >>> acc.FloatTensor([1.0]).device.index
+        0
+        >>> os.getpid() in [process.pid for process in acc.processes(0)]
+        True
     """
-    return tuple(Process(*process) for process in _read(device, "processes", nvml.processes))
+    return tuple(Process(*process) for process in _read(device, "processes"))
 
 
-def list_gpu_processes(device: Device = None) -> str:
+def list_gpu_processes(device: AnyDevice = None) -> str:
     """Return a text that lists the processes on a device and their memory.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+        device: which one.
 
     Returns:
         The device's index, then a line for each process. Mirrors ``torch.cuda.list_gpu_processes``.
 
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: if the device does not report it, or no accelerator is available; the message says why.
-
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     assert acc.list_gpu_processes().startswith('GPU:')
+        >>> print(acc.list_gpu_processes(1).partition(chr(10))[0])
+        GPU:1
     """
-    lines = [f"GPU:{discovery.visible_index(device)}"]
     found = processes(device)
+    if isinstance(device, (VisibleDevice, PhysicalDevice)):
+        lines = [f"GPU:{device.index}"]
+    else:
+        lines = [f"GPU:{discovery.get_device_index(device)}"]
     if not found:
         lines.append("no processes are running")
     for process in found:
@@ -332,46 +298,44 @@ def list_gpu_processes(device: Device = None) -> str:
     return "\n".join(lines)
 
 
-def telemetry(device: Device = None) -> Telemetry:
+def telemetry(device: AnyDevice = None) -> Telemetry:
     """Return all that a device reports, in one call.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or None for the current device (0 while nothing is initialized).
+        device: which one.
 
     Returns:
-        Each value as its own function gives it; None for what the device does not report.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: if no accelerator is available; the message says why.
+        Each value as its own function gives it; None for what cannot be had, be it that the device does not report it or
+        that NVML fails.
 
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     assert acc.telemetry()._fields[0] == 'utilization'
+        >>> now = acc.telemetry(1)
+        >>> now.utilization, now.temperature, now.throttled
+        (20, 31, False)
     """
-    _require_device(device)
-    rates = _or_none(_utilization_rates, device)
-    return Telemetry(
-        utilization=rates and rates.gpu,
-        memory_usage=rates and rates.memory,
-        device_memory_used=_or_none(device_memory_used, device),
-        temperature=_or_none(temperature, device),
-        power_draw=_or_none(power_draw, device),
-        clock_rate=_or_none(clock_rate, device),
-        processes=_or_none(processes, device),
-    )
+    seen, backend, _ = _locate(device)
 
+    def read(field: str) -> Any:
+        return description.read_or_none(seen, backend, field)
 
-def _utilization_rates(device: Device) -> Any:
-    return _read(device, "utilization rates", lambda nvml, handle: nvml.nvmlDeviceGetUtilizationRates(handle))
-
-
-def _or_none(read: Callable[[Any], T], device: Device) -> T | None:
     try:
-        return read(device)
-    except _NotReported:
-        return None
+        used = description.memory(seen, backend)[2]
+    except Failed:
+        used = None
+    found = read("processes")
+    return Telemetry(
+        utilization=read("utilization"),
+        memory_usage=read("memory utilization"),
+        device_memory_used=used,
+        temperature=read("temperature"),
+        power_draw=read("power draw"),
+        clock_rate=read("clock rate"),
+        processes=None if found is None else tuple(Process(*process) for process in found),
+        power_limit=read("power limit"),
+        memory_temperature=read("memory's temperature"),
+        fan_speed=read("fan speed"),
+        throttled=read("reasons for slow clocks"),
+    )

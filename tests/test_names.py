@@ -13,6 +13,7 @@ import accelerator as acc
 NAMES = """
     is_available device_count unavailable_reason visible_devices is_initialized is_in_bad_fork is_fork_safe get_device_name
     refresh driver_version driver_cuda_version Device VisibleDevice Process Telemetry
+    physical_devices usable_devices compute_capability is_nvlink_connected numa_node get_device_index PhysicalDevice
 
     communication_backend_name communication_backend_version export_envs visible_devices_envs set_visible_devices_envs
 
@@ -36,7 +37,7 @@ NAMES = """
     manual_seed manual_seed_all seed seed_all initial_seed get_rng_state get_rng_state_all set_rng_state set_rng_state_all
     fork_rng default_generator random
 
-    is_bf16_supported is_fp16_supported is_fp64_supported is_tf32_supported supported_dtypes amp
+    is_bf16_supported is_fp16_supported is_fp64_supported is_fp8_supported is_tf32_supported supported_dtypes amp
 
     Graph create_graph capture_to_graph replay_graph graph_pool_handle is_current_stream_capturing make_graphed_callables
 
@@ -50,6 +51,9 @@ NAMES = """
     is_triton_supported prefer_triton_grouped_mm get_compile_backend set_compile_backend
 
     op_builder_dir register_op_builder get_op_builder create_op_builder build_extension
+
+    supports_nvtx_domain use_in_deepspeed
+    host_memory_stats_as_nested_dict reset_accumulated_host_memory_stats reset_peak_host_memory_stats
 
     checkpointing simulation __version__
 """.split()

@@ -221,7 +221,7 @@ def checkpointing() -> str:
     torch.autograd.backward(acc.checkpointing.checkpoint(layer, inputs[1]).sum())
     plain, recomputed = inputs[0].grad, inputs[1].grad
     expect(plain is not None and recomputed is not None, "no gradient came back")
-    if acc.simulation.is_simulated():
-        return "a gradient came back"  # of no meaning: kernels compute nothing
+    if acc.simulation.is_simulated() and os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1":
+        return "a gradient came back"  # of no meaning: nothing computes on this machine
     expect(torch.equal(plain, recomputed), f"gradients differ: {recomputed}, without checkpointing {plain}")  # type: ignore[arg-type]
     return "a gradient equal to the one without"

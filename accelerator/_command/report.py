@@ -9,7 +9,7 @@ from typing import Any
 import accelerator
 
 from .. import discovery, monitoring, simulation
-from .._machine import driver, grammar, process, torch_build
+from .._machine import answer, driver, grammar, process, torch_build
 
 
 def collect() -> dict[str, Any]:
@@ -69,9 +69,9 @@ def _reading(name: str) -> str:
         return "not followed any more: the driver of this process read it when it was initialized"
     if name == "CUDA_DEVICE_ORDER":
         return "devices in the order of their PCI bus" if value == "PCI_BUS_ID" else "the fastest device first"
-    selection = discovery.last_found().selection
+    selection = answer.now().selection
     if selection is None or rocm:
-        return f"read by {discovery.last_found().source}"
+        return f"read by {answer.now().source}"
     return _explained(selection)
 
 
@@ -120,7 +120,7 @@ def _driver_line(facts: dict[str, Any]) -> str | None:
     version, cuda = facts["driver"]["version"], facts["driver"]["cuda"]
     if version is None and cuda is None:
         return None
-    simulated = " (simulated: kernels compute nothing)" if facts["simulated"] else ""
+    simulated = " (simulated)" if facts["simulated"] else ""
     return f"NVIDIA driver {version or 'unknown'}, up to CUDA {cuda or 'unknown'}{simulated}"
 
 

@@ -6,80 +6,66 @@ import os
 import threading
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
-from . import nvml, probe
+from . import process
+from .driver_child import Device
+from .found import Failed, Gpu, NotSupported, Seen
 
 _NONE = "N/A"
+_XGMI = 2  # of the link types, where the enumeration has another name
 
 
-class Processor(NamedTuple):
-    """amdsmi's handle of a GPU, told apart from NVML's by its type."""
+class _Session:
+    """The ``amdsmi`` module with its library initialized, and what it listed."""
 
-    handle: Any
-
-
-class Gpu(NamedTuple):
-    """A GPU: its place in amdsmi's list, its handle, and what it is."""
-
-    physical_index: int
-    handle: Processor
-    about: probe.Device
-
-
-class Rates(NamedTuple):
-    """How busy a GPU and its memory are, in percent."""
-
-    gpu: int
-    memory: int
+    def __init__(self, smi: Any) -> None:
+        self.smi = smi
+        self.gpus: tuple[Seen, ...] | None = None
 
 
 _lock = threading.RLock()
-_binding: Any = None
-_gpus: tuple[Gpu, ...] | None = None
+_session: _Session | None = None
 
 
-def session() -> Any:
-    """The ``amdsmi`` module with its library initialized.
-
-    Raises:
-        Unavailable: if it is missing or does not start.
-    """
-    global _binding
+def _begun() -> _Session:
+    global _session
     with _lock:
-        if _binding is None:
+        if _session is None:
             try:
-                smi: Any = import_module("amdsmi")
+                with process.importing():
+                    smi: Any = import_module("amdsmi")
                 smi.amdsmi_init()
             except Exception as error:  # without its library the import fails with almost any exception
-                raise nvml.Unavailable(f"amdsmi does not work ({type(error).__name__}: {error})", 0) from error
-            _binding = smi
-    return _binding
+                raise Failed(f"amdsmi does not work ({type(error).__name__}: {error})") from None
+            _session = _Session(smi)
+        return _session
 
 
-def gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[Seen, ...]:
     """All GPUs in HIP's order.
 
     Raises:
-        Unavailable: if amdsmi is missing, does not start, or cannot list them.
+        Failed: if amdsmi is missing, does not start, or cannot list them.
     """
-    global _gpus
     with _lock:
-        if _gpus is None:
-            smi = session()
+        session = _begun()
+        if session.gpus is None:
+            smi = session.smi
             try:
                 handles = smi.amdsmi_get_processor_handles()
                 order = {index: _hip_index(smi, index, handle) for index, handle in enumerate(handles)}
-                _gpus = tuple(_describe(smi, index, handles[index]) for index in sorted(order, key=lambda i: order[i]))
-            except smi.AmdSmiException as error:
-                raise nvml.Unavailable(f"amdsmi cannot list the GPUs ({error})", 0) from error
-    return _gpus
+            except Exception as error:
+                raise Failed(f"amdsmi cannot list the GPUs ({error})") from None
+            session.gpus = tuple(_describe(smi, index, handles[index]) for index in sorted(order, key=lambda i: order[i]))
+        return session.gpus
 
 
 def forget() -> None:
     """Drop the list of GPUs, so that the next question reads it again."""
-    global _gpus
-    _gpus = None
+    with _lock:
+        if _session is not None:
+            _session.gpus = None
 
 
 def _hip_index(smi: Any, index: int, handle: Any) -> int:
@@ -91,81 +77,100 @@ def _hip_index(smi: Any, index: int, handle: Any) -> int:
     return found if isinstance(found, int) else index
 
 
-def _describe(smi: Any, index: int, handle: Any) -> Gpu:
+def _describe(smi: Any, index: int, handle: Any) -> Seen:
     about = _or_none(smi, lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
     serial = str(about.get("asic_serial") or _NONE)
     total = _or_none(smi, lambda: smi.amdsmi_get_gpu_vram_usage(handle)["vram_total"])
-    device = probe.Device(
+    device = Device(
         uuid=None if serial == _NONE else serial.removeprefix("0x").lower(),
         name=str(about.get("market_name") or "cuda"),
         pci_bus_id=_or_none(smi, lambda: smi.amdsmi_get_gpu_device_bdf(handle)),
         compute_capability=None,
         total_memory=total << 20 if isinstance(total, int) else None,
     )
-    return Gpu(index, Processor(handle), device)
+    return Seen(Gpu(index, handle, device.uuid and f"GPU-{device.uuid}", device.name), None, device)
 
 
 def _or_none(smi: Any, read: Callable[[], Any]) -> Any:
     try:
         return read()
-    except (KeyError, smi.AmdSmiException):
+    except (AttributeError, KeyError, smi.AmdSmiException):
         return None
 
 
-class NotReported(Exception):
-    """The GPU does not report a value; the message is amdsmi's reason."""
-
-
-def read(processor: Processor, what: str) -> Any:
-    """A value that a GPU reports.
-
-    Args:
-        processor: the GPU.
-        what: a key of the table below.
+def read(handle: Any, field: str) -> Any:
+    """A value that a GPU reports; the fields are those of ``telemetry``.
 
     Raises:
-        NotReported: if the GPU does not report it.
+        NotSupported: if the GPU, or this amdsmi, does not report it.
+        Failed: if amdsmi fails.
     """
-    smi = session()
+    if field not in _READERS:
+        raise NotSupported("amdsmi has no such field")
+    return _asked(lambda smi: _READERS[field](smi, handle))
+
+
+def is_linked(handle: Any, peer: Any) -> bool:
+    """Whether XGMI connects two GPUs.
+
+    Raises:
+        NotSupported, Failed: as ``read``.
+    """
+
+    def ask(smi: Any) -> bool:
+        kinds = getattr(smi, "AmdSmiLinkType", None) or getattr(smi, "AmdSmiIoLinkType", None)
+        names = [name for name in dir(kinds) if name.endswith("XGMI")]
+        xgmi = int(getattr(kinds, names[0])) if names else _XGMI
+        return int(smi.amdsmi_topo_get_link_type(handle, peer)["type"]) == xgmi
+
+    return _asked(ask)
+
+
+def _asked(ask: Callable[[Any], Any]) -> Any:
+    smi = _begun().smi
     try:
-        return _READERS[what](smi, processor.handle)
+        return ask(smi)
+    except (NotSupported, Failed):
+        raise
     except (AttributeError, KeyError) as error:
-        raise NotReported(f"this amdsmi does not know {error}") from error
-    except smi.AmdSmiException as error:
-        raise NotReported(str(error)) from error
+        raise NotSupported(f"this amdsmi does not know {error}") from None
+    except Exception as error:
+        kind = NotSupported if "NOT_SUPPORTED" in str(error) or "NOT_YET_IMPLEMENTED" in str(error) else Failed
+        raise kind(f"amdsmi answers {error}") from None
 
 
 def _number(value: Any) -> int:
     if not isinstance(value, int):
-        raise NotReported(f"amdsmi answers {value!r}")
+        raise NotSupported(f"amdsmi answers {value!r}")
     return value
 
 
-def _utilization(smi: Any, handle: Any) -> int:
-    return _number(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"])
+def _celsius(smi: Any, handle: Any, sensor: str) -> int:
+    kind, metric = getattr(smi.AmdSmiTemperatureType, sensor), smi.AmdSmiTemperatureMetric.CURRENT
+    return _number(smi.amdsmi_get_temp_metric(handle, kind, metric))
 
 
-def _memory_usage(smi: Any, handle: Any) -> int:
-    return _number(smi.amdsmi_get_gpu_activity(handle)["umc_activity"])
-
-
-def _rates(smi: Any, handle: Any) -> Rates:
-    return Rates(_utilization(smi, handle), _memory_usage(smi, handle))
-
-
-def _memory_used(smi: Any, handle: Any) -> int:
-    return _number(smi.amdsmi_get_gpu_vram_usage(handle)["vram_used"]) << 20
-
-
-def _temperature(smi: Any, handle: Any) -> int:
-    sensor, metric = smi.AmdSmiTemperatureType.JUNCTION, smi.AmdSmiTemperatureMetric.CURRENT
-    return _number(smi.amdsmi_get_temp_metric(handle, sensor, metric))
+def _memory(smi: Any, handle: Any) -> tuple[int, int, int]:
+    usage = smi.amdsmi_get_gpu_vram_usage(handle)
+    total, used = _number(usage["vram_total"]) << 20, _number(usage["vram_used"]) << 20
+    return total - used, total, used
 
 
 def _power(smi: Any, handle: Any) -> int:
     power = smi.amdsmi_get_power_info(handle)
     watts = power["average_socket_power"]
     return 1000 * _number(power["current_socket_power"] if watts == _NONE else watts)
+
+
+def _power_limit(smi: Any, handle: Any) -> int:
+    return _number(smi.amdsmi_get_power_cap_info(handle)["power_cap"]) // 1000  # it gives microwatts
+
+
+def _fan(smi: Any, handle: Any) -> int:
+    fastest = _number(smi.amdsmi_get_gpu_fan_speed_max(handle, 0))
+    if not fastest:
+        raise NotSupported("the GPU has no fan")
+    return round(100 * _number(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / fastest)
 
 
 def _clock(smi: Any, handle: Any) -> int:
@@ -175,27 +180,35 @@ def _clock(smi: Any, handle: Any) -> int:
 
 def _processes(smi: Any, handle: Any) -> list[tuple[int, str | None, int | None]]:
     found: list[tuple[int, str | None, int | None]] = []
-    for process in smi.amdsmi_get_gpu_process_list(handle):
-        name, used = process["name"], process["memory_usage"]["vram_mem"]
-        found.append((process["pid"], None if name == _NONE else name, used if isinstance(used, int) else None))
+    for entry in smi.amdsmi_get_gpu_process_list(handle):
+        name, used = entry["name"], entry["memory_usage"]["vram_mem"]
+        found.append((entry["pid"], None if name == _NONE else name, used if isinstance(used, int) else None))
     return found
 
 
+def _numa_node(smi: Any, handle: Any) -> int | None:
+    node = _number(smi.amdsmi_topo_get_numa_node_number(handle))
+    return None if node < 0 else node
+
+
 _READERS: dict[str, Callable[[Any, Any], Any]] = {
-    "utilization": _utilization,
-    "memory utilization": _memory_usage,
-    "utilization rates": _rates,
-    "memory": _memory_used,
-    "temperature": _temperature,
+    "utilization": lambda smi, handle: _number(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
+    "memory utilization": lambda smi, handle: _number(smi.amdsmi_get_gpu_activity(handle)["umc_activity"]),
+    "memory": _memory,
+    "temperature": lambda smi, handle: _celsius(smi, handle, "JUNCTION"),
+    "memory's temperature": lambda smi, handle: _celsius(smi, handle, "VRAM"),
     "power draw": _power,
+    "power limit": _power_limit,
+    "fan speed": _fan,
     "clock rate": _clock,
     "processes": _processes,
+    "NUMA node": _numa_node,
 }
 
 
 def _begin_anew() -> None:
-    global _lock, _binding, _gpus
-    _lock, _binding, _gpus = threading.RLock(), None, None
+    global _lock, _session
+    _lock, _session = threading.RLock(), None
 
 
 if hasattr(os, "register_at_fork"):

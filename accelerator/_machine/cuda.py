@@ -1,148 +1,221 @@
 """Which CUDA devices a process sees: from the driver once it is up, before that from NVML and the environment, and from the
-driver in a child process where NVML cannot tell.
+driver in a child process where NVML cannot tell. One of the two backends.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from . import driver, grammar, nvml, probe, torch_build
+from . import driver, driver_child, grammar, nvml, probe, telemetry, torch_build
+from .found import Failed, Found, Gpu, Seen
 
 FROM_DRIVER = "the driver, which is initialized in this process"
 FROM_NVML = "NVML and the environment"
 FROM_CHILD = "the driver, asked in a child process"
 
+# The variables that decide what a process sees, the one to set first.
+VARIABLES = ("CUDA_VISIBLE_DEVICES",)
+_READ = (*VARIABLES, "CUDA_DEVICE_ORDER")
+
 _NO_DRIVER = f"there is no CUDA driver: {driver.NAME} is missing beside NVML"
 
 
-class Seen(NamedTuple):
-    """A visible device: what NVML has about it, what the driver said of it, or both."""
-
-    gpu: nvml.Gpu | None
-    instance: grammar.Instance | None = None
-    driver: probe.Device | None = None
-
-    @property
-    def handle(self) -> Any:
-        """The handle of the instance, else of the GPU, of the library that lists it; None where only the driver knows it."""
-        return self.instance.handle if self.instance else self.gpu.handle if self.gpu else None
-
-
-class Found(NamedTuple):
-    """What is visible.
-
-    Attributes:
-        number: how many devices torch could use.
-        problem: one sentence on why there is none, or None.
-        source: who said so.
-        lasting: whether it stays true while the environment does; what failed to start may start in a second.
-        devices: the devices in CUDA's order; None where only the count was asked for, or where nobody could list them.
-        selection: how the environment was read, where it was read here.
-    """
-
-    number: int
-    problem: str | None
-    source: str
-    devices: tuple[Seen, ...] | None = None
-    selection: grammar.Selection | None = None
-    lasting: bool = True
-
-
-class _Undecided(Exception):
-    """NVML answers, but the order of unlike GPUs is the driver's own affair."""
-
-
-def count(visible: str | None, order: str | None) -> Found:
-    """How many devices the driver would enumerate for these values of CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER."""
-    return _find(visible, order, only_count=True)
-
-
-def devices(visible: str | None, order: str | None) -> Found:
-    """Which devices the driver would enumerate, in its order."""
-    return _find(visible, order, only_count=False)
+def find(env: Mapping[str, str]) -> Found:
+    """Which devices the driver would enumerate in a fresh process with this environment."""
+    visible, order = env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")
+    try:
+        gpus = nvml.gpus()
+    except Failed as error:
+        if not driver.is_installed():
+            return _none(str(error), FROM_NVML, lasting=False)
+        return _of_child(visible, order, str(error), None)
+    unsure = None
+    try:
+        problem = _too_old(nvml.cuda_version())
+    except Failed as error:
+        if error.code == nvml.LIBRARY_NOT_FOUND or not driver.is_installed():
+            # NVML came without the driver library, as in a container that was given the "utility" capability only.
+            return _none(_NO_DRIVER, FROM_NVML, lasting=False)
+        problem, unsure = None, str(error)
+    selection = grammar.select(visible, [grammar.Gpu(gpu.uuid or "", gpu.instances) for gpu in gpus])
+    if problem or grammar.hides_all(visible):
+        return _none(problem or _nothing_visible(visible, gpus, selection), FROM_NVML, selection)
+    seen = tuple(Seen(gpus[target.gpu], target.instance) for target in selection.targets)
+    ours = Found(len(seen), None, FROM_NVML, seen, backend=_SELF, selection=selection)
+    if not seen:
+        ours = _none(_nothing_visible(visible, gpus, selection), FROM_NVML, selection)
+    ordered = order == "PCI_BUS_ID" or grammar.needs_uuids(visible) or _alike(gpus)
+    unsure = unsure or _unsure(visible, gpus, ordered=ordered)
+    if unsure and driver.is_installed():
+        return _of_child(visible, order, unsure, ours)
+    if ordered or not seen:
+        return ours
+    in_order = lambda: _in_the_driver_s_order(visible, order, gpus, seen)  # noqa: E731
+    return Found(len(seen), None, FROM_NVML, in_order, backend=_SELF, selection=selection)
 
 
 def of_driver(count: int) -> Found:
     """What the driver that is up in this process enumerates."""
     library = driver.loaded()
     try:
-        problem = _too_old(probe.version(library))
-    except probe.DriverError:  # it enumerates devices all the same
+        problem = _too_old(driver_child.version(library))
+    except driver_child.DriverError:  # it enumerates devices all the same
         problem = None
-    if problem:
-        return Found(0, problem, FROM_DRIVER, ())
     if not count:
-        return Found(0, "the CUDA driver of this process was initialized with no visible device", FROM_DRIVER, ())
-    return Found(count, None, FROM_DRIVER, tuple(_matched(probe.devices(library, count))))
-
-
-def _find(visible: str | None, order: str | None, *, only_count: bool) -> Found:
-    try:
-        try:
-            problem = _too_old(nvml.cuda_version())
-        except nvml.Unavailable as error:
-            if error.code == nvml.LIBRARY_NOT_FOUND and nvml.is_up():
-                # NVML came without the driver library, as in a container that was given the "utility" capability only.
-                return Found(0, _NO_DRIVER, FROM_NVML, (), lasting=False)
-            raise
-        gpus, selection = _select(visible, order, only_count=only_count)
-    except _Undecided:
-        return _asked(visible, order, None)
-    except nvml.Unavailable as error:
-        if driver.is_installed():
-            return _asked(visible, order, str(error))
-        return Found(0, str(error), FROM_NVML, (), lasting=False)
-    if problem is None and not selection.targets:
-        problem = _nothing_visible(visible, gpus, selection)
+        problem = problem or "the CUDA driver of this process was initialized with no visible device"
     if problem:
-        return Found(0, problem, FROM_NVML, (), selection)
-    found = tuple(Seen(gpus[target.gpu], target.instance) for target in selection.targets)
-    return Found(len(found), None, FROM_NVML, None if only_count else found, selection)
+        return _none(problem, FROM_DRIVER)
+    return Found(count, None, FROM_DRIVER, lambda: _joined(driver_child.devices(library, count)), backend=_SELF)
 
 
-def _select(visible: str | None, order: str | None, *, only_count: bool) -> tuple[list[nvml.Gpu], grammar.Selection]:
-    gpus = list(nvml.gpus())
-    by_uuid = grammar.needs_uuids(visible)
-    if by_uuid and any(gpu.uuid is None for gpu in gpus):
-        raise nvml.Unavailable("NVML does not tell the UUIDs that CUDA_VISIBLE_DEVICES refers to", 0)
-    # CUDA puts the fastest first and keeps the order of like ones; which of unlike ones is faster, only it knows.
-    alike = len(gpus) <= 1 or (gpus[0].name is not None and all(gpu.name == gpus[0].name for gpu in gpus))
-    ordered = order == "PCI_BUS_ID" or by_uuid or alike
-    if not ordered and not (only_count and all(gpu.instances is None for gpu in gpus)):
-        raise _Undecided
-    return gpus, grammar.select(visible, [grammar.Gpu(gpu.uuid or "", gpu.instances) for gpu in gpus])
+def physical() -> tuple[Seen, ...]:
+    """Every GPU in NVML's order, each followed by its MIG instances.
+
+    Raises:
+        Failed: if NVML cannot list them.
+    """
+    return tuple(
+        seen for gpu in nvml.gpus() for seen in (Seen(gpu), *(Seen(gpu, instance) for instance in gpu.instances or ()))
+    )
 
 
-# What child processes answered, by the environment that they were asked in: each is asked once.
-_answers: dict[tuple[str | None, str | None], probe.Answer] = {}
+read = telemetry.read
+
+
+def is_linked(handle: Any, peer: Any) -> bool | None:
+    """Whether NVLink connects two GPUs; None where NVML does not know.
+
+    Raises:
+        NotSupported, Failed: as ``nvml.call``.
+    """
+    return telemetry.is_nvlink_connected(handle, peer)
+
+
+def driver_says(seen: Seen) -> driver_child.Device | None:
+    """What the driver says of a device, in a child process where it is not known yet; None where it does not."""
+    if seen.driver is not None or seen.uuid is None:
+        return seen.driver
+    return next(iter(probe.ask({"CUDA_VISIBLE_DEVICES": seen.uuid}).devices), None)
+
+
+def try_out(found: Found, *, anew: bool) -> probe.Answer:
+    """Have a child process create a context on each device of an answer, which is this process's own."""
+    environment = {name: os.environ.get(name) for name in _READ}
+    uuids = [seen.uuid for seen in found.devices]
+    if driver.device_count() is not None and None not in uuids:
+        # The driver of this process read the environment once for all; another has to see the same devices.
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuid for uuid in uuids if uuid)
+    return probe.ask(environment, use=True, anew=anew)
+
+
+def uses_already(index: int) -> bool:
+    """Whether this process has a context on a device, so that it does not matter that no other can have one."""
+    return driver.has_context(index)
+
+
+def limiting(env: Mapping[str, str]) -> str:
+    """The variable by which an environment limits what a process sees."""
+    return VARIABLES[0]
 
 
 def forget() -> None:
-    """Drop what child processes answered."""
-    _answers.clear()
+    """Look anew at the next question."""
+    nvml.forget()
 
 
-def _asked(visible: str | None, order: str | None, nvml_problem: str | None) -> Found:
-    if (visible, order) not in _answers:
-        _answers[visible, order] = probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
-    answer = _answers[visible, order]
-    problem = answer.error or (answer.version and _too_old(answer.version)) or None
-    if problem or not answer.devices:
-        problem = problem or _hidden(visible) or "the CUDA driver finds no device"
-        return Found(0, f"{problem}; {nvml_problem}" if nvml_problem else problem, FROM_CHILD, (), lasting=not nvml_problem)
-    return Found(len(answer.devices), None, FROM_CHILD, tuple(_matched(answer.devices)))
+_SELF = sys.modules[__name__]
 
 
-def _matched(devices: tuple[probe.Device, ...]) -> list[Seen]:
-    """Join what the driver says with what NVML has, by UUID, the one identity that both share."""
-    try:
-        gpus = nvml.gpus()
-    except nvml.Unavailable:
-        gpus = ()
+def _none(problem: str, source: str, selection: grammar.Selection | None = None, *, lasting: bool = True) -> Found:
+    return Found(0, problem, source, backend=_SELF, selection=selection, lasting=lasting)
+
+
+def _alike(gpus: Sequence[Gpu]) -> bool:
+    # CUDA puts the fastest first and keeps the order of like ones; which of unlike ones is faster, only it knows.
+    return len(gpus) <= 1 or (gpus[0].name is not None and all(gpu.name == gpus[0].name for gpu in gpus))
+
+
+def _unsure(visible: str | None, gpus: Sequence[Gpu], *, ordered: bool) -> str | None:
+    """Why NVML's list does not even tell how many devices there are, or None."""
+    if grammar.needs_uuids(visible) and any(gpu.uuid is None for gpu in gpus):
+        return "NVML does not tell the UUIDs that CUDA_VISIBLE_DEVICES refers to"
+    if not ordered and any(gpu.instances is not None for gpu in gpus):
+        return "NVML does not tell which of unlike GPUs comes first"
+    return next((gpu.problem for gpu in gpus if gpu.problem), None)
+
+
+def _of_child(visible: str | None, order: str | None, nvml_problem: str, ours: Found | None) -> Found:
+    """The driver's answer from a child; where it does not start, NVML's, if it has one.
+
+    Args:
+        visible: the value of CUDA_VISIBLE_DEVICES.
+        order: the value of CUDA_DEVICE_ORDER.
+        nvml_problem: why the driver is asked.
+        ours: how NVML's list is to be read as far as it goes.
+    """
+    if grammar.hides_all(visible):
+        return _none(f"{_hidden(visible)}; {nvml_problem}", FROM_NVML)
+    answer = probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
+    if answer.error and ours:
+        return Found(ours.number, ours.problem, FROM_NVML, ours.devices, backend=_SELF, selection=ours.selection, lasting=False)
+    problem = answer.error or (answer.version and _too_old(answer.version))
+    if not problem and not answer.devices:
+        problem = (ours and ours.problem) or _hidden(visible) or "the CUDA driver finds no device"
+    # What NVML failed at it may do in a second; the child's answer is remembered for longer.
+    if problem:
+        return _none(problem if ours else f"{problem}; {nvml_problem}", FROM_CHILD, lasting=False)
+    number = len(answer.devices)
+    return Found(number, None, FROM_CHILD, _joined(answer.devices)[0], backend=_SELF, lasting=False)
+
+
+def _in_the_driver_s_order(
+    visible: str | None, order: str | None, gpus: Sequence[Gpu], seen: tuple[Seen, ...]
+) -> tuple[tuple[Seen, ...], bool]:
+    """Unlike GPUs as a child process finds them, in NVML's order where that fails; and whether it did not.
+
+    There are as many as were counted: what the driver does not know comes last.
+    """
+    answer = probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
+    if answer.error:
+        return seen, False
+    found, _ = _joined(answer.devices, gpus)
+    listed = {device.uuid for device in found}
+    return (*found, *(device for device in seen if device.uuid not in listed))[: len(seen)], bool(answer.devices)
+
+
+def _joined(devices: Sequence[driver_child.Device], gpus: Sequence[Gpu] | None = None) -> tuple[tuple[Seen, ...], bool]:
+    """What the driver says of devices with what NVML has of them, by UUID or else by PCI bus; and whether NVML answered."""
+    answered = True
+    if gpus is None:
+        try:
+            gpus = nvml.gpus()
+        except Failed:
+            gpus, answered = (), False
     known: dict[str | None, Seen] = {gpu.uuid.removeprefix("GPU-"): Seen(gpu) for gpu in gpus if gpu.uuid}
     for gpu in gpus:
         known.update((instance.uuid.removeprefix("MIG-"), Seen(gpu, instance)) for instance in gpu.instances or ())
-    return [known.get(device.uuid, Seen(None))._replace(driver=device) for device in devices]
+    nameless = [gpu for gpu in gpus if not gpu.uuid]
+    for gpu in nameless:
+        bus = nvml.pci_bus_id(gpu.handle)
+        known.update(
+            (device.uuid, Seen(gpu)) for device in devices if device.pci_bus_id and bus == plain_bus(device.pci_bus_id)
+        )
+    lost = [device.uuid for device in devices if device.uuid not in known]
+    matched = {seen.gpu for seen in known.values()}
+    unmatched = [gpu for gpu in nameless if gpu not in matched]
+    if len(lost) == len(unmatched) == 1 and len(devices) == len(gpus):
+        known[lost[0]] = Seen(unmatched[0])  # by elimination
+    failing = any(gpu.problem for gpu in gpus)
+    joined = tuple(known.get(device.uuid, Seen(None))._replace(driver=device) for device in devices)
+    return joined, answered and not failing
+
+
+def plain_bus(bus: str) -> str:
+    """A PCI bus id as NVML spells it, with eight digits of domain."""
+    return bus.rjust(len("00000000:00:00.0"), "0").upper()
 
 
 def _too_old(driver: tuple[int, int]) -> str | None:
@@ -155,12 +228,12 @@ def _too_old(driver: tuple[int, int]) -> str | None:
     )
 
 
-def _nothing_visible(visible: str | None, gpus: list[nvml.Gpu], selection: grammar.Selection) -> str:
+def _nothing_visible(visible: str | None, gpus: Sequence[Gpu], selection: grammar.Selection) -> str:
     if not gpus:
         return "the NVIDIA driver finds no GPU"
-    if visible is None:
-        return "MIG is on and has no instance on any GPU; create one with 'nvidia-smi mig -cgi', or turn MIG off"
-    return _hidden(visible, selection.problem) or ""
+    return _hidden(visible, selection.problem) or (
+        "MIG is on and has no instance on any GPU; create one with 'nvidia-smi mig -cgi', or turn MIG off"
+    )
 
 
 def _hidden(visible: str | None, entry: grammar.Entry | None = None) -> str | None:
@@ -168,5 +241,5 @@ def _hidden(visible: str | None, entry: grammar.Entry | None = None) -> str | No
         return None
     if visible == "":
         return "CUDA_VISIBLE_DEVICES is set to an empty text, which hides every GPU; unset it or name devices"
-    because = f": {entry.text!r} {entry.problem}" if entry else ""
-    return f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU{because}"
+    because = f": {grammar.quoted(entry.text)} {entry.problem}" if entry else ""
+    return f"CUDA_VISIBLE_DEVICES={grammar.quoted(visible)} hides every GPU{because}"

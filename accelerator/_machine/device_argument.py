@@ -10,7 +10,12 @@ if TYPE_CHECKING:
     import torch
 
 Device: TypeAlias = Union[int, str, "torch.device", SupportsIndex, None]
-"""A device argument: an index or what has ``__index__``, "cuda:1", a ``torch.device``, or None for the current device."""
+"""A device argument: an index or what has ``__index__``, "cuda:1", a ``torch.device``, or None for the current device, which is
+device 0 while the accelerator is not initialized.
+
+Wherever one is taken, an index that is out of range, and a device of another type, are a ValueError, a string that names no
+device at all is a RuntimeError, and anything else a TypeError. When the CPU stands in, every index from 0 on names the CPU.
+"""
 
 # The device types that torch.device takes; a backend's own name joins them as the current accelerator's type.
 _TYPES = frozenset(
@@ -55,11 +60,13 @@ def index(device: object, accelerator: str, *, optional: bool = True) -> int | N
 
 
 def check(number: int, count: int, accelerator: str) -> int:
-    """The index itself if it names one of ``count`` devices.
+    """The index itself if it names one of ``count`` devices, 0 for every one from 0 on where that is the CPU.
 
     Raises:
         ValueError: if it is negative or too large.
     """
+    if accelerator == "cpu" and number >= 0:
+        return 0
     if not 0 <= number < count:
         noun = "device is" if count == 1 else "devices are"
         raise ValueError(f"Device index {number} is out of range: {count} {accelerator} {noun} visible")

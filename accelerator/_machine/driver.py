@@ -59,6 +59,16 @@ def device_count() -> int | None:
     return 0 if code == NO_DEVICE else None
 
 
+def has_context(ordinal: int) -> bool:
+    """Whether this process has a primary context on a device of the initialized driver; creates none."""
+    library = loaded()
+    handle, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    if library is None or library.cuDeviceGet(ctypes.byref(handle), ordinal):
+        return False
+    code: int = library.cuDevicePrimaryCtxGetState(handle, ctypes.byref(flags), ctypes.byref(active))
+    return code == 0 and bool(active.value)
+
+
 def is_installed() -> bool:
     """Whether a driver library can be expected to load, judged by the files there are; loads nothing."""
     if sys.platform != "linux":

@@ -83,9 +83,19 @@ def select(text: str | None, gpus: Sequence[Gpu]) -> Selection:
     return Selection(_one_instance(entry.target for entry in entries if entry.target), entries)
 
 
+def quoted(text: str) -> str:
+    """A text that others wrote, for a message of one line: in quotation marks, of a long one the beginning."""
+    return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({len(text)} characters)"
+
+
 def needs_uuids(text: str | None) -> bool:
     """Whether the variable can only be read with the UUIDs of the GPUs."""
     return text is not None and text.startswith(("GPU-", "MIG-"))
+
+
+def hides_all(text: str | None) -> bool:
+    """Whether the variable hides every device, whatever the machine has."""
+    return text is not None and not listed(text)
 
 
 def listed(text: str) -> tuple[str, ...]:

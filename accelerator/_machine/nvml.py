@@ -1,4 +1,7 @@
-"""The NVML session of this process: initialized once, never shut down, begun anew after a fork."""
+"""The one door to NVML: a call gives a value, or raises NotSupported or Failed, whatever state NVML or its binding is in.
+
+NVML is initialized once per process, never shut down, begun anew after a fork, and after others shut it down too often.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
+from . import process
+from .found import RETRY_AFTER_S, Failed, Gpu, NotSupported
 from .grammar import Instance
 
-# A daemon may start before the driver does, so a failed start is not remembered for ever.
-RETRY_AFTER_S = 1.0
-
 LIBRARY_NOT_FOUND = 12
+
+_UNINITIALIZED = 1
+_NOT_SUPPORTED = 3
+_NOT_FOUND = 6
+_MISSING = (13, 25)  # the driver has no such function, or not in this version
 
 _HINTS = {
     4: "this user may not use the NVIDIA driver",
@@ -24,242 +31,279 @@ _HINTS = {
     999: "the driver gave no reason; in a container its device files may be gone, and a restart of it helps",
 }
 
-
-class Unavailable(RuntimeError):
-    """NVML cannot answer; the message says why, ``code`` is NVML's own."""
-
-    def __init__(self, message: str, code: int) -> None:
-        super().__init__(message)
-        self.code = code
+T = TypeVar("T")
 
 
-class Gpu(NamedTuple):
-    """A physical GPU as NVML lists it, in PCI bus order; ``instances`` is None while MIG is off."""
+class _Session:
+    """NVML from one initialization to the next, with what it listed."""
 
-    physical_index: int
-    handle: Any
-    uuid: str | None
-    name: str | None
-    instances: tuple[Instance, ...] | None
+    def __init__(self, binding: Any) -> None:
+        self.binding = binding
+        # And until when: a GPU that fails may come back.
+        self.gpus: tuple[float, tuple[Gpu, ...]] = 0.0, ()
+        self.cuda_version: tuple[int, int] | None = None
+
+
+class Handle:
+    """A GPU or a MIG instance; NVML's own handle of it is fetched for each session, by UUID, as indices may move in between."""
+
+    __slots__ = ("_bound", "_index", "_slot", "_uuid")
+
+    def __init__(self, index: int, slot: int | None = None) -> None:
+        self._index, self._slot = index, slot
+        self._uuid: str | None = None
+        self._bound: tuple[_Session | None, Any] = None, None
+
+    def of(self, session: _Session) -> Any:
+        """NVML's own handle in a session."""
+        owner, value = self._bound
+        if owner is not session:
+            value = self._fetch(session.binding)
+            self._bound = session, value
+        return value
+
+    def _fetch(self, binding: Any) -> Any:
+        if self._uuid is not None:
+            return binding.nvmlDeviceGetHandleByUUID(self._uuid)
+        gpu = binding.nvmlDeviceGetHandleByIndex(self._index)
+        return gpu if self._slot is None else binding.nvmlDeviceGetMigDeviceHandleByIndex(gpu, self._slot)
+
+    def known_as(self, uuid: str) -> None:
+        """Fetch it by this UUID from now on."""
+        self._uuid = uuid
+
+
+class _Failure(NamedTuple):
+    """A start that failed: until when not to try again, and what it was."""
+
+    until: float
+    message: str
+    code: int
 
 
 _lock = threading.RLock()
-_binding: Any = None
-_failure: tuple[float, Unavailable] | None = None
-_gpus: tuple[Gpu, ...] | None = None
+_session: _Session | _Failure | None = None
 
 
-def session() -> Any:
-    """The ``pynvml`` module with NVML initialized.
+def call(function: str, *arguments: Any, **options: Any) -> Any:
+    """What a function of the binding returns; a ``Handle`` among the arguments stands for NVML's own.
 
     Raises:
-        Unavailable: if NVML is missing or does not start.
+        NotSupported: if NVML says so.
+        Failed: if it fails in any other way, with NVML's name of it, also where it does not start at all.
     """
-    global _binding, _failure
-    if _binding is None:
-        with _lock:
-            if _failure is not None:
-                if time.monotonic() < _failure[0]:
-                    raise _failure[1]
-                _failure = None
-            if _binding is None:
-                try:
-                    _binding = _start()
-                except Unavailable as error:
-                    _failure = time.monotonic() + RETRY_AFTER_S, error
-                    raise
-    return _binding
+    session = _session
+    if type(session) is not _Session:
+        session = _begun()
+    try:
+        return _call(session, function, arguments, options)
+    except Failed as error:
+        if error.code != _UNINITIALIZED:
+            raise
+    # Somebody in this process shut it down more often than started it.
+    _end(session)
+    return _call(_begun(), function, arguments, options)
+
+
+def _call(session: _Session, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    try:
+        values = [argument.of(session) if type(argument) is Handle else argument for argument in arguments]
+        return getattr(session.binding, function)(*values, **options)
+    except Exception as error:
+        raise _translated(session.binding, function, error) from None
+
+
+def _translated(binding: Any, function: str, error: Exception) -> NotSupported | Failed:
+    code = getattr(error, "value", None)
+    if not isinstance(code, int):
+        # A binding that is too old for the function or a parameter of it, broken, or not NVML's at all.
+        code = _MISSING[0] if isinstance(error, (AttributeError, TypeError)) else 0
+        return Failed(f"the binding's {function} failed ({type(error).__name__}: {error})", code)
+    names = (name for name, value in vars(binding).items() if name.startswith("NVML_ERROR_") and value == code)
+    answer = f"NVML's {function} answered {next(names, 'an unknown error')}, {code}"
+    if code == _NOT_SUPPORTED:
+        return NotSupported(answer)
+    return Failed(f"{_HINTS[code]} ({answer})" if code in _HINTS else answer, code)
+
+
+def newest(*calls: Callable[[], T]) -> T:
+    """The answer to the first of several calls, the newest first, that driver and binding are not too old for."""
+    try:
+        return calls[0]()
+    except Failed as error:
+        if error.code not in _MISSING or len(calls) == 1:
+            raise
+    return newest(*calls[1:])
 
 
 def is_up() -> bool:
     """Whether NVML is initialized in this process by us."""
-    return _binding is not None
+    return isinstance(_session, _Session)
+
+
+def _begun() -> _Session:
+    global _session
+    session = _session
+    if type(session) is _Session:
+        return session
+    with _lock:
+        if _session is None or (isinstance(_session, _Failure) and time.monotonic() > _session.until):
+            try:
+                _session = _Session(_start())
+            except Failed as error:
+                _session = _Failure(time.monotonic() + RETRY_AFTER_S, str(error), error.code)
+        session = _session
+    if isinstance(session, _Failure):
+        raise Failed(session.message, session.code)
+    return session
+
+
+def _end(session: _Session) -> None:
+    global _session
+    with _lock:
+        if _session is session:
+            _session = None
 
 
 def _start() -> Any:
     try:
-        import pynvml
+        with process.importing():
+            import pynvml as binding
     except ImportError as error:
-        raise Unavailable(f"the package nvidia-ml-py is missing ({error})", LIBRARY_NOT_FOUND) from error
+        raise Failed(f"the package nvidia-ml-py is missing ({error})") from None
+    except Exception as error:
+        raise Failed(f"the package nvidia-ml-py does not work ({type(error).__name__}: {error})") from None
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise unavailable("nvmlInit", error) from error
-    return pynvml
-
-
-def unavailable(function: str, error: Any) -> Unavailable:
-    """An NVML error as a sentence: what it usually means, the function, the error's name and number."""
-    code: int = error.value
-    answer = f"NVML's {function} answered {error_name(error)}, {code}"
-    return Unavailable(f"{_HINTS[code]} ({answer})" if code in _HINTS else answer, code)
-
-
-def error_name(error: Any) -> str:
-    """NVML's own name of an error, such as NVML_ERROR_NOT_SUPPORTED."""
-    import pynvml
-
-    code: int = error.value
-    names = (name for name, value in vars(pynvml).items() if name.startswith("NVML_ERROR_") and value == code)
-    return next(names, "an unknown error")
-
-
-def gpus() -> tuple[Gpu, ...]:
-    """All physical GPUs, with their MIG instances, in PCI bus order.
-
-    Raises:
-        Unavailable: if NVML is missing, does not start, or cannot list them.
-    """
-    global _gpus
-    if _gpus is None:
-        with _lock:
-            nvml = session()
-            try:
-                count = nvml.nvmlDeviceGetCount()
-            except nvml.NVMLError as error:
-                raise unavailable("nvmlDeviceGetCount", error) from error
-            _gpus = tuple(_gpu(nvml, index) for index in range(count))
-    return _gpus
+        binding.nvmlInit()
+    except Exception as error:
+        raise _translated(binding, "nvmlInit", error) from None
+    return binding
 
 
 def forget() -> None:
-    """Drop the list of GPUs, so that the next question reads it again."""
-    global _gpus, _failure
-    _gpus = _failure = None
+    """Drop what was listed, and that a start failed, so that the next question looks anew."""
+    global _session
+    with _lock:
+        _session = _Session(_session.binding) if isinstance(_session, _Session) else None
 
 
-def _gpu(nvml: Any, index: int) -> Gpu:
+def gpus() -> tuple[Gpu, ...]:
+    """All physical GPUs, with their MIG instances, in PCI bus order; one that fails is listed with its problem.
+
+    Raises:
+        Failed: if NVML is missing, does not start, or cannot count them.
+    """
+    until, known = _begun().gpus
+    if time.monotonic() > until:
+        with _lock:
+            count: int = _required(lambda: call("nvmlDeviceGetCount"))
+            known = tuple(_gpu(index) for index in range(count))
+            failing = any(gpu.problem for gpu in known)
+            _begun().gpus = time.monotonic() + RETRY_AFTER_S if failing else float("inf"), known
+    return known
+
+
+def _required(ask: Callable[[], T]) -> T:
+    """An answer without which nothing goes on: that it is not supported is a failure too."""
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        instances = _instances(nvml, handle)
-    except nvml.NVMLError as error:
-        raise unavailable(f"list of devices, at device {index},", error) from error
-    return Gpu(index, handle, ask(nvml.nvmlDeviceGetUUID, handle), ask(nvml.nvmlDeviceGetName, handle), instances)
+        return ask()
+    except NotSupported as error:
+        raise Failed(str(error), _NOT_SUPPORTED) from None
 
 
-def _instances(nvml: Any, handle: Any) -> tuple[Instance, ...] | None:
+def _gpu(index: int) -> Gpu:
+    handle, instances, problem = Handle(index), None, None
     try:
-        current, _pending = nvml.nvmlDeviceGetMigMode(handle)
-    except (nvml.NVMLError_NotSupported, nvml.NVMLError_FunctionNotFound):
+        instances = _instances(handle, index)
+    except (NotSupported, Failed) as error:
+        problem = str(error)
+    uuid = ask("nvmlDeviceGetUUID", handle)
+    if uuid:
+        handle.known_as(uuid)
+    return Gpu(index, handle, uuid, ask("nvmlDeviceGetName", handle), instances, problem)
+
+
+def _instances(gpu: Handle, index: int) -> tuple[Instance, ...] | None:
+    try:
+        current, _pending = call("nvmlDeviceGetMigMode", gpu)
+    except NotSupported:
         return None
-    if current != nvml.NVML_DEVICE_MIG_ENABLE:
+    except Failed as error:
+        if error.code in _MISSING:
+            return None
+        raise
+    if current != 1:
         return None
     found: list[Instance] = []
-    for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+    for slot in range(call("nvmlDeviceGetMaxMigDeviceCount", gpu)):
+        instance = Handle(index, slot)
         try:
-            instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot)
-        except nvml.NVMLError_NotFound:  # slots may be empty between full ones
+            uuid = text(call("nvmlDeviceGetUUID", instance))
+        except Failed as error:
+            if error.code != _NOT_FOUND:  # slots may be empty between full ones
+                raise
             continue
-        uuid = text(nvml.nvmlDeviceGetUUID(instance))
-        gi, ci = nvml.nvmlDeviceGetGpuInstanceId(instance), nvml.nvmlDeviceGetComputeInstanceId(instance)
+        instance.known_as(uuid)
+        gi, ci = call("nvmlDeviceGetGpuInstanceId", instance), call("nvmlDeviceGetComputeInstanceId", instance)
         found.append(Instance(uuid, gi, ci, instance))
     return tuple(found)
 
 
-def ask(function: Callable[[Any], Any], handle: Any) -> Any:
-    """What NVML answers about a device, texts as str, or None if it does not answer."""
-    nvml = session()
+def ask(function: str, handle: Handle) -> Any:
+    """What NVML answers about a device, texts as str, or None where it does not answer."""
     try:
-        value = function(handle)
-    except nvml.NVMLError:
+        return text(call(function, handle))
+    except (NotSupported, Failed):
         return None
-    return text(value) if isinstance(value, bytes) else value
 
 
-def text(value: str | bytes) -> str:
-    """Text from NVML as str: older bindings give bytes."""
+def pci_bus_id(handle: Handle) -> str | None:
+    """A GPU's place on the PCI bus, such as "00000000:3B:00.0", or None where NVML does not answer."""
+    try:
+        return text(call("nvmlDeviceGetPciInfo", handle).busId)
+    except (NotSupported, Failed):
+        return None
+
+
+def text(value: Any) -> Any:
+    """Text from NVML as str: older bindings give bytes. Any other value as it is."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def restart() -> None:
-    """Start NVML anew, after somebody in this process shut it down more often than started it."""
-    global _binding
-    forget()
-    _binding = None
-
-
-def temperature(nvml: Any, handle: Any) -> int:
-    """Degrees Celsius."""
-    try:
-        celsius: int = nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)
-    except nvml.NVMLError_FunctionNotFound:  # the turn of its successor, which the binding makes slow
-        celsius = nvml.nvmlDeviceGetTemperatureV(handle, nvml.NVML_TEMPERATURE_GPU)
-    return celsius
-
-
-def memory_info(nvml: Any, handle: Any) -> Any:
-    """What is used and free, without the driver's reserve where possible; None if the device has no memory of its own."""
-    try:
-        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
-    except (AttributeError, TypeError, nvml.NVMLError_FunctionNotFound, nvml.NVMLError_ArgumentVersionMismatch):
-        pass  # an older binding or driver
-    except nvml.NVMLError_NotSupported:
-        return None
-    try:
-        return nvml.nvmlDeviceGetMemoryInfo(handle)
-    except nvml.NVMLError_NotSupported:
-        return None
-
-
-def processes(nvml: Any, handle: Any) -> list[tuple[int, str | None, int | None]]:
-    """Id, name and bytes of each process with a context on a device."""
-    try:
-        # Not by the plain name, behind which the binding hides an older driver's answer in an error of another kind.
-        found = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle)
-    except (AttributeError, nvml.NVMLError_FunctionNotFound):  # an older binding or driver
-        found = nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)
-    return [(entry.pid, _process_name(nvml, entry.pid), entry.usedGpuMemory) for entry in found]
-
-
-def _process_name(nvml: Any, pid: int) -> str | None:
-    try:
-        return text(nvml.nvmlSystemGetProcessName(pid))
-    except nvml.NVMLError:  # gone meanwhile, or of another namespace
-        return None
-
-
-_cuda_version: tuple[int, int] | None = None
 
 
 def cuda_version() -> tuple[int, int]:
     """The newest CUDA version that the installed driver supports, without loading or starting it for good.
 
     Raises:
-        Unavailable: if NVML cannot tell; with the code of a missing library where NVML is there but the driver library is not.
+        Failed: if NVML cannot tell; with the code of a missing library where NVML is there but the driver library is not.
     """
-    global _cuda_version
-    if _cuda_version is None:
-        nvml = session()
-        try:
-            number: int = nvml.nvmlSystemGetCudaDriverVersion_v2()
-        except nvml.NVMLError_FunctionNotFound:
-            number = nvml.nvmlSystemGetCudaDriverVersion()
-        except nvml.NVMLError as error:
-            raise unavailable("nvmlSystemGetCudaDriverVersion", error) from error
-        _cuda_version = number // 1000, number % 1000 // 10
-    return _cuda_version
+    known = _begun().cuda_version
+    if known is None:
+        number: int = _required(
+            lambda: newest(
+                lambda: call("nvmlSystemGetCudaDriverVersion_v2"),
+                lambda: call("nvmlSystemGetCudaDriverVersion"),
+            )
+        )
+        known = _begun().cuda_version = number // 1000, number % 1000 // 10
+    return known
 
 
 def driver_version() -> str:
     """The driver's version text.
 
     Raises:
-        Unavailable: if NVML cannot tell.
+        Failed: if NVML cannot tell.
     """
-    nvml = session()
-    try:
-        return text(nvml.nvmlSystemGetDriverVersion())
-    except nvml.NVMLError as error:
-        raise unavailable("nvmlSystemGetDriverVersion", error) from error
+    return text(_required(lambda: call("nvmlSystemGetDriverVersion")))
 
 
 def _begin_anew() -> None:
     """In a forked child: NVML's own state does not survive a fork, and neither lock may stay held by a thread that is gone."""
-    global _lock, _binding, _failure, _gpus
+    global _lock, _session
     binding = sys.modules.get("pynvml")
     if binding is not None:
         binding.libLoadLock = threading.Lock()  # type: ignore[attr-defined]
-    _lock, _binding, _failure, _gpus = threading.RLock(), None, None, None
+    _lock, _session = threading.RLock(), None
 
 
 if hasattr(os, "register_at_fork"):

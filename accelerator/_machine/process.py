@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from _thread import RLock  # as threading has it, whose import would cost more than all of this file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -14,10 +15,15 @@ if TYPE_CHECKING:
 
 from . import driver  # noqa: E402
 
-# Whether this process was forked from one that had the accelerator up: None until known, which for a process in which no hook
-# ran (it was not forked, or forked before this package was imported) only an imported torch can tell.
+# Whether this process was forked from one that had the accelerator up: None until known. Where no hook has seen it, torch may
+# know better: it also marks the children of a process that merely counted devices through it, and refuses to work there.
 _in_bad_fork: bool | None = None
 _seen_before_fork = False
+
+# Held while a room or a library is imported for the first time: a child forked in between would inherit CPython's own lock of
+# that module, held by a thread that is gone, and wait for it for ever. So a fork waits for this one, but not for long.
+_importing = RLock()
+_FORK_WAITS_S = 0.1
 
 ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
@@ -104,18 +110,33 @@ def is_fork_safe() -> bool:
     return not (driver_is_up() or torch_is_up() or is_in_bad_fork())
 
 
-def _look() -> None:
-    global _seen_before_fork
+def importing() -> Any:
+    """What to hold (``with``) around an import that may be a first one; not around torch's, which no fork can wait for."""
+    return _importing
+
+
+_forking_with_lock = False
+
+
+def _before_fork() -> None:
+    global _seen_before_fork, _forking_with_lock
+    _forking_with_lock = _importing.acquire(timeout=_FORK_WAITS_S)
     _seen_before_fork = not is_fork_safe()
 
 
-def _inherit() -> None:
-    global _in_bad_fork
-    _in_bad_fork = _seen_before_fork
+def _after_fork_in_parent() -> None:
+    if _forking_with_lock:
+        _importing.release()
+
+
+def _after_fork_in_child() -> None:
+    global _in_bad_fork, _importing
+    _importing = RLock()
+    _in_bad_fork = _seen_before_fork or None
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_look, after_in_child=_inherit)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
 
 
 try:
@@ -134,4 +155,10 @@ _CUDA_VISIBLE, _CUDA_ORDER, _HIP_VISIBLE, _ROCR_VISIBLE, _BACKEND = _keys
 def environment() -> tuple[Any, ...]:
     """The variables that decide what is visible, as a value to compare."""
     get = _raw.get
-    return get(_CUDA_VISIBLE), get(_CUDA_ORDER), get(_BACKEND), get(_HIP_VISIBLE), get(_ROCR_VISIBLE)
+    return get(_CUDA_VISIBLE), get(_CUDA_ORDER), get(_HIP_VISIBLE), get(_ROCR_VISIBLE), get(_BACKEND)
+
+
+def as_mapping(values: tuple[Any, ...]) -> dict[str, str]:
+    """The variables that are set, of a value that ``environment`` gave."""
+    decode: Any = str if _raw is os.environ else os.environ.decodevalue
+    return {name: decode(value) for name, value in zip(ENVIRONMENT, values, strict=True) if value is not None}

@@ -1,68 +1,108 @@
 """Which devices a process sees on a ROCm build: from amdsmi and the environment, else from the ROCm runtime in a child
-process.
+process. One of the two backends.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from . import amdsmi, grammar, nvml, probe, torch_build
-from .cuda import Found, Seen
+from . import amdsmi, driver_child, grammar, probe, torch_build
+from .found import Failed, Found, Seen
 
 FROM_AMDSMI = "amdsmi and the environment"
 FROM_CHILD = "the ROCm runtime, asked in a child process"
 
-_VARIABLES = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-
-# What child processes answered, by the environment that they were asked in: each is asked once.
-_answers: dict[tuple[str | None, ...], probe.Answer] = {}
-
-
-def forget() -> None:
-    """Drop what is remembered of the devices."""
-    _answers.clear()
-    amdsmi.forget()
+# The variables that decide what a process sees, the one to set first; HIP takes CUDA's for its own where that is not set.
+VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_READ = (*VARIABLES, "CUDA_VISIBLE_DEVICES")
 
 
 def find(env: Mapping[str, str]) -> Found:
-    """Which devices the ROCm runtime would enumerate in a process with this environment."""
+    """Which devices the ROCm runtime would enumerate in a fresh process with this environment."""
     try:
-        gpus = amdsmi.gpus()
-    except nvml.Unavailable as error:
-        return _asked(env, str(error))
-    if not gpus:
-        return Found(0, "amdsmi finds no AMD GPU", FROM_AMDSMI, ())
-    selected, hidden_by, selection = _select(env, gpus)
-    if not selected:
-        return Found(0, _hidden(hidden_by or "", env, selection), FROM_AMDSMI, (), selection)
-    return Found(len(selected), None, FROM_AMDSMI, tuple(_device(gpu) for gpu in selected), selection)
+        listed = amdsmi.gpus()
+    except Failed as error:
+        return _of_child(env, str(error))
+    if not listed:
+        return _none("amdsmi finds no AMD GPU", FROM_AMDSMI)
+    seen, hidden_by, selection = _select(env, listed)
+    if not seen:
+        return _none(_hidden(hidden_by or "", env, selection), FROM_AMDSMI, selection)
+    return Found(len(seen), None, FROM_AMDSMI, tuple(seen), backend=_SELF, selection=selection)
 
 
-def _device(gpu: amdsmi.Gpu) -> Seen:
-    about = gpu.about
-    return Seen(nvml.Gpu(gpu.physical_index, gpu.handle, about.uuid and f"GPU-{about.uuid}", about.name, None), None, about)
+def physical() -> tuple[Seen, ...]:
+    """Every GPU, in HIP's order.
+
+    Raises:
+        Failed: if amdsmi cannot list them.
+    """
+    return amdsmi.gpus()
 
 
-def _select(
-    env: Mapping[str, str], gpus: Sequence[amdsmi.Gpu]
-) -> tuple[Sequence[amdsmi.Gpu], str | None, grammar.Selection | None]:
+read = amdsmi.read
+
+
+def is_linked(handle: Any, peer: Any) -> bool | None:
+    """Whether XGMI connects two GPUs.
+
+    Raises:
+        NotSupported, Failed: as ``read``.
+    """
+    return amdsmi.is_linked(handle, peer)
+
+
+def driver_says(seen: Seen) -> driver_child.Device | None:
+    """What is known of a device beside what is read by its handle."""
+    return seen.driver
+
+
+def try_out(found: Found, *, anew: bool) -> probe.Answer:
+    """Have a child process create a context on each device of an answer, which is this process's own."""
+    return probe.ask({name: os.environ.get(name) for name in _READ}, use=True, hip=library(), anew=anew)
+
+
+def uses_already(index: int) -> bool:
+    """Whether this process has a context on a device: never known here."""
+    return False
+
+
+def limiting(env: Mapping[str, str]) -> str:
+    """The variable by which an environment limits what a process sees."""
+    return VARIABLES[0] if VARIABLES[0] in env else "CUDA_VISIBLE_DEVICES"
+
+
+def forget() -> None:
+    """Look anew at the next question."""
+    amdsmi.forget()
+
+
+_SELF = sys.modules[__name__]
+
+
+def _none(problem: str, source: str, selection: grammar.Selection | None = None, *, lasting: bool = True) -> Found:
+    return Found(0, problem, source, backend=_SELF, selection=selection, lasting=lasting)
+
+
+def _select(env: Mapping[str, str], listed: Sequence[Seen]) -> tuple[Sequence[Seen], str | None, grammar.Selection | None]:
     """Apply the variables one after the other, each to what the one before it left."""
-    # The driver below HIP reads its own first. HIP takes CUDA's variable for its own where that is not set.
-    own = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in env else "CUDA_VISIBLE_DEVICES"
     selection, hidden_by = None, None
-    for variable in ("ROCR_VISIBLE_DEVICES", own):
+    # The driver below HIP reads its own first.
+    for variable in ("ROCR_VISIBLE_DEVICES", limiting(env)):
         value = env.get(variable)
-        if value is not None and gpus:
-            selection = grammar.select(value, [grammar.Gpu(f"GPU-{gpu.about.uuid or ''}") for gpu in gpus])
-            gpus, hidden_by = [gpus[target.gpu] for target in selection.targets], variable
-    return gpus, hidden_by, selection
+        if value is not None and listed:
+            selection = grammar.select(value, [grammar.Gpu(seen.uuid or "GPU-") for seen in listed])
+            listed, hidden_by = [listed[target.gpu] for target in selection.targets], variable
+    return listed, hidden_by, selection
 
 
-def _hidden(variable: str, env: Mapping[str, str], selection: grammar.Selection | None) -> str:
+def _hidden(variable: str, env: Mapping[str, str], selection: grammar.Selection | None = None) -> str:
     entry = selection and selection.problem
-    because = f": {entry.text!r} {entry.problem}" if entry else ""
-    return f"{variable}={env.get(variable)!r} hides every GPU{because}"
+    because = f": {grammar.quoted(entry.text)} {entry.problem}" if entry else ""
+    return f"{variable}={grammar.quoted(env.get(variable, ''))} hides every GPU{because}"
 
 
 def library() -> str:
@@ -73,13 +113,11 @@ def library() -> str:
     return next((path for path in candidates if os.path.exists(path)), "libamdhip64.so")
 
 
-def _asked(env: Mapping[str, str], amdsmi_problem: str) -> Found:
-    key = tuple(env.get(variable) for variable in _VARIABLES)
-    if key not in _answers:
-        _answers[key] = probe.ask(dict(zip(_VARIABLES, key, strict=True)), hip=library())
-    answer = _answers[key]
+def _of_child(env: Mapping[str, str], amdsmi_problem: str) -> Found:
+    answer = probe.ask({name: env.get(name) for name in _READ}, hip=library())
     if answer.error or not answer.devices:
-        hidden = next((f"{name}={value!r} hides every GPU" for name, value in zip(_VARIABLES, key, strict=True) if value), None)
-        problem = answer.error or hidden or "the ROCm runtime finds no device"
-        return Found(0, f"{problem}; {amdsmi_problem}", FROM_CHILD, (), lasting=False)
-    return Found(len(answer.devices), None, FROM_CHILD, tuple(Seen(None, None, device) for device in answer.devices))
+        hidden_by = next((name for name in _READ if env.get(name)), None)
+        problem = answer.error or (hidden_by and _hidden(hidden_by, env)) or "the ROCm runtime finds no device"
+        return _none(f"{problem}; {amdsmi_problem}", FROM_CHILD, lasting=False)
+    devices = tuple(Seen(None, None, device) for device in answer.devices)
+    return Found(len(devices), None, FROM_CHILD, devices, backend=_SELF, lasting=False)

@@ -27,7 +27,10 @@ def read() -> Build | None:
     """The installed torch's build, or None where no torch can be found; read once, as an installation does not change."""
     global _read
     if _read is None:
-        _read = (_from_file(),)
+        try:
+            _read = (_from_file(),)
+        except OSError:  # such as too many open files, which pass
+            return None
     return _read[0]
 
 
@@ -42,14 +45,27 @@ def _from_file() -> Build | None:
             exec(compile(file.read(), path, "exec"), values)
         # __version__ may be a str subclass that compares versions; Build holds plain text.
         return Build(str(values["__version__"]), values.get("cuda"), values.get("hip"), values.get("xpu"))
+    except OSError:
+        raise
     except Exception:  # whatever is wrong with it, this is not a torch that could use an accelerator
         return None
+
+
+def is_settled() -> bool:
+    """Whether what the installed torch is built for is known for good."""
+    return _read is not None
 
 
 def is_rocm() -> bool:
     """Whether torch is built for ROCm, whose devices it calls "cuda" too."""
     build = read()
     return build is not None and build.hip is not None
+
+
+def fits_no_gpu() -> bool:
+    """Whether there is no torch that says which vendor's GPUs matter."""
+    build = read()
+    return build is None or not (build.cuda or build.hip)
 
 
 def folder() -> str | None:
@@ -80,7 +96,10 @@ _type: tuple[str | None] | None = None
 def _type_without_torch() -> str | None:
     global _type
     if _type is None:
-        _type = (_find_type(),)
+        found = _find_type()
+        if _read is None:  # nor does it last that the build could not be read
+            return found
+        _type = (found,)
     return _type[0]
 
 
@@ -104,11 +123,19 @@ def _has_plugins() -> bool:
     return any(_announces_backend(entry) for path in sys.path for entry in _metadata(path))
 
 
+# The kernels of simulated GPUs come as a plug-in too, and bring no accelerator but CUDA's.
+_OUR_PLUGIN = "accelerator_simulated_kernels-1.dist-info"
+
+
 def _metadata(path: str) -> list[str]:
     try:
-        return [entry.path for entry in os.scandir(path or ".") if entry.name.endswith((".dist-info", ".egg-info"))]
+        return [entry.path for entry in os.scandir(path or ".") if _is_foreign(entry.name)]
     except OSError:
         return []
+
+
+def _is_foreign(name: str) -> bool:
+    return name.endswith((".dist-info", ".egg-info")) and name != _OUR_PLUGIN
 
 
 def _announces_backend(metadata: str) -> bool:

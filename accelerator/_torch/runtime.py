@@ -179,8 +179,9 @@ def arch_flags() -> str | None:
 
 @cache
 def _ask_child(binding: str) -> str:
-    code = f"import sys; sys.path[:] = {sys.path!r}; import torch; print(torch._C.{binding}() or '')"
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    folders = [os.fspath(folder) for folder in sys.path]
+    code = f"import sys; sys.path[:] = {folders!r}; import torch; print(torch._C.{binding}() or '')"
+    child = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
     if child.returncode:
         raise RuntimeError(f"A child process could not tell what this torch is compiled for: {child.stderr.strip()[-500:]}")
     return child.stdout

@@ -3,18 +3,25 @@
 The names and parameters are those of ``deepspeed.checkpointing``; the safety is that of torch's own checkpoints.
 """
 
+from __future__ import annotations
+
+from typing import Any
+
+from . import configuration as _configuration
 from .compatibility import (
     CheckpointFunction,
     detach_variable,
     extract_tensors,
     gather_partitioned_activations,
     get_cpu_activations_for_backward,
+    get_offloaded_activations_for_backward,
     get_partition_size,
     get_partition_start,
     get_partitioned_activations_for_backward,
     is_activation_to_checkpoint,
     merge_tensors,
     partition_activations,
+    restore_offloaded_activations,
 )
 from .configuration import (
     configure,
@@ -39,6 +46,7 @@ __all__ = [
     "gather_partitioned_activations",
     "get_cpu_activations_for_backward",
     "get_cuda_rng_tracker",
+    "get_offloaded_activations_for_backward",
     "get_partition_size",
     "get_partition_start",
     "get_partitioned_activations_for_backward",
@@ -52,9 +60,18 @@ __all__ = [
     "partition_activations_in_checkpoint",
     "region_times",
     "reset",
+    "restore_offloaded_activations",
     "set_num_layers",
 ]
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+def __getattr__(name: str) -> Any:
+    # DeepSpeed's settings are read as globals of its module.
+    try:
+        return _configuration.deepspeed_globals()[name]
+    except KeyError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None

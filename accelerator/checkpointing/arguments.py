@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -11,8 +13,8 @@ from . import checks
 from .configuration import Settings
 from .partition import Share, changed, share
 
-# What is looked into for tensors; everything else is passed on as it is.
-CONTAINERS = (tuple, list, dict)
+# Kinds that neither hold a tensor nor change.
+ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
 
 
 class _Held:
@@ -81,7 +83,7 @@ class _Saved:
         return tuple(self._output.grad_fn.saved_tensors)
 
 
-class _Reference:
+class Reference:
     """Stands in a kept structure for the tensor of this number."""
 
     __slots__ = ("number",)
@@ -98,8 +100,8 @@ def version(tensor: torch.Tensor) -> int:
 class Arguments:
     """Positional and keyword arguments of any structure; ``restore`` makes them again, as often as asked.
 
-    A tensor that occurs twice is kept once and comes back as one object. Tuples, lists and dicts are copied, so that what
-    caller or function do to theirs is not seen by the recomputation.
+    A tensor or a container that occurs twice is kept once and comes back as one object. Containers are copied, so
+    that what caller or function do to theirs is not seen by the recomputation.
     """
 
     __slots__ = ("_args", "_kept", "_kwargs", "_names", "_saved", "links")
@@ -122,8 +124,15 @@ class Arguments:
         """
         tensors: dict[int, tuple[torch.Tensor, str]] = {}
         numbers: dict[int, int] = {}
-        self._args = tuple(_take(item, f"argument {i}", tensors, numbers) for i, item in enumerate(args))
-        self._kwargs = {name: _take(item, f"argument {name}", tensors, numbers) for name, item in kwargs.items()}
+
+        def put(tensor: torch.Tensor, name: str) -> Reference:
+            number = numbers.setdefault(id(tensor), len(numbers))
+            tensors.setdefault(id(tensor), (tensor, name))
+            return Reference(number)
+
+        seen: dict[int, Any] = {}
+        self._args = tuple(copied(item, f"argument {i}", put, seen) for i, item in enumerate(args))
+        self._kwargs = {name: copied(item, f"argument {name}", put, seen) for name, item in kwargs.items()}
         self._kept: list[Any] = []
         self._names = [name for _, name in tensors.values()]
         self._saved: _Saved | None = None
@@ -185,41 +194,75 @@ class Arguments:
         tensors = [
             saved[kept] if type(kept) is int else kept.restore(name) for kept, name in zip(self._kept, self._names, strict=True)
         ]
-        args = tuple(_give(item, tensors) for item in self._args)
-        return args, {name: _give(item, tensors) for name, item in self._kwargs.items()}
+
+        def put(reference: Reference, name: str) -> torch.Tensor:
+            return tensors[reference.number]
+
+        seen: dict[int, Any] = {}
+        args = tuple(copied(item, "", put, seen) for item in self._args)
+        return args, {name: copied(item, "", put, seen) for name, item in self._kwargs.items()}
 
 
-def _take(item: Any, name: str, tensors: dict[int, tuple[torch.Tensor, str]], numbers: dict[int, int]) -> Any:
-    """An argument with references for its tensors, which are collected by identity."""
-    if isinstance(item, torch.Tensor):
-        key = id(item)
-        if key not in numbers:
-            numbers[key] = len(tensors)
-            tensors[key] = (item, name)
-        return _Reference(numbers[key])
+def tensors_in(item: Any) -> Iterator[torch.Tensor]:
+    """The tensors in a structure, as often as they occur in it."""
+    found: list[torch.Tensor] = []
+    copied(item, "", lambda tensor, name: found.append(tensor))
+    return iter(found)
+
+
+def copied(item: Any, name: str, put: Callable[[Any, str], Any], seen: dict[int, Any] | None = None) -> Any:
+    """A structure with something else for each of its tensors, and for each ``Reference``; a structure without is copied too.
+
+    Tuples, lists, dicts, dataclasses and kinds derived from them are looked into; all else is passed on as it is.
+
+    Args:
+        item: the structure.
+        name: what to call it.
+        put: is given a tensor and its name and returns what takes its place.
+        seen: copies made so far, by the identity of the original, so that what was one thing stays one.
+    """
     kind = type(item)
-    if kind is list:
-        return [_take(each, f"{name}[{i}]", tensors, numbers) for i, each in enumerate(item)]
-    if kind is dict or kind is OrderedDict:
-        return kind((key, _take(each, f"{name}[{key!r}]", tensors, numbers)) for key, each in item.items())
-    if kind is tuple:
-        return tuple(_take(each, f"{name}[{i}]", tensors, numbers) for i, each in enumerate(item))
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return kind(*(_take(each, f"{name}[{i}]", tensors, numbers) for i, each in enumerate(item)))
+    if kind in ATOMS:
+        return item
+    if isinstance(item, (torch.Tensor, Reference)):
+        return put(item, name)
+    seen = {} if seen is None else seen
+    if id(item) in seen:
+        return seen[id(item)]
+    if isinstance(item, tuple):
+        parts = [copied(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)]
+        if all(part is each for part, each in zip(parts, item, strict=True)):
+            return item
+        # The named tuples that torch's operations return are made like tuples, those of collections past their own maker.
+        new: Any = kind(parts) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, parts)
+        seen[id(item)] = new
+        return new
+    if isinstance(item, list):
+        seen[id(item)] = new = [] if kind is list else _blank(item)
+        new.extend([copied(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)])
+        return new
+    if isinstance(item, dict):
+        seen[id(item)] = new = {} if kind is dict else _blank(item)
+        for key, each in item.items():
+            new[key] = copied(each, f"{name}[{key!r}]", put, seen)
+        return new
+    if dataclasses.is_dataclass(item) and not isinstance(item, (type, torch.nn.Module)):
+        seen[id(item)] = new = _blank(item)
+        for field in dataclasses.fields(item):
+            if hasattr(item, field.name):
+                # Past the assignment of the class itself, which a frozen one refuses.
+                value = copied(getattr(item, field.name), f"{name}.{field.name}", put, seen)
+                object.__setattr__(new, field.name, value)
+        return new
     return item
 
 
-def _give(item: Any, tensors: list[torch.Tensor]) -> Any:
-    """The reverse of ``_take``."""
-    kind = type(item)
-    if kind is _Reference:
-        return tensors[item.number]
-    if kind is list:
-        return [_give(each, tensors) for each in item]
-    if kind is dict or kind is OrderedDict:
-        return kind((key, _give(each, tensors)) for key, each in item.items())
-    if kind is tuple:
-        return tuple(_give(each, tensors) for each in item)
-    if isinstance(item, tuple) and hasattr(item, "_fields"):
-        return kind(*(_give(each, tensors) for each in item))
-    return item
+def _blank(item: Any) -> Any:
+    """Something of the same kind with the same attributes, past its maker, which may want arguments."""
+    kind: Any = type(item)
+    new = kind.__new__(kind)
+    if hasattr(item, "__dict__"):
+        vars(new).update(vars(item))
+    if isinstance(item, defaultdict):
+        new.default_factory = item.default_factory
+    return new

@@ -10,17 +10,18 @@ from . import transfers
 
 
 class Slot:
-    """One checkpoint's place in a buffer, free again when nothing refers to it anymore."""
+    """One checkpoint's place in a buffer, free again when nothing refers to it anymore, or memory of its own."""
 
     __slots__ = ("_buffer", "_number", "tensor")
 
-    def __init__(self, buffer: _Buffer, number: int, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, buffer: _Buffer | None = None, number: int = 0) -> None:
+        self.tensor = tensor
         self._buffer = buffer
         self._number = number
-        self.tensor = tensor
 
     def __del__(self) -> None:
-        self._buffer.free.append(self._number)
+        if self._buffer is not None:
+            self._buffer.free.append(self._number)
 
 
 class _Buffer:
@@ -37,7 +38,11 @@ class _Buffer:
 
 
 class Buffers:
-    """The buffers of one configuration, allocated when a position is first used and kept between iterations."""
+    """The buffers of one configuration, allocated when a position is first used and kept between iterations.
+
+    A checkpoint that finds no slot, or none of its size, gets memory of its own: more wait than were announced, as when a
+    loss of an earlier iteration is kept. Once none waits, the next one's size is that of the buffer.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -45,7 +50,7 @@ class Buffers:
         self._lock = threading.Lock()
 
     def take(self, position: int, numel: int, dtype: torch.dtype, device: torch.device, host: bool) -> Slot:
-        """A free slot.
+        """A free slot, or memory of its own.
 
         Args:
             position: of the argument, among those of the checkpoint that are kept in buffers.
@@ -53,29 +58,21 @@ class Buffers:
             dtype: of the elements.
             device: where the argument is; threads that drive different devices do not share buffers.
             host: whether the slot is in the host's memory.
-
-        Raises:
-            RuntimeError: if the size differs from that of the position's buffer, or all slots are taken.
         """
         key = (position, device)
         with self._lock:
             buffer = self._buffers.get(key)
-            if buffer is None:
+            fits = buffer is not None and buffer.numel == numel and buffer.memory.dtype == dtype
+            if buffer is None or (not fits and len(buffer.free) == buffer.count):
+                # The old one goes before the new one comes.
+                self._buffers.pop(key, None)
+                buffer = None
                 memory = transfers.allocate(self.count * numel, dtype, device, host)
                 buffer = self._buffers[key] = _Buffer(memory, self.count, numel)
-            if buffer.numel != numel or buffer.memory.dtype != dtype:
-                raise RuntimeError(
-                    f"Contiguous checkpointing: argument {position} needs {numel} elements of {dtype}, but its buffer has "
-                    f"slots of {buffer.numel} elements of {buffer.memory.dtype}. All checkpoints and iterations need "
-                    "arguments of the same sizes; reset() between iterations makes room for others."
-                )
-            if not buffer.free:
-                raise RuntimeError(
-                    f"Contiguous checkpointing: more checkpoints wait for their backward than the {self.count} announced; "
-                    "configure(num_checkpoints=...) with a larger number, or set_num_layers()."
-                )
+            elif not fits or not buffer.free:
+                return Slot(transfers.allocate(numel, dtype, device, host))
             number = buffer.free.pop()
-        return Slot(buffer, number, buffer.memory.narrow(0, number * numel, numel))
+        return Slot(buffer.memory.narrow(0, number * numel, numel), buffer, number)
 
     def clear(self) -> None:
         """Let go of all buffers.

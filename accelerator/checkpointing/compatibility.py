@@ -18,17 +18,25 @@ __all__ = [
     "extract_tensors",
     "gather_partitioned_activations",
     "get_cpu_activations_for_backward",
+    "get_offloaded_activations_for_backward",
     "get_partition_size",
     "get_partition_start",
     "get_partitioned_activations_for_backward",
     "is_activation_to_checkpoint",
     "merge_tensors",
     "partition_activations",
+    "restore_offloaded_activations",
 ]
 
 
 def _group() -> Group:
     return configuration.current.group or ALONE
+
+
+def _numel(item: Any, where: str) -> int:
+    if not isinstance(item, torch.Tensor):
+        raise TypeError(f"{where}() takes a tensor, not {type(item).__name__}.")
+    return item.numel()
 
 
 class CheckpointFunction:
@@ -46,6 +54,9 @@ class CheckpointFunction:
         Returns:
             The tensor if that is the output, else a tuple of those outputs that are tensors.
         """
+        found: Any = all_outputs
+        if not isinstance(found, list):
+            raise TypeError(f"CheckpointFunction.apply() takes a list for the outputs, not {type(found).__name__}.")
         outputs = checkpoint(run_function, *args)
         if isinstance(outputs, torch.Tensor):
             all_outputs.append(outputs)
@@ -68,8 +79,7 @@ def detach_variable(inputs: tuple[Any, ...], device: torch.device | str | None =
     Raises:
         TypeError: if it is no tuple.
 
-    Fork: Safe, unless device is an accelerator, which is then initialized.
-    Initializes: Nothing, or the accelerator that device names.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -98,10 +108,9 @@ def get_partition_size(item: torch.Tensor) -> int:
         Elements, padding included: the number of elements over the size of the group, rounded up.
 
     Raises:
-        Nothing.
+        TypeError: if it is no tensor.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -109,7 +118,7 @@ def get_partition_size(item: torch.Tensor) -> int:
         >>> checkpointing.get_partition_size(torch.ones(3, 3))
         9
     """
-    return partition.part_size(item.numel(), _group().size)
+    return partition.part_size(_numel(item, "get_partition_size"), _group().size)
 
 
 def get_partition_start(item: torch.Tensor) -> int:
@@ -122,10 +131,9 @@ def get_partition_start(item: torch.Tensor) -> int:
         The number of the first element, counted in the flattened tensor.
 
     Raises:
-        Nothing.
+        TypeError: if it is no tensor.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -134,7 +142,7 @@ def get_partition_start(item: torch.Tensor) -> int:
         0
     """
     group = _group()
-    return partition.part_size(item.numel(), group.size) * group.rank
+    return partition.part_size(_numel(item, "get_partition_start"), group.size) * group.rank
 
 
 def is_activation_to_checkpoint(item: Any) -> bool:
@@ -150,8 +158,7 @@ def is_activation_to_checkpoint(item: Any) -> bool:
     Raises:
         Nothing.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -177,8 +184,7 @@ def partition_activations(args: Sequence[Any], cpu_checkpoint: bool = False, con
     Raises:
         ValueError: if contiguous_checkpoint is asked for.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -218,8 +224,7 @@ def get_partitioned_activations_for_backward(
     Raises:
         ValueError: if the numbers of arguments and inputs differ.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -231,7 +236,7 @@ def get_partitioned_activations_for_backward(
     """
     result: list[Any] = []
     for item, kept in zip(args, get_cpu_activations_for_backward(args, inputs), strict=True):
-        result += [kept, torch.tensor(item.shape) if isinstance(item, torch.Tensor) else None]
+        result += [kept, torch.tensor(item.shape, device="cpu") if isinstance(item, torch.Tensor) else None]
     return result
 
 
@@ -247,9 +252,9 @@ def get_cpu_activations_for_backward(args: Sequence[Any], inputs: Sequence[Any])
 
     Raises:
         ValueError: if the numbers of arguments and inputs differ.
+        TypeError: if something else than a tensor is kept of an activation.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -259,10 +264,106 @@ def get_cpu_activations_for_backward(args: Sequence[Any], inputs: Sequence[Any])
     """
     if len(args) != len(inputs):
         raise ValueError(f"{len(args)} arguments, but {len(inputs)} inputs.")
-    return [
-        kept.detach().requires_grad_(item.requires_grad) if is_activation_to_checkpoint(item) else item
-        for item, kept in zip(args, inputs, strict=True)
-    ]
+    result: list[Any] = []
+    for item, kept in zip(args, inputs, strict=True):
+        if not is_activation_to_checkpoint(item):
+            result.append(item)
+        elif isinstance(kept, torch.Tensor):
+            result.append(kept.detach().requires_grad_(item.requires_grad))
+        else:
+            raise TypeError(f"Of an activation a tensor is kept, not {type(kept).__name__}.")
+    return result
+
+
+def get_offloaded_activations_for_backward(args: Sequence[Any], engine: Any) -> list[Any]:
+    """Hand the activations among arguments to an offload engine; ``restore_offloaded_activations`` brings them back.
+
+    Args:
+        args: arguments; the tensors are left as they are.
+        engine: has ``offload_input(tensor)``, which returns a token or None for a tensor that it does not take, and
+            ``restore_input(token)``.
+
+    Returns:
+        For every activation that the engine took an empty tensor that carries the token as ``ds_offload_id``, the same one
+        for a tensor that occurs twice; other arguments as they are.
+
+    Raises:
+        TypeError: if the engine lacks the methods.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import torch
+        >>> from accelerator import checkpointing
+        >>> class Engine(list):
+        ...     def offload_input(self, tensor):
+        ...         self.append(tensor.clone())
+        ...         return len(self) - 1
+        ...     def restore_input(self, token):
+        ...         return self[token]
+        >>> engine = Engine()
+        >>> kept = checkpointing.get_offloaded_activations_for_backward([torch.ones(2), "mask"], engine)
+        >>> kept
+        [tensor([]), 'mask']
+        >>> checkpointing.restore_offloaded_activations(kept, engine)
+        [tensor([1., 1.]), 'mask']
+    """
+    _check_engine(engine)
+    result: list[Any] = []
+    kept: dict[int, Any] = {}
+    for item in args:
+        if is_activation_to_checkpoint(item) and id(item) not in kept:
+            token = engine.offload_input(item.detach())
+            kept[id(item)] = item
+            if token is not None:
+                stand_in: Any = item.new_empty(0).requires_grad_(item.requires_grad)
+                stand_in.ds_offload_id = token
+                kept[id(item)] = stand_in
+        result.append(kept.get(id(item), item))
+    return result
+
+
+def restore_offloaded_activations(tensors: Sequence[Any], engine: Any) -> Sequence[Any]:
+    """Fill what ``get_offloaded_activations_for_backward`` returned with the activations again.
+
+    Args:
+        tensors: what that returned; its empty tensors become the activations.
+        engine: the same engine.
+
+    Returns:
+        The same sequence.
+
+    Raises:
+        TypeError: if the engine lacks the methods.
+
+    Fork: safe, initializes nothing.
+
+    Example:
+        >>> import torch
+        >>> from accelerator import checkpointing
+        >>> class Engine:
+        ...     def offload_input(self, tensor):
+        ...         return tensor.tolist()
+        ...     def restore_input(self, token):
+        ...         return torch.tensor(token)
+        >>> engine = Engine()
+        >>> kept = checkpointing.get_offloaded_activations_for_backward((torch.ones(2), 3), engine)
+        >>> checkpointing.restore_offloaded_activations(kept, engine)
+        [tensor([1., 1.]), 3]
+    """
+    _check_engine(engine)
+    for item in tensors:
+        token = getattr(item, "ds_offload_id", None) if isinstance(item, torch.Tensor) else None
+        if token is not None:
+            stand_in: Any = item
+            stand_in.data = engine.restore_input(token)
+            stand_in.ds_offload_id = None
+    return tensors
+
+
+def _check_engine(engine: Any) -> None:
+    if not all(callable(getattr(engine, name, None)) for name in ("offload_input", "restore_input")):
+        raise TypeError(f"An offload engine has offload_input() and restore_input(), which {type(engine).__name__} lacks.")
 
 
 def gather_partitioned_activations(tensors: Sequence[Any], device: torch.device | str | None = None) -> tuple[Any, ...]:
@@ -279,8 +380,7 @@ def gather_partitioned_activations(tensors: Sequence[Any], device: torch.device 
         ValueError: if the number of elements is odd.
         RuntimeError: if the group was destroyed.
 
-    Fork: Safe, unless device is an accelerator, which is then initialized.
-    Initializes: Nothing, or the accelerator that device names.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -317,8 +417,7 @@ def extract_tensors(all_objects: Sequence[Any]) -> tuple[Sequence[Any], Sequence
     Raises:
         Nothing.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -350,8 +449,7 @@ def merge_tensors(
     Raises:
         ValueError: if the numbers do not fit.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch

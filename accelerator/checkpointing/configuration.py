@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +37,9 @@ _KEYS: dict[str, tuple[str, type]] = {
 
 _DETERMINISM_CHECKS = ("default", "none", "debug")
 
+# What gives the contexts of a forward and of its recomputation.
+ContextFn = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -48,8 +52,10 @@ class Settings:
     synchronize: bool = False
     profile: bool = False
     group: Group | None = None
+    mpu: Any = None
     preserve_rng_state: bool = True
     determinism_check: str = "default"
+    context_fn: ContextFn | None = None
     buffers: Buffers | None = None
     # What the engine asks at every checkpoint, worked out once: are arguments simply kept, is the region watched, are
     # recomputed tensors compared with those of the forward.
@@ -82,6 +88,7 @@ def configure(
     group: Any = None,
     preserve_rng_state: bool = True,
     determinism_check: str = "default",
+    context_fn: ContextFn | None = None,
 ) -> None:
     """Say what checkpoints do from here on. Everything is checked before anything changes.
 
@@ -98,7 +105,8 @@ def configure(
         partition_activations: keep of every floating-point argument only this rank's part.
         contiguous_checkpointing: keep the parts in one buffer per argument position; needs ``partition_activations`` and
             ``num_checkpoints``.
-        num_checkpoints: how many checkpoints may wait for their backward at once.
+        num_checkpoints: for how many checkpoints that wait for their backward at once the buffers are made; one beyond, or
+            one whose argument does not fit, gets memory of its own. Buffers follow other sizes once none waits.
         checkpoint_in_cpu: keep arguments, or their parts, in pinned memory of the host.
         synchronize: wait for the accelerator at both ends of every forward and recomputation.
         profile: record times for ``region_times``.
@@ -106,6 +114,9 @@ def configure(
         preserve_rng_state: recompute with the random numbers of the forward.
         determinism_check: "default" compares shape, dtype and device of recomputed tensors with those of the forward;
             "none" does not; "debug" compares their values as well, and the arguments across the ranks: slow.
+        context_fn: called at every checkpoint for two contexts, one for the forward and one for its recomputation, as that of
+            ``torch.utils.checkpoint.checkpoint``: for selective checkpoints a partial of
+            ``torch.utils.checkpoint.create_selective_checkpoint_contexts``.
 
     Raises:
         ValueError: for settings that contradict each other, unknown keys, a value out of range, a file that is not JSON,
@@ -113,8 +124,7 @@ def configure(
         TypeError: for a value, an mpu or a group of the wrong kind.
         FileNotFoundError: if there is no such file.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> from accelerator import checkpointing
@@ -137,14 +147,21 @@ def configure(
     if mpu_ is not None and group is not None:
         raise ValueError("configure() got both mpu_ and group; give one of them.")
     if mpu_ is not None:
-        chosen["group"] = from_mpu(mpu_)
+        chosen["group"], chosen["mpu"] = from_mpu(mpu_), mpu_
     elif group is not None:
         chosen["group"] = from_group(group)
     elif current.group is not None and is_alive(current.group):
-        chosen["group"] = current.group
+        chosen["group"], chosen["mpu"] = current.group, current.mpu
     if determinism_check not in _DETERMINISM_CHECKS:
         raise ValueError(f"determinism_check is one of {', '.join(_DETERMINISM_CHECKS)}, not {determinism_check!r}.")
-    settings = Settings(**chosen, preserve_rng_state=preserve_rng_state, determinism_check=determinism_check)
+    given: Any = context_fn
+    if given is not None and not callable(given):
+        raise TypeError(f"context_fn is a function that returns two contexts, not {given!r}.")
+    if given is not None and determinism_check == "debug":
+        raise ValueError('determinism_check="debug" does not go with context_fn, whose contexts would see its work.')
+    settings = Settings(
+        **chosen, preserve_rng_state=preserve_rng_state, determinism_check=determinism_check, context_fn=context_fn
+    )
     current = _checked(settings)
     _configured = True
 
@@ -158,8 +175,7 @@ def is_configured() -> bool:
     Raises:
         Nothing.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> from accelerator import checkpointing
@@ -173,13 +189,12 @@ def is_configured() -> bool:
 def reset() -> None:
     """Let go of the contiguous buffers; the settings stay. The next checkpoint allocates buffers of the sizes it needs.
 
-    Buffers are used again from one iteration to the next, so that this is needed only for other sizes, or to free memory.
+    Buffers are used again from one iteration to the next, so that this is needed only to free memory.
 
     Raises:
         RuntimeError: while checkpoints whose arguments are in the buffers still wait for their backward; nothing changes.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> from accelerator import checkpointing
@@ -199,8 +214,7 @@ def set_num_layers(nlayers: int) -> None:
         TypeError: if it is no integer.
         ValueError: if it is not positive.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> from accelerator import checkpointing
@@ -221,8 +235,7 @@ def partition_activations_in_checkpoint(partition_activation: bool) -> None:
         TypeError: if it is no bool.
         ValueError: if contiguous checkpointing needs it, or a world of several ranks has no group.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> from accelerator import checkpointing
@@ -231,6 +244,24 @@ def partition_activations_in_checkpoint(partition_activation: bool) -> None:
     """
     global current
     current = _checked(replace(current, partition_activations=partition_activation))
+
+
+def deepspeed_globals() -> dict[str, Any]:
+    """What DeepSpeed's module has in its globals, under their names."""
+    group = current.group or ALONE
+    return {
+        "CONTIGUOUS_CHECKPOINTING": current.contiguous_checkpointing,
+        "CPU_CHECKPOINT": current.checkpoint_in_cpu,
+        "PARTITION_ACTIVATIONS": current.partition_activations,
+        "PROFILE_TIME": current.profile,
+        "SYNCHRONIZE": current.synchronize,
+        "deepspeed_checkpointing_enabled": _configured,
+        "mp_group": group.handle,
+        "mp_rank": group.rank,
+        "mp_size": group.size,
+        "mpu": current.mpu,
+        "num_layers": current.num_checkpoints,
+    }
 
 
 def rank() -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar
 
 import torch
@@ -15,10 +16,10 @@ import torch.utils.checkpoint as _torch_checkpoint
 from torch import Tensor
 
 from . import bindings, configuration
-from .arguments import CONTAINERS, Arguments
-from .frames import Frame, Replay, inside, unpack
+from .arguments import ATOMS, Arguments, tensors_in
+from .frames import LARGE, Frame, Replay, inside
 from .rng import tracker
-from .surroundings import Surroundings, accelerator_is_up
+from .surroundings import Surroundings, accelerator
 from .timing import Region
 
 __all__ = ["checkpoint", "non_reentrant_checkpoint"]
@@ -26,8 +27,6 @@ __all__ = ["checkpoint", "non_reentrant_checkpoint"]
 _R = TypeVar("_R")
 
 _innermost_hooks = bindings.innermost_hooks
-_push_hooks = bindings.push_hooks
-_pop_hooks = bindings.pop_hooks
 _grad_enabled = torch.is_grad_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -35,19 +34,22 @@ _compiling = torch.compiler.is_dynamo_compiling
 _MADE_BY = "accelerator.checkpointing"
 
 
-def _is_ours(hooks: tuple[Any, Any] | None) -> bool:
-    return hooks is not None and type(getattr(hooks[0], "__self__", None)) in (Frame, Replay)
-
-
 def checkpoint(function: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _R:
     """Call a function without keeping what its backward needs; it is computed again when backward comes to it.
 
-    What it returns is what the function returns. Tensors in tuples, lists and dicts count as arguments like those given
-    directly; arguments are never changed. Random numbers, autocast and the default device are those of the forward when
-    the function runs again, and the caller's own afterwards. Arguments that require no gradient are fine if something
-    else in the function does. With ``configure(partition_activations=True)`` every floating-point argument must be the
-    same on all ranks of the group. Under ``torch.compile`` plain checkpoints are torch's own; others, and all while there
-    are streams in the tracker, run outside of the compiled graph.
+    What it returns is what the function returns. Tensors in tuples, lists, dicts and dataclasses, and in kinds derived from
+    them, count as arguments like those given directly; arguments are never changed. Random numbers, autocast, the default
+    device and dtype and ``torch.use_deterministic_algorithms`` are those of the forward when the function runs again, and
+    the caller's own afterwards. Arguments that require no gradient are fine if something else in the function does. With
+    ``configure(partition_activations=True)`` every floating-point argument must be the same on all ranks of the group.
+    Arguments that were partitioned, or kept on the host or in buffers, come back as leaves: a function that calls
+    ``torch.autograd.grad`` may do so for its arguments, but not for what they were computed from.
+
+    The function runs again up to the last tensor that backward needs if one of those it saves has at least 64 KiB or
+    torch.distributed is in use, else to its end, which costs less; ``torch.utils.checkpoint.set_checkpoint_early_stop``
+    decides otherwise, and ``set_checkpoint_debug_enabled`` holds too. A tensor that is unpacked twice in one backward is
+    computed a third time. Under ``torch.compile`` plain checkpoints are torch's own; others, those with
+    ``determinism_check="debug"``, and all while there are streams in the tracker, run outside of the compiled graph.
 
     Args:
         function: what to call. It has to do the same the second time.
@@ -59,12 +61,11 @@ def checkpoint(function: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _R:
         What the function returns.
 
     Raises:
-        RuntimeError: for contiguous buffers without room, and a world without a group; what the function raises. Backward
+        RuntimeError: for a world without a group, and what the function raises. Backward
             raises one for arguments that were edited in place and for a process group that was destroyed meanwhile, and
             ``torch.utils.checkpoint.CheckpointError`` if the function does something else the second time.
 
-    Fork: Safe, if the function and the device of the arguments are.
-    Initializes: Nothing by itself.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -95,8 +96,7 @@ def non_reentrant_checkpoint(function: Callable[..., _R], /, *args: Any, **kwarg
     Raises:
         RuntimeError: as ``checkpoint``.
 
-    Fork: Safe, if the function and the device of the arguments are.
-    Initializes: Nothing by itself.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -118,36 +118,44 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
     simple = settings.plain and not kwargs and hooks is None and _innermost_hooks is not None
     versions: list[int | None] = []
     devices: set[torch.device] | None = None
-    for item in args:
-        if isinstance(item, Tensor):
-            if not item.is_cpu:
-                devices = {item.device} if devices is None else devices | {item.device}
-            if item.is_inference():
-                simple = False
-            else:
-                versions.append(item._version)
-                continue
-        elif isinstance(item, CONTAINERS):
-            simple = False
-        versions.append(None)
-    if not simple:
-        devices = _devices((args, kwargs), devices)
-    frame = Frame(function, settings, Surroundings(settings.preserve_rng_state, devices))
     if simple:
+        for item in args:
+            if isinstance(item, Tensor):
+                if not item.is_cpu:
+                    devices = {item.device} if devices is None else devices | {item.device}
+                try:
+                    versions.append(item._version)
+                except RuntimeError:
+                    # Tensors of inference mode do not count their edits.
+                    simple = False
+            elif type(item) in ATOMS:
+                versions.append(None)
+            else:
+                simple = False
+    if simple:
+        frame = Frame(function, settings, Surroundings(settings.preserve_rng_state, devices))
         frame.args = args
         frame.versions = versions
     else:
+        devices = {tensor.device for tensor in tensors_in((args, kwargs)) if not tensor.is_cpu}
+        frame = Frame(function, settings, Surroundings(settings.preserve_rng_state, devices))
         blind = _innermost_hooks is None
-        nested = inside.depth > 0 if blind else _is_ours(hooks)
+        nested = inside.depth > 0 if blind else hooks is not None and type(hooks[0]) in (Frame, Replay)
         frame.arguments = Arguments(args, kwargs, settings, hooks, inside=nested, blind=blind)
         if frame.arguments.links:
             frame.previous = _maker(frame.arguments.links)
-    _push_hooks(frame.pack, unpack)
+    early_stop = bindings.early_stop()
+    frame.stops = early_stop is not False
+    context = None
+    if bindings.debug_enabled():
+        context, frame.context, frame.explain = bindings.debug_contexts()
+    elif settings.context_fn is not None:
+        context, frame.context = settings.context_fn()
+    frame.enter(hooks)
     inside.depth += 1
     try:
-        if settings.watched:
-            with Region(function, settings.profile, settings.synchronize, False):
-                result = function(*args, **kwargs)
+        if context is not None or settings.watched:
+            result = _run_watched(function, args, kwargs, settings, context)
         else:
             result = function(*args, **kwargs)
     except BaseException:
@@ -156,7 +164,9 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
         raise
     finally:
         inside.depth -= 1
-        _pop_hooks()
+        frame.leave()
+    # Ranks that differ in the sizes of their tensors must not differ in how far they run a function that communicates.
+    frame.stops = (frame.largest >= LARGE or bindings.distributed()) if early_stop is None else early_stop
     frame.done = True
     if simple:
         for item, version in zip(args, versions, strict=True):
@@ -169,13 +179,13 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
         frame.arguments.settle()
         if not settings.plain:
             _sign(result, frame)
-    if not frame.holders and not _needs_gradient(result) and not _needs_gradient((args, kwargs)):
+    if not frame.holders and not any(tensor.requires_grad for tensor in tensors_in((result, args, kwargs))):
         warnings.warn(
             "Nothing in this checkpoint requires a gradient: neither its arguments nor anything that the function uses. "
             "Nothing is saved by it, and its outputs get no gradients.",
             stacklevel=3,
         )
-    if settings.preserve_rng_state and not frame.surroundings.up and accelerator_is_up():
+    if settings.preserve_rng_state and frame.surroundings.up is None and accelerator() is not None:
         raise RuntimeError(
             "The accelerator was initialized inside of a checkpoint, so that the random numbers of its forward could not be "
             "drawn again; initialize it before, or configure(preserve_rng_state=False)."
@@ -183,36 +193,27 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
     return result
 
 
-def _devices(item: Any, found: set[torch.device] | None) -> set[torch.device] | None:
-    """The devices of the tensors in a structure, beside the CPU."""
-    if isinstance(item, Tensor):
-        if not item.is_cpu:
-            found = {item.device} | (found or set())
-    elif isinstance(item, dict):
-        for each in item.values():
-            found = _devices(each, found)
-    elif isinstance(item, (tuple, list)):
-        for each in item:
-            found = _devices(each, found)
-    return found
-
-
-def _needs_gradient(item: Any) -> bool:
-    """Whether anything in a structure requires a gradient."""
-    if isinstance(item, Tensor):
-        return item.requires_grad
-    if isinstance(item, dict):
-        return any(_needs_gradient(each) for each in item.values())
-    if isinstance(item, (tuple, list)):
-        return any(_needs_gradient(each) for each in item)
-    return False
+def _run_watched(
+    function: Callable[..., _R],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: configuration.Settings,
+    context: AbstractContextManager[Any] | None,
+) -> _R:
+    with ExitStack() as stack:
+        if settings.watched:
+            stack.enter_context(Region(function, settings.profile, settings.synchronize, False))
+        if context is not None:
+            stack.enter_context(context)
+        return function(*args, **kwargs)
+    raise RuntimeError("The context that context_fn gave for the forward of a checkpoint swallowed the function's exception.")
 
 
 def _sign(result: Any, frame: Frame) -> None:
     """Leave word at the outputs who made them, so that the next checkpoint finds out which backward comes to next."""
-    for item in result if isinstance(result, (tuple, list)) else (result,):
-        if isinstance(item, Tensor) and item.grad_fn is not None:
-            node: Any = item.grad_fn
+    for tensor in tensors_in(result):
+        node: Any = tensor.grad_fn
+        if node is not None:
             node.metadata[_MADE_BY] = weakref.ref(frame)
 
 
@@ -234,20 +235,18 @@ def _maker(tensors: list[Tensor]) -> Frame | None:
 def _run_compiled(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What Dynamo traces: torch's checkpoint, which it knows, where that does all that is configured."""
     settings = configuration.current
-    if not settings.plain or settings.watched or tracker.has_streams:
+    if not settings.plain or settings.watched or settings.debug or tracker.has_streams:
         return _run_outside(function, args, kwargs)
-    preserve, check = settings.preserve_rng_state, settings.determinism_check
+    options: dict[str, Any] = {
+        "use_reentrant": False,
+        "preserve_rng_state": settings.preserve_rng_state,
+        "determinism_check": settings.determinism_check,
+    }
+    if settings.context_fn is not None:
+        options["context_fn"] = settings.context_fn
     if kwargs:
-        return _torch_checkpoint.checkpoint(
-            lambda *inputs: function(*inputs, **kwargs),
-            *args,
-            use_reentrant=False,
-            preserve_rng_state=preserve,
-            determinism_check=check,
-        )
-    return _torch_checkpoint.checkpoint(
-        function, *args, use_reentrant=False, preserve_rng_state=preserve, determinism_check=check
-    )
+        return _torch_checkpoint.checkpoint(lambda *inputs: function(*inputs, **kwargs), *args, **options)
+    return _torch_checkpoint.checkpoint(function, *args, **options)
 
 
 _run_outside = bindings.outside_compile(_run)

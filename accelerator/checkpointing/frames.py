@@ -1,24 +1,28 @@
 """What stands in the graph for the tensors of a checkpointed function, and how they are made again.
 
 During forward every tensor that an operation would save is replaced by a ``Holder``, which knows its ``Frame``; the frame
-knows the function and its arguments. The first holder that backward unpacks makes the frame run the function again, up to the
-last tensor that is needed, and fills the holders that are still alive, in the order in which they were made. So the graph of
-the forward is the one that backward walks: gradients reach whatever the function used, as argument or not, through
-``backward`` and ``torch.autograd.grad`` alike.
+knows the function and its arguments. The first holder that backward unpacks makes the frame run the function again and fills
+the holders that are still alive, in the order in which they were made. So the graph of the forward is the one that backward
+walks: gradients reach whatever the function used, as argument or not, through ``backward`` and ``torch.autograd.grad`` alike.
 
-Frames refer to holders only weakly: what is recomputed dies with the part of the graph that needs it.
+Frames refer to holders only weakly: what is recomputed dies with the part of the graph that needs it. The graph of the
+recomputation refers to no frame once the function has returned: torch keeps the hook in it, where Python's collector does not
+see it, and a function may keep that graph alive.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.utils.checkpoint as _torch_checkpoint
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from . import bindings, checks
 from .arguments import Arguments
@@ -28,10 +32,19 @@ from .surroundings import Surroundings
 from .timing import Region
 
 _backward_id = bindings.backward_id
+_backward_group = bindings.backward_group
 _push_hooks = bindings.push_hooks
 _pop_hooks = bindings.pop_hooks
 _set_grad_enabled = bindings.set_grad_enabled
 _grad_enabled = torch.is_grad_enabled
+_weak = weakref.ref
+
+# From how many bytes in the largest tensor that a function saves it pays to stop its recomputation after the last one: the
+# exception that does it costs as much as some twenty operations on tensors smaller than this.
+LARGE = 2**16
+
+# Seconds between two looks at whether another thread is done.
+_PATIENCE = 0.001
 
 
 class Inside(threading.local):
@@ -50,35 +63,40 @@ class _Stop(BaseException):
 class Holder:
     """Stands in the graph for a tensor that is recomputed when it is needed."""
 
-    __slots__ = ("__weakref__", "backward", "frame", "value", "version")
-
-    # Which run of backward the value is for, and how often it had been edited then.
-    backward: int
-    version: int
+    __slots__ = ("__weakref__", "found", "frame")
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
-        self.value: Tensor | None = None
+        # The tensor, which run of backward it is for, and how often it had been edited then.
+        self.found: tuple[Tensor, Any, int] | None = None
 
 
 class Frame:
-    """One call of a checkpointed function."""
+    """One call of a checkpointed function. It is the hook of its forward itself, through which hooks around it are found."""
 
     __slots__ = (
         "__weakref__",
+        "_user_hooks",
         "args",
         "arguments",
+        "compares",
+        "context",
         "done",
-        "early_stop",
+        "explain",
         "function",
         "holders",
-        "lock",
+        "largest",
         "metadata",
         "previous",
+        "running",
         "settings",
+        "stops",
         "surroundings",
         "versions",
     )
+
+    # With this and _user_hooks torch's selective checkpoints tell hooks like this from those of a user.
+    _checkpoint_internal = True
 
     def __init__(self, function: Callable[..., Any], settings: Settings, surroundings: Surroundings) -> None:
         self.function = function
@@ -88,21 +106,41 @@ class Frame:
         self.versions: list[int | None] = []
         self.arguments: Arguments | None = None
         self.holders: list[weakref.ref[Holder]] = []
-        self.metadata: list[Any] = []
+        self.compares = settings.compares
+        self.metadata: list[tuple[Any, ...]] = []
+        # Bytes in the largest tensor saved.
+        self.largest = 0
         self.done = False
-        # torch's switch, torch.utils.checkpoint.set_checkpoint_early_stop, holds here too.
-        self.early_stop = _torch_checkpoint._enable_checkpoint_early_stop is not False
-        self.lock = threading.RLock()
+        # Whether a recomputation ends after the last tensor saved; until the forward is done nobody knows which that is.
+        self.stops = True
+        # The recomputations under way, the oldest first.
+        self.running: list[Replay] = []
         self.previous: Frame | None = None
+        # What a recomputation runs under, and what raises its error with all that is known.
+        self.context: AbstractContextManager[Any] | None = None
+        self.explain: Callable[[Exception], None] | None = None
+        self._user_hooks: tuple[Any, Any] | None = None
 
-    def pack(self, tensor: Tensor) -> Holder:
-        """The hook of the forward."""
+    def __call__(self, tensor: Tensor) -> Holder:
         holder = Holder(self)
-        self.holders.append(weakref.ref(holder))
-        settings = self.settings
-        if settings.compares:
-            self.metadata.append(_with_digest(tensor) if settings.debug else (tensor.shape, tensor.dtype, tensor.device))
+        self.holders.append(_weak(holder))
+        size = tensor.numel() * tensor.itemsize
+        if size > self.largest:
+            self.largest = size
+        if self.compares:
+            metadata = (tensor.shape, tensor.dtype, tensor.device)
+            self.metadata.append((*metadata, checks.digest(tensor)) if self.settings.debug else metadata)
         return holder
+
+    def enter(self, hooks: tuple[Any, Any] | None) -> None:
+        """Be the innermost hook of this thread; hooks are those around."""
+        self._user_hooks = hooks
+        _push_hooks(self, unpack)
+
+    def leave(self) -> None:
+        """Give way again to the hooks around."""
+        _pop_hooks()
+        self._user_hooks = None
 
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, for another run.
@@ -118,100 +156,121 @@ class Frame:
                 raise RuntimeError(changed(f"argument {number}"))
         return args or (), {}
 
-    def recompute(self, holder: Holder, backward: int) -> None:
+    def recompute(self, holder: Holder, backward: Any) -> tuple[Tensor, Any, int]:
         """Run the function again and fill the holders.
+
+        Returns:
+            What this holder has then.
 
         Raises:
             RuntimeError: as ``inputs``, and a ``torch.utils.checkpoint.CheckpointError`` if the function does not do
                 again what it did.
         """
-        with self.lock:
-            if holder.value is not None and holder.backward == backward != -1:
-                # Another thread of this backward was here first.
-                return
-            args, kwargs = self.inputs()
-            if self.previous is not None and self.previous.arguments is not None:
-                self.previous.arguments.start()
-            replay = Replay(self, backward)
-            settings = self.settings
-            grad_enabled = _grad_enabled()
-            _push_hooks(replay.pack, _same)
-            inside.depth += 1
-            try:
-                _set_grad_enabled(True)
-                if settings.watched:
-                    with Region(self.function, settings.profile, settings.synchronize, True):
-                        self.surroundings.run(self.function, args, kwargs)
-                else:
-                    self.surroundings.run(self.function, args, kwargs)
-            except _Stop:
-                pass
-            except BaseException:
-                self.clear()
-                raise
-            finally:
-                _set_grad_enabled(grad_enabled)
-                inside.depth -= 1
-                _pop_hooks()
+        replay = Replay(self, backward)
+        running = self.running
+        running.append(replay)
+        try:
+            if running[0] is not replay:
+                _wait_for_turn(replay, running, holder)
+                found = holder.found
+                if found is not None and found[1] == backward != -1:
+                    # Another thread of this backward was here first.
+                    return found
+            self._run(replay)
             if replay.mismatches or (replay.count != replay.expected and not replay.open_end):
-                self.clear()
                 raise replay.error()
+            found = holder.found
+            if found is None:
+                raise RuntimeError("A tensor of a checkpointed function was not recomputed, although others were.")
+            return found
+        except BaseException as error:
+            self.clear()
+            if self.explain is not None and isinstance(error, CheckpointError):
+                self.explain(error)
+            raise
+        finally:
+            running.remove(replay)
+            replay.frame = None
+
+    def _run(self, replay: Replay) -> None:
+        args, kwargs = self.inputs()
+        if self.previous is not None and self.previous.arguments is not None:
+            self.previous.arguments.start()
+        settings = self.settings
+        grad_enabled = _grad_enabled()
+        _push_hooks(replay, _same)
+        inside.depth += 1
+        try:
+            _set_grad_enabled(True)
+            if settings.watched:
+                with Region(self.function, settings.profile, settings.synchronize, True):
+                    self.surroundings.run(self.function, args, kwargs, self.context)
+            else:
+                self.surroundings.run(self.function, args, kwargs, self.context)
+        except _Stop:
+            pass
+        finally:
+            _set_grad_enabled(grad_enabled)
+            inside.depth -= 1
+            _pop_hooks()
 
     def clear(self) -> None:
         """Let go of what was recomputed."""
         for reference in self.holders:
             holder = reference()
             if holder is not None:
-                holder.value = None
+                holder.found = None
 
 
 class Replay:
     """One recomputation: the hook that catches what the function saves."""
 
-    __slots__ = ("backward", "count", "expected", "frame", "mismatches", "open_end")
+    __slots__ = ("backward", "count", "expected", "frame", "mismatches", "open_end", "stops", "thread")
 
-    def __init__(self, frame: Frame, backward: int) -> None:
-        self.frame = frame
+    _checkpoint_internal = True
+    _user_hooks: tuple[Any, Any] | None = None
+
+    def __init__(self, frame: Frame, backward: Any) -> None:
+        # None when it is over.
+        self.frame: Frame | None = frame
         self.backward = backward
+        self.thread = threading.get_ident()
         self.count = 0
         self.expected = len(frame.holders)
         self.mismatches: list[str] = []
+        self.stops = frame.stops
         # Whether more tensors may come than there are holders: backward was called inside of the forward, which is not
         # done yet, and early stop is off.
-        self.open_end = not frame.done and not frame.early_stop
+        self.open_end = not frame.done and not frame.stops
 
-    def pack(self, tensor: Tensor) -> Tensor:
-        """The hook of the recomputation; what it keeps for the recomputed graph lets the function call backward itself."""
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """What it keeps for the recomputed graph lets the function call backward itself."""
         frame = self.frame
         number = self.count
         self.count = number + 1
         if tensor.requires_grad:
             tensor = tensor.detach()
-        if number >= self.expected:
-            if frame.early_stop:
+        if frame is None or number >= self.expected:
+            if self.stops:
                 # The function caught the exception that was to end it.
                 raise _Stop
             return tensor
         holder = frame.holders[number]()
         if holder is not None:
-            settings = frame.settings
-            if settings.compares:
-                metadata = _with_digest(tensor) if settings.debug else (tensor.shape, tensor.dtype, tensor.device)
-                if metadata != frame.metadata[number]:
-                    self.mismatches.append(
-                        f"tensor {number}: {_described(frame.metadata[number])} in forward, {_described(metadata)} now"
-                    )
-            holder.value = tensor
-            holder.version = tensor._version
-            holder.backward = self.backward
-        if number + 1 == self.expected and frame.early_stop:
+            if frame.compares:
+                before = frame.metadata[number]
+                metadata = (tensor.shape, tensor.dtype, tensor.device)
+                if len(before) > 3:
+                    metadata = (*metadata, checks.digest(tensor))  # type: ignore[assignment]
+                if metadata != before:
+                    self.mismatches.append(f"tensor {number}: {_described(before)} in forward, {_described(metadata)} now")
+            holder.found = (tensor, self.backward, tensor._version)
+        if self.stops and self.count == self.expected:
             raise _Stop
         return tensor
 
-    def error(self) -> Exception:
+    def error(self) -> CheckpointError:
         """What to raise when the function did something else than in forward."""
-        from torch.utils.checkpoint import CheckpointError
-
         hint = (
             "The function must do the same each time: it may not depend on state that changes between forward and backward, "
             "nor on random numbers drawn outside of torch."
@@ -226,11 +285,6 @@ class Replay:
         )
 
 
-def _with_digest(tensor: Tensor) -> tuple[Any, ...]:
-    """What a recomputed tensor has to have in common with the first one when values count too."""
-    return tensor.shape, tensor.dtype, tensor.device, checks.digest(tensor)
-
-
 def _described(metadata: tuple[Any, ...]) -> str:
     text = f"{metadata[1]} {list(metadata[0])} on {metadata[2]}"
     return f"{text} with digest {metadata[3]}" if len(metadata) > 3 else text
@@ -240,18 +294,33 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _wait_for_turn(replay: Replay, running: list[Replay], holder: Holder) -> None:
+    """Wait for the recomputations that other threads began before, as two at once would draw each other's random numbers.
+
+    Not for one that itself waits: for autograd, which may need this very thread to run a node, or for its own turn.
+    """
+    while any(each.thread != replay.thread and not _waits(each.thread) for each in running[: running.index(replay)]) and not (
+        holder.found is not None and holder.found[1] == replay.backward != -1
+    ):
+        time.sleep(_PATIENCE)
+
+
+def _waits(thread: int) -> bool:
+    top = sys._current_frames().get(thread)
+    return top is None or top.f_code is bindings.engine_code or top.f_code is _wait_for_turn.__code__
+
+
 def unpack(holder: Holder) -> Tensor:
-    """The hook of backward."""
-    backward = _backward_id()
-    if holder.value is None or holder.backward != backward or backward == -1:
-        holder.frame.recompute(holder, backward)
-    value = holder.value
-    if value is None:
-        raise RuntimeError("A tensor of a checkpointed function was not recomputed, although others were; please report it.")
-    if value._version != holder.version:
+    """The hook of backward. A tensor that is unpacked twice in one backward is recomputed twice."""
+    backward = _backward_group() or _backward_id()
+    found = holder.found
+    if found is None or found[1] != backward or backward == -1:
+        found = holder.frame.recompute(holder, backward)
+    tensor, _, version = found
+    if tensor._version != version:
         raise RuntimeError(changed("a tensor that an operation needs for its gradient, in the middle"))
-    holder.value = None
+    holder.found = None
     if backward == -1:
         # Outside of backward nobody comes for the others.
         holder.frame.clear()
-    return value
+    return tensor

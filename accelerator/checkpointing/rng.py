@@ -28,30 +28,40 @@ def device_generator() -> torch.Generator:
     return runtime.generator(runtime.get_index())
 
 
-def read_state(generator: torch.Generator) -> torch.Tensor | int:
-    """The state of a generator; while a graph is being captured, its offset within the graph.
+# What is kept of a generator's state: a tensor, or its seed and offset where these are all of it and cheaper to read.
+Value = torch.Tensor | tuple[int, int]
+
+
+def read_state(generator: torch.Generator) -> Value:
+    """The state of a generator.
 
     Raises:
-        RuntimeError: if this torch can do neither during capture.
+        RuntimeError: if this torch cannot tell it while a graph is being captured.
     """
+    try:
+        if generator.device.type == "cuda":
+            return generator.initial_seed(), generator.get_offset()
+    except RuntimeError:
+        # A graph is being captured, during which some releases tell the whole state all the same.
+        pass
     try:
         return generator.get_state()
     except RuntimeError as error:
-        try:
-            return generator.get_offset()
-        except RuntimeError:
-            raise RuntimeError(
-                f"The random state of {generator.device} cannot be read ({error}). While a graph is being captured, this "
-                "torch needs configure(preserve_rng_state=False)."
-            ) from error
+        raise RuntimeError(
+            f"The random state of {generator.device} cannot be read ({error}). While a graph is being captured, this torch "
+            "needs configure(preserve_rng_state=False)."
+        ) from error
 
 
-def write_state(generator: torch.Generator, state: torch.Tensor | int) -> None:
+def write_state(generator: torch.Generator, value: Value) -> None:
     """Put back what ``read_state`` returned."""
-    if isinstance(state, int):
-        generator.set_offset(state)
-    else:
-        generator.set_state(state)
+    if isinstance(value, torch.Tensor):
+        generator.set_state(value)
+        return
+    seed, offset = value
+    if seed != generator.initial_seed():
+        generator.manual_seed(seed)
+    generator.set_offset(offset)
 
 
 class _Fork(NamedTuple):
@@ -75,13 +85,13 @@ class Snapshot(NamedTuple):
     """A tracker at the start of a checkpoint: its streams and the names of the forks that were open."""
 
     states: dict[str, _State]
-    values: dict[str, torch.Tensor | int]
+    values: dict[str, Value]
     names: tuple[str, ...]
 
 
 class _Undo(NamedTuple):
     states: dict[str, _State]
-    values: dict[str, torch.Tensor | int]
+    values: dict[str, Value]
     forks: list[_Fork]
     default: torch.Generator
     shared: torch.Generator | None
@@ -199,11 +209,14 @@ class CudaRNGStatesTracker:
             graph: a ``torch.cuda.CUDAGraph``, or whatever has its ``register_generator_state``.
 
         Raises:
+            TypeError: if it has no such method.
             RuntimeError: where the device's generators cannot take part in a graph, as the CPU's cannot.
         """
         for name, state in self._states.items():
             if not isinstance(state, torch.Generator):
                 raise RuntimeError(f"The stream {name} belongs to the CPU, which captures no graphs.")
+        if not callable(getattr(graph, "register_generator_state", None)):
+            raise TypeError(f"register_graph() takes a graph with register_generator_state(), not {type(graph).__name__}.")
         for state in self._states.values():
             graph.register_generator_state(state)
 
@@ -289,7 +302,7 @@ class CudaRNGStatesTracker:
             outside = shared
         else:
             outside = default.get_state() if snapshot.names else torch.empty(0)
-        values: dict[str, torch.Tensor | int] = {}
+        values: dict[str, Value] = {}
         for name, value in snapshot.values.items():
             state = snapshot.states[name]
             assert isinstance(state, torch.Generator)
@@ -354,8 +367,7 @@ def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
     Raises:
         Nothing.
 
-    Fork: Safe.
-    Initializes: Nothing; ``add`` and ``fork`` of the tracker initialize the accelerator.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> from accelerator import checkpointing

@@ -24,8 +24,7 @@ def model_parallel_cuda_manual_seed(seed: int) -> None:
         TypeError: if the seed is no integer.
         RuntimeError: inside ``fork()``; nothing is seeded then.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import torch
@@ -53,8 +52,7 @@ def model_parallel_reconfigure_tp_seed(seed: int) -> None:
         TypeError: if the seed is no integer.
         ValueError: if there is no such stream yet; ``model_parallel_cuda_manual_seed`` makes it.
 
-    Fork: Initializes the accelerator, after which forked children cannot use it.
-    Initializes: The accelerator.
+    Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> from accelerator import checkpointing

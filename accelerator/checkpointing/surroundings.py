@@ -1,16 +1,19 @@
-"""What a function's result depends on beside its arguments: random numbers, autocast, the default device.
+"""What a function's result depends on beside its arguments: random numbers, autocast, the default device, torch's switches.
 
-Taken when a checkpoint's forward starts, put in force while it is recomputed, and undone whatever happens there.
+Taken when a checkpoint's forward starts, put in force while it is recomputed, and undone whatever happens there. Devices are
+those of the arguments and torch's own accelerator, whatever the environment says of the one to use.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import torch
 
+from .._machine import process
 from .._torch import runtime
 from . import bindings
 from .rng import read_state, tracker, write_state
@@ -18,80 +21,108 @@ from .rng import read_state, tracker, write_state
 _cpu_generator: torch.Generator = torch.default_generator
 _read_cpu = _cpu_generator.get_state
 _write_cpu = _cpu_generator.set_state
-_autocast_on = torch.is_autocast_enabled
+_any_autocast = bindings.any_autocast
 _function_modes = bindings.function_modes
+_default_device = bindings.default_device
+_switches = bindings.switches
 
 # For each device type: enabled, dtype; and whether casts are cached.
-_Autocast = tuple[tuple[tuple[str, bool, torch.dtype], ...], bool]
-_States = tuple[tuple[torch.Generator, torch.Tensor | int], ...]
+_Autocast = tuple[tuple[tuple[str, bool, torch.dtype | None], ...], bool]
 
-_looked = False
+# The type of torch's accelerator, once it is initialized in this process, and what tells whether it is.
+_up: list[str] = []
+_asked: list[tuple[str, Callable[[], bool]]] = []
 
-
-def accelerator_is_up() -> bool:
-    """Whether the accelerator has random state to keep; never initializes it."""
-    global _looked
-    if runtime.up:
-        return True
-    if _looked and runtime.kind == "cpu":
-        return False
-    if not _looked:
-        _looked = True
-        try:
-            runtime.look()
-        except RuntimeError:
-            # A forked child that cannot use the accelerator may still checkpoint on the CPU.
-            return False
-    return runtime.look(poisoned=True).up
+_generators: dict[torch.device, torch.Generator] = {}
 
 
-def default_generators(devices: set[torch.device] | None) -> list[torch.Generator]:
-    """The default generators of these devices and of the current one, of an accelerator that is up."""
-    numbers = {runtime.get_index()}
-    for device in devices or ():
-        if device.type == runtime.kind:
-            numbers.add(device.index)
-    return [runtime.generator(number) for number in sorted(numbers)]
+def accelerator() -> str | None:
+    """The type of torch's accelerator if it is initialized, so that it has random state to keep; initializes nothing."""
+    if _up:
+        return _up[0]
+    if not _asked:
+        found = process.torch_accelerator()
+        if found is None:
+            return None
+        module = getattr(torch, found.type)
+        # Backends without lazy initialization are up as soon as they are there.
+        _asked.append((found.type, getattr(module, "is_initialized", module.is_available)))
+    kind, is_up = _asked[0]
+    if not is_up():
+        return None
+    _up.append(kind)
+    return kind
 
 
-def _autocast_state(kinds: tuple[str, ...]) -> _Autocast | None:
-    """The state of autocast on these device types, None where it is off on all of them."""
-    for kind in kinds:
-        if _autocast_on(kind):
-            states = tuple((each, _autocast_on(each), torch.get_autocast_dtype(each)) for each in kinds)
-            return states, torch.is_autocast_cache_enabled()
-    return None
+def _begin_anew() -> None:
+    _up.clear()
+    _generators.clear()
 
 
-_CPU_ONLY = ("cpu",)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """The default generator of a device of torch's accelerator."""
+    found = _generators.get(device)
+    if found is None:
+        generators = getattr(torch.get_device_module(device), "default_generators", ())
+        if device.index < len(generators):
+            found = generators[device.index]
+        elif bindings.default_generator is not None:
+            found = bindings.default_generator(device.index)
+        else:
+            raise RuntimeError(f"torch {torch.__version__} knows no generator of {device}")
+        _generators[device] = found
+    return found
+
+
+def _autocast_state(kinds: tuple[str, ...]) -> _Autocast:
+    states = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+    return states, torch.is_autocast_cache_enabled()
 
 
 class Surroundings:
     """The surroundings of one forward."""
 
-    __slots__ = ("_autocast", "_cpu", "_device", "_generators", "_kinds", "_random", "_snapshot", "up")
+    __slots__ = ("_autocast", "_cpu", "_device", "_generators", "_kinds", "_random", "_snapshot", "_switches", "up")
 
     def __init__(self, random: bool, devices: set[torch.device] | None) -> None:
-        up = self.up = bool(runtime.up) or accelerator_is_up()
-        if up:
-            self._kinds: tuple[str, ...] = ("cpu", runtime.kind)
-            self._autocast = _autocast_state(self._kinds)
-        else:
-            self._kinds = _CPU_ONLY
-            self._autocast = _autocast_state(_CPU_ONLY) if _autocast_on("cpu") else None
-        self._device = torch.get_default_device() if _function_modes() else None
+        """
+        Args:
+            random: whether random numbers are to be the same again.
+            devices: of the arguments, beside the CPU.
+        """
+        kind = self.up = _up[0] if _up else accelerator()
+        kinds: tuple[str, ...] = ("cpu",) if kind is None else ("cpu", kind)
+        if devices is not None:
+            others = {each.type for each in devices if torch.amp.is_autocast_available(each.type)}
+            kinds += tuple(sorted(others.difference(kinds)))
+        self._kinds = kinds
+        self._autocast = _autocast_state(kinds) if _any_autocast() else None
+        self._device = _default_device() if _function_modes() else None
+        self._switches = _switches()
         self._random = random
         if random:
             self._cpu = _read_cpu()
             self._snapshot = tracker.snapshot() if tracker.has_streams else None
-            self._generators: _States = ()
-            if up:
-                self._generators = tuple((each, read_state(each)) for each in default_generators(devices))
+            self._generators: tuple[tuple[torch.Generator, Any], ...] = ()
+            if kind is not None:
+                current = torch.device(kind, runtime.get_index())
+                where = [current] if devices is None else {current, *(each for each in devices if each.type == kind)}
+                self._generators = tuple([(each, read_state(each)) for each in map(_generator, where)])
 
-    def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        context: AbstractContextManager[Any] | None,
+    ) -> None:
         """Call a function in these surroundings; afterwards those of the caller are back, also after an exception."""
         if not self._random:
-            self.call(function, args, kwargs)
+            self._call(function, args, kwargs, context)
             return
         snapshot = self._snapshot
         undo = None if snapshot is None else tracker.rewind(snapshot)
@@ -103,7 +134,7 @@ class Surroundings:
                 _write_cpu(self._cpu)
                 for generator, state in generators:
                     write_state(generator, state)
-                self.call(function, args, kwargs)
+                self._call(function, args, kwargs, context)
             finally:
                 _write_cpu(cpu)
                 for generator, state in others:
@@ -112,18 +143,35 @@ class Surroundings:
             if snapshot is not None and undo is not None:
                 tracker.restore(snapshot, undo)
 
-    def call(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._device is None and self._autocast == _autocast_state(self._kinds):
+    def _call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        context: AbstractContextManager[Any] | None,
+    ) -> None:
+        casts = self._autocast is not None or _any_autocast()
+        device = _default_device() if _function_modes() else None
+        switches = _switches()
+        if not casts and device == self._device and switches == self._switches and context is None:
             function(*args, **kwargs)
             return
         with ExitStack() as stack:
-            if self._autocast is None:
-                for kind in self._kinds:
-                    stack.enter_context(torch.autocast(kind, enabled=False))
-            else:
-                states, cached = self._autocast
-                for kind, enabled, dtype in states:
-                    stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached))
-            if self._device is not None:
-                stack.enter_context(self._device)
+            if switches != self._switches:
+                stack.callback(_switch, *switches)
+                _switch(*self._switches)
+            if casts:
+                states, cached = self._autocast or (tuple((kind, False, None) for kind in self._kinds), True)
+                if (states, cached) != _autocast_state(self._kinds):
+                    for kind, enabled, dtype in states:
+                        stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached))
+            if context is not None:
+                stack.enter_context(context)
+            if device != self._device:
+                stack.enter_context(self._device or torch.device("cpu"))
             function(*args, **kwargs)
+
+
+def _switch(deterministic: bool, only_warns: bool, dtype: torch.dtype) -> None:
+    torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
+    torch.set_default_dtype(dtype)

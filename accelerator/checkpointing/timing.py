@@ -40,8 +40,7 @@ def region_times(*, clear: bool = False) -> dict[str, RegionTimes]:
     Raises:
         Nothing.
 
-    Fork: Safe.
-    Initializes: Nothing.
+    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch

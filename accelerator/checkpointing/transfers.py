@@ -44,7 +44,7 @@ def allocate(numel: int, dtype: torch.dtype, device: torch.device, host: bool) -
     """
     if not host:
         return torch.empty(numel, dtype=dtype, device=device)
-    return torch.empty(numel, dtype=dtype, pin_memory=_side(device) is not None)
+    return torch.empty(numel, dtype=dtype, device="cpu", pin_memory=_side(device) is not None)
 
 
 class Offloaded:
@@ -53,13 +53,13 @@ class Offloaded:
     The two that left last stay on the device until further ones leave: if backward comes first, it takes them as they are.
     """
 
-    __slots__ = ("__weakref__", "_arrival", "_device", "_event", "_here", "_host", "_side", "_version", "changed")
+    __slots__ = ("__weakref__", "_arrival", "_device", "_event", "_here", "_host", "_side", "_stream", "_version", "changed")
 
     def __init__(self, source: torch.Tensor, host: torch.Tensor) -> None:
+        self._here: torch.Tensor | None = None
         device = source.device
         self._device = device
         self._host = host
-        self._here: torch.Tensor | None = None
         self._event: Any = None
         self._arrival: Any = None
         # Whether the source was written to while it was leaving, so that what arrived may be neither old nor new.
@@ -70,7 +70,9 @@ class Offloaded:
             host.copy_(source)
             return
         self._here = source
-        side.stream.wait_stream(side.module.current_stream(device))
+        # The stream of the computation that has the use of what is here.
+        self._stream: Any = side.module.current_stream(device)
+        side.stream.wait_stream(self._stream)
         with side.module.stream(side.stream):
             host.copy_(source, non_blocking=True)
             self._event = side.module.Event()
@@ -81,12 +83,16 @@ class Offloaded:
             if oldest is not None:
                 oldest._let_go()
 
+    def __del__(self) -> None:
+        # Dropped while a copy from or to the device's memory is under way: the allocator may hand it out again only after.
+        if self._here is not None and self._side is not None:
+            self._here.record_stream(self._side.stream)
+
     def _let_go(self) -> None:
         """Free the device's memory, in the order of its computation."""
         if self._arrival is None and self._here is not None:
-            assert self._side is not None
             self.changed = self._here._version != self._version
-            self._side.module.current_stream(self._device).wait_event(self._event)
+            self._stream.wait_event(self._event)
             self._here = None
 
     def start(self) -> None:
@@ -96,7 +102,8 @@ class Offloaded:
             return
         # Allocated for the stream of the computation, which will use and free it.
         here = torch.empty_like(self._host, device=self._device, pin_memory=False)
-        side.stream.wait_stream(side.module.current_stream(self._device))
+        self._stream = side.module.current_stream(self._device)
+        side.stream.wait_stream(self._stream)
         with side.module.stream(side.stream):
             here.copy_(self._host, non_blocking=True)
             self._arrival = side.module.Event()
@@ -110,12 +117,15 @@ class Offloaded:
         self.start()
         here = self._here
         assert here is not None
+        stream = self._side.module.current_stream(self._device)
         if self._arrival is not None:
-            self._side.module.current_stream(self._device).wait_event(self._arrival)
+            stream.wait_event(self._arrival)
             self._arrival = None
-        elif self._event is not None:
+        else:
             # Still here from the forward; the copy to the host must not see what comes after.
             self.changed = here._version != self._version
-            self._side.module.current_stream(self._device).wait_event(self._event)
+            stream.wait_event(self._event)
+        if stream != self._stream:
+            here.record_stream(stream)
         self._here = None
         return here

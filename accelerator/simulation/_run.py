@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import signal
 import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from .._machine import torch_build
+from . import _build
 from ._environment import environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
 _USAGE = 2
 _NOT_EXECUTABLE = 126
@@ -27,16 +28,16 @@ _SIGNALLED = 128
 _DESCRIPTION = """\
 Run COMMAND on a machine with simulated GPUs, under the real CUDA build of torch.
 
-KERNELS COMPUTE NOTHING: they are launched and return, so the result of arithmetic on a simulated GPU is
-meaningless, and matrix products, convolutions, FFTs and NCCL fail. What works is the management of devices:
-counting and choosing them, memory and running out of it, streams and events, random-number states, forks, NVML."""
+torch's ops compute, on the CPU and in the simulated memory. An op that is not simulated raises NotImplementedError; a
+kernel launched past torch's dispatcher (Triton, an extension) fails and is named. Work takes no time on a stream but for
+torch.cuda._sleep. With --no-compute, kernels are launched and compute nothing: for tests of the management of devices."""
 _EPILOG = """\
-Values for single GPUs are separated by commas or given by repeating the option; the last one repeats:
+Values for single GPUs are separated by commas (names are not) or given by repeating the option; the last repeats:
   python -m accelerator simulate --gpus 4 --memory 80GiB,24GiB -- python -m pytest
 A machine without any NVIDIA driver: --driver absent --nvml absent
 
 Exits with the status of COMMAND, 128 + N if signal N ended it, 127 if it was not found, 2 on wrong usage or where
-GPUs cannot be simulated: that takes Linux on x86-64, a C compiler, and a torch built for CUDA."""
+GPUs cannot be simulated: that takes Linux on x86-64, a torch built for CUDA, and a C compiler the first time."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,30 +69,34 @@ def main(argv: list[str]) -> int:
         command: list[str] = options.command
         if command[:1] == ["--"]:
             del command[0]
-        if not command:
+        if options.build is not None:
+            if command:
+                parser.error("--build takes no command")
+            return _build_into(options.build)
+        if not command or not command[0]:
             parser.error("no command: give one after --")
     except SystemExit as stop:
         return int(stop.code or 0)
-    reason = _why_torch_cannot()
-    if reason is not None:
-        return _complain(f"cannot simulate GPUs: {reason}", _USAGE)
     with tempfile.TemporaryDirectory(prefix="accelerator-simulation-") as directory:
         try:
             child = environment(
                 options.gpus,
                 memory=_split(options.memory or ["8GiB"]),
-                name=_split(options.name or ["Simulated GPU"]),
+                name=options.name or ["Simulated GPU"],
                 capability=_split(options.capability or ["9.0"]),
                 mig=[None if word == "off" else int(word) for word in _split(options.mig or ["off"])],
+                nvlink=options.nvlink,
+                numa=options.numa,
                 driver=options.driver,
                 nvml=options.nvml,
+                compute=not options.no_compute,
                 state=Path(directory, "state"),
             )
         except ValueError as error:
             return _complain(str(error), _USAGE)
         except RuntimeError as error:
             return _complain(f"cannot simulate GPUs: {error}", _USAGE)
-        return _run(command, child)
+        return run(command, child)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -107,9 +112,11 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--gpus", type=int, default=1, metavar="N", help="number of GPUs, 0 included (1)")
     add("--memory", action="append", metavar="SIZE", help="memory of a GPU, such as 512MiB (8GiB)")
-    add("--name", action="append", metavar="NAME", help='name of a GPU ("Simulated GPU")')
+    add("--name", action="append", metavar="NAME", help='name of a GPU; give it again for the next ("Simulated GPU")')
     add("--capability", action="append", metavar="X.Y", help="compute capability of a GPU (9.0)")
     add("--mig", action="append", type=_mig, metavar="K", help="MIG instances of a GPU, or off (off)")
+    add("--nvlink", type=_nvlink, default=False, metavar="GROUP", help="group of GPUs linked by NVLink, all or off (off)")
+    add("--numa", type=_nodes, default=0, metavar="NODE", help="NUMA node of a GPU (0)")
     add(
         "--driver",
         choices=("present", "absent", "old", "broken"),
@@ -122,6 +129,12 @@ def _parser() -> argparse.ArgumentParser:
         default="present",
         help="the NVML library: there, not there, failing to start, or not fitting its kernel driver (present)",
     )
+    add("--no-compute", action="store_true", help="kernels are launched and compute nothing")
+    add(
+        "--build",
+        metavar="DIR",
+        help="compile the libraries into DIR and run nothing; ACCELERATOR_SIM_LIBRARIES=DIR finds them",
+    )
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
     return parser
 
@@ -133,21 +146,40 @@ def _mig(text: str) -> str:
     return text
 
 
+def _nvlink(text: str) -> bool | list[int | None]:
+    """Read the words of --nvlink."""
+    if text in ("all", "off"):
+        return text == "all"
+    if re.fullmatch(r"(off|[0-9]+)(,(off|[0-9]+))*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not all, off, or a group for each GPU")
+    return [None if word == "off" else int(word) for word in text.split(",")]
+
+
+def _nodes(text: str) -> list[int]:
+    """Read the numbers of --numa."""
+    if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a node for each GPU")
+    return [int(word) for word in text.split(",")]
+
+
 def _split(values: Sequence[str]) -> list[str]:
     """Take apart what was separated by commas."""
     return [word.strip() for value in values for word in value.split(",")]
 
 
-def _why_torch_cannot() -> str | None:
-    """Say why this Python's torch could not use a simulated GPU, without importing it; None if it could."""
-    build = torch_build.read()
-    if build is None or build.cuda:
-        return None  # without any torch there is still NVML to be tested with
-    kind = "ROCm" if build.hip else "XPU" if build.xpu else "the CPU alone"
-    return f"torch {build.version} of {sys.executable} is built for {kind}; install a CUDA build"
+def _build_into(directory: str) -> int:
+    """Compile the libraries for machines that have no compiler."""
+    reason = _build.platform_obstacle()
+    if reason is not None:
+        return _complain(f"cannot simulate GPUs: {reason}", _USAGE)
+    try:
+        print(_build.build(Path(os.path.abspath(directory))))
+    except (OSError, RuntimeError) as error:
+        return _complain(f"cannot build into {directory}: {error}", _USAGE)
+    return 0
 
 
-def _run(command: list[str], child: Mapping[str, str]) -> int:
+def run(command: list[str], child: Mapping[str, str]) -> int:
     """Start the command, hand on the signals that other processes send, and wait for it."""
     if sys.platform != "linux":
         raise AssertionError("simulated GPUs are for Linux")  # `environment` has raised: this tells type checkers
@@ -157,7 +189,9 @@ def _run(command: list[str], child: Mapping[str, str]) -> int:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     try:
         try:
-            pid = os.posix_spawnp(command[0], command, child, setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])
+            # The machine's own programs are on the path of the command, not on this process's.
+            program = shutil.which(command[0], path=child.get("PATH")) or command[0]
+            pid = os.posix_spawnp(program, command, child, setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])
         except FileNotFoundError:
             return _complain(f"{command[0]}: command not found", _NOT_FOUND)
         except OSError as error:

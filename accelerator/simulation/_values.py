@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -15,12 +16,16 @@ __all__ = [
     "capability",
     "check_mig",
     "choice",
+    "clock_reasons",
     "count",
     "cuda_version",
     "errors",
+    "file",
     "memory",
     "mig",
     "name",
+    "numa",
+    "nvlink",
     "per_gpu",
     "speed",
 ]
@@ -33,6 +38,7 @@ _MAXIMUM_MIG = 7
 _MAXIMUM_NAME = 80
 _MAXIMUM_MEMORY = 2**48
 _MAXIMUM_ERRORS = 60
+_MAXIMUM_NODES = 64
 _UNITS = {
     "": 1,
     "b": 1,
@@ -122,6 +128,27 @@ def check_mig(migs: str, capabilities: str) -> None:
             raise ValueError(f"mig needs compute capability 8.0 or more, and GPU {gpu} has {version}")
 
 
+def nvlink(argument: str, value: object) -> str:
+    """Check an NVLink group: True for one that all share, False or None for no NVLink, or the group's number."""
+    if isinstance(value, bool) or value is None:
+        return "0" if value else "off"
+    return _bounded(argument, value, MAXIMUM_GPUS)
+
+
+def numa(argument: str, value: object) -> str:
+    """Write NUMA nodes as a number with a bit for each; None means that they are not known."""
+    if value is None:
+        return "0"
+    several = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    nodes = cast("Sequence[object]", value) if several else [value]
+    return str(sum({1 << int(_bounded(argument, node, _MAXIMUM_NODES)) for node in nodes}))
+
+
+def clock_reasons(argument: str, value: object) -> str:
+    """Check NVML's bits of what holds the clocks back."""
+    return _bounded(argument, value, 2**32)
+
+
 def cuda_version(argument: str, value: object) -> str:
     """Check a CUDA version such as "13.2"."""
     return _version(argument, value, "13.2")
@@ -158,6 +185,25 @@ def errors(value: object, gpus: int) -> list[str]:
         if match[1] is not None and int(match[1]) >= gpus:
             raise ValueError(f"errors has {entry!r}, but there are {gpus} GPUs, counted from 0")
     return entries
+
+
+def file(argument: str, value: Any) -> str:
+    """Check a file that processes are to write; absolute, for they may change their directory."""
+    path = os.path.abspath(os.fspath(value))
+    exists = os.path.exists(path)
+    place = path if exists else os.path.dirname(path)
+    if os.path.isdir(path) or not os.path.exists(place) or not os.access(place, os.W_OK if exists else os.W_OK | os.X_OK):
+        raise ValueError(f"{argument} must be a file that can be written to, not {path!r}")
+    return path
+
+
+def _bounded(argument: str, value: object, limit: int) -> str:
+    """Check a number from 0 to below a limit."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{argument} must be an int, not {_kind(value)}")
+    if not 0 <= value < limit:
+        raise ValueError(f"{argument} must be between 0 and {limit - 1}, not {value}")
+    return str(value)
 
 
 def _version(argument: str, value: object, example: str) -> str:

@@ -11,7 +11,13 @@ import accelerator as acc
 from accelerator import compiling
 
 
-def test_triton_is_supported_where_it_is_installed() -> None:
+def test_triton_is_not_supported_where_its_kernels_are_refused() -> None:
+    assert not acc.is_triton_supported()
+    assert not acc.prefer_triton_grouped_mm()
+
+
+def test_triton_is_supported_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATOR_SIM_COMPUTE", "0")
     assert acc.is_triton_supported() is (importlib.util.find_spec("triton") is not None)
 
 

@@ -148,7 +148,7 @@ def test_table() -> None:
     assert re.split(r"  +", lines[-1]) == [
         *("1", "Simulated GPU", "0.0 of 8.0 GiB", "20 %", "31 °C", "61 W", "1015 MHz", "00000000:02:00.0")
     ]
-    assert lines[1] == "NVIDIA driver 590.44.01, up to CUDA 13.2 (simulated: kernels compute nothing)"
+    assert lines[1] == "NVIDIA driver 590.44.01, up to CUDA 13.2 (simulated)"
 
 
 @on_simulated_gpus

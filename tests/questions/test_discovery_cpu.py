@@ -16,7 +16,11 @@ def test_questions_tell_the_truth() -> None:
     assert acc.is_available() is acc.is_available(strict=True) is False
     assert acc.device_count() == 0
     assert acc.visible_devices() == acc.visible_devices({}) == ()
-    assert acc.get_device_name() == acc.get_device_name(0) == acc.get_device_name("cpu") == "cpu"
+    assert acc.get_device_name() == acc.get_device_name(0) == acc.get_device_name(5) == acc.get_device_name("cpu") == "cpu"
+    assert acc.device_name() == acc.device_name(0) == acc.device_name(3) == acc.device_name("cpu:2") == "cpu"
+    assert acc.get_device_index() == acc.get_device_index(6) == acc.get_device_index("cpu") == 0
+    assert acc.compute_capability() is acc.compute_capability(1) is acc.numa_node(2) is acc.is_nvlink_connected(0, 1) is None
+    assert acc.usable_devices() == ()
     assert acc.is_initialized() is acc.is_in_bad_fork() is False
     assert acc.is_fork_safe() is True
 
@@ -48,12 +52,12 @@ MONITORING = "utilization memory_usage device_memory_used temperature power_draw
 
 @pytest.mark.parametrize("name", [*MONITORING.split(), "list_gpu_processes"])
 def test_monitoring_says_why_there_is_nothing_to_read(name: str) -> None:
-    for device in (None, 0, "cpu", torch.device("cpu")):
+    for device in (None, 0, 1, 7, "cpu", "cpu:1", torch.device("cpu")):
         with pytest.raises(RuntimeError) as error:
             getattr(acc, name)(device)
         assert str(error.value) == f"There is no device to read from: {acc.unavailable_reason()}"
     with pytest.raises(ValueError):
-        getattr(acc, name)(1)
+        getattr(acc, name)(-1)
     with pytest.raises(ValueError):
         getattr(acc, name)("cuda")
     with pytest.raises(TypeError):

@@ -141,7 +141,7 @@ def test_without_the_binding(tmp_path: Path) -> None:
     assert asked == 2
     assert device[2:] == ["Simulated GPU", "00000000:02:00.0", [9, 0], 8 * 2**30, None, None]
     assert device[1].startswith("GPU-c9")
-    assert failure.startswith("Device 0, Simulated GPU, is known to the driver only")
+    assert failure.startswith("The temperature of device 0, Simulated GPU, cannot be read: it is known to the driver only")
     assert version is None
 
 
@@ -183,7 +183,7 @@ def test_a_child_that_does_not_answer(tmp_path: Path) -> None:
     assert absent[1].startswith("no child process could be started to ask the CUDA driver (")
     assert nameless[1].startswith("the CUDA driver can only be asked in a child process, and there is no Python executable")
     assert frozen[1] == nameless[1]
-    assert mute[1].startswith("the child process that asked the CUDA driver ended with status 0 ()")
+    assert mute[1].startswith("the child process that asked the CUDA driver ended with status 0 ('')")
     assert well[:2] == [1, None]
 
 

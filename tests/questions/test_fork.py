@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,41 @@ def test_without_torch_too() -> None:
     assert poisoned == [[True, 2, False, 31, read[3]], [1, 31]]
     assert (own, refused) == (0, 3)
     assert not torch
+
+
+FIRST_QUESTIONS = """
+    import random, signal, threading, time
+    import accelerator as acc
+
+    # Each trial is a process of its own in which nothing but the front door is open: a thread asks the first question, and
+    # this forks in the middle of it.
+    def trial(seed):
+        random.seed(seed)
+        question = random.choice(["device_count", "telemetry", "get_memory_info", "export_envs", "physical_devices"])
+        thread = threading.Thread(target=lambda: getattr(acc, question)(), daemon=True)
+        thread.start()
+        time.sleep(random.random() * 0.04)
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            acc.device_count(), acc.utilization(1), acc.get_memory_info(1), acc.export_envs()
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        thread.join()
+        return status
+
+    statuses = [in_child(trial, seed) for seed in range(int(sys.argv[1]))]
+    print(json.dumps([len(statuses), sum(status != 0 for status in statuses)]))
+"""
+
+
+def test_a_fork_beside_a_first_question(capsys: pytest.CaptureFixture[str]) -> None:
+    """CPython's lock of a module that a thread is importing is inherited held; nothing of ours is imported in a fork."""
+    trials = 200 if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else 60
+    forks, hangs = ask_simulated(FIRST_QUESTIONS, str(trials), gpus=2)
+    with capsys.disabled():
+        print(f"\n{forks} forks beside a first question: {hangs} hangs", end="")
+    assert (forks, hangs) == (trials, 0)
 
 
 THREADS = """

@@ -105,15 +105,17 @@ def test_a_field_that_fails_is_missing_and_nothing_else() -> None:
     program = """
         print(json.dumps([[look(i), telemetry(i), acc.is_available()] for i in range(4)]))
     """
-    names = ["NVML_ERROR_NOT_SUPPORTED (3)", "NVML_ERROR_UNKNOWN (999)", "NVML_ERROR_GPU_IS_LOST (15)"]
-    names.append("NVML_ERROR_FUNCTION_NOT_FOUND (13)")
+    names = ["NVML_ERROR_NOT_SUPPORTED, 3", "NVML_ERROR_UNKNOWN, 999)", "NVML_ERROR_GPU_IS_LOST, 15"]
+    names.append("NVML_ERROR_FUNCTION_NOT_FOUND, 13")
     for gpu, (single, together, available) in enumerate(monitored(program, gpus=4, errors=errors)):
         lacking = list(functions.values())[gpu]
         assert available
         assert together == [None if i in lacking else value for i, value in enumerate(figures(gpu))]
         for i, value in enumerate(figures(gpu)):
             if i in lacking:
-                assert single[i].startswith("RuntimeError: The device does not report its ")
+                assert single[i].startswith(
+                    "RuntimeError: Device 0, Simulated GPU, does not report its " if gpu == 0 else "RuntimeError: The "
+                )
                 assert single[i].endswith(names[gpu])
             else:
                 assert single[i] == value
@@ -148,7 +150,8 @@ def test_memory_of_both_versions() -> None:
         assert older == 512 * MIB
         assert then == second + 512 * MIB
     failed, *_, together, _, _, _, _ = monitored(MEMORY, errors={"nvmlDeviceGetMemoryInfo*": 15})
-    assert failed == "RuntimeError: The device does not report its memory: NVML_ERROR_GPU_IS_LOST (15)"
+    cannot = "RuntimeError: The memory of device 0, Simulated GPU, cannot be read: NVML's nvmlDeviceGetMemoryInfo answered"
+    assert failed == f"{cannot} NVML_ERROR_GPU_IS_LOST, 15"
     assert together is None
 
 
@@ -184,7 +187,8 @@ def test_processes_of_older_drivers() -> None:
     assert processes[0][2] >= 256 * MIB
     assert processes == together
     *_, processes, together = monitored(MEMORY, errors={"nvmlDeviceGetComputeRunningProcesses*": 3})
-    assert processes == "RuntimeError: The device does not report its processes: NVML_ERROR_NOT_SUPPORTED (3)"
+    assert processes.startswith("RuntimeError: Device 0, Simulated GPU, does not report its processes: NVML's ")
+    assert processes.endswith("answered NVML_ERROR_NOT_SUPPORTED, 3")
     assert together is None
     *_, processes, together = monitored(MEMORY, errors={"nvmlSystemGetProcessName": 6})
     assert processes[0][1] is None
@@ -214,10 +218,10 @@ def test_mig_instances() -> None:
     single, together, name, device, memory, processes, pid = monitored(
         program, gpus=2, mig=[None, 3], variables={"CUDA_VISIBLE_DEVICES": "1"}
     )
-    assert [value for i, value in enumerate(single) if i != 2] == [
-        f"RuntimeError: The device does not report its {what}: NVML_ERROR_NOT_SUPPORTED (3)"
-        for what in ("utilization", "memory utilization", "temperature", "power draw", "clock rate")
-    ]
+    whats = ("utilization", "memory utilization", "temperature", "power draw", "clock rate")
+    for said, what in zip((value for i, value in enumerate(single) if i != 2), whats, strict=True):
+        assert said.startswith(f"RuntimeError: Device 0, Simulated GPU, does not report its {what}: NVML's ")
+        assert said.endswith(" answered NVML_ERROR_NOT_SUPPORTED, 3")
     assert together == [None, None, 0, None, None, None]
     assert name == "Simulated GPU MIG 1g"
     assert device[1].startswith("MIG-")
@@ -239,7 +243,7 @@ def test_wrong_devices_and_no_device() -> None:
     assert wrong == [["ValueError"] * 5 + ["TypeError"] * 3 + ["RuntimeError"]] * 9
     assert len(set(none)) == 1
     assert none[0].startswith("RuntimeError: There is no device to read from: CUDA_VISIBLE_DEVICES is set to an empty text")
-    assert beyond == "ValueError"
+    assert beyond == "RuntimeError"  # every index names the CPU, which reports nothing
     assert not torch
 
 

@@ -228,13 +228,13 @@ def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
         print(json.dumps(told))
     """
     told = asked(program, stand_ins, STAND_IN_LOG=str(tmp_path / "log"))
-    missing = "The device does not report its {}: amdsmi answers 'N/A'"
+    missing = "Device {}, AMD Instinct {}, does not report its {}: amdsmi answers 'N/A'"
     # HIP's device 0 is amdsmi's 2. Power is in milliwatts here, as everywhere.
-    assert told[0] == [12, 22, 20 << 20, 42, missing.format("power draw"), 1502]
-    assert told[1] == [11, missing.format("memory utilization"), 10 << 20, 41, 301000, 1501]
+    assert told[0] == [12, 22, 20 << 20, 42, missing.format(0, 2, "power draw"), 1502]
+    assert told[1] == [11, missing.format(1, 1, "memory utilization"), 10 << 20, 41, 301000, 1501]
     assert told[2] == told[6] == told[7][0] == [10, 20, 0, 40, 300000, 1500]
-    assert told[3] == [12, 22, 20 << 20, 42, None, 1502, []]
-    assert told[4] == [10, 20, 0, 40, 300000, 1500, [[7, None, 5]]]
+    assert told[3] == [12, 22, 20 << 20, 42, None, 1502, [], *[None] * 4]
+    assert told[4] == [10, 20, 0, 40, 300000, 1500, [[7, None, 5]], *[None] * 4]
     assert told[5].startswith("GPU:2\nprocess          7 uses ")
     assert told[7][1] == 1
     assert told[8] == [0, "GPU-0a00000000000000", "AMD Instinct 0", "00000000:C0:00.0", None, 2**30, 0, None]
@@ -268,7 +268,7 @@ def test_the_child_where_amdsmi_does_not_work(broken: str, stand_ins: Path, tmp_
     assert told[1] == told[3] == [1, both[:1], None]
     assert told[4][:2] == [0, []]
     assert told[4][2].startswith("HIP_VISIBLE_DEVICES='-1' hides every GPU; amdsmi ")
-    assert told[5].startswith("Device 1, Stand-in 1, is known to the driver only")
+    assert told[5].startswith("The temperature of device 1, Stand-in 1, cannot be read: it is known to the driver only")
     pids = [line.split()[0] for line in log.read_text().splitlines()]
     assert len(pids) == 3
     assert str(pid) not in pids
@@ -283,10 +283,10 @@ def test_neither_amdsmi_nor_runtime(stand_ins: Path) -> None:
 
 def test_strictly(stand_ins: Path) -> None:
     program = """
-        told = [acc.is_available(), acc.is_available(strict=True), acc.unavailable_reason()]
+        told = [acc.is_available(), acc.is_available(strict=True), acc.unavailable_reason(strict=True)]
         os.environ["STAND_IN_BUSY"] = "1"
         acc.refresh()
-        print(json.dumps([*told, acc.is_available(strict=True), acc.unavailable_reason()]))
+        print(json.dumps([*told, acc.is_available(strict=True), acc.unavailable_reason(strict=True)]))
     """
     first, strict, reason, busy, why = asked(program, stand_ins, amdsmi=False)
     assert (first, strict, reason, busy) == (True, True, None, False)
@@ -297,4 +297,4 @@ def test_strictly(stand_ins: Path) -> None:
     # amdsmi lists GPUs of which this runtime knows nothing.
     first, strict, reason, *_ = asked(program, stand_ins)
     assert (first, strict) == (True, False)
-    assert reason == "AMD Instinct 2 (GPU-2a00000000000000) cannot be used: amdsmi lists it, and its driver does not"
+    assert reason == "AMD Instinct 2 (GPU-2a00000000000000) cannot be used: it is listed, and the driver does not know it"

@@ -42,9 +42,17 @@ def test_options_reach_the_command() -> None:
             print(n.nvmlDeviceGetName(handle), n.nvmlDeviceGetMemoryInfo(handle).total // 2**30, sep="/", end="/")
             print(n.nvmlDeviceGetCudaComputeCapability(handle), n.nvmlDeviceGetMaxMigDeviceCount(handle), sep="/")
     """
-    options = "--gpus 3 --memory 1GiB,2GiB --memory 3GiB --name A --name B --capability 8.6,9.0 --mig off,2"
+    options = (
+        "--gpus 3 --nvlink all --numa 0,1 --memory 1GiB,2GiB --memory 3GiB --name A --name B --capability 8.6,9.0 --mig off,2"
+    )
     done = simulate(*options.split(), "--", sys.executable, "-c", program)
     assert done.stdout.splitlines() == ["A/1/(8, 6)/0", "B/2/(9, 0)/7", "B/3/(9, 0)/7"], done.stderr
+
+
+@takes_cuda_build
+def test_a_name_may_have_commas() -> None:
+    program = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(1)))"
+    assert simulate("--gpus", "2", "--name", "Foo, Bar", "--", sys.executable, "-c", program).stdout == "Foo, Bar\n"
 
 
 @takes_cuda_build
@@ -68,6 +76,11 @@ def test_input_and_output_belong_to_the_command() -> None:
     [
         ([], 2, "no command: give one after --"),
         (["--gpus", "2", "--"], 2, "no command: give one after --"),
+        (["--", ""], 2, "no command: give one after --"),
+        (["--build", "/proc/no", "--", "true"], 2, "--build takes no command"),
+        (["--build", "/proc/no"], 2, "cannot build into /proc/no: "),
+        (["--nvlink", "yes", "--", "true"], 2, "'yes' is not all, off, or a group for each GPU"),
+        (["--numa", "all", "--", "true"], 2, "'all' is not a node for each GPU"),
         (["--gpus", "many", "--", "true"], 2, "invalid int value: 'many'"),
         (["--gpus", "500", "--", "true"], 2, "gpus must be between 0 and 128, not 500"),
         (["--memory", "much", "--", "true"], 2, "memory must be bytes or a size"),
@@ -161,24 +174,25 @@ def test_interrupting_at_the_terminal_reaches_the_command_once() -> None:
 
 def no_compiler(directory: Path) -> dict[str, str]:
     """No compiler on the path."""
-    return {"PATH": str(directory), "CC": ""}
+    return {"PATH": str(directory), "CC": "", "TMPDIR": str(directory)}
 
 
 def unknown_compiler(directory: Path) -> dict[str, str]:
     """A compiler that does not exist."""
-    return {"CC": f"{directory}/icc -O3"}
+    return {"CC": f"{directory}/icc -O3", "TMPDIR": str(directory)}
 
 
 def failing_compiler(directory: Path) -> dict[str, str]:
     """A compiler that fails."""
     body = 'test "$1" = --version || { echo "internal error 7" >&2; exit 3; }'
-    return {"CC": str(make_compiler(directory, body))}
+    return {"CC": str(make_compiler(directory, body)), "TMPDIR": str(directory)}
 
 
 def unwritable_cache(directory: Path) -> dict[str, str]:
-    """A file where the cache directory would be."""
+    """Files where the cache directories would be."""
     (directory / "accelerator").touch()
-    return {}
+    (directory / f"accelerator-{os.geteuid()}").touch()
+    return {"TMPDIR": str(directory)}
 
 
 def cache_with_a_blank(directory: Path) -> dict[str, str]:

@@ -275,13 +275,9 @@ class TestHostMemory:
 
 
 class TestKernels:
-    def test_kernels_launch_and_take_no_time(self) -> None:
+    def test_kernels_take_no_time_on_the_stream(self) -> None:
         tensor = torch.ones(10, device="cuda", requires_grad=True)
         (tensor * 2).sum().backward()
         assert tensor.grad is not None
-        assert tensor.grad.shape == (10,)
+        assert tensor.grad.tolist() == [2.0] * 10
         assert torch.cuda.current_stream().query()
-
-    def test_matrix_products_fail_rather_than_lie(self) -> None:
-        with pytest.raises(RuntimeError, match="CUBLAS_STATUS"):
-            torch.mm(torch.ones(2, 2, device="cuda"), torch.ones(2, 2, device="cuda"))

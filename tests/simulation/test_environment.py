@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import pytest
 
 import accelerator.simulation
-from accelerator.simulation import environment, is_simulated
-from tests.support.simulation import REPOSITORY, linux_only, make_compiler, plain, python
+from accelerator.simulation import _build, is_simulated
+from tests.support import environment
+from tests.support.simulation import DEADLINE, PRETEND, REPOSITORY, linux_only, make_compiler, plain, python
 
 pytestmark = linux_only
 
@@ -32,7 +34,7 @@ def variable(name: str, *arguments: Any, **machine: Any) -> str | None:
 
 
 def test_public_names() -> None:
-    assert accelerator.simulation.__all__ == ["environment", "is_simulated"]
+    assert accelerator.simulation.__all__ == ["environment", "is_simulated", "unavailable_reason"]
     assert dir(accelerator.simulation) == accelerator.simulation.__all__
 
 
@@ -64,6 +66,9 @@ def test_default_machine() -> None:
         "ACCELERATOR_SIM_CAPABILITIES": "9.0",
         "ACCELERATOR_SIM_SPEEDS": "0",
         "ACCELERATOR_SIM_MIG": "off",
+        "ACCELERATOR_SIM_NVLINK": "off",
+        "ACCELERATOR_SIM_NUMA": "1",
+        "ACCELERATOR_SIM_CLOCK_REASONS": "0",
     }
 
 
@@ -99,6 +104,12 @@ def test_a_value_for_each_gpu() -> None:
     assert values == {"NAMES": "A;B, C", "CAPABILITIES": "8.6,9.0", "SPEEDS": "1,-2,3", "MIG": "off,0,7"}
 
 
+def test_links_and_nodes() -> None:
+    assert [variable("NVLINK", 3, nvlink=value) for value in (True, [0, 0, None])] == ["0", "0,0,off"]
+    assert [variable("NUMA", 3, numa=value) for value in (1, None, [0, 63, (1, 2)])] == ["2", "0", f"1,{2**63},6"]
+    assert variable("CLOCK_REASONS", 2, clock_reasons=[0, 0x44]) == "0,68"
+
+
 def test_failures() -> None:
     assert variable("ERRORS") is None
     assert variable("ERRORS", driver="broken") == "cuInit:999"
@@ -114,6 +125,13 @@ def test_driver_version() -> None:
     assert variable("DRIVER_CUDA", driver="old") == "11.4"
     assert variable("DRIVER_CUDA", driver="old", driver_cuda="12.4") == "12.4"
     assert variable("DRIVER_CUDA", driver_cuda="13.0") == "13.0"
+
+
+@pytest.mark.parametrize("argument", ["state", "log"])
+def test_a_file_that_cannot_be_written(argument: str, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "no/file"):
+        with pytest.raises(ValueError, match=f"{argument} must be a file that can be written to, not"):
+            environment(**{argument: path})
 
 
 def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +160,10 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"mig": 8}, "mig must be None or between 0 and 7, not 8"),
         ({"mig": 1, "capability": "7.5"}, "mig needs compute capability 8.0 or more, and GPU 0 has 7.5"),
         ({"gpus": 3, "mig": [None, 1], "capability": ["9.0", "8.0", "7.5"]}, "GPU 2 has 7.5"),
+        ({"nvlink": [128]}, "nvlink must be between 0 and 127, not 128"),
+        ({"numa": 64}, "numa must be between 0 and 63, not 64"),
+        ({"numa": [[0, -1]]}, "numa must be between 0 and 63, not -1"),
+        ({"clock_reasons": 2**32}, "clock_reasons must be between 0"),
         ({"driver": "gone"}, "driver must be one of 'present', 'absent', 'old', 'broken', not 'gone'"),
         ({"nvml": "old"}, "nvml must be one of 'present', 'absent', 'broken', 'mismatch', not 'old'"),
         ({"driver_cuda": "thirteen"}, "driver_cuda must be two numbers"),
@@ -169,6 +191,9 @@ def test_impossible_values(arguments: dict[str, Any], message: str) -> None:
         ({"capability": 9.0}, 'capability must be a str such as "9.0", not float'),
         ({"speed": "fast"}, "speed must be an int, not str"),
         ({"mig": "off"}, "mig must be None or an int, not str"),
+        ({"nvlink": "all"}, "nvlink must be an int, not str"),
+        ({"numa": "0"}, "numa must be an int, not str"),
+        ({"clock_reasons": "power"}, "clock_reasons must be an int, not str"),
         ({"driver": None}, "driver must be a str, not NoneType"),
         ({"driver_cuda": 13.2}, "driver_cuda must be a str"),
         ({"errors": 3}, "errors must be a mapping of functions to codes, or a str, not int"),
@@ -188,10 +213,17 @@ def test_base_is_kept_and_not_changed() -> None:
     before = dict(base)
     child = environment(base=base)
     assert base == before
-    assert child["PATH"] == "/bin"
-    assert child["LD_PRELOAD"].endswith("libcupti.so.13:/x/liba.so /y/libb.so")
+    assert re.fullmatch(r"[^:]*/bin:/bin", child["PATH"])
+    assert child["LD_PRELOAD"].endswith("libnccl.so.2:/x/liba.so /y/libb.so")
     assert child["LD_LIBRARY_PATH"].endswith("/nvml:/lib:")
     assert environment()["HOME"] == os.environ["HOME"]
+
+
+def test_the_time_to_wait_for_a_rank_is_the_users() -> None:
+    base = {"ACCELERATOR_SIM_NCCL_TIMEOUT": "5", "ACCELERATOR_SIM_MIG": "1"}
+    child = environment(base=base)
+    assert child["ACCELERATOR_SIM_NCCL_TIMEOUT"] == "5"
+    assert child["ACCELERATOR_SIM_MIG"] != "1"
 
 
 def test_nesting_replaces() -> None:
@@ -205,7 +237,7 @@ def test_nesting_replaces() -> None:
 
 
 def test_nesting_in_a_process() -> None:
-    program = "import subprocess, sys; from accelerator.simulation import environment; "
+    program = "import subprocess, sys; from tests.support import environment; "
     program += "print(environment(2)['LD_PRELOAD'] == environment(2, base={})['LD_PRELOAD']); "
     program += "sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]], env=environment(2)))"
     count = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
@@ -238,6 +270,36 @@ def test_is_simulated_goes_by_the_process() -> None:
     assert python("import os; os.environ.clear(); " + ASK_SIMULATED, env=inside).stdout == "True\n"
 
 
+def test_why_not(tmp_path: Path) -> None:
+    ask = "from accelerator import simulation; print(simulation.unavailable_reason())\n"
+    ask += "try: simulation.environment(); print('given')\nexcept RuntimeError as error: print(error)"
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise SystemExit('torch was imported')")
+    version = tmp_path / "torch/version.py"
+    env = {**plain(), "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    version.write_text("__version__ = '2.9.1'\ncuda = '13.0'\n")
+    assert python(ask, env=env).stdout == "None\ngiven\n"
+    bare = {**env, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": "/nowhere", "CC": ""}
+    no_compiler = "simulated GPUs need a C compiler, and none of cc, gcc and clang was found; install one or set CC"
+    assert python(ask, env=bare).stdout == f"{no_compiler}\n" * 2
+    version.write_text("__version__ = '2.9.1'\ncuda = None\n")
+    cpu = f"torch 2.9.1 of {sys.executable} is built for the CPU alone; install a CUDA build"
+    assert python(ask, env=bare).stdout == f"{cpu}\n" * 2
+
+
+def test_in_a_zip_application(tmp_path: Path) -> None:
+    archive = shutil.make_archive(str(tmp_path / "application"), "zip", REPOSITORY, "accelerator")
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD],
+        env={**plain(), "PYTHONPATH": archive, "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert Path(done.stdout.strip(), "driver/libcuda.so.1").is_file(), done.stderr
+
+
 def test_is_simulated_here() -> None:
     maps = Path("/proc/self/maps").read_text()
     assert is_simulated() == ("/accelerator/simulation-" in maps)
@@ -253,33 +315,130 @@ def compilations(directory: Path) -> int:
 
 
 def test_the_second_build_does_nothing(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, PRETEND))}
     first = python(BUILD, env=env)
     assert first.returncode == 0, first.stderr
-    assert compilations(tmp_path) == 5
+    assert compilations(tmp_path) == len(_build._LIBRARIES)
     root = Path(first.stdout.strip())
     assert root.parent == tmp_path / "cache/accelerator"
     second = python(BUILD, env=env)
     assert second.stdout == first.stdout
-    assert compilations(tmp_path) == 5
+    assert compilations(tmp_path) == len(_build._LIBRARIES)
     # Cleaners of cache directories take single files.
     (root / "driver/libcuda.so.1").unlink()
     assert python(BUILD, env=env).stdout == first.stdout
     assert (root / "driver/libcuda.so.1").is_file()
 
 
-def test_compilers_have_builds_of_their_own(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path)}
-    assert python(BUILD, env={**env, "CC": "cc"}).stdout != python(BUILD, env={**env, "CC": "cc -g"}).stdout
+def test_a_build_is_found_without_a_compiler(tmp_path: Path) -> None:
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
+    built = python(BUILD, env=env).stdout
+    assert python(BUILD, env={**env, "PATH": "/nowhere", "CC": "no-such-compiler"}).stdout == built
+
+
+def test_a_directory_for_machines_without_a_compiler(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "accelerator", "simulate", "--build", str(tmp_path / "prebuilt")]
+    compiler = {**plain(), "CC": str(make_compiler(tmp_path, PRETEND))}
+    built = subprocess.run(command, env=compiler, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
+    assert built.returncode == 0, built.stderr
+    env = {**plain(), "PATH": "/nowhere", "ACCELERATOR_SIM_LIBRARIES": str(tmp_path / "prebuilt")}
+    env["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    found = python(BUILD, env=env)
+    assert found.stdout == built.stdout, found.stderr
+    assert not (tmp_path / "cache").exists()
+    nested = "from tests.support import environment; child = environment(1); "
+    nested += "print(child['LD_PRELOAD'], environment(2, base=child)['ACCELERATOR_SIM_LIBRARIES'])"
+    assert python(nested, env=env).stdout.startswith(built.stdout.strip())
+    # Libraries of another version, or changed ones.
+    (Path(built.stdout.strip()) / "driver/libcuda.so.1").write_bytes(b"")
+    failed = python(BUILD, env=env).stderr.splitlines()[-1]
+    assert failed.startswith("RuntimeError: ACCELERATOR_SIM_LIBRARIES names ")
+    assert failed.endswith("build them with python -m accelerator simulate --build " + str(tmp_path / "prebuilt"))
+
+
+def truncate(root: Path) -> None:
+    library = root / "driver/libcuda.so.1"
+    library.write_bytes(library.read_bytes()[:1000])
+
+
+def open_a_library(root: Path) -> None:
+    (root / "nvml/libnvidia-ml.so.1").chmod(0o666)
+
+
+def open_a_directory(root: Path) -> None:
+    (root / "driver").chmod(0o777)
+
+
+def open_the_cache(root: Path) -> None:
+    root.parent.chmod(0o777)
+
+
+def replace_by_a_link(root: Path) -> None:
+    library = root / "driver/libcuda.so.1"
+    library.rename(root.parent / "elsewhere")
+    library.symlink_to(root.parent / "elsewhere")
+
+
+def leave_a_killed_build(root: Path) -> None:
+    (root.parent / ".building-abc").mkdir()
+    (root.parent / ".building-abc/part").touch()
+    (root / "SHA256SUMS").unlink()
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [truncate, open_a_library, open_a_directory, open_the_cache, replace_by_a_link, leave_a_killed_build],
+    ids=lambda harm: harm.__name__,
+)
+def test_a_build_that_cannot_be_trusted_is_replaced(harm: Callable[[Path], None], tmp_path: Path) -> None:
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
+    root = Path(python(BUILD, env=env).stdout.strip())
+    sound = (root / "driver/libcuda.so.1").read_bytes()
+    harm(root)
+    again = python(BUILD, env=env)
+    assert again.stdout.strip() == str(root), again.stderr
+    assert (root / "driver/libcuda.so.1").read_bytes() == sound
+    parts = [root.parent, root, *root.rglob("*")]
+    assert [part for part in parts if part.lstat().st_mode & 0o022 or part.is_symlink()] == []
+    assert {part.name for part in root.parent.iterdir()} <= {root.name, ".simulation.lock", "elsewhere"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+def test_the_cache_of_another_user(tmp_path: Path) -> None:
+    (tmp_path / "home/.cache/accelerator").mkdir(parents=True)
+    env = {**plain(), "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
+    env["CC"] = str(make_compiler(tmp_path, PRETEND))
+    env.pop("XDG_CACHE_HOME", None)
+    (tmp_path / "tmp").mkdir()
+    os.chown(tmp_path / "home/.cache/accelerator", 1, 1)
+    done = python(BUILD, env=env)
+    assert Path(done.stdout.strip()).is_relative_to(tmp_path / f"tmp/accelerator-{os.geteuid()}"), done.stderr
+    os.chown(tmp_path / f"tmp/accelerator-{os.geteuid()}/accelerator", 1, 1)
+    assert "belongs to another user" in python(BUILD, env=env).stderr.splitlines()[-1]
+
+
+def test_progress_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
+    import pty
+
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
+    terminal, side = pty.openpty()
+    subprocess.run([sys.executable, "-c", BUILD], env=env, cwd=REPOSITORY, stderr=side, timeout=DEADLINE, check=True)
+    os.close(side)
+    shown = os.read(terminal, 10000).decode()
+    os.close(terminal)
+    assert "compiling the simulated GPUs, once: 3 of 7 parts" in shown
+    assert shown.endswith("\r\x1b[K")
+    shutil.rmtree(tmp_path / "accelerator")
+    assert python(BUILD, env=env).stderr == ""
 
 
 def test_builds_at_once(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, PRETEND))}
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(python, BUILD, env=env) for _ in range(4)]
     done = [job.result() for job in jobs]
     assert [process.returncode for process in done] == [0] * 4, done[0].stderr
     assert len({process.stdout for process in done}) == 1
-    assert compilations(tmp_path) == 5
+    assert compilations(tmp_path) == len(_build._LIBRARIES)
     names = {entry.name for entry in (tmp_path / "cache/accelerator").iterdir()}
     assert names == {Path(done[0].stdout.strip()).name, ".simulation.lock"}

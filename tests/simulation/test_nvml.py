@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import sys
-from typing import TYPE_CHECKING
+import textwrap
+from pathlib import Path
 
 import pytest
 
 from tests.support import simulated_environment
 from tests.support.simulation import GIB, ask, ask_uninitialized, linux_only, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = linux_only
 
@@ -227,14 +227,48 @@ def test_pci_addresses_find_their_gpus() -> None:
     assert codes == [6, 2]
 
 
+def test_old_forms_of_the_pci_address() -> None:
+    program = """
+        library, filled = ctypes.CDLL("libnvidia-ml.so.1"), []
+        for function in (library.nvmlDeviceGetPciInfo, library.nvmlDeviceGetPciInfo_v2):
+            info = (ctypes.c_char * 68)(*b"!" * 68)
+            assert function(handles()[1], info) == 0
+            filled.append([info.value.decode(), int.from_bytes(info.raw[20:24], "little"), info.raw.find(b"!!!!")])
+        answer(filled)
+    """
+    assert ask(program, 2) == [["0000:02:00.0", 2, 32], ["0000:02:00.0", 2, 52]]
+
+
+def test_every_function_that_the_binding_knows_is_there() -> None:
+    program = """
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        answer([name for name in names if not hasattr(library, name)])
+    """
+    source = Path(importlib.util.find_spec("pynvml").origin).read_text()
+    names = sorted(set(re.findall(r"""_nvmlGetFunctionPointer\(\s*["'](nvml\w+)["']""", source)))
+    assert len(names) >= 400
+    assert ask(f"names = {names}\n" + textwrap.dedent(program)) == [], "to be added to nvml_unsupported.c"
+
+
 def test_what_is_not_simulated_says_so() -> None:
     program = """
-        gpu = n.nvmlDeviceGetHandleByIndex(0)
-        answer([code(n.nvmlDeviceGetNvLinkRemoteDeviceType, gpu, 0), code(n.nvmlDeviceGetNvLinkRemotePciInfo, gpu, 0),
-                code(n.nvmlDeviceGetGpuFabricInfoV, gpu, ctypes.byref(n.c_nvmlGpuFabricInfoV_t())),
-                code(n.nvmlDeviceGetP2PStatus, gpu, gpu, 0)])
+        library, gpus = ctypes.CDLL("libnvidia-ml.so.1"), handles()
+        asked = [(n.nvmlDeviceGetSerial, gpus[0]), (n.nvmlDeviceGetSerial, gpus[1]), (n.nvmlDeviceGetSerial, None),
+                 (n.nvmlUnitGetCount,), (n.nvmlDeviceGetHandleBySerial, "7"), (n.nvmlDeviceGetNumaNodeId, gpus[0]),
+                 (n.nvmlDeviceGetGpuFabricInfoV, gpus[0], ctypes.byref(n.c_nvmlGpuFabricInfoV_t()))]
+        codes = [code(*call) for call in asked]
+        n.nvmlShutdown()
+        answer([codes, code(n.nvmlDeviceGetSerial, gpus[0]), library.nvmlUnitGetCount()])
     """
-    assert ask(program) == [3, 3, 3, 3]
+    assert ask(program, 2, errors={"nvmlDeviceGetSerial@1": 15}) == [[3, 15, 2, 3, 3, 3, 0], 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("capability", "architecture"),
+    [("7.0", 5), ("7.5", 6), ("8.0", 7), ("8.9", 8), ("9.0", 9), ("12.0", 10), ("4.0", 2**32 - 1)],
+)
+def test_architecture(capability: str, architecture: int) -> None:
+    assert ask("answer(n.nvmlDeviceGetArchitecture(handles()[0]))", capability=capability) == architecture
 
 
 # Telemetry
@@ -272,3 +306,68 @@ def test_versioned_structures() -> None:
                 library.nvmlDeviceGetMemoryInfo_v2(h, ctypes.byref(memory))])
     """
     assert ask(program) == [25, 25]
+
+
+def test_more_figures_differ_between_gpus() -> None:
+    program = """
+        fields = [n.NVML_FI_DEV_MEMORY_TEMP, n.NVML_FI_DEV_POWER_INSTANT, n.NVML_FI_DEV_POWER_CURRENT_LIMIT, 1]
+        answer([[n.nvmlDeviceGetFanSpeed(h), n.nvmlDeviceGetFanSpeed_v2(h, 0), n.nvmlDeviceGetNumFans(h),
+                 *([v.value.uiVal, v.nvmlReturn] for v in n.nvmlDeviceGetFieldValues(h, fields))] for h in handles()])
+    """
+    assert ask(program, 2) == [
+        [25, 25, 1, [40, 0], [60000, 0], [700000, 0], [0, 3]],
+        [26, 26, 1, [41, 0], [61000, 0], [700000, 0], [0, 3]],
+    ]
+
+
+def test_what_holds_the_clocks_back() -> None:
+    program = """
+        answer([[n.nvmlDeviceGetCurrentClocksEventReasons(h), n.nvmlDeviceGetCurrentClocksThrottleReasons(h)]
+                for h in handles()])
+    """
+    assert ask(program, 2, clock_reasons=[0, 0x44]) == [[0, 0], [0x44, 0x44]]
+
+
+def test_each_new_function_can_be_made_to_fail() -> None:
+    program = """
+        g, h = handles()
+        answer([code(f, *a) for f, a in [
+            (n.nvmlDeviceGetFanSpeed, [h]), (n.nvmlDeviceGetFieldValues, (h, [82])), (n.nvmlDeviceGetNumFans, [h]),
+            (n.nvmlDeviceGetCurrentClocksEventReasons, [h]), (n.nvmlDeviceGetCurrentClocksThrottleReasons, [h]),
+            (n.nvmlDeviceGetMemoryAffinity, (h, 1, 0)), (n.nvmlDeviceGetCpuAffinity, (h, 1)),
+            (n.nvmlDeviceGetP2PStatus, (h, g, 2)), (n.nvmlDeviceGetNvLinkState, (h, 0)),
+            (n.nvmlDeviceGetNvLinkRemotePciInfo, (h, 0)), (n.nvmlDeviceGetTopologyCommonAncestor, (h, g)),
+            (n.nvmlDeviceGetBAR1MemoryInfo, [h]), (n.nvmlDeviceGetEnforcedPowerLimit, [h]),
+            (n.nvmlDeviceGetPowerManagementLimit, [h]), (n.nvmlDeviceGetMPSComputeRunningProcesses_v3, [h]),
+            (n.nvmlDeviceGetFanSpeed, [g]),
+        ]])
+    """
+    assert ask(program, 2, nvlink=True) == [0] * 16
+    failing = (
+        "Fan",
+        "Field",
+        "Num",
+        "Current",
+        "Memory",
+        "Cpu",
+        "P2P",
+        "NvLink",
+        "Topology",
+        "BAR1",
+        "Enforced",
+        "Power",
+        "MPS",
+    )
+    assert ask(program, 2, nvlink=True, errors={f"nvmlDeviceGet{name}*@1": 15 for name in failing}) == [15] * 15 + [0]
+
+
+def test_a_mig_instance_has_memory_and_no_telemetry() -> None:
+    program = """
+        gpu = n.nvmlDeviceGetHandleByIndex(0)
+        instance = next(iter(instances(gpu).values()))
+        answer([n.nvmlDeviceGetBAR1MemoryInfo(instance).bar1Total, n.nvmlDeviceGetMPSComputeRunningProcesses_v3(instance),
+                [code(f, instance) for f in (n.nvmlDeviceGetFanSpeed, n.nvmlDeviceGetCurrentClocksEventReasons)],
+                n.nvmlDeviceGetFieldValues(instance, [n.NVML_FI_DEV_MEMORY_TEMP])[0].nvmlReturn,
+                code(n.nvmlDeviceGetP2PStatus, instance, gpu, 2)])
+    """
+    assert ask(program, mig=2) == [GIB, [], [3, 3], 3, 3]

@@ -206,3 +206,17 @@ def test_memory_and_processes_of_an_instance() -> None:
     assert used[0] == used[1] >= 100 * MIB
     assert used[2] == 0
     assert processes == [[[pid, used[0], 1, 0]], [[pid, used[0], 1, 0]], []]
+
+
+@pytest.mark.parametrize("bytes", [MIB, 8 * GIB - MIB])
+def test_the_driver_has_as_much_free(bytes: int) -> None:
+    program = f"""
+        cuda, _ = allocate({bytes})
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+        memory = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0))
+        answer([free.value, total.value, memory.free, memory.total])
+    """
+    free, total, *nvml = ask(program)
+    assert [free, total] == nvml
+    assert free == {MIB: 8 * GIB - 512 * MIB - MIB}.get(bytes, 0)

@@ -9,10 +9,15 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from accelerator import simulation
+import accelerator.simulation
 from accelerator._machine import process
 
 ROOT = Path(__file__).parents[2]
+
+# Refuses a torch that could not use the GPUs. What concerns NVML alone is tested under such a torch all the same.
+environment: Any = accelerator.simulation.environment
+if accelerator.simulation.unavailable_reason() is not None:
+    environment = environment.__wrapped__
 
 # What an outer process may have set and a test must not inherit.
 _READ_BY_US = process.ENVIRONMENT
@@ -20,22 +25,22 @@ _READ_BY_US = process.ENVIRONMENT
 
 def plain_environment(**variables: str) -> dict[str, str]:
     """This process's environment without anything that changes what is visible, and without simulation."""
-    environment = simulation.environment(driver="absent", nvml="absent", gpus=0)
-    kept = {name: value for name, value in environment.items() if not name.startswith("ACCELERATOR_SIM_")}
+    machine = environment(driver="absent", nvml="absent", gpus=0)
+    kept = {name: value for name, value in machine.items() if not name.startswith("ACCELERATOR_SIM_")}
     kept.pop("LD_PRELOAD", None)
     return _finished(kept, variables)
 
 
 def simulated_environment(variables: dict[str, str] | None = None, **options: Any) -> dict[str, str]:
     """The environment of a process on simulated GPUs; the options are those of ``simulation.environment``."""
-    return _finished(simulation.environment(**options), variables or {})
+    return _finished(environment(**options), variables or {})
 
 
-def _finished(environment: dict[str, str], variables: dict[str, str]) -> dict[str, str]:
+def _finished(machine: dict[str, str], variables: dict[str, str]) -> dict[str, str]:
     for name in _READ_BY_US:
-        environment.pop(name, None)
-    path = os.pathsep.join(filter(None, (str(ROOT), environment.get("PYTHONPATH"))))
-    return {**environment, "PYTHONPATH": path, **variables}
+        machine.pop(name, None)
+    path = os.pathsep.join(filter(None, (str(ROOT), machine.get("PYTHONPATH"))))
+    return {**machine, "PYTHONPATH": path, **variables}
 
 
 def run(code: str, environment: dict[str, str], *arguments: str, timeout: float = 120) -> str:

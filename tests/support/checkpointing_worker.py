@@ -375,14 +375,14 @@ def case_contiguous_buffers() -> None:
         assert buffer.memory.numel() == 3 * -(-30 // dist.get_world_size())
         assert not buffer.free
         pointers.add(buffer.memory.data_ptr())
-        # As many wait as were announced.
-        raises(RuntimeError, "more checkpoints wait", lambda: chain())
+        # As many wait as were announced; more get memory of their own.
+        more, further = chain()
+        further.sum().backward()
+        assert torch.equal(more.grad, expected_gradient())
+        del further
         raises(RuntimeError, "still wait", checkpointing.reset)
         h.sum().backward()
         assert torch.equal(x.grad, expected_gradient())
-        assert len(buffer.free) == 3
-        # Other sizes are refused until reset().
-        raises(RuntimeError, "same sizes", lambda: chain(size=40))
         assert len(buffer.free) == 3
         # Neither forwards without a graph nor forwards without a backward use slots up.
         with torch.no_grad():
@@ -391,10 +391,13 @@ def case_contiguous_buffers() -> None:
         for _ in range(5):
             chain()
     assert len(pointers) == 1
-    checkpointing.reset()
-    x, h = chain(size=40)
-    h.sum().backward()
-    assert torch.equal(x.grad, expected_gradient(size=40))
+    # Other sizes take the buffers over once none waits.
+    for size in (40, 30):
+        x, h = chain(size=size)
+        (buffer,) = buffers._buffers.values()
+        assert buffer.memory.numel() == 3 * -(-size // dist.get_world_size())
+        h.sum().backward()
+        assert torch.equal(x.grad, expected_gradient(size=size))
 
 
 def case_an_exception_gives_slots_back() -> None:
@@ -480,10 +483,16 @@ def case_arguments_that_differ_between_ranks() -> None:
 
 
 def case_seeds() -> None:
-    checkpointing.configure(group=world())
     rank = dist.get_rank()
-    checkpointing.model_parallel_cuda_manual_seed(100)
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     tracker = checkpointing.get_cuda_rng_tracker()
+    for group in (mesh, world()):
+        checkpointing.configure(group=group)
+        assert (checkpointing.mp_rank, checkpointing.mp_size) == (rank, dist.get_world_size())
+        checkpointing.model_parallel_cuda_manual_seed(100)
+        with tracker.fork():
+            assert torch.equal(torch.rand(4), torch.rand(4, generator=torch.Generator().manual_seed(100 + 2718 + rank)))
+    checkpointing.model_parallel_cuda_manual_seed(100)
     assert torch.equal(torch.rand(4), torch.rand(4, generator=torch.Generator().manual_seed(100)))
     with tracker.fork():
         assert torch.equal(torch.rand(4), torch.rand(4, generator=torch.Generator().manual_seed(100 + 2718 + rank)))

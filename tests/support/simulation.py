@@ -49,6 +49,9 @@ def make_compiler(directory: Path, body: str = 'exec cc "$@"') -> Path:
     return compiler
 
 
+# The body of a compiler that writes the file it is to make, and nothing sensible into it.
+PRETEND = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
+
 # What every program that asks NVML begins with.
 PRELUDE = """
 import ctypes, json, os, sys

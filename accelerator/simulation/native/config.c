@@ -57,6 +57,9 @@ static void read_gpus(void)
     const char *capabilities = variable("CAPABILITIES", "9.0");
     const char *speeds = variable("SPEEDS", "0");
     const char *mig = variable("MIG", "off");
+    const char *links = variable("NVLINK", "off");
+    const char *nodes = variable("NUMA", "1");
+    const char *reasons = variable("CLOCK_REASONS", "0");
 
     config.gpu_count = bounded(atol(variable("GPUS", "1")), 0, SIM_MAX_GPUS);
     for (int i = 0; i < config.gpu_count; i++) {
@@ -72,6 +75,12 @@ static void read_gpus(void)
         gpu->speed = atoi(entry);
         next_repeating(&mig, ',', entry, sizeof entry);
         gpu->instances = strcmp(entry, "off") == 0 ? SIM_MIG_OFF : bounded(atol(entry), 0, SIM_MAX_INSTANCES);
+        next_repeating(&links, ',', entry, sizeof entry);
+        gpu->link_group = strcmp(entry, "off") == 0 ? SIM_NO_LINKS : atoi(entry);
+        next_repeating(&nodes, ',', entry, sizeof entry);
+        gpu->nodes = strtoull(entry, NULL, 10);
+        next_repeating(&reasons, ',', entry, sizeof entry);
+        gpu->clock_reasons = (unsigned)strtoul(entry, NULL, 10);
     }
 }
 
@@ -220,8 +229,11 @@ void sim_log(const char *format, ...)
     int length = snprintf(line, sizeof line, "%d ", (int)getpid());
     va_list arguments;
     va_start(arguments, format);
-    length += vsnprintf(line + length, sizeof line - (size_t)length - 1, format, arguments);
+    size_t room = sizeof line - (size_t)length - 1;
+    int written = vsnprintf(line + length, room, format, arguments);
     va_end(arguments);
+    /* What was left out counts in the answer too. */
+    length += written < 0 ? 0 : (size_t)written < room ? written : (int)room - 1;
     line[length++] = '\n';
     if (write(file, line, (size_t)length) != length) {
         /* A log that cannot be written must not disturb the program; the test that reads it will notice. */

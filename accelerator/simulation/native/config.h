@@ -10,12 +10,13 @@
 
 #define SIM_EXPORT __attribute__((visibility("default")))
 
+/* SIM_MAX_GPUS, how many GPUs there can be, comes from the one who compiles this: _values.py has it. */
 enum {
-    SIM_MAX_GPUS = 128,
     SIM_MAX_INSTANCES = 7, /* MIG instances of one GPU */
     SIM_WHOLE_GPU = -1,    /* in place of an instance number: the GPU itself */
     SIM_NO_GPU = -1,       /* in place of a GPU number: the call concerns none */
     SIM_MIG_OFF = -1,
+    SIM_NO_LINKS = -1,     /* in place of an NVLink group */
     SIM_NAME_SIZE = 96,
     SIM_UUID_SIZE = 41, /* "GPU-" or "MIG-", 36 characters, the final zero */
 };
@@ -26,6 +27,9 @@ struct sim_gpu {
     int major, minor; /* compute capability */
     int speed;        /* orders CUDA's FASTEST_FIRST */
     int instances;    /* SIM_MIG_OFF, or the number of MIG instances (0: MIG on, no instance) */
+    int link_group;   /* GPUs of one group have NVLink between them; SIM_NO_LINKS */
+    uint64_t nodes;   /* the NUMA nodes of the host that are nearest, a bit for each; 0: not known */
+    unsigned clock_reasons; /* what holds the clocks back, as NVML's bits */
 };
 
 struct sim_config {

@@ -42,6 +42,8 @@ static CUresult initialize(void)
     if (device_count == 0)
         return ERROR_NO_DEVICE;
     driver_state = sim_state_open();
+    if (!driver_state)
+        return ERROR_OPERATING_SYSTEM;
     sim_state_forget_self(driver_state);
     pthread_atfork(NULL, NULL, poison);
     sim_log("cuInit");
@@ -187,6 +189,8 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .find_memory = find_memory,
         .is_valid_range = is_valid_range,
         .set_pool = set_pool,
+        .fill_with_zeros = accelerator_simulation_zero,
+        .use_runtime = use_runtime,
         .export_memory = export_memory,
         .import_memory = import_memory,
         .close_imported = close_imported,

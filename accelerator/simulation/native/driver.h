@@ -97,6 +97,13 @@ void release(int device, uint64_t bytes);
 int find_memory(const void *address, struct sim_memory *found);
 int is_valid_range(const void *address, size_t size);
 void set_pool(void *address, void *pool);
+bool is_shared(const void *address);
+
+/* driver_zero.c. Exported for kernels that do the work of CUDA's in Python. */
+void accelerator_simulation_zero(void *address, size_t size);
+
+/* driver_stream.c */
+void use_runtime(const struct sim_runtime *used);
 
 /* driver_share.c */
 int export_memory(const void *address, struct sim_ipc_handle *handle);

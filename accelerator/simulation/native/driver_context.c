@@ -120,6 +120,28 @@ SIM_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
     return SUCCESS;
 }
 
+/* The sizes that kernels may use: kept, and without an effect. */
+enum { LIMITS = 8 };
+static _Atomic size_t limits[SIM_MAX_GPUS][LIMITS] = {[0 ... SIM_MAX_GPUS - 1] = {1024, 7340032, 8388608, 2, 2048, 128}};
+
+SIM_EXPORT CUresult cuCtxSetLimit(unsigned limit, size_t value)
+{
+    ENTER_CONTEXT();
+    if (limit >= LIMITS)
+        return ERROR_INVALID_VALUE;
+    limits[current_context()->ordinal][limit] = value;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuCtxGetLimit(size_t *value, unsigned limit)
+{
+    ENTER_CONTEXT();
+    if (!value || limit >= LIMITS)
+        return ERROR_INVALID_VALUE;
+    *value = limits[current_context()->ordinal][limit];
+    return SUCCESS;
+}
+
 void wait_until(int64_t time)
 {
     enum { SECOND = 1000000000 };

@@ -34,6 +34,10 @@ static CUresult fill(CUdeviceptr address, uint32_t value, size_t count)
     uint32_t *words = (uint32_t *)address;
     if (!is_valid_range(words, count * sizeof *words))
         return ERROR_INVALID_VALUE;
+    if (value == 0) {
+        accelerator_simulation_zero(words, count * sizeof *words);
+        return SUCCESS;
+    }
     for (size_t i = 0; i < count; i++)
         words[i] = value;
     return SUCCESS;

@@ -148,10 +148,16 @@ static const int common_attributes[] = {
     [125] = 1,            /* events between processes */
     [130] = 0,            /* not a NUMA node */
     [131] = -1,
-    [134] = -1,
 };
 
 enum { ATTRIBUTES_KNOWN = 150 };
+
+/* The host's NUMA node nearest to a GPU; -1 unless it is a single one. */
+static int host_node(int gpu)
+{
+    uint64_t nodes = sim_config()->gpus[gpu].nodes;
+    return nodes != 0 && (nodes & (nodes - 1)) == 0 ? __builtin_ctzll(nodes) : -1;
+}
 
 SIM_EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
@@ -173,6 +179,9 @@ SIM_EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev
         break;
     case 76:
         *value = devices[device].minor;
+        break;
+    case 134:
+        *value = host_node(devices[device].gpu);
         break;
     default:
         *value = attribute < (int)(sizeof common_attributes / sizeof *common_attributes) ? common_attributes[attribute]

@@ -234,9 +234,9 @@ SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
     ENTER_CONTEXT();
     struct sim_device *device = current_context();
-    uint64_t used = sim_state_used(driver_state, device->gpu, device->instance);
-    *total = device->memory;
-    *free = used < device->memory ? device->memory - used : 0;
+    struct sim_memory_figures memory = sim_state_memory(driver_state, device->gpu, device->instance);
+    *total = memory.total;
+    *free = memory.free;
     return SUCCESS;
 }
 
@@ -276,4 +276,14 @@ void set_pool(void *address, void *pool)
     if (block)
         block->memory.pool = pool;
     memory_unlock();
+}
+
+/* Whether the block that holds the address lives in a file by now. */
+bool is_shared(const void *address)
+{
+    memory_lock();
+    struct block *block = block_find(address);
+    bool shared = block && block->file >= 0;
+    memory_unlock();
+    return shared;
 }

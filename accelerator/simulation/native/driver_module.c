@@ -1,10 +1,54 @@
-/* libcuda.so.1: modules and kernels compiled at run time. They load and launch, and compute nothing. */
+/* libcuda.so.1: modules and kernels compiled at run time. They load, and cannot be run: where the machine computes a launch
+ * fails, elsewhere it does nothing. */
 #include "driver.h"
 
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
-/* Modules and functions are opaque to their users; all of them can be one. */
-static char any_module, any_function;
+/* Modules are opaque to their users; all of them can be one. Of a function there is its name. */
+static char any_module;
+
+struct function {
+    struct function *next;
+    bool is_named; /* in a message, that it cannot be run */
+    char name[];
+};
+
+static struct function *functions;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static struct function *find_function(const char *name)
+{
+    pthread_mutex_lock(&lock);
+    struct function *function = functions;
+    while (function && strcmp(function->name, name) != 0)
+        function = function->next;
+    if (!function && (function = calloc(1, sizeof *function + strlen(name) + 1))) {
+        strcpy(function->name, name);
+        function->next = functions;
+        functions = function;
+    }
+    pthread_mutex_unlock(&lock);
+    return function;
+}
+
+static CUresult refuse(struct function *function)
+{
+    pthread_mutex_lock(&lock);
+    if (!function->is_named)
+        fprintf(stderr, "kernel %s is not simulated\n", function->name);
+    function->is_named = true;
+    pthread_mutex_unlock(&lock);
+    return ERROR_NOT_SUPPORTED;
+}
+
+static bool computes(void)
+{
+    const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
+    return value && strcmp(value, "1") == 0;
+}
 
 #define LOADS_MODULE(name, ...)                                                                                        \
     SIM_EXPORT CUresult name(__VA_ARGS__)                                                                              \
@@ -38,8 +82,8 @@ SIM_EXPORT CUresult cuModuleGetFunction(void **function, void *module, const cha
         return ERROR_INVALID_VALUE;
     if (module != &any_module)
         return ERROR_INVALID_HANDLE;
-    *function = &any_function;
-    return SUCCESS;
+    *function = find_function(name);
+    return *function ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
 
 static int function_attribute(int attribute)
@@ -96,7 +140,7 @@ SIM_EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned gri
     uint64_t threads = (uint64_t)block_x * block_y * block_z;
     if (!function || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > 1024)
         return ERROR_INVALID_VALUE;
-    return SUCCESS;
+    return computes() ? refuse(function) : SUCCESS;
 }
 
 SIM_EXPORT CUresult cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -106,6 +150,33 @@ SIM_EXPORT CUresult cuLaunchCooperativeKernel(void *function, unsigned grid_x, u
     ENTER();
     return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_memory, stream,
                           parameters, NULL);
+}
+
+struct launch_configuration {
+    unsigned grid[3], block[3];
+    unsigned shared_memory;
+    CUstream stream;
+    void *attributes;
+    unsigned attribute_count;
+};
+
+SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *launch, void *function, void **parameters,
+                                     void **extra)
+{
+    ENTER();
+    if (!launch)
+        return ERROR_INVALID_VALUE;
+    return cuLaunchKernel(function, launch->grid[0], launch->grid[1], launch->grid[2], launch->block[0],
+                          launch->block[1], launch->block[2], launch->shared_memory, launch->stream, parameters, extra);
+}
+
+SIM_EXPORT CUresult cuOccupancyMaxActiveClusters(int *clusters, void *function, const struct launch_configuration *launch)
+{
+    ENTER_CONTEXT();
+    if (!clusters || !function || !launch)
+        return ERROR_INVALID_VALUE;
+    *clusters = current_context()->processors;
+    return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int block_size,

@@ -53,6 +53,15 @@ struct sim_ipc_handle {
     char bytes[64];
 };
 
+/* What the driver needs of the runtime, whose streams they are. */
+struct sim_runtime {
+    int (*create_stream)(void **stream, unsigned flags, int priority);
+    int (*destroy_stream)(void *stream);
+    int (*query_stream)(void *stream);
+    int (*synchronize_stream)(void *stream);
+    int (*is_capturing)(void *stream, int *status);
+};
+
 struct sim_driver {
     int (*cuInit)(unsigned flags);
     int (*cuDriverGetVersion)(int *version);
@@ -78,6 +87,8 @@ struct sim_driver {
     /* Whether a copy may touch the range: host memory that CUDA does not know always, other memory within bounds. */
     int (*is_valid_range)(const void *address, size_t size);
     void (*set_pool)(void *address, void *pool);
+    void (*fill_with_zeros)(void *address, size_t size);
+    void (*use_runtime)(const struct sim_runtime *runtime);
 
     int (*export_memory)(const void *address, struct sim_ipc_handle *handle);
     int (*import_memory)(const struct sim_ipc_handle *handle, void **address);

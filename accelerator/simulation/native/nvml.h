@@ -30,6 +30,7 @@ struct nvml_device {
 };
 
 nvml_handle nvml_encode(int gpu, int instance);
+bool nvml_decode(nvml_handle handle, struct nvml_device *device);
 
 /* The result with which `function` has to end at once, or NVML_OK: not initialized in this process, not a handle, or an
  * error that ACCELERATOR_SIM_ERRORS prescribes. */
@@ -67,7 +68,28 @@ static inline bool nvml_has_mig(const struct nvml_device *device)
     return nvml_gpu(device)->major >= NVML_FIRST_MIG_MAJOR;
 }
 
+/* How functions begin that know nothing of MIG instances. */
+#define NVML_ENTER_GPU(device, handle, condition)                                                                     \
+    NVML_ENTER_DEVICE(device, handle, condition);                                                                     \
+    do {                                                                                                              \
+        if (nvml_is_instance(&device))                                                                                \
+            return NVML_NOT_SUPPORTED;                                                                                \
+    } while (0)
+
 /* Copies text into a caller's buffer. */
 int nvml_put_text(const char *text, char *buffer, unsigned size);
+
+struct nvml_pci_info {
+    char legacy_bus_id[16];
+    unsigned domain, bus, device;
+    unsigned device_id, subsystem_id;
+    char bus_id[32];
+};
+_Static_assert(sizeof(struct nvml_pci_info) == 68, "the layout of version 3");
+
+struct nvml_pci_info nvml_pci_info(int gpu);
+
+/* nvml_topology.c. How many NVLinks a GPU has in use. */
+int nvml_link_count(int gpu);
 
 #endif

@@ -16,7 +16,7 @@ nvml_handle nvml_encode(int gpu, int instance)
     return &anchors[gpu * DEVICES_PER_GPU + instance + 1];
 }
 
-static bool decode(nvml_handle handle, struct nvml_device *device)
+bool nvml_decode(nvml_handle handle, struct nvml_device *device)
 {
     uintptr_t offset = (uintptr_t)handle - (uintptr_t)anchors;
     if (offset >= sizeof anchors)
@@ -32,7 +32,7 @@ int nvml_enter_device(const char *function, nvml_handle handle, struct nvml_devi
     int failure = nvml_enter(function, SIM_NO_GPU);
     if (failure != NVML_OK)
         return failure;
-    if (!decode(handle, device))
+    if (!nvml_decode(handle, device))
         return NVML_INVALID_ARGUMENT;
     return sim_injected(function, device->gpu);
 }
@@ -180,52 +180,51 @@ SIM_EXPORT int nvmlDeviceGetCudaComputeCapability(nvml_handle handle, int *major
     return NVML_OK;
 }
 
-struct pci_info {
-    char legacy_bus_id[16];
-    unsigned domain, bus, device;
-    unsigned device_id, subsystem_id;
-    char bus_id[32];
-};
-_Static_assert(sizeof(struct pci_info) == 68, "the layout of version 3");
-
-SIM_EXPORT int nvmlDeviceGetPciInfo_v3(nvml_handle handle, struct pci_info *info)
+/* NVML's number of the generation of GPUs that a compute capability belongs to. */
+SIM_EXPORT int nvmlDeviceGetArchitecture(nvml_handle handle, unsigned *architecture)
 {
-    NVML_ENTER_DEVICE(device, handle, info);
-    enum { SOME_GPU_OF_NVIDIA = 0x233010de };
-    memset(info, 0, sizeof *info);
-    sim_pci_address(device.gpu, &info->domain, &info->bus);
-    info->device_id = SOME_GPU_OF_NVIDIA;
-    snprintf(info->legacy_bus_id, sizeof info->legacy_bus_id, "%04X:%02X:00.0", info->domain & 0xffff,
-             info->bus & 0xff);
-    snprintf(info->bus_id, sizeof info->bus_id, "%08X:%02X:00.0", info->domain, info->bus);
+    enum { TURING = 6, ADA = 8, UNKNOWN = -1 };
+    static const int of_major[] = {[3] = 2, [5] = 3, [6] = 4, [7] = 5, [8] = 7, [9] = 9, [10] = 10, [12] = 10};
+    NVML_ENTER_DEVICE(device, handle, architecture);
+    int major = nvml_gpu(&device)->major, minor = nvml_gpu(&device)->minor;
+    int found = major < (int)(sizeof of_major / sizeof *of_major) ? of_major[major] : 0;
+    *architecture = (unsigned)(major == 7 && minor >= 5 ? TURING : major == 8 && minor == 9 ? ADA : found ? found : UNKNOWN);
     return NVML_OK;
 }
 
-/* Looked up by torch; nothing is simulated that these could tell of. */
-SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_handle handle, unsigned link, int *type)
+struct nvml_pci_info nvml_pci_info(int gpu)
 {
-    (void)link;
-    NVML_ENTER_DEVICE(device, handle, type);
-    return NVML_NOT_SUPPORTED;
+    enum { SOME_GPU_OF_NVIDIA = 0x233010de };
+    struct nvml_pci_info info = {.device_id = SOME_GPU_OF_NVIDIA};
+    sim_pci_address(gpu, &info.domain, &info.bus);
+    snprintf(info.legacy_bus_id, sizeof info.legacy_bus_id, "%04X:%02X:00.0", info.domain & 0xffff, info.bus & 0xff);
+    snprintf(info.bus_id, sizeof info.bus_id, "%08X:%02X:00.0", info.domain, info.bus);
+    return info;
 }
 
-SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvml_handle handle, unsigned link, struct pci_info *info)
-{
-    (void)link;
-    NVML_ENTER_DEVICE(device, handle, info);
-    return NVML_NOT_SUPPORTED;
-}
-
-SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_handle handle, void *info)
+SIM_EXPORT int nvmlDeviceGetPciInfo_v3(nvml_handle handle, struct nvml_pci_info *info)
 {
     NVML_ENTER_DEVICE(device, handle, info);
-    return NVML_NOT_SUPPORTED;
+    *info = nvml_pci_info(device.gpu);
+    return NVML_OK;
 }
 
-SIM_EXPORT int nvmlDeviceGetP2PStatus(nvml_handle handle, nvml_handle other, int capability, int *status)
+/* The versions before: the same beginning, without the long form of the address. */
+enum { PCI_INFO_V1 = 32, PCI_INFO_V2 = 52 };
+
+SIM_EXPORT int nvmlDeviceGetPciInfo_v2(nvml_handle handle, void *info)
 {
-    (void)capability;
-    NVML_ENTER_DEVICE(device, handle, status);
-    struct nvml_device second;
-    return decode(other, &second) ? NVML_NOT_SUPPORTED : NVML_INVALID_ARGUMENT;
+    NVML_ENTER_DEVICE(device, handle, info);
+    struct nvml_pci_info now = nvml_pci_info(device.gpu);
+    memset(info, 0, PCI_INFO_V2);
+    memcpy(info, &now, offsetof(struct nvml_pci_info, bus_id));
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetPciInfo(nvml_handle handle, void *info)
+{
+    NVML_ENTER_DEVICE(device, handle, info);
+    struct nvml_pci_info now = nvml_pci_info(device.gpu);
+    memcpy(info, &now, PCI_INFO_V1);
+    return NVML_OK;
 }

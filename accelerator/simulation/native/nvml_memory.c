@@ -5,28 +5,9 @@
 
 #include "state.h"
 
-enum { MEMORY_RESERVE = 512 << 20 };
-
-struct memory {
-    uint64_t total, reserved, free, used;
-};
-
-/* A GPU's driver keeps some memory for itself: the lesser of 512 MiB and a sixteenth. Nothing keeps a program from
- * using all the memory of a simulated GPU, so the reserve gives way when there is no room for it. */
-static struct memory look_at_memory(const struct nvml_device *device)
+static struct sim_memory_figures look_at_memory(const struct nvml_device *device)
 {
-    int instance = nvml_is_instance(device) ? device->instance : SIM_ANY_INSTANCE;
-    struct memory memory = {.total = sim_memory_size(device->gpu, device->instance)};
-    memory.used = sim_state_used(sim_state_find(), device->gpu, instance);
-    if (memory.used > memory.total)
-        memory.used = memory.total;
-    if (!nvml_is_instance(device))
-        memory.reserved = memory.total / 16 < MEMORY_RESERVE ? memory.total / 16 : MEMORY_RESERVE;
-    memory.free = memory.total - memory.used;
-    if (memory.reserved > memory.free)
-        memory.reserved = memory.free;
-    memory.free -= memory.reserved;
-    return memory;
+    return sim_state_memory(sim_state_find(), device->gpu, device->instance);
 }
 
 struct memory_v1 {
@@ -37,14 +18,14 @@ struct memory_v1 {
 SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_handle handle, struct memory_v1 *answer)
 {
     NVML_ENTER_DEVICE(device, handle, answer);
-    struct memory memory = look_at_memory(&device);
+    struct sim_memory_figures memory = look_at_memory(&device);
     *answer = (struct memory_v1){memory.total, memory.free, memory.used + memory.reserved};
     return NVML_OK;
 }
 
 struct memory_v2 {
     unsigned version;
-    struct memory memory;
+    struct sim_memory_figures memory;
 };
 _Static_assert(sizeof(struct memory_v2) == 40, "the layout of version 2");
 
@@ -54,6 +35,15 @@ SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct memory_v2 *
     if (answer->version != (sizeof *answer | 2 << 24))
         return NVML_VERSION_MISMATCH;
     answer->memory = look_at_memory(&device);
+    return NVML_OK;
+}
+
+/* The window through which the host reaches the memory: as large, and unused. */
+SIM_EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvml_handle handle, struct memory_v1 *answer)
+{
+    NVML_ENTER_DEVICE(device, handle, answer);
+    uint64_t size = sim_memory_size(device.gpu, device.instance);
+    *answer = (struct memory_v1){.total = size, .free = size};
     return NVML_OK;
 }
 
@@ -140,33 +130,19 @@ SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_handle handle, unsig
     return get_processes(__func__, handle, count, rows, put_v2);
 }
 
-/* Nothing draws on a simulated GPU. */
-static int get_no_processes(const char *function, nvml_handle handle, unsigned *count)
-{
-    struct nvml_device device;
-    int failure = nvml_enter_device(function, handle, &device);
-    if (failure != NVML_OK)
-        return failure;
-    if (!count)
-        return NVML_INVALID_ARGUMENT;
-    *count = 0;
-    return NVML_OK;
-}
+/* Nothing draws on a simulated GPU, and nothing computes there through MPS. */
+#define NO_PROCESSES(name)                                                                                             \
+    SIM_EXPORT int name(nvml_handle handle, unsigned *count, void *rows)                                               \
+    {                                                                                                                  \
+        (void)rows;                                                                                                    \
+        NVML_ENTER_DEVICE(device, handle, count);                                                                      \
+        *count = 0;                                                                                                    \
+        return NVML_OK;                                                                                                \
+    }
 
-SIM_EXPORT int nvmlDeviceGetGraphicsRunningProcesses(nvml_handle handle, unsigned *count, struct process_v1 *rows)
-{
-    (void)rows;
-    return get_no_processes(__func__, handle, count);
-}
-
-SIM_EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v2(nvml_handle handle, unsigned *count, struct process_v2 *rows)
-{
-    (void)rows;
-    return get_no_processes(__func__, handle, count);
-}
-
-SIM_EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvml_handle handle, unsigned *count, struct process_v2 *rows)
-{
-    (void)rows;
-    return get_no_processes(__func__, handle, count);
-}
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
+NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)

@@ -2,6 +2,8 @@
  * depend on the GPU alone and differ between GPUs, so that a test can tell whose figure it was given. */
 #include "nvml.h"
 
+#include <time.h>
+
 /* The figures of GPU number i. */
 static unsigned utilization(int i)
 {
@@ -18,12 +20,22 @@ static unsigned temperature(int i)
     return 30 + (unsigned)i % 50; /* degrees Celsius */
 }
 
+static unsigned memory_temperature(int i)
+{
+    return 40 + (unsigned)i % 50; /* degrees Celsius */
+}
+
+static unsigned fan_speed(int i)
+{
+    return 25 + (unsigned)i % 75; /* percent */
+}
+
 static unsigned power(int i)
 {
     return 60000 + 1000u * (unsigned)i; /* milliwatts */
 }
 
-static const unsigned power_limit = 700000; /* milliwatts */
+static const unsigned power_limit = 700000, least_power_limit = 200000; /* milliwatts */
 
 /* Megahertz, by NVML's number of the clock: graphics, SM, memory, video. */
 enum { CLOCKS = 4 };
@@ -39,14 +51,6 @@ static unsigned maximum_clock_rate(int i, unsigned type)
     return clock_rate(i, type) + 500;
 }
 
-/* None of this is known of a MIG instance. */
-#define ENTER_GPU(device, handle, condition)                                                                          \
-    NVML_ENTER_DEVICE(device, handle, condition);                                                                     \
-    do {                                                                                                              \
-        if (nvml_is_instance(&device))                                                                                \
-            return NVML_NOT_SUPPORTED;                                                                                \
-    } while (0)
-
 struct utilization_rates {
     unsigned gpu, memory;
 };
@@ -54,7 +58,7 @@ struct utilization_rates {
 /* Not known of a GPU that is divided into instances either. */
 SIM_EXPORT int nvmlDeviceGetUtilizationRates(nvml_handle handle, struct utilization_rates *rates)
 {
-    ENTER_GPU(device, handle, rates);
+    NVML_ENTER_GPU(device, handle, rates);
     if (nvml_gpu(&device)->instances != SIM_MIG_OFF)
         return NVML_NOT_SUPPORTED;
     rates->gpu = utilization(device.gpu);
@@ -64,7 +68,7 @@ SIM_EXPORT int nvmlDeviceGetUtilizationRates(nvml_handle handle, struct utilizat
 
 SIM_EXPORT int nvmlDeviceGetTemperature(nvml_handle handle, unsigned sensor, unsigned *degrees)
 {
-    ENTER_GPU(device, handle, degrees && sensor == 0);
+    NVML_ENTER_GPU(device, handle, degrees && sensor == 0);
     *degrees = temperature(device.gpu);
     return NVML_OK;
 }
@@ -76,7 +80,7 @@ struct versioned_temperature {
 
 SIM_EXPORT int nvmlDeviceGetTemperatureV(nvml_handle handle, struct versioned_temperature *answer)
 {
-    ENTER_GPU(device, handle, answer);
+    NVML_ENTER_GPU(device, handle, answer);
     if (answer->version != (sizeof *answer | 1 << 24))
         return NVML_VERSION_MISMATCH;
     if (answer->sensor != 0)
@@ -87,35 +91,35 @@ SIM_EXPORT int nvmlDeviceGetTemperatureV(nvml_handle handle, struct versioned_te
 
 SIM_EXPORT int nvmlDeviceGetPowerUsage(nvml_handle handle, unsigned *milliwatts)
 {
-    ENTER_GPU(device, handle, milliwatts);
+    NVML_ENTER_GPU(device, handle, milliwatts);
     *milliwatts = power(device.gpu);
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetPowerManagementLimit(nvml_handle handle, unsigned *milliwatts)
 {
-    ENTER_GPU(device, handle, milliwatts);
+    NVML_ENTER_GPU(device, handle, milliwatts);
     *milliwatts = power_limit;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetEnforcedPowerLimit(nvml_handle handle, unsigned *milliwatts)
 {
-    ENTER_GPU(device, handle, milliwatts);
+    NVML_ENTER_GPU(device, handle, milliwatts);
     *milliwatts = power_limit;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetClockInfo(nvml_handle handle, unsigned type, unsigned *megahertz)
 {
-    ENTER_GPU(device, handle, megahertz && type < CLOCKS);
+    NVML_ENTER_GPU(device, handle, megahertz && type < CLOCKS);
     *megahertz = clock_rate(device.gpu, type);
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetMaxClockInfo(nvml_handle handle, unsigned type, unsigned *megahertz)
 {
-    ENTER_GPU(device, handle, megahertz && type < CLOCKS);
+    NVML_ENTER_GPU(device, handle, megahertz && type < CLOCKS);
     *megahertz = maximum_clock_rate(device.gpu, type);
     return NVML_OK;
 }
@@ -123,7 +127,7 @@ SIM_EXPORT int nvmlDeviceGetMaxClockInfo(nvml_handle handle, unsigned type, unsi
 /* Any number of processes may use the GPU. */
 SIM_EXPORT int nvmlDeviceGetComputeMode(nvml_handle handle, unsigned *mode)
 {
-    ENTER_GPU(device, handle, mode);
+    NVML_ENTER_GPU(device, handle, mode);
     *mode = 0;
     return NVML_OK;
 }
@@ -131,7 +135,129 @@ SIM_EXPORT int nvmlDeviceGetComputeMode(nvml_handle handle, unsigned *mode)
 /* The driver keeps the GPU up while nobody uses it. */
 SIM_EXPORT int nvmlDeviceGetPersistenceMode(nvml_handle handle, unsigned *mode)
 {
-    ENTER_GPU(device, handle, mode);
+    NVML_ENTER_GPU(device, handle, mode);
     *mode = 1;
+    return NVML_OK;
+}
+
+/* From 0, the highest, to 15. */
+SIM_EXPORT int nvmlDeviceGetPerformanceState(nvml_handle handle, unsigned *state)
+{
+    NVML_ENTER_GPU(device, handle, state);
+    *state = 0;
+    return NVML_OK;
+}
+
+/* The one fan. */
+SIM_EXPORT int nvmlDeviceGetNumFans(nvml_handle handle, unsigned *count)
+{
+    NVML_ENTER_GPU(device, handle, count);
+    *count = 1;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetFanSpeed(nvml_handle handle, unsigned *percent)
+{
+    NVML_ENTER_GPU(device, handle, percent);
+    *percent = fan_speed(device.gpu);
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetFanSpeed_v2(nvml_handle handle, unsigned fan, unsigned *percent)
+{
+    NVML_ENTER_GPU(device, handle, percent && fan == 0);
+    *percent = fan_speed(device.gpu);
+    return NVML_OK;
+}
+
+/* Why the clocks are not at their highest; the names with Throttle are the older ones. */
+static int clock_reasons(const char *function, nvml_handle handle, uint64_t *reasons, bool possible)
+{
+    struct nvml_device device;
+    int failure = nvml_enter_device(function, handle, &device);
+    if (failure != NVML_OK)
+        return failure;
+    if (!reasons)
+        return NVML_INVALID_ARGUMENT;
+    if (nvml_is_instance(&device))
+        return NVML_NOT_SUPPORTED;
+    enum { ALL = 0x1ff };
+    *reasons = possible ? ALL : nvml_gpu(&device)->clock_reasons;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetCurrentClocksEventReasons(nvml_handle handle, uint64_t *reasons)
+{
+    return clock_reasons(__func__, handle, reasons, false);
+}
+
+SIM_EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(nvml_handle handle, uint64_t *reasons)
+{
+    return clock_reasons(__func__, handle, reasons, false);
+}
+
+SIM_EXPORT int nvmlDeviceGetSupportedClocksEventReasons(nvml_handle handle, uint64_t *reasons)
+{
+    return clock_reasons(__func__, handle, reasons, true);
+}
+
+SIM_EXPORT int nvmlDeviceGetSupportedClocksThrottleReasons(nvml_handle handle, uint64_t *reasons)
+{
+    return clock_reasons(__func__, handle, reasons, true);
+}
+
+/* Figures that are asked for by number, several at once, each with a result of its own. */
+struct field_value {
+    unsigned field, scope;
+    int64_t timestamp, latency; /* microseconds */
+    int type, result;
+    union {
+        unsigned number;
+        uint64_t whole;
+    } value;
+};
+_Static_assert(sizeof(struct field_value) == 40, "NVML's layout");
+
+static bool read_field(int gpu, unsigned field, unsigned *value)
+{
+    switch (field) {
+    case 82:
+        *value = memory_temperature(gpu);
+        return true;
+    case 91:
+        *value = (unsigned)nvml_link_count(gpu);
+        return true;
+    case 185: /* on average */
+    case 186: /* at this moment */
+        *value = power(gpu);
+        return true;
+    case 187:
+        *value = least_power_limit;
+        return true;
+    case 188: /* the highest possible, by default, now */
+    case 189:
+    case 190:
+        *value = power_limit;
+        return true;
+    default:
+        return false;
+    }
+}
+
+SIM_EXPORT int nvmlDeviceGetFieldValues(nvml_handle handle, int count, struct field_value *values)
+{
+    enum { UNSIGNED_INT = 1 };
+    NVML_ENTER_DEVICE(device, handle, values && count > 0);
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    for (int i = 0; i < count; i++) {
+        unsigned number = 0;
+        bool known = !nvml_is_instance(&device) && read_field(device.gpu, values[i].field, &number);
+        values[i].timestamp = now.tv_sec * 1000000 + now.tv_nsec / 1000;
+        values[i].latency = 0;
+        values[i].type = UNSIGNED_INT;
+        values[i].result = known ? NVML_OK : NVML_NOT_SUPPORTED;
+        values[i].value.whole = number;
+    }
     return NVML_OK;
 }

@@ -4,6 +4,9 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Says that a process runs on the simulation, to whoever looks the name up. */
 EXPORT const char accelerator_simulation[] = "cudart";
@@ -31,6 +34,15 @@ static void poison(void)
     is_ready_and_plain = false;
 }
 
+/* A wrapper that replaces LD_LIBRARY_PATH instead of adding to it takes the driver away. */
+static void hint_at_replaced_path(void)
+{
+    const char *path = getenv("LD_LIBRARY_PATH");
+    if (getenv("ACCELERATOR_SIM_GPUS") && (!path || !strstr(path, "/accelerator/simulation-")))
+        fprintf(stderr, "accelerator: there is no simulated driver, for something has replaced LD_LIBRARY_PATH;"
+                        " it should add to what is there: LD_LIBRARY_PATH=...:$LD_LIBRARY_PATH\n");
+}
+
 static cudaError_t load_driver(void)
 {
     static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
@@ -42,6 +54,8 @@ static cudaError_t load_driver(void)
             *(void **)&table = dlsym(library, SIM_DRIVER_SYMBOL);
         if (table)
             driver = table();
+        else
+            hint_at_replaced_path();
     }
     pthread_mutex_unlock(&loading);
     return driver ? SUCCESS : ERROR_INSUFFICIENT_DRIVER;
@@ -62,6 +76,7 @@ static cudaError_t initialize(void)
     if (error == SUCCESS) {
         pthread_atfork(NULL, NULL, poison);
         driver->log("cudart");
+        driver->use_runtime(accelerator_sim_runtime());
         is_ready_and_plain = !driver->has_injections();
     }
     return error;
@@ -81,6 +96,12 @@ cudaError_t enter_slowly(const char *function)
     return driver->injected(function, (device ? device : &driver->devices[thread_device])->gpu);
 }
 
+/* For NCCL: both majors are in every process, and a stream belongs to the one that the program uses. */
+EXPORT bool accelerator_sim_runtime_is_used(void)
+{
+    return status != NOT_TRIED;
+}
+
 int visible_device_count(void)
 {
     return device_count;
@@ -95,7 +116,7 @@ int chosen_device(void)
 /* Gives the device a primary context, of which the runtime holds one reference, and makes it the thread's. */
 static cudaError_t make_current(int ordinal)
 {
-    static bool is_retained[128];
+    static bool is_retained[SIM_MAX_GPUS];
     struct sim_device *device = &driver->devices[ordinal];
     cudaError_t error = SUCCESS;
     pthread_mutex_lock(&lock);

@@ -71,7 +71,7 @@ struct stream {
     bool is_unjoined;        /* some of them are not waited for, directly or not, by the capture's origin */
 };
 
-enum work_kind { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT };
+enum work_kind { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_COMPUTATION };
 
 /* One piece of work, to be done now or to be recorded in a graph and done at its launches. */
 struct work {
@@ -94,6 +94,10 @@ struct work {
             void (*function)(void *argument);
             void *argument;
         } host;
+        struct {
+            bool (*compute)(uint64_t id);
+            uint64_t id;
+        } computation;
         struct event *event;
     };
 };
@@ -102,7 +106,7 @@ int64_t now(void);
 void sleep_until(int64_t time);
 struct stream *find_stream(void *handle, const struct sim_device *device);
 cudaError_t submit(struct stream *stream, const struct work *work);
-void run(struct stream *stream, const struct work *work);
+cudaError_t run(struct stream *stream, const struct work *work);
 cudaError_t wait_for_stream(struct stream *stream);
 void delay_stream(struct stream *stream, int64_t until);
 
@@ -149,6 +153,13 @@ struct graph *graph_new(void);
 bool graph_append(struct graph *graph, const struct work *work);
 struct node *graph_last_node(struct graph *graph); /* NULL while it is empty */
 void graph_release(struct graph *graph);
+
+/* runtime_kernel.c */
+void computation_released(uint64_t id);
+
+/* Entry points that the table for the driver mentions. */
+cudaError_t cudaStreamIsCapturing(void *handle, int *status);
+const struct sim_runtime *accelerator_sim_runtime(void);
 
 /* runtime_pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);

@@ -23,7 +23,9 @@ struct capture {
     struct capture *next;
 };
 
+/* Exported under a name of its own for the kernels, which look at it before each op. */
 _Atomic int active_captures;
+extern _Atomic int accelerator_simulation_captures __attribute__((alias("active_captures"), visibility("default")));
 
 static struct capture *captures;
 static uint64_t last_id;
@@ -183,7 +185,7 @@ cudaError_t capture_work(struct stream *stream, const struct work *work)
     }
     pthread_mutex_unlock(&lock);
     if (!capture)
-        run(stream, work); /* another thread ended the capture in the meantime */
+        error = run(stream, work); /* another thread ended the capture in the meantime */
     return error;
 }
 

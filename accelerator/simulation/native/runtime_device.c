@@ -238,7 +238,7 @@ EXPORT cudaError_t cudaDeviceCanAccessPeer(int *answer, int ordinal, int peer)
 
 EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
-    static _Atomic bool is_enabled[128][128];
+    static _Atomic bool is_enabled[SIM_MAX_GPUS][SIM_MAX_GPUS];
     ENTER_CONTEXT(device);
     REQUIRE_DEVICE(peer);
     if (flags != 0)

@@ -81,8 +81,11 @@ void graph_release(struct graph *graph)
         return;
     for (size_t i = 0; i < graph->object_count; i++)
         release_object(graph->objects[i], 1);
-    for (size_t i = 0; i < graph->node_count; i++)
+    for (size_t i = 0; i < graph->node_count; i++) {
+        if (graph->nodes[i]->work.kind == WORK_COMPUTATION)
+            computation_released(graph->nodes[i]->work.computation.id);
         free(graph->nodes[i]);
+    }
     free(graph->objects);
     free(graph->nodes);
     free(graph);
@@ -176,7 +179,8 @@ EXPORT cudaError_t cudaGraphNodeGetDependencies(struct node *node, struct node *
 
 EXPORT cudaError_t cudaGraphDebugDotPrint(struct graph *graph, const char *path, unsigned flags)
 {
-    static const char *const names[] = {"KERNEL", "MEMCPY", "MEMSET", "HOST", "EVENT_RECORD", "EVENT_WAIT"};
+    static const char *const names[] = {"KERNEL", "MEMCPY", "MEMSET", "HOST", "EVENT_RECORD", "EVENT_WAIT",
+                                        "KERNEL"};
     ENTER();
     (void)flags;
     FILE *file = graph && path ? fopen(path, "w") : NULL;

@@ -1,8 +1,15 @@
-/* The CUDA runtime: kernels compiled into the program. They launch and compute nothing.
+/* The CUDA runtime: kernels compiled into the program. None can be run here.
+ *
+ * Where the machine computes, torch's ops have kernels of Python's, so that a launch which arrives here would leave memory
+ * uncomputed: it fails, and says which kernel it was. Elsewhere kernels launch and compute nothing.
  *
  * The registration functions run while a library is loaded, tens of thousands of times, and must initialize nothing. */
+#define _GNU_SOURCE
 #include "runtime.h"
 
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,6 +29,109 @@ static bool is_spin_kernel(const void *function)
         if (spin_kernels[i] == function)
             return true;
     return false;
+}
+
+/* The names of all kernels, for the message about one that cannot be run. The texts are the program's own. */
+static struct {
+    const void *function;
+    const char *name;
+} *kernels;
+static size_t kernel_count, kernel_capacity;
+
+static void remember_name(const void *function, const char *name)
+{
+    if (kernel_count == kernel_capacity) {
+        size_t capacity = kernel_capacity ? 2 * kernel_capacity : 4096;
+        void *grown = realloc(kernels, capacity * sizeof *kernels);
+        if (!grown)
+            return; /* the message will have no name */
+        kernels = grown;
+        kernel_capacity = capacity;
+    }
+    kernels[kernel_count].function = function;
+    kernels[kernel_count++].name = name;
+}
+
+static bool computes(void)
+{
+    static int answer = -1;
+    if (answer < 0) {
+        const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
+        answer = value && strcmp(value, "1") == 0;
+    }
+    return answer;
+}
+
+/* Why the kernels that compute are not in this process, if they are not; set by what should have loaded them. */
+static char *missing;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+EXPORT void accelerator_simulation_cannot_compute(const char *reason)
+{
+    free(missing);
+    missing = strdup(reason);
+}
+
+static cudaError_t refuse(const void *function)
+{
+    pthread_mutex_lock(&lock);
+    const char *name = "(unknown)";
+    for (size_t i = 0; i < kernel_count; i++)
+        if (kernels[i].function == function && kernels[i].name) {
+            name = kernels[i].name;
+            kernels[i].name = NULL; /* it is named once */
+            void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+            char *(*demangle)(const char *, char *, size_t *, int *) =
+                (char *(*)(const char *, char *, size_t *, int *))(library ? dlsym(library, "__cxa_demangle") : NULL);
+            int status = -1;
+            char *readable = demangle ? demangle(name, NULL, NULL, &status) : NULL;
+            fprintf(stderr, "kernel %s is not simulated%s%s\n", status == 0 ? readable : name, missing ? ": " : "",
+                    missing ? missing : "");
+            free(readable);
+            break;
+        }
+    pthread_mutex_unlock(&lock);
+    return ERROR_NOT_SUPPORTED;
+}
+
+/* Computations in captured graphs: the numbers of those whose graphs are gone wait here for who holds them. */
+static uint64_t *released;
+static size_t released_count, released_capacity;
+
+void computation_released(uint64_t id)
+{
+    pthread_mutex_lock(&lock);
+    if (released_count == released_capacity) {
+        size_t capacity = released_capacity ? 2 * released_capacity : 64;
+        uint64_t *grown = realloc(released, capacity * sizeof *grown);
+        if (grown) {
+            released = grown;
+            released_capacity = capacity;
+        }
+    }
+    if (released_count < released_capacity)
+        released[released_count++] = id;
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT size_t accelerator_simulation_released(uint64_t *ids, size_t capacity)
+{
+    pthread_mutex_lock(&lock);
+    size_t count = released_count < capacity ? released_count : capacity;
+    for (size_t i = 0; i < count; i++)
+        ids[i] = released[--released_count];
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+/* Puts a computation on a stream that captures. */
+EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(uint64_t id), uint64_t id)
+{
+    ENTER_CONTEXT(device);
+    struct stream *stream = find_stream(handle, device);
+    if (!stream || !compute)
+        return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
+    return finish(submit(stream, &(struct work){.kind = WORK_COMPUTATION, .computation = {compute, id}}));
 }
 
 EXPORT void **__cudaRegisterFatBinary(void *binary)
@@ -55,6 +165,8 @@ EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *de
         (void)grid_size, (void)warp_size;
     if (spin_kernel_count < MAX_SPIN_KERNELS && strstr(name, "spin_kernel"))
         spin_kernels[spin_kernel_count++] = function;
+    else if (computes())
+        remember_name(function, name);
 }
 
 static _Thread_local struct {
@@ -97,7 +209,10 @@ static cudaError_t launch(const void *function, struct dim3 grid, struct dim3 bl
         return ERROR_INVALID_DEVICE_FUNCTION;
     if (threads == 0 || threads > MAX_THREADS_PER_BLOCK || grid.x == 0 || grid.y == 0 || grid.z == 0)
         return ERROR_INVALID_CONFIGURATION;
-    int64_t cycles = is_spin_kernel(function) ? *(const int64_t *)arguments[0] : 0;
+    bool is_spin = is_spin_kernel(function);
+    if (!is_spin && computes())
+        return refuse(function);
+    int64_t cycles = is_spin ? *(const int64_t *)arguments[0] : 0;
     return submit(stream, &(struct work){.kind = WORK_KERNEL, .kernel = {cycles * 1000000 / SIM_CLOCK_KHZ}});
 }
 

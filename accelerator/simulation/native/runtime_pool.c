@@ -8,8 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_DEVICES = 128 };
-
 struct spare {
     void *base;
     size_t size;
@@ -27,7 +25,7 @@ struct pool {
     size_t spare_count, spare_capacity;
 };
 
-static struct pool pools[MAX_DEVICES];
+static struct pool pools[SIM_MAX_GPUS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void raise_level(struct level *level, uint64_t bytes)
@@ -108,7 +106,7 @@ static cudaError_t allocate(struct pool *pool, void **address, size_t size)
 
 static bool is_pool(const struct pool *pool)
 {
-    return pool >= pools && pool < pools + MAX_DEVICES;
+    return pool >= pools && pool < pools + SIM_MAX_GPUS;
 }
 
 static size_t round_up(size_t size)

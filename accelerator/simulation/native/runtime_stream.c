@@ -8,11 +8,11 @@
 #include <string.h>
 #include <time.h>
 
-enum { STREAM_MAGIC = 0x5354524d, NANOSECONDS = 1000000000, MAX_DEVICES = 128 };
+enum { STREAM_MAGIC = 0x5354524d, NANOSECONDS = 1000000000 };
 
 /* Streams are reused and never given back, so that a handle can be checked even after it was destroyed. */
 static struct stream *free_streams;
-static struct stream legacy_streams[MAX_DEVICES];
+static struct stream legacy_streams[SIM_MAX_GPUS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 int64_t now(void)
@@ -44,7 +44,7 @@ void delay_stream(struct stream *stream, int64_t until)
 
 __attribute__((constructor)) static void number_legacy_streams(void)
 {
-    for (int i = 0; i < MAX_DEVICES; i++)
+    for (int i = 0; i < SIM_MAX_GPUS; i++)
         legacy_streams[i].device = i;
 }
 
@@ -74,7 +74,7 @@ static int64_t reached_at(const struct stream *stream)
     return stream->idle_at > time ? stream->idle_at : time;
 }
 
-void run(struct stream *stream, const struct work *work)
+cudaError_t run(struct stream *stream, const struct work *work)
 {
     switch (work->kind) {
     case WORK_KERNEL:
@@ -85,7 +85,10 @@ void run(struct stream *stream, const struct work *work)
         copy(work);
         break;
     case WORK_FILL:
-        memset(work->fill.target, work->fill.value, work->fill.size);
+        if (work->fill.value == 0)
+            driver->fill_with_zeros(work->fill.target, work->fill.size);
+        else
+            memset(work->fill.target, work->fill.value, work->fill.size);
         break;
     case WORK_HOST:
         work->host.function(work->host.argument);
@@ -97,15 +100,17 @@ void run(struct stream *stream, const struct work *work)
         if (*work->event->time > stream->idle_at)
             delay_stream(stream, *work->event->time);
         break;
+    case WORK_COMPUTATION:
+        return work->computation.compute(work->computation.id) ? SUCCESS : ERROR_LAUNCH_FAILED;
     }
+    return SUCCESS;
 }
 
 cudaError_t submit(struct stream *stream, const struct work *work)
 {
     if (__builtin_expect(stream->capture != NULL, 0))
         return capture_work(stream, work);
-    run(stream, work);
-    return SUCCESS;
+    return run(stream, work);
 }
 
 cudaError_t wait_for_stream(struct stream *stream)
@@ -231,4 +236,22 @@ EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *st
         return fail(refuse_captured_stream(stream));
     callback(handle, SUCCESS, argument);
     return SUCCESS;
+}
+
+static int create_stream(void **handle, unsigned flags, int priority)
+{
+    return cudaStreamCreateWithPriority((struct stream **)handle, flags, priority);
+}
+
+/* For the driver. */
+EXPORT const struct sim_runtime *accelerator_sim_runtime(void)
+{
+    static const struct sim_runtime table = {
+        .create_stream = create_stream,
+        .destroy_stream = cudaStreamDestroy,
+        .query_stream = cudaStreamQuery,
+        .synchronize_stream = cudaStreamSynchronize,
+        .is_capturing = cudaStreamIsCapturing,
+    };
+    return &table;
 }

@@ -4,12 +4,10 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { MAX_DEVICES = 128 };
-
 struct symbol {
     const void *host_variable;
     size_t size;
-    void *copies[MAX_DEVICES]; /* one for each device, made when it is first asked for */
+    void *copies[SIM_MAX_GPUS]; /* one for each device, made when it is first asked for */
     struct symbol *next;
 };
 

@@ -23,6 +23,7 @@ enum { MAX_ROWS = 4096 };
 /* A row is free while its pid is 0. Writers hold the lock; readers do not need it. */
 struct row {
     _Atomic pid_t pid;
+    _Atomic uint64_t image; /* what the process runs: exec begins another one, which holds no memory */
     _Atomic int gpu;
     _Atomic int instance;
     _Atomic int contexts;
@@ -80,9 +81,11 @@ static struct sim_state *map_file(const char *path)
 struct sim_state *sim_state_open(void)
 {
     pthread_mutex_lock(&opening);
-    if (!opened && state_path())
+    if (!opened && state_path()) {
         opened = map_file(state_path());
-    if (!opened) {
+        if (!opened)
+            fprintf(stderr, "accelerator: the state of the simulated machine cannot be kept in %s\n", state_path());
+    } else if (!opened) {
         prepare(&own_state);
         opened = &own_state;
     }
@@ -114,12 +117,13 @@ static void unlock(struct sim_state *state)
     pthread_mutex_unlock(&state->lock);
 }
 
-/* A process that ended but was not waited for yet holds no memory either, which kill(pid, 0) would not tell. */
-static bool is_alive(pid_t pid)
+/* Reads what the kernel says of a process: false if there is none. A process that ended but was not waited for yet counts
+ * as none. `image` tells programs apart that one process runs one after the other, by where its code and its stack lie; 0
+ * if that may not be known. */
+static bool look_at_process(pid_t pid, uint64_t *image)
 {
-    if (pid == getpid())
-        return true;
-    char path[32], text[512];
+    char path[32], text[1024];
+    *image = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);
     if (file < 0)
@@ -129,8 +133,35 @@ static bool is_alive(pid_t pid)
     if (length <= 0)
         return false;
     text[length] = '\0';
-    const char *name_end = strrchr(text, ')');
-    return !name_end || (name_end[2] != 'Z' && name_end[2] != 'X');
+    const char *field = strrchr(text, ')'); /* the second one */
+    if (!field)
+        return true;
+    if (field[2] == 'Z' || field[2] == 'X')
+        return false;
+    uint64_t code_start = 0, stack_start = 0; /* fields 26 and 28 */
+    for (int number = 3; number <= 28 && field && (field = strchr(field + 1, ' ')); number++) {
+        code_start = number == 26 ? strtoull(field, NULL, 10) : code_start;
+        stack_start = number == 28 ? strtoull(field, NULL, 10) : stack_start;
+    }
+    *image = stack_start ? stack_start ^ code_start << 1 : 0;
+    return true;
+}
+
+static uint64_t own_image(void)
+{
+    static _Atomic uint64_t image; /* a forked child has the same */
+    uint64_t found = image;
+    if (found == 0 && look_at_process(getpid(), &found))
+        image = found;
+    return found;
+}
+
+static bool is_alive(const struct row *row)
+{
+    uint64_t image;
+    if (row->pid == getpid())
+        return row->image == own_image();
+    return look_at_process(row->pid, &image) && (image == 0 || row->image == 0 || image == row->image);
 }
 
 static bool row_matches(const struct row *row, int gpu, int instance)
@@ -148,7 +179,7 @@ static void clear(struct row *row)
 static void drop_dead_rows(struct sim_state *state)
 {
     for (int i = 0; i < state->row_count; i++)
-        if (state->rows[i].pid != 0 && !is_alive(state->rows[i].pid))
+        if (state->rows[i].pid != 0 && !is_alive(&state->rows[i]))
             clear(&state->rows[i]);
 }
 
@@ -164,6 +195,7 @@ static struct row *claim(struct sim_state *state, int gpu, int instance)
         return NULL;
     row->gpu = gpu;
     row->instance = instance;
+    row->image = own_image();
     row->pid = getpid();
     return row;
 }
@@ -242,10 +274,27 @@ uint64_t sim_state_used(struct sim_state *state, int gpu, int instance)
     uint64_t sum = 0;
     for (int i = 0; state && i < state->row_count; i++) {
         struct row *row = &state->rows[i];
-        if (row->pid != 0 && row_matches(row, gpu, instance) && is_alive(row->pid))
+        if (row->pid != 0 && row_matches(row, gpu, instance) && is_alive(row))
             sum += row->memory;
     }
     return sum;
+}
+
+struct sim_memory_figures sim_state_memory(struct sim_state *state, int gpu, int instance)
+{
+    enum { MOST_RESERVED = 512 << 20 };
+    bool is_instance = instance != SIM_WHOLE_GPU;
+    struct sim_memory_figures memory = {.total = sim_memory_size(gpu, instance)};
+    memory.used = sim_state_used(state, gpu, is_instance ? instance : SIM_ANY_INSTANCE);
+    if (memory.used > memory.total)
+        memory.used = memory.total;
+    if (!is_instance)
+        memory.reserved = memory.total / 16 < MOST_RESERVED ? memory.total / 16 : MOST_RESERVED;
+    memory.free = memory.total - memory.used;
+    if (memory.reserved > memory.free)
+        memory.reserved = memory.free;
+    memory.free -= memory.reserved;
+    return memory;
 }
 
 int sim_state_processes(struct sim_state *state, int gpu, int instance, struct sim_usage *rows, int capacity)
@@ -254,7 +303,7 @@ int sim_state_processes(struct sim_state *state, int gpu, int instance, struct s
     for (int i = 0; state && i < state->row_count; i++) {
         struct row *row = &state->rows[i];
         pid_t pid = row->pid;
-        if (pid == 0 || !row_matches(row, gpu, instance) || (row->contexts == 0 && row->memory == 0) || !is_alive(pid))
+        if (pid == 0 || !row_matches(row, gpu, instance) || (row->contexts == 0 && row->memory == 0) || !is_alive(row))
             continue;
         if (count < capacity)
             rows[count] = (struct sim_usage){pid, row->gpu, row->instance, row->contexts, row->memory};

@@ -23,7 +23,7 @@ struct sim_usage {
     uint64_t memory;
 };
 
-/* For the driver: the state, opened or created. */
+/* For the driver: the state, opened or created; NULL, and a line on stderr, if its file cannot be used. */
 struct sim_state *sim_state_open(void);
 
 /* For NVML: the state if there is one to look at, else NULL. Never loads the driver. */
@@ -40,6 +40,15 @@ void sim_state_forget_self(struct sim_state *state);
 
 /* Bytes in use by all processes. A NULL state means that nothing is in use. */
 uint64_t sim_state_used(struct sim_state *state, int gpu, int instance);
+
+struct sim_memory_figures {
+    uint64_t total, reserved, free, used;
+};
+
+/* The same for whoever asks, driver or NVML. A GPU's driver keeps some memory for itself: the lesser of 512 MiB and a
+ * sixteenth. Nothing keeps a program from using all the memory of a simulated GPU, so the reserve gives way when there
+ * is no room for it. */
+struct sim_memory_figures sim_state_memory(struct sim_state *state, int gpu, int instance);
 
 /* The processes with a context or memory there: fills at most `capacity` rows and returns how many there are. */
 int sim_state_processes(struct sim_state *state, int gpu, int instance, struct sim_usage *rows, int capacity);

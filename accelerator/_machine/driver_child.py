@@ -1,0 +1,186 @@
+"""What a driver says of its devices: of CUDA's that is up in this process, or, run as a program, of one that this starts.
+
+Only as a program, which exists for nothing else, does it ever call ``cuInit`` or ``hipInit``. It is started from its source and
+imports nothing of this package, so that it makes no difference how the package was installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from typing import Any, NamedTuple
+
+NO_DEVICE = 100  # in CUDA and in HIP
+
+_COMPUTE_CAPABILITY_MAJOR = 75
+_COMPUTE_CAPABILITY_MINOR = 76
+_INTEGRATED = 18
+
+
+class Device(NamedTuple):
+    """What the driver says of one device; None for what it does not. The UUID has no ``GPU-`` or ``MIG-`` prefix.
+
+    For accelerators other than CUDA's and ROCm's only the name is known. ``integrated``: whether it shares the host's memory.
+    """
+
+    uuid: str | None
+    name: str
+    pci_bus_id: str | None
+    compute_capability: tuple[int, int] | None
+    total_memory: int | None
+    integrated: bool | None = None
+
+
+class DriverError(RuntimeError):
+    """A driver call failed."""
+
+
+def version(library: Any) -> tuple[int, int]:
+    """The newest CUDA version that the driver supports; needs no initialization."""
+    number = ctypes.c_int()
+    _call(library, "cuDriverGetVersion", ctypes.byref(number))
+    return number.value // 1000, number.value % 1000 // 10
+
+
+def devices(library: Any, count: int) -> tuple[Device, ...]:
+    """Describe the first ``count`` devices of an initialized driver, without creating a context."""
+    return tuple(_describe(library, ordinal) for ordinal in range(count))
+
+
+def _describe(library: Any, ordinal: int) -> Device:
+    handle, memory = ctypes.c_int(), ctypes.c_size_t()
+    uuid, name, bus = (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
+    # The first version answers for a MIG instance with the UUID of its whole GPU.
+    get_uuid = "cuDeviceGetUuid_v2" if hasattr(library, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
+    library.cuDeviceGet(ctypes.byref(handle), ordinal)
+    has_uuid = library[get_uuid](ctypes.byref(uuid), handle) == 0
+    has_name = library.cuDeviceGetName(name, len(name), handle) == 0
+    has_bus = library.cuDeviceGetPCIBusId(bus, len(bus), handle) == 0
+    has_memory = library.cuDeviceTotalMem_v2(ctypes.byref(memory), handle) == 0
+    major, minor, integrated = (
+        _attribute(library, which, handle) for which in (_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR, _INTEGRATED)
+    )
+    digits = bytes(uuid).hex()
+    return Device(
+        uuid="-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])) if has_uuid else None,
+        name=name.value.decode(errors="replace") if has_name else "cuda",
+        pci_bus_id=bus.value.decode(errors="replace") if has_bus else None,
+        compute_capability=None if major is None or minor is None else (major, minor),
+        total_memory=memory.value if has_memory else None,
+        integrated=None if integrated is None else bool(integrated),
+    )
+
+
+def _attribute(library: Any, which: int, handle: Any) -> int | None:
+    value = ctypes.c_int()
+    return value.value if library.cuDeviceGetAttribute(ctypes.byref(value), which, handle) == 0 else None
+
+
+def main(what: str, library_name: str, prefix: str, mark: str) -> None:
+    """Start the driver and print, between two marks, its error, version, devices, and each device's error of using it.
+
+    Args:
+        what: "use" to create a context on each device, else "list".
+        library_name: the driver.
+        prefix: of its functions, "cu" or "hip".
+        mark: a line that nothing else prints.
+    """
+    error: str | None = None
+    supported: tuple[int, int] | None = None
+    found: tuple[Device, ...] = ()
+    unusable: list[str | None] = []
+    is_hip = prefix == "hip"
+    whom = "ROCm runtime" if is_hip else "CUDA driver"
+    try:
+        library = ctypes.CDLL(library_name)
+        if not is_hip:
+            supported = version(library)
+        count = _start(library, prefix)
+        found = tuple(_describe_hip(library, i) for i in range(count)) if is_hip else devices(library, count)
+        if what == "use":
+            unusable = [(_use_hip if is_hip else _use)(library, ordinal) for ordinal in range(count)]
+    except (DriverError, AttributeError) as failure:  # the latter for a library without the function
+        error = f"the {whom} failed: {failure}"
+    except OSError as failure:
+        error = f"there is no {whom}: {failure}"
+    answer = f"\n{mark}\n{json.dumps([error, supported, found, unusable])}\n{mark}\n".encode("ascii")
+    # In one piece, past whatever waits in the buffers of others.
+    sys.stdout.flush()
+    while answer:
+        answer = answer[os.write(1, answer) :]
+
+
+def _start(library: Any, prefix: str) -> int:
+    count = ctypes.c_int()
+    code = library[f"{prefix}Init"](0)
+    if code == NO_DEVICE:
+        return 0
+    _check(library, f"{prefix}Init", code)
+    get_count = "cuDeviceGetCount" if prefix == "cu" else "hipGetDeviceCount"
+    code = library[get_count](ctypes.byref(count))
+    if code != NO_DEVICE:
+        _check(library, get_count, code)
+    return count.value
+
+
+def _use(library: Any, ordinal: int) -> str | None:
+    handle, context = ctypes.c_int(), ctypes.c_void_p()
+    try:
+        _call(library, "cuDeviceGet", ctypes.byref(handle), ordinal)
+        _call(library, "cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+        _call(library, "cuDevicePrimaryCtxRelease_v2", handle)
+    except DriverError as error:
+        return str(error)
+    return None
+
+
+def _describe_hip(library: Any, ordinal: int) -> Device:
+    memory, uuid = ctypes.c_size_t(), (ctypes.c_char * 16)()
+    name, bus = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
+    has_uuid = library.hipDeviceGetUuid(ctypes.byref(uuid), ordinal) == 0
+    has_name = library.hipDeviceGetName(name, len(name), ordinal) == 0
+    has_bus = library.hipDeviceGetPCIBusId(bus, len(bus), ordinal) == 0
+    has_memory = library.hipDeviceTotalMem(ctypes.byref(memory), ordinal) == 0
+    return Device(
+        # Not sixteen numbers but the sixteen digits that HIP_VISIBLE_DEVICES takes.
+        uuid=uuid.value.decode(errors="replace").lower() if has_uuid else None,
+        name=name.value.decode(errors="replace") if has_name else "cuda",
+        pci_bus_id=bus.value.decode(errors="replace") if has_bus else None,
+        compute_capability=None,
+        total_memory=memory.value if has_memory else None,
+    )
+
+
+def _use_hip(library: Any, ordinal: int) -> str | None:
+    try:
+        _call(library, "hipSetDevice", ordinal)
+        _call(library, "hipFree", None)  # frees nothing, but not before there is a context
+    except DriverError as error:
+        return str(error)
+    return None
+
+
+def _call(library: Any, function: str, *arguments: Any) -> None:
+    _check(library, function, library[function](*arguments))
+
+
+def _check(library: Any, function: str, code: int) -> None:
+    if code:
+        raise DriverError(f"{function} answered {_error_name(library, function, code)} ({code})")
+
+
+def _error_name(library: Any, function: str, code: int) -> str:
+    text = ctypes.c_char_p()
+    if function.startswith("hip"):
+        get_name = library.hipGetErrorName
+        get_name.restype = ctypes.c_char_p
+        text.value = get_name(code)
+    else:
+        library.cuGetErrorName(code, ctypes.byref(text))
+    return (text.value or b"an unknown error").decode(errors="replace")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

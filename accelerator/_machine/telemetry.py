@@ -1,0 +1,131 @@
+"""What NVML reads of a device, field by field."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import nvml
+from .found import Failed, NotSupported
+from .nvml import Handle, call, newest
+
+_GPU_SENSOR = 0
+_SM_CLOCK = 1
+_MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
+_NODES_SCOPE = 0
+_NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
+_P2P_OK, _P2P_UNKNOWN = 0, 6
+
+# What holds clocks back: power cap, hardware slowdown, heat in software and hardware, power brake.
+_THROTTLING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
+
+# As many words as hold the nodes of any machine.
+_NODE_WORDS = 16
+
+
+def _temperature(handle: Handle) -> int:
+    return newest(
+        lambda: call("nvmlDeviceGetTemperature", handle, _GPU_SENSOR),
+        # Its successor, which the binding makes slow.
+        lambda: call("nvmlDeviceGetTemperatureV", handle, _GPU_SENSOR),
+    )
+
+
+def _memory_temperature(handle: Handle) -> int:
+    value = call("nvmlDeviceGetFieldValues", handle, [_MEMORY_TEMPERATURE])[0]
+    if value.nvmlReturn:
+        raise NotSupported(f"NVML's field of it answered {value.nvmlReturn}")
+    celsius: int = value.value.uiVal
+    return celsius
+
+
+def _power_limit(handle: Handle) -> int:
+    return newest(
+        lambda: call("nvmlDeviceGetEnforcedPowerLimit", handle), lambda: call("nvmlDeviceGetPowerManagementLimit", handle)
+    )
+
+
+def _throttled(handle: Handle) -> bool:
+    reasons: int = newest(
+        lambda: call("nvmlDeviceGetCurrentClocksEventReasons", handle),
+        lambda: call("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+    )
+    return bool(reasons & _THROTTLING)
+
+
+def _memory(handle: Handle) -> tuple[int, int, int]:
+    """Free, total and used bytes, the latter without the driver's reserve where it can tell."""
+    info = newest(
+        # The size of the structure, and the version in the fourth byte.
+        lambda: call("nvmlDeviceGetMemoryInfo", handle, version=40 | 2 << 24),
+        lambda: call("nvmlDeviceGetMemoryInfo", handle),
+    )
+    if not info.total:
+        raise NotSupported("NVML knows no memory of it")
+    return info.free, info.total, info.used
+
+
+def _processes(handle: Handle) -> list[tuple[int, str | None, int | None]]:
+    """Id, name and bytes of each process with a context on a device."""
+    found = newest(
+        # Not by the plain name, behind which the binding hides an older driver's answer in an error of another kind.
+        lambda: call("nvmlDeviceGetComputeRunningProcesses_v3", handle),
+        lambda: call("nvmlDeviceGetComputeRunningProcesses_v2", handle),
+    )
+    return [(entry.pid, _process_name(entry.pid), entry.usedGpuMemory) for entry in found]
+
+
+def _process_name(pid: int) -> str | None:
+    try:
+        return nvml.text(call("nvmlSystemGetProcessName", pid))
+    except (NotSupported, Failed):  # gone meanwhile, or of another namespace
+        return None
+
+
+def _numa_node(handle: Handle) -> int | None:
+    words = call("nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _NODES_SCOPE)
+    nodes = [64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1]
+    return nodes[0] if len(nodes) == 1 else None
+
+
+def _name(handle: Handle) -> str:
+    return nvml.text(call("nvmlDeviceGetName", handle))
+
+
+def _compute_capability(handle: Handle) -> tuple[int, int]:
+    major, minor = call("nvmlDeviceGetCudaComputeCapability", handle)
+    return major, minor
+
+
+_READERS: dict[str, Callable[[Handle], Any]] = {
+    "name": _name,
+    "PCI bus id": nvml.pci_bus_id,
+    "compute capability": _compute_capability,
+    "memory": _memory,
+    "utilization": lambda handle: call("nvmlDeviceGetUtilizationRates", handle).gpu,
+    "memory utilization": lambda handle: call("nvmlDeviceGetUtilizationRates", handle).memory,
+    "temperature": _temperature,
+    "memory's temperature": _memory_temperature,
+    "power draw": lambda handle: call("nvmlDeviceGetPowerUsage", handle),
+    "power limit": _power_limit,
+    "fan speed": lambda handle: call("nvmlDeviceGetFanSpeed", handle),
+    "clock rate": lambda handle: call("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
+    "reasons for slow clocks": _throttled,
+    "processes": _processes,
+    "NUMA node": _numa_node,
+}
+
+
+def is_nvlink_connected(handle: Handle, peer: Handle) -> bool | None:
+    """Whether NVLink connects two GPUs."""
+    status: int = call("nvmlDeviceGetP2PStatus", handle, peer, _NVLINK)
+    return None if status == _P2P_UNKNOWN else status == _P2P_OK
+
+
+def read(handle: Handle, field: str) -> Any:
+    """Read a field of a device.
+
+    Raises:
+        NotSupported, Failed: as ``nvml.call``.
+    """
+    return _READERS[field](handle)

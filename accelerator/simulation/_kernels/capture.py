@@ -1,0 +1,71 @@
+"""While a stream captures nothing may run: an op is put on the stream, to compute at each replay of the graph."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["captures", "is_capturing", "put_on_stream", "refuse"]
+
+assert torch.version.cuda is not None
+# The library by its own name: another major's may be in the process as well.
+_runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
+_runtime.accelerator_simulation_compute.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+_runtime.accelerator_simulation_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_runtime.accelerator_simulation_released.restype = ctypes.c_size_t
+
+captures = ctypes.c_int.in_dll(_runtime, "accelerator_simulation_captures")
+"""How many captures are under way in this process."""
+
+_computations: dict[int, Callable[[], object]] = {}
+_numbers = itertools.count(1)
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of the device captures."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
+
+
+def refuse(device: torch.device) -> None:
+    """Fail as CUDA does when the host waits for a stream that captures."""
+    torch.cuda.current_stream(device).synchronize()
+    raise AssertionError("a stream that captures was waited for")
+
+
+def put_on_stream(device: torch.device, computation: Callable[[], object]) -> None:
+    """Have a computation run at each replay of the graph that the device's current stream captures."""
+    _forget_released()
+    number = next(_numbers)
+    _computations[number] = computation
+    with torch.cuda.device(device):
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        error = _runtime.accelerator_simulation_compute(stream, _run, number)
+    if error:
+        del _computations[number]
+        torch.cuda.check_error(error)
+
+
+def _forget_released() -> None:
+    """Let go of what belonged to graphs that are gone."""
+    numbers = (ctypes.c_uint64 * 64)()
+    while count := _runtime.accelerator_simulation_released(numbers, 64):
+        for number in numbers[:count]:
+            _computations.pop(number, None)
+
+
+@ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_uint64)
+def _run(number: int) -> bool:
+    try:
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
+            _computations[number]()
+    except BaseException:  # the replay fails with CUDA's error; this is what it was about
+        traceback.print_exc()
+        return False
+    return True
+

@@ -1,0 +1,91 @@
+"""The fused cells of LSTM and GRU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._common import widened
+
+
+def _biased(gates: Tensor, bias: Tensor | None) -> Tensor:
+    return widened(gates) if bias is None else widened(gates) + widened(bias)
+
+
+def lstm_cell(
+    input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    gates = _biased(input_gates, input_bias) + _biased(hidden_gates, hidden_bias)
+    into, forget, candidate, output = gates.chunk(4, 1)
+    into, forget, candidate, output = into.sigmoid(), forget.sigmoid(), candidate.tanh(), output.sigmoid()
+    cy = forget * widened(cx) + into * candidate
+    hy = output * cy.tanh()
+    workspace = torch.cat([into, forget, candidate, output], 1)
+    dtype = cx.dtype
+    return hy.to(dtype), cy.to(dtype), workspace.to(dtype)
+
+
+def lstm_cell_backward(
+    grad_hy: Tensor | None, grad_cy: Tensor | None, cx: Tensor, cy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    if grad_hy is None and grad_cy is None:
+        return None, None, None
+    into, forget, candidate, output = widened(workspace).chunk(4, 1)
+    squashed = widened(cy).tanh()
+    dhy = torch.zeros_like(squashed) if grad_hy is None else widened(grad_hy)
+    dcy = dhy * output * (1 - squashed * squashed)
+    if grad_cy is not None:
+        dcy = dcy + widened(grad_cy)
+    gates = torch.cat(
+        [
+            dcy * candidate * into * (1 - into),
+            dcy * widened(cx) * forget * (1 - forget),
+            dcy * into * (1 - candidate * candidate),
+            dhy * squashed * output * (1 - output),
+        ],
+        1,
+    ).to(workspace.dtype)
+    return gates, (dcy * forget).to(cx.dtype), gates.sum(0) if has_bias else None
+
+
+def gru_cell(
+    input_gates: Tensor, hidden_gates: Tensor, hx: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    input_reset, input_update, input_new = _biased(input_gates, input_bias).chunk(3, 1)
+    hidden_reset, hidden_update, hidden_new = _biased(hidden_gates, hidden_bias).chunk(3, 1)
+    reset = (input_reset + hidden_reset).sigmoid()
+    update = (input_update + hidden_update).sigmoid()
+    new = (input_new + reset * hidden_new).tanh()
+    hy = new + update * (widened(hx) - new)
+    workspace = torch.cat([reset, update, new, widened(hx), hidden_new], 1)
+    return hy.to(hx.dtype), workspace.to(hx.dtype)
+
+
+def gru_cell_backward(
+    grad_hy: Tensor, workspace: Tensor, has_bias: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    reset, update, new, hx, hidden_new = widened(workspace).chunk(5, 1)
+    dhy = widened(grad_hy)
+    dupdate = dhy * (hx - new) * update * (1 - update)
+    dnew = dhy * (1 - update) * (1 - new * new)
+    dreset = dnew * hidden_new * reset * (1 - reset)
+    input_gates = torch.cat([dreset, dupdate, dnew], 1).to(workspace.dtype)
+    hidden_gates = torch.cat([dreset, dupdate, dnew * reset], 1).to(workspace.dtype)
+    grad_hx = (dhy * update).to(workspace.dtype)
+    if not has_bias:
+        return input_gates, hidden_gates, grad_hx, None, None
+    return input_gates, hidden_gates, grad_hx, input_gates.sum(0), hidden_gates.sum(0)
+
+
+def flatten_weight(weight_arr: list[Tensor], *layout: object) -> Tensor:
+    """The weights one after the other, as cuDNN wants them. Nothing reads them from there: the weights stay where they are."""
+    return torch.cat([weight.reshape(-1) for weight in weight_arr])
+
+
+COMPOSITIONS = {
+    "aten::_cudnn_rnn_flatten_weight": flatten_weight,
+    "aten::_thnn_fused_lstm_cell": lstm_cell,
+    "aten::_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
+    "aten::_thnn_fused_gru_cell": gru_cell,
+    "aten::_thnn_fused_gru_cell_backward": gru_cell_backward,
+}

@@ -1,0 +1,196 @@
+"""What one op is: its schema, which of its arguments are written, which function computes it on the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .compositions import COMPOSITIONS
+from .memory import alias
+
+__all__ = ["Operation", "not_simulated"]
+
+# These take tensors of the host beside those of the device, as their CUDA kernels do.
+_MIXES_DEVICES = frozenset(
+    (
+        "index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put",
+        "ctc_loss", "_ctc_loss", "_ctc_loss_backward", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "_cudnn_rnn",
+        "_cudnn_rnn_backward", "_nested_from_padded", "_nested_view_from_buffer", "_nested_from_padded_tensor",
+        "_pack_padded_sequence", "tensor_split", "copy_", "set_",
+    )
+)  # fmt: skip
+_MIXES_NUMBERS = frozenset(
+    (
+        "fill_", "fill", "masked_fill_", "masked_fill", "index_fill_", "index_fill", "lerp", "lerp_", "where", "clamp", "clamp_",
+        "clamp_min", "clamp_max", "bucketize", "searchsorted", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+        "linspace", "logspace", "isin", "quantize_per_tensor", "_amp_update_scale_", "xlogy", "copysign",
+        "_thnn_fused_lstm_cell", "nextafter", "heaviside", "addcmul", "addcdiv", "put_", "masked_scatter_",
+    )
+)  # fmt: skip
+
+
+_NUMBERS = (int, float, complex)  # bool is an int
+# The ops for which torch makes tensors of numbers by itself.
+_TAKES_NUMBERS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
+_FOR_MANY_KEYS = (
+    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+    torch._C.DispatchKey.CompositeExplicitAutograd,
+    torch._C.DispatchKey.CompositeImplicitAutograd,
+)
+
+
+def not_simulated(name: str) -> NotImplementedError:
+    return NotImplementedError(f"{name} is not simulated")
+
+
+def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKey:
+    """Under which key the kernel for a key stands: its own, or one for many keys."""
+    for candidate in (key, *_FOR_MANY_KEYS):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, candidate.name):
+            return candidate
+    raise not_simulated(name)
+
+
+class Operation:
+    """One op of torch, as its kernel on simulated GPUs needs to know it."""
+
+    def __init__(self, name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> None:
+        self.name = name
+        base, _, overload = name.partition(".")
+        short = base.partition("::")[2]
+        operator, by_key, tags = torch._C._get_operation_overload(base, overload)
+        self.schema = schema = torch._C._get_schema(base, overload)
+        self.call_anywhere: Callable[..., Any] = operator
+        composition = COMPOSITIONS.get(name)
+        # The CPU's kernel itself, past what the dispatcher does above it, all of which was done for the CUDA tensors.
+        self.key = key
+        self._plainly: Callable[..., Any] = composition or functools.partial(by_key, _registered_key(name, key))
+        self.compute = self._compute
+        self.directly = self._plainly
+        self.names = [argument.name for argument in schema.arguments]
+        written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+        self.written = frozenset(written)
+        self.out = frozenset(n for n, a in written.items() if a.kwarg_only)
+        # For each result the name of the argument that it is, or None for a new tensor.
+        self.results: list[str | None] = []
+        for result in schema.returns:
+            info = result.alias_info
+            same = [n for n, a in written.items() if info is not None and a.alias_info.before_set & info.before_set]
+            self.results.append(same[0] if same else None)
+        self.has_generator = "generator" in self.names
+        self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
+        self.takes_host_tensors = short in _MIXES_DEVICES or short.startswith(("_foreach", "_fused_", "_nested", "_amp"))
+        self.takes_host_numbers = (
+            self.takes_host_tensors
+            or torch.Tag.pointwise in tags
+            or short in _MIXES_NUMBERS
+        )
+        self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
+        self.is_copy = short == "copy_"
+        self.is_dense = key == torch._C.DispatchKey.CPU
+        # Whether its results, or their sizes, are known to the host only once it was computed.
+        self.needs_host = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)) or any(
+            str(result.type) not in ("Tensor", "List[Tensor]") for result in schema.returns
+        )
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute on the CPU."""
+        for name, value in zip(self.names, args, strict=False):
+            if isinstance(value, _NUMBERS) and name in self.tensor_names:
+                return self.compute_with_numbers(list(args), kwargs)
+        for name, value in kwargs.items():
+            if isinstance(value, _NUMBERS) and name in self.tensor_names:
+                return self.compute_with_numbers(list(args), kwargs)
+        return self._plainly(*args, **kwargs)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that were given, by name."""
+        return {**dict(zip(self.names, args, strict=False)), **kwargs}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it draws no random numbers and gives new tensors, or writes its first argument alone."""
+        tensors = bool(self.results) and all(str(result.type) == "Tensor" for result in self.schema.returns)
+        first = not self.written or (self.written == {self.names[0]} and self.results == [self.names[0]])
+        return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
+
+    @functools.cached_property
+    def with_scalar(self) -> Operation | None:
+        """The op that takes a number in place of the tensor ``other``, if there is one."""
+        base, _, overload = self.name.partition(".")
+        name = f"{base}.{overload.replace('Tensor', 'Scalar')}"
+        if "Tensor" not in overload or self.names[:2] != ["self", "other"]:
+            return None
+        try:
+            return Operation(name, self.key)
+        except (RuntimeError, NotImplementedError):
+            return None
+
+    def compute_with_numbers(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute where numbers stand for tensors.
+
+        A number that meets a tensor is a tensor of its own sort to torch, which does not decide the result's type beside
+        others. It reaches a kernel of Python's as a plain number.
+        """
+        if self.name.partition("::")[2].partition(".")[0].rstrip("_") in _TAKES_NUMBERS:
+            return self._plainly(*args, **kwargs)
+        if len(args) > 1 and isinstance(args[1], _NUMBERS) and self.with_scalar is not None:
+            return self.with_scalar.compute(*args, **kwargs)
+        tensors = self.tensor_names
+        args = [_as_tensor(v) if n in tensors else v for n, v in zip(self.names, args, strict=False)]
+        kwargs = {n: _as_tensor(v) if n in tensors else v for n, v in kwargs.items()}
+        return self._plainly(*args, **kwargs)
+
+    def shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What the op returns and what it was given, on the meta device: sizes, strides and types, and nothing computed.
+
+        Where torch knows no meta kernel the CPU computes on copies, whose values do not matter.
+        """
+        for prepare, compute in ((_on_meta, self.call_anywhere), (_copies, self.compute)):
+            here = [prepare(value) for value in args]
+            named = {name: prepare(value) for name, value in kwargs.items()}
+            try:
+                returned = compute(*here, **named)
+                break
+            except NotImplementedError:
+                if compute is self.compute:
+                    raise
+        results = [] if not self.results else [returned] if len(self.results) == 1 else list(returned)
+        return results, self.bind(tuple(here), named)
+
+
+def _as_tensor(value: Any) -> Any:
+    return torch.scalar_tensor(value, dtype=_type_of(value), device="cpu") if isinstance(value, _NUMBERS) else value
+
+
+def _type_of(number: complex) -> torch.dtype:
+    if isinstance(number, (bool, int)):
+        return torch.bool if isinstance(number, bool) else torch.int64
+    default = torch.get_default_dtype()
+    return default if isinstance(number, float) else default.to_complex()
+
+
+def _on_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cuda":
+            return value
+        result = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        return result.conj() if value.is_conj() else result
+    if isinstance(value, (list, tuple)):
+        return [_on_meta(item) for item in value]
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _copies(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return alias(value).clone() if value.device.type == "cuda" else value
+    if isinstance(value, (list, tuple)):
+        return [_copies(item) for item in value]
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return None if isinstance(value, torch.Generator) else value

@@ -1,0 +1,239 @@
+/* What lies between GPUs, and between a GPU and the host: NVLink, PCI, NUMA nodes.
+ *
+ * GPUs of one link group have a link of their own to each other GPU of it, as far as a GPU's links go. */
+#define _GNU_SOURCE
+#include "nvml.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { LINKS_PER_GPU = 18, MOST_LINKS_OF_ANY_GPU = 36 };
+
+static bool are_linked(int gpu, int other)
+{
+    const struct sim_gpu *gpus = sim_config()->gpus;
+    return gpu != other && gpus[gpu].link_group != SIM_NO_LINKS && gpus[gpu].link_group == gpus[other].link_group;
+}
+
+/* The GPU at the end of a link, or SIM_NO_GPU. */
+static int link_end(int gpu, unsigned link)
+{
+    for (int other = 0; link < LINKS_PER_GPU && other < sim_config()->gpu_count; other++)
+        if (are_linked(gpu, other) && link-- == 0)
+            return other;
+    return SIM_NO_GPU;
+}
+
+int nvml_link_count(int gpu)
+{
+    int count = 0;
+    while (link_end(gpu, (unsigned)count) != SIM_NO_GPU)
+        count++;
+    return count;
+}
+
+/* How the functions on one link begin. `end` is the GPU that it leads to. */
+#define ENTER_LINK(device, end, handle, link, condition)                                                              \
+    NVML_ENTER_GPU(device, handle, (condition) && (link) < MOST_LINKS_OF_ANY_GPU);                                    \
+    if (nvml_gpu(&device)->link_group == SIM_NO_LINKS || (link) >= LINKS_PER_GPU)                                     \
+        return NVML_NOT_SUPPORTED;                                                                                    \
+    int end = link_end(device.gpu, link)
+
+SIM_EXPORT int nvmlDeviceGetNvLinkState(nvml_handle handle, unsigned link, unsigned *is_active)
+{
+    ENTER_LINK(device, end, handle, link, is_active);
+    *is_active = end != SIM_NO_GPU;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetNvLinkVersion(nvml_handle handle, unsigned link, unsigned *version)
+{
+    ENTER_LINK(device, end, handle, link, version);
+    if (end == SIM_NO_GPU)
+        return NVML_NOT_SUPPORTED;
+    *version = 4;
+    return NVML_OK;
+}
+
+/* Peers' memory and the host's, and atomic operations on both; no bridges. */
+SIM_EXPORT int nvmlDeviceGetNvLinkCapability(nvml_handle handle, unsigned link, unsigned capability, unsigned *answer)
+{
+    enum { PEER_ACCESS, SYSTEM_ACCESS, PEER_ATOMICS, SYSTEM_ATOMICS, CAPABILITIES = 6 };
+    ENTER_LINK(device, end, handle, link, answer && capability < CAPABILITIES);
+    *answer = end != SIM_NO_GPU && capability <= SYSTEM_ATOMICS;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_handle handle, unsigned link, int *type)
+{
+    enum { A_GPU = 0 };
+    ENTER_LINK(device, end, handle, link, type);
+    if (end == SIM_NO_GPU)
+        return NVML_NOT_SUPPORTED;
+    *type = A_GPU;
+    return NVML_OK;
+}
+
+static int remote_pci_info(const char *function, nvml_handle handle, unsigned link, void *info, size_t size)
+{
+    struct nvml_device device;
+    int failure = nvml_enter_device(function, handle, &device);
+    if (failure != NVML_OK)
+        return failure;
+    if (!info || link >= MOST_LINKS_OF_ANY_GPU)
+        return NVML_INVALID_ARGUMENT;
+    int end = nvml_is_instance(&device) ? SIM_NO_GPU : link_end(device.gpu, link);
+    if (end == SIM_NO_GPU)
+        return NVML_NOT_SUPPORTED;
+    struct nvml_pci_info found = nvml_pci_info(end);
+    memcpy(info, &found, size);
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvml_handle handle, unsigned link, struct nvml_pci_info *info)
+{
+    return remote_pci_info(__func__, handle, link, info, sizeof *info);
+}
+
+/* The older one's structure ends before the long form of the address. */
+SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo(nvml_handle handle, unsigned link, void *info)
+{
+    return remote_pci_info(__func__, handle, link, info, offsetof(struct nvml_pci_info, bus_id));
+}
+
+/* Every GPU reaches every other over PCI; only NVLink brings its own accesses and atomic operations. */
+SIM_EXPORT int nvmlDeviceGetP2PStatus(nvml_handle handle, nvml_handle other, unsigned capability, int *status)
+{
+    enum { READ, WRITE, NVLINK, ATOMICS, PCI, CAPABILITIES };
+    enum { POSSIBLE = 0, IMPOSSIBLE = 5 };
+    struct nvml_device second;
+    NVML_ENTER_GPU(device, handle, status && capability < CAPABILITIES && nvml_decode(other, &second));
+    if (nvml_is_instance(&second))
+        return NVML_NOT_SUPPORTED;
+    bool takes_links = capability == NVLINK || capability == ATOMICS;
+    *status = !takes_links || are_linked(device.gpu, second.gpu) ? POSSIBLE : IMPOSSIBLE;
+    return NVML_OK;
+}
+
+/* NVML's levels of what two GPUs share. */
+enum { SAME_GPU = 0, SAME_NODE = 40, SAME_MACHINE = 50 };
+
+static unsigned common_level(int gpu, int other)
+{
+    const struct sim_gpu *gpus = sim_config()->gpus;
+    return gpu == other ? SAME_GPU : gpus[gpu].nodes == gpus[other].nodes ? SAME_NODE : SAME_MACHINE;
+}
+
+SIM_EXPORT int nvmlDeviceGetTopologyCommonAncestor(nvml_handle handle, nvml_handle other, unsigned *level)
+{
+    struct nvml_device second;
+    NVML_ENTER_GPU(device, handle, level && nvml_decode(other, &second));
+    *level = common_level(device.gpu, second.gpu);
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetTopologyNearestGpus(nvml_handle handle, unsigned level, unsigned *count, nvml_handle *found)
+{
+    NVML_ENTER_GPU(device, handle, count && level <= SAME_MACHINE);
+    unsigned capacity = found ? *count : 0;
+    *count = 0;
+    for (int other = 0; other < sim_config()->gpu_count; other++) {
+        if (other == device.gpu || common_level(device.gpu, other) != level)
+            continue;
+        if (*count < capacity)
+            found[*count] = nvml_encode(other, SIM_WHOLE_GPU);
+        ++*count;
+    }
+    return found && *count > capacity ? NVML_INSUFFICIENT_SIZE : NVML_OK;
+}
+
+enum { WORD_BITS = 64, SCOPES = 2 };
+
+static void put_bit(uint64_t *set, unsigned words, unsigned long bit)
+{
+    if (bit / WORD_BITS < words)
+        set[bit / WORD_BITS] |= UINT64_C(1) << bit % WORD_BITS;
+}
+
+/* Adds the processors of one of this host's own nodes. */
+static bool add_node(unsigned node, uint64_t *set, unsigned words)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/sys/devices/system/node/node%u/cpulist", node);
+    FILE *list = fopen(path, "re");
+    if (!list)
+        return false;
+    unsigned long first, last; /* "0-3,8": a number, or the first and the last of a range */
+    bool any = false;
+    while (fscanf(list, "%lu", &first) == 1) {
+        if (fscanf(list, "-%lu", &last) != 1)
+            last = first;
+        for (; first <= last; first++)
+            put_bit(set, words, first);
+        any = true;
+        if (fgetc(list) != ',')
+            break;
+    }
+    fclose(list);
+    return any;
+}
+
+/* The processors of the nodes, so that programs that bind themselves to them go on; all where this host has no such
+ * node. */
+static int cpu_affinity(const char *function, nvml_handle handle, unsigned words, uint64_t *set, unsigned scope)
+{
+    struct nvml_device device;
+    int failure = nvml_enter_device(function, handle, &device);
+    if (failure != NVML_OK)
+        return failure;
+    if (!set || words == 0 || scope >= SCOPES)
+        return NVML_INVALID_ARGUMENT;
+    if (nvml_gpu(&device)->nodes == 0)
+        return NVML_NOT_SUPPORTED;
+    memset(set, 0, words * sizeof *set);
+    bool any = false;
+    for (unsigned node = 0; node < WORD_BITS; node++)
+        if (nvml_gpu(&device)->nodes >> node & 1)
+            any |= add_node(node, set, words);
+    for (long cpu = 0; !any && cpu < sysconf(_SC_NPROCESSORS_CONF); cpu++)
+        put_bit(set, words, (unsigned long)cpu);
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetCpuAffinity(nvml_handle handle, unsigned words, uint64_t *set)
+{
+    return cpu_affinity(__func__, handle, words, set, 0);
+}
+
+SIM_EXPORT int nvmlDeviceGetCpuAffinityWithinScope(nvml_handle handle, unsigned words, uint64_t *set, unsigned scope)
+{
+    return cpu_affinity(__func__, handle, words, set, scope);
+}
+
+SIM_EXPORT int nvmlDeviceGetMemoryAffinity(nvml_handle handle, unsigned words, uint64_t *set, unsigned scope)
+{
+    NVML_ENTER_DEVICE(device, handle, set && words > 0 && scope < SCOPES);
+    if (nvml_gpu(&device)->nodes == 0)
+        return NVML_NOT_SUPPORTED;
+    memset(set, 0, words * sizeof *set);
+    set[0] = nvml_gpu(&device)->nodes;
+    return NVML_OK;
+}
+
+/* Not part of a fabric of several machines. */
+struct fabric_info {
+    unsigned version;
+    unsigned char cluster[16];
+    int status;
+    unsigned clique;
+    unsigned char state;
+};
+
+SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_handle handle, struct fabric_info *info)
+{
+    enum { NO_FABRIC = 0 };
+    NVML_ENTER_GPU(device, handle, info);
+    *info = (struct fabric_info){.version = info->version, .status = NVML_NOT_SUPPORTED, .state = NO_FABRIC};
+    return NVML_OK;
+}

@@ -1,0 +1,313 @@
+"""Checkpoints on two simulated GPUs: their generators, default devices, threads and copies that are under way."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import accelerator as acc
+from accelerator import checkpointing
+from accelerator.checkpointing import transfers
+from tests import support
+
+MEBIBYTE = 2**20
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    torch.cuda.init()
+    torch.cuda.set_device(0)
+    checkpointing.configure()
+    yield
+    checkpointing.configure()
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("backend", [None, "cpu"])
+def test_arguments_say_which_surroundings_count(backend: str | None) -> None:
+    # With the CPU standing in for the accelerator, tensors on a GPU are recomputed as they were computed all the same.
+    code = """
+        import os, torch
+        from accelerator import checkpointing
+        torch.cuda.init()
+        default = torch.cuda.default_generators[1]
+
+        def function(h):
+            seen.append((default.get_offset(), torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")))
+            return torch.nn.functional.dropout(h, 0.5).exp().sin()
+
+        for backend in (os.environ.get("ACCELERATOR_BACKEND"), None):
+            if backend is None:
+                os.environ.pop("ACCELERATOR_BACKEND", None)
+            seen = []
+            default.manual_seed(1)
+            x = torch.zeros(64, device="cuda:1", requires_grad=True)
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                out = checkpointing.checkpoint(function, x)
+            before = default.get_offset()
+            out.float().sum().backward()
+            assert default.get_offset() == before > 0
+            assert seen == [(0, True, torch.bfloat16)] * 2, seen
+    """
+    variables = {} if backend is None else {"ACCELERATOR_BACKEND": backend}
+    support.run(code, support.simulated_environment(variables, gpus=2))
+
+
+def test_tensors_inside_of_arguments_count_too() -> None:
+    default = torch.cuda.default_generators[1]
+    seen: list[int] = []
+
+    def function(pack: Any) -> torch.Tensor:
+        seen.append(default.get_offset())
+        return torch.nn.functional.dropout(pack["h"][0], 0.5).exp()
+
+    default.manual_seed(1)
+    out = checkpointing.checkpoint(function, {"h": [torch.zeros(64, device="cuda:1", requires_grad=True)]})
+    before = default.get_offset()
+    out.sum().backward()
+    assert seen == [0, 0]
+    assert default.get_offset() == before > 0
+
+
+def test_a_seed_that_changed_in_between() -> None:
+    default = torch.cuda.default_generators[0]
+    seen: list[tuple[int, int]] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        seen.append((default.initial_seed(), default.get_offset()))
+        return torch.nn.functional.dropout(h, 0.5).exp()
+
+    torch.cuda.manual_seed(7)
+    torch.rand(5, device="cuda")
+    out = checkpointing.checkpoint(function, torch.zeros(64, device="cuda", requires_grad=True))
+    torch.cuda.manual_seed(8)
+    torch.rand(9, device="cuda")
+    now = default.initial_seed(), default.get_offset()
+    out.sum().backward()
+    assert seen[0] == seen[1]
+    assert seen[0][0] == 7
+    assert (default.initial_seed(), default.get_offset()) == now
+
+
+def test_offload_under_a_default_device() -> None:
+    checkpointing.configure(checkpoint_in_cpu=True)
+    torch.set_default_device("cuda")
+    x = torch.zeros(64, requires_grad=True)
+    for _ in range(2):
+        checkpointing.checkpoint(lambda h: h.sin().exp(), x * 1).sum().backward()
+    checkpointing.configure(
+        partition_activations=True, contiguous_checkpointing=True, num_checkpoints=2, checkpoint_in_cpu=True
+    )
+    checkpointing.checkpoint(lambda h: h.sin().exp(), x * 1).sum().backward()
+    parts = checkpointing.partition_activations([x], True)
+    assert parts[0].is_pinned()
+    pairs = checkpointing.get_partitioned_activations_for_backward([x], parts)
+    assert pairs[1].device.type == "cpu"
+
+
+@pytest.mark.parametrize("how", ["default", "context"])
+def test_a_default_device_without_an_index_follows_the_current_device(how: str) -> None:
+    seen: list[torch.device] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        with torch.cuda.device(1):
+            seen.append(torch.empty(1).device)
+            return (h * torch.ones(4)).sin().exp()
+
+    x = torch.zeros(4, device="cuda:1", requires_grad=True)
+    if how == "default":
+        torch.set_default_device("cuda")
+        out = checkpointing.checkpoint(function, x)
+        torch.set_default_device("cpu")
+    else:
+        with torch.device("cuda"):
+            out = checkpointing.checkpoint(function, x)
+    out.sum().backward()
+    assert seen == [torch.device("cuda:1")] * 2
+    assert torch.empty(0).device == torch.device("cpu")
+
+
+def test_a_device_thread_recomputes_under_the_default_device() -> None:
+    seen: list[torch.device] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.empty(0).device)
+        return h.sin().exp()
+
+    with torch.device("cuda:1"):
+        out = checkpointing.checkpoint(function, torch.zeros(4, device="cuda:0", requires_grad=True))
+    out.sum().backward()
+    assert seen == [torch.device("cuda:1")] * 2
+
+
+def test_a_gradient_on_another_device_inside_of_the_recomputation() -> None:
+    # Each device has a thread of autograd's. Device 0's recomputes and needs a gradient of device 1, whose thread comes to
+    # the same checkpoint meanwhile.
+    code = """
+        import os, threading, time, torch
+        from accelerator import checkpointing
+        torch.cuda.init()
+        a = torch.zeros(8, device="cuda:0", requires_grad=True)
+        b = torch.zeros(8, device="cuda:1", requires_grad=True)
+        runs = []
+
+        def function(a, b):
+            runs.append(threading.get_ident())
+            one, two = a.sin().exp(), b.sin().exp()
+            if len(runs) > 1:
+                time.sleep(0.5)
+            (inside,) = torch.autograd.grad(two.sum(), b, retain_graph=True)
+            return one.cos(), two.cos() * inside
+
+        for number in range(3):
+            runs.clear()
+            outputs = checkpointing.checkpoint(function, a, b)
+            torch.autograd.backward([out.sum() for out in outputs])
+            assert a.grad is not None and b.grad is not None
+            assert len(set(runs)) >= 2
+        print("done", flush=True)
+        # What autograd's threads do when a process ends is not the point.
+        os._exit(0)
+    """
+    assert "done" in support.run(code, support.simulated_environment(gpus=2), timeout=60)
+
+
+def test_one_recomputation_serves_the_threads_of_two_devices() -> None:
+    code = """
+        import os, threading, time, torch
+        from accelerator import checkpointing
+        torch.cuda.init()
+        a = torch.zeros(8, device="cuda:0", requires_grad=True)
+        b = torch.zeros(8, device="cuda:1", requires_grad=True)
+        alive, most, runs = [], [], []
+
+        def function(a, b):
+            runs.append(threading.get_ident())
+            alive.append(1)
+            most.append(len(alive))
+            one, two = a.sin().exp(), b.sin().exp()
+            time.sleep(0.2)
+            alive.pop()
+            return one.cos(), two.cos()
+
+        for number in range(3):
+            runs.clear()
+            outputs = checkpointing.checkpoint(function, a, b)
+            torch.autograd.backward([out.sum() for out in outputs])
+            assert len(runs) == 2, runs
+        assert max(most) == 1
+        print("done", flush=True)
+        os._exit(0)
+    """
+    assert "done" in support.run(code, support.simulated_environment(gpus=2), timeout=60)
+
+
+class Recorder:
+    """Notes which streams a tensor was recorded on when it was let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.streams: list[tuple[int, torch.Stream]] = []
+        original = torch.Tensor.record_stream
+
+        def record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
+            self.streams.append((tensor.data_ptr(), stream))
+            original(tensor, stream)
+
+        monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+
+
+@pytest.mark.parametrize("when", ["leaving", "fetched ahead"])
+def test_memory_under_a_copy_is_not_handed_out(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder = Recorder(monkeypatch)
+    source = torch.zeros(MEBIBYTE, device="cuda")
+    moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
+    if when == "fetched ahead":
+        moved.take()
+        moved.start()
+    assert not recorder.streams
+    here = moved._here
+    assert here is not None
+    pointer = here.data_ptr()
+    side = transfers._side(source.device)
+    assert side is not None
+    del here, moved, source
+    gc.collect()
+    assert recorder.streams == [(pointer, side.stream)]
+
+
+def test_a_gradient_that_needs_only_the_last_checkpoint() -> None:
+    checkpointing.configure(checkpoint_in_cpu=True)
+    x = torch.zeros(MEBIBYTE, device="cuda", requires_grad=True)
+    acc.synchronize()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    h = x * 1
+    inputs = []
+    for _ in range(6):
+        inputs.append(h)
+        h = checkpointing.checkpoint(lambda h: h.sin().exp(), h)
+    weight = torch.ones(1, device="cuda", requires_grad=True)
+    last = checkpointing.checkpoint(lambda h, w: h.sin() * w, h, weight)
+    inputs.clear()
+    # The input of the sixth is fetched ahead, and never taken.
+    torch.autograd.grad(last.sum(), weight)
+    del h, last, weight
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() - before < MEBIBYTE
+
+
+def test_memory_taken_by_another_stream_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = torch.zeros(MEBIBYTE, device="cuda")
+    moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
+    moved.take()
+    moved.start()
+    recorder, other = Recorder(monkeypatch), torch.cuda.Stream()
+    with torch.cuda.stream(other):
+        back = moved.take()
+    assert recorder.streams == [(back.data_ptr(), other)]
+
+
+def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda:0")
+    side = transfers._side(device)
+    assert side is not None
+    waited: list[str] = []
+    original = torch.cuda.Stream.wait_event
+
+    def wait_event(stream: torch.cuda.Stream, event: Any) -> None:
+        waited.append("copies" if stream == side.stream else "computation")
+        original(stream, event)
+
+    source = torch.zeros(MEBIBYTE, device=device)
+    host = [transfers.allocate(MEBIBYTE, torch.float32, device, True) for _ in range(3)]
+    side.leaving.clear()
+    monkeypatch.setattr(torch.cuda.Stream, "wait_event", wait_event)
+    moved = [transfers.Offloaded(source, each) for each in host]
+    # No copy begins before the computation has come to it, and the third lets go of the memory of the first.
+    assert waited == ["copies", "copies", "copies", "computation"]
+    waited.clear()
+    moved[0].take()
+    assert waited == ["copies", "computation"]
+    waited.clear()
+    moved[1].take()
+    assert waited == ["computation"]
+
+
+def test_a_slot_on_the_device_is_not_what_the_function_gets() -> None:
+    checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=1)
+    seen: list[torch.Tensor] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        seen.append(h)
+        return h.sin().exp()
+
+    checkpointing.checkpoint(function, torch.zeros(8, device="cuda", requires_grad=True)).sum().backward()
+    buffers = checkpointing.configuration.current.buffers
+    assert buffers is not None
+    (buffer,) = buffers._buffers.values()
+    assert seen[1].untyped_storage().data_ptr() != buffer.memory.untyped_storage().data_ptr()

@@ -1,0 +1,136 @@
+"""That checkpoints die: what functions keep of them, and ten thousand of them in each mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from accelerator import checkpointing
+from accelerator.checkpointing import configuration
+from tests.support.checkpointing_cases import torchs
+from tests.support.checkpointing_memory import KEEPERS, MODES, many, survivors
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    checkpointing.configure()
+    yield
+    checkpointing.configure()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_what_a_function_keeps_dies_with_it(keeper: str, mode: str) -> None:
+    checkpointing.configure(**MODES[mode])
+    x = torch.ones(8, requires_grad=True)
+    assert survivors(keeper, x) == survivors(keeper, x, torchs) == 0
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_the_same_whether_recomputations_stop_early_or_not(stop: bool) -> None:
+    with torch.utils.checkpoint.set_checkpoint_early_stop(stop):
+        assert survivors("closure", torch.ones(8, requires_grad=True)) == 0
+
+
+def resident() -> int:
+    """KiB of memory that this process occupies."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ten_thousand_checkpoints_occupy_no_memory(mode: str) -> None:
+    checkpointing.configure(**MODES[mode])
+    found = many(torch.ones(256, requires_grad=True), 5000, resident)
+    # One kilobyte kept per checkpoint would be ten megabytes.
+    assert max(found) - found[0] <= 1024, found
+
+
+def test_an_iteration_that_is_skipped_while_its_loss_is_bound() -> None:
+    checkpointing.configure(**MODES["contiguous"])
+    x = torch.ones(8, requires_grad=True)
+
+    def chain() -> torch.Tensor:
+        return checkpointing.checkpoint(torch.exp, checkpointing.checkpoint(torch.sin, x)).sum()
+
+    loss = chain()
+    for number in range(3):
+        # The slots are taken by the loss of before until this one is bound.
+        loss = chain()
+        if number:
+            loss.backward()
+            assert torch.equal(x.grad, torch.autograd.grad(x.sin().exp().sum(), x)[0])
+            x.grad = None
+    del loss
+    buffers = configuration.current.buffers
+    assert buffers is not None
+    assert [len(each.free) for each in buffers._buffers.values()] == [2]
+
+
+def test_a_backward_that_fails_while_its_loss_is_bound() -> None:
+    checkpointing.configure(**MODES["contiguous"])
+    x = torch.ones(8, requires_grad=True)
+    fail = [True]
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        h = h.sin()
+        h.register_hook(lambda gradient: exec("raise MemoryError") if fail[0] else None)
+        return h.exp()
+
+    for _ in range(3):
+        loss = checkpointing.checkpoint(function, checkpointing.checkpoint(function, x)).sum()
+        with pytest.raises(MemoryError):
+            loss.backward()
+    fail[0] = False
+    loss = checkpointing.checkpoint(function, x).sum()
+    loss.backward()
+    assert torch.equal(x.grad, torch.autograd.grad(x.sin().exp().sum(), x)[0])
+
+
+def test_buffers_follow_other_sizes() -> None:
+    checkpointing.configure(**MODES["contiguous"])
+    buffers = configuration.current.buffers
+    assert buffers is not None
+    for shape, dtype in [((6,), torch.float32), ((3,), torch.float32), ((9,), torch.float32), ((9,), torch.bfloat16)]:
+        x = torch.linspace(0, 1, shape[0]).to(dtype).requires_grad_()
+        h = checkpointing.checkpoint(torch.sin, checkpointing.checkpoint(torch.exp, x))
+        (buffer,) = buffers._buffers.values()
+        assert (buffer.numel, buffer.memory.dtype, buffer.free) == (shape[0], dtype, [])
+        h.sum().backward()
+        assert torch.equal(x.grad, torch.autograd.grad(x.exp().sin().sum(), x)[0])
+
+
+def test_sizes_that_are_alive_together() -> None:
+    checkpointing.configure(**MODES["contiguous"])
+    buffers = configuration.current.buffers
+    assert buffers is not None
+    inputs = [torch.linspace(0, 1, size, requires_grad=True) for size in (6, 9, 3, 6, 6)]
+    outputs = [checkpointing.checkpoint(lambda h: h.sin().exp(), x) for x in inputs]
+    (buffer,) = buffers._buffers.values()
+    # The first and the fourth are in the buffer, the others beside it.
+    assert (buffer.numel, buffer.free) == (6, [])
+    for x, out in zip(inputs, reversed(list(reversed(outputs))), strict=True):
+        out.sum().backward()
+        assert torch.equal(x.grad, torch.autograd.grad(x.sin().exp().sum(), x)[0])
+    del out
+    outputs.clear()
+    assert len(buffer.free) == 2
+
+
+def test_a_slot_is_not_what_the_function_gets() -> None:
+    checkpointing.configure(**{**MODES["contiguous"], "num_checkpoints": 1})
+    kept: list[torch.Tensor] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        kept.append(h)
+        return h.sin().exp()
+
+    first = torch.ones(8, requires_grad=True)
+    checkpointing.checkpoint(function, first).sum().backward()
+    waiting = checkpointing.checkpoint(function, torch.zeros(8, requires_grad=True))
+    # The slot is another's by now; what the function kept of the first recomputation is as it was.
+    assert torch.equal(kept[1], first)
+    waiting.sum().backward()

@@ -1,0 +1,41 @@
+"""That checkpoints die on simulated GPUs too, where torch counts every byte."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from accelerator import checkpointing
+from tests.support.checkpointing_cases import torchs
+from tests.support.checkpointing_memory import KEEPERS, MODES, many, survivors
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    checkpointing.configure()
+    yield
+    checkpointing.configure()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("keeper", KEEPERS)
+def test_what_a_function_keeps_dies_with_it(keeper: str, mode: str) -> None:
+    checkpointing.configure(**MODES[mode])
+    x = torch.zeros(2**18, device="cuda", requires_grad=True)
+    assert survivors(keeper, x, torchs) == 0
+    checkpointing.reset()
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    assert survivors(keeper, x) == 0
+    checkpointing.reset()
+    assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ten_thousand_checkpoints_occupy_no_memory(mode: str) -> None:
+    checkpointing.configure(**MODES[mode])
+    found = many(torch.zeros(256, device="cuda", requires_grad=True), 5000, torch.cuda.memory_allocated)
+    assert len(set(found)) == 1, found

@@ -1,0 +1,130 @@
+"""What is in force around a forward is in force around its recomputation, and the caller's own afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+from accelerator import checkpointing
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    checkpointing.configure()
+    yield
+    checkpointing.configure()
+    torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
+    torch.use_deterministic_algorithms(False)
+
+
+def look() -> tuple[Any, ...]:
+    return (
+        torch.is_autocast_enabled("cpu"),
+        torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
+        torch.is_autocast_cache_enabled(),
+        torch.empty(0).device,
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
+
+
+class Deterministic:
+    def __init__(self, warn_only: bool) -> None:
+        self.warn_only = warn_only
+
+    def __enter__(self) -> None:
+        torch.use_deterministic_algorithms(True, warn_only=self.warn_only)
+
+    def __exit__(self, *exc: object) -> None:
+        torch.use_deterministic_algorithms(False)
+
+
+class DefaultDtype:
+    def __enter__(self) -> None:
+        torch.set_default_dtype(torch.float64)
+
+    def __exit__(self, *exc: object) -> None:
+        torch.set_default_dtype(torch.float32)
+
+
+class DefaultDevice:
+    def __enter__(self) -> None:
+        torch.set_default_device("meta")
+
+    def __exit__(self, *exc: object) -> None:
+        torch.set_default_device(None)
+
+
+CONTEXTS: dict[str, Any] = {
+    "nothing": nullcontext,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "autocast to float16": lambda: torch.autocast("cpu", dtype=torch.float16),
+    "autocast without a cache": lambda: torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False),
+    "a device": lambda: torch.device("meta"),
+    "the default device": DefaultDevice,
+    "the default dtype": DefaultDtype,
+    "deterministic algorithms": lambda: Deterministic(False),
+    "a warning of others": lambda: Deterministic(True),
+}
+
+
+@pytest.mark.parametrize("random", [True, False])
+@pytest.mark.parametrize("backward", CONTEXTS)
+@pytest.mark.parametrize("forward", CONTEXTS)
+def test_in_force_again(forward: str, backward: str, random: bool) -> None:
+    checkpointing.configure(preserve_rng_state=random)
+    seen: list[tuple[Any, ...]] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        seen.append(look())
+        return h.sin().exp()
+
+    x = torch.ones(3, requires_grad=True)
+    context: AbstractContextManager[Any] = CONTEXTS[forward]()
+    with context:
+        out = checkpointing.checkpoint(function, x).sum()
+    with CONTEXTS[backward]():
+        before = look()
+        out.backward()
+        assert look() == before
+    assert seen[0] == seen[1]
+
+
+def test_given_back_after_an_exception() -> None:
+    runs: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        if len(runs) == 2:
+            raise KeyError("mine")
+        return h.sin().exp()
+
+    x = torch.ones(3, requires_grad=True)
+    with CONTEXTS["autocast"](), CONTEXTS["the default dtype"](), CONTEXTS["a device"](), Deterministic(False):
+        out = checkpointing.checkpoint(function, x).sum()
+    before = look()
+    with pytest.raises(KeyError, match="mine"):
+        out.backward()
+    assert look() == before
+
+
+def test_a_cast_weight_is_computed_again_without_the_cache() -> None:
+    weight, casts = torch.ones(2, 2, requires_grad=True), []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        casts.append(torch.is_autocast_cache_enabled())
+        return (h @ weight @ weight).exp()
+
+    x = torch.ones(2, 2, requires_grad=True)
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        out = checkpointing.checkpoint(function, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=True):
+        out.sum().backward()
+        assert torch.is_autocast_cache_enabled()
+    assert casts == [False, False]

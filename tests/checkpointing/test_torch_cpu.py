@@ -1,0 +1,526 @@
+"""What PyTorch's own tests ask of its checkpoints, asked of ours and of torch's in one run: the same outcome, but for the
+differences that say so here.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accelerator import checkpointing
+from accelerator.checkpointing.frames import LARGE
+from tests.support.checkpointing_cases import EVERYONE, OURS, Checkpoint, none, torchs
+
+everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+ours = pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    checkpointing.configure()
+    yield
+    checkpointing.configure()
+
+
+def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*(shape or (4,)), generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return h * torch.tensor(2.0)
+
+
+@everyone
+def test_segments_are_recomputed_and_the_rest_is_not(ckpt: Checkpoint) -> None:
+    modules = [Counted() for _ in range(6)]
+    h = leaf()
+    out = ckpt(nn.Sequential(*modules[:3]), h)
+    for module in modules[3:]:
+        out = module(out)
+    assert [module.calls for module in modules] == [1] * 6
+    out.sum().backward()
+    assert [module.calls for module in modules] == [2, 2, 2, 1, 1, 1]
+
+
+@everyone
+def test_grad_with_create_graph(ckpt: Checkpoint) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(10, 5), nn.ReLU(), nn.Linear(5, 2), nn.Tanh())
+    x = leaf(1, 10)
+    expected = torch.autograd.grad(model(x).sum(), [x, *model.parameters()], create_graph=True)
+    found = torch.autograd.grad(ckpt(model, x).sum(), [x, *model.parameters()], create_graph=True)
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert all(
+        torch.equal(*pair) for pair in zip(*(torch.autograd.grad(g[0].sum(), x) for g in (expected, found)), strict=True)
+    )
+
+
+@everyone
+def test_dropout_draws_the_same_again(ckpt: Checkpoint) -> None:
+    before, inside = nn.Dropout(), nn.Dropout()
+
+    def gradient(ckpt: Checkpoint) -> torch.Tensor:
+        torch.manual_seed(5)
+        x = leaf(2000)
+        ckpt(lambda h: inside(h).sin(), before(x)).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    assert torch.equal(gradient(none), gradient(ckpt))
+
+
+@everyone
+def test_non_tensors_come_and_go(ckpt: Checkpoint) -> None:
+    def function(a: Any, b: Any, scale: Any, c: Any) -> Any:
+        return scale, (a + b * c) * scale, None, True, (a * b + c) * scale, "text", a
+
+    a, b, c = leaf(), leaf(seed=1), leaf(seed=2).detach()
+    out = ckpt(function, a, b, 3, c)
+    assert (out[0], out[2], out[3], out[5]) == (3, None, True, "text")
+    assert out[6] is a
+    (out[1] + out[4] + out[6]).sum().backward()
+    expected = torch.autograd.grad(sum(function(a, b, 3, c)[i] for i in (1, 4, 6)).sum(), (a, b))
+    assert torch.equal(a.grad, expected[0])
+    assert torch.equal(b.grad, expected[1])
+    with pytest.raises(RuntimeError, match="second time"):
+        out[1].sum().backward()
+
+
+@everyone
+@pytest.mark.filterwarnings("ignore:Nothing in this checkpoint")
+def test_no_tensors_at_all(ckpt: Checkpoint) -> None:
+    assert ckpt(lambda a, b: (a + b, None), 1, 2) == (3, None)
+
+
+@everyone
+def test_only_some_inputs_need_gradients(ckpt: Checkpoint) -> None:
+    a, b = leaf(), leaf(seed=1).detach()
+    out = ckpt(lambda a, b: (a.sin(), b.sin()), a, b)
+    assert not out[1].requires_grad
+    out[0].sum().backward()
+    assert torch.equal(a.grad, a.cos())
+
+
+@everyone
+def test_values_are_freed_one_after_the_other(ckpt: Checkpoint) -> None:
+    inside: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        for _ in range(4):
+            h = h**2
+            inside.append(weakref.ref(h))
+            h.register_hook(lambda g: alive.append(sum(each() is not None for each in inside[4:])))
+        return h.sum()
+
+    ckpt(function, leaf()).backward()
+    assert alive == sorted(alive, reverse=True)
+    assert len(alive) == 4
+
+
+@everyone
+def test_the_first_backward_keeps_nothing_for_a_second(ckpt: Checkpoint) -> None:
+    runs: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return h.sin().exp()
+
+    out = ckpt(function, leaf()).sum()
+    out.backward(retain_graph=True)
+    out.backward()
+    assert len(runs) == 3
+
+
+@everyone
+def test_a_parameter_used_inside_and_outside(ckpt: Checkpoint) -> None:
+    weight = leaf()
+
+    def gradients(ckpt: Checkpoint) -> list[torch.Tensor]:
+        x = leaf(seed=1)
+        out = ckpt(lambda h: h * weight, x)
+        out = (ckpt(lambda h: (h * weight).sin(), out) * weight).sum()
+        return list(torch.autograd.grad(out, (x, weight)))
+
+    assert all(torch.equal(*pair) for pair in zip(gradients(none), gradients(ckpt), strict=True))
+
+
+@everyone
+def test_a_detached_output_beside_one_that_is_not(ckpt: Checkpoint) -> None:
+    layer = nn.Linear(4, 4)
+    x = leaf(1, 4)
+    out, other = ckpt(lambda h: (layer(h), layer(h).detach()), x)
+    assert not other.requires_grad
+    (out * other).sum().backward()
+    assert layer.weight.grad is not None
+
+
+@everyone
+def test_backward_inside_of_the_function(ckpt: Checkpoint) -> None:
+    def function(h: torch.Tensor) -> torch.Tensor:
+        y = h.sin()
+        y.sum().backward(retain_graph=True)
+        assert h.grad is not None
+        return y.cos() * h.grad.detach()
+
+    def gradient(ckpt: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:
+        x = leaf()
+        out = ckpt(function, x)
+        (found,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+        return out.detach(), found
+
+    with torch_checkpoint.set_checkpoint_early_stop(True):
+        assert torch.equal(gradient(none)[0], gradient(ckpt)[0])
+
+
+@everyone
+@pytest.mark.parametrize("early", [True, False])
+def test_gradients_inside_with_and_without_retaining(ckpt: Checkpoint, early: bool) -> None:
+    for retain in (True, False):
+
+        def function(h: torch.Tensor, retain: bool = retain) -> torch.Tensor:
+            y = h.sin().cos()
+            (inside,) = torch.autograd.grad(y.sum(), h, retain_graph=retain)
+            return h.cos() * inside * (y if retain else 1)
+
+        x = leaf()
+        (expected,) = torch.autograd.grad(function(x).sum(), x)
+        with torch_checkpoint.set_checkpoint_early_stop(early):
+            out = ckpt(function, x)
+        (found,) = torch.autograd.grad(out.sum(), x)
+        assert torch.equal(found, expected)
+
+
+@everyone
+def test_nested_three_deep_with_children(ckpt: Checkpoint) -> None:
+    def gradient(ckpt: Checkpoint) -> torch.Tensor:
+        x = leaf()
+        sin, exp = (lambda h: h.sin().cos()), (lambda h, *, k: h.exp().sin() * k)
+        middle = lambda h: ckpt(sin, ckpt(lambda g: exp(g, k=2), h)) + ckpt(sin, h)  # noqa: E731
+        return torch.autograd.grad(ckpt(lambda h: ckpt(middle, h).exp(), x).sum(), x)[0]
+
+    assert torch.equal(gradient(none), gradient(ckpt))
+
+
+@everyone
+def test_nested_in_one_graph_that_is_walked_twice(ckpt: Checkpoint) -> None:
+    x = leaf()
+    inner = ckpt(lambda h: h.sin().exp(), x)
+    outer = ckpt(lambda h: h.cos().sin() + ckpt(torch.exp, h), inner)
+    torch.autograd.grad(outer.sum(), inner, retain_graph=True)
+    (second,) = torch.autograd.grad(outer.sum(), x, retain_graph=True)
+    outer.sum().backward()
+    assert torch.equal(second, x.grad)
+
+
+def counts(ckpt: Checkpoint, size: int) -> int:
+    """How often what follows the last saved tensor was done."""
+    calls: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        h = h.sin().cos()
+        calls.append(1)
+        return h.clone()
+
+    ckpt(function, torch.ones(size, requires_grad=True)).sum().backward()
+    return len(calls)
+
+
+SMALL, BIG = LARGE // 4 - 1, LARGE // 4
+
+
+def test_early_stop_is_decided_by_size_where_nobody_says() -> None:
+    # torch stops always.
+    assert [counts(torchs, size) for size in (SMALL, BIG)] == [1, 1]
+    for ckpt in OURS:
+        assert [counts(ckpt, size) for size in (SMALL, BIG)] == [2, 1]
+
+
+@everyone
+def test_early_stop_as_somebody_says(ckpt: Checkpoint) -> None:
+    if torch_checkpoint._enable_checkpoint_early_stop is True and ckpt is not torchs:
+        pytest.skip("this torch does not tell whether anybody said so")
+    for size in (SMALL, BIG):
+        with torch_checkpoint.set_checkpoint_early_stop(True):
+            assert counts(ckpt, size) == 1
+            with torch_checkpoint.set_checkpoint_early_stop(False):
+                assert counts(ckpt, size) == 2
+
+
+@everyone
+def test_nothing_saved_is_not_recomputed(ckpt: Checkpoint) -> None:
+    calls: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return h.clone()
+
+    ckpt(function, leaf()).sum().backward()
+    assert len(calls) == 1
+
+
+@everyone
+@pytest.mark.parametrize("change", ["more", "fewer", "shape", "dtype"])
+@pytest.mark.parametrize("early", [None, False])
+def test_a_recomputation_that_differs(ckpt: Checkpoint, change: str, early: bool | None) -> None:
+    if change == "more" and early is None:
+        # Stopped after the last one, torch does not see more; ours does where it does not stop.
+        early = False
+    runs: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        again = len(runs) > 1
+        if change == "more":
+            return h.sin().exp() if again else h.sin()
+        if change == "fewer":
+            return h.sin() if again else h.sin().exp()
+        if change == "shape":
+            return (h[:2] if again else h).sin().sum()
+        return (h.double() if again else h).sin().sum()
+
+    with torch_checkpoint.set_checkpoint_early_stop(early):  # type: ignore[arg-type]
+        out = ckpt(function, leaf()).sum()
+    with pytest.raises(torch_checkpoint.CheckpointError):
+        out.backward()
+
+
+@ours
+def test_more_tensors_are_noticed_without_early_stop_too(ckpt: Checkpoint) -> None:
+    runs: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return h.sin() if len(runs) == 1 else h.sin().exp()
+
+    with pytest.raises(torch_checkpoint.CheckpointError, match="saved 1 tensors in forward, but 2"):
+        ckpt(function, leaf()).sum().backward()
+
+
+@everyone
+def test_the_debug_switch_shows_the_operations(ckpt: Checkpoint) -> None:
+    runs: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return h.sin().exp() if len(runs) == 1 else h.cos()
+
+    with torch_checkpoint.set_checkpoint_debug_enabled(True):
+        out = ckpt(function, leaf()).sum()
+    with pytest.raises(torch_checkpoint.CheckpointError) as caught:
+        out.backward()
+    text = str(caught.value)
+    assert "aten.sin" in text
+    assert "aten.cos" in text
+
+
+def selective(ckpt: Checkpoint, what: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """A selective checkpoint, of torch's or ours."""
+    contexts = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, what)
+    if ckpt is torchs:
+        return torch_checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
+    checkpointing.configure(context_fn=contexts)
+    return ckpt(function, *args)
+
+
+class Matmuls(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+@everyone
+@pytest.mark.parametrize("save", [True, False])
+@pytest.mark.parametrize("size", [4, 256])
+def test_selective_checkpoints(ckpt: Checkpoint, save: bool, size: int) -> None:
+    a, b = leaf(size, size), leaf(size, size, seed=1)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.mm(a.cos(), b).sin().sum()
+
+    expected = torch.autograd.grad(function(a, b), (a, b))
+    out = selective(ckpt, [torch.ops.aten.mm.default] if save else [], function, a, b)
+    with Matmuls() as mode:
+        found = torch.autograd.grad(out, (a, b))
+    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+    # Two for the gradients, and one where the product was not saved.
+    assert mode.count == (2 if save else 3)
+
+
+@everyone
+def test_selective_checkpoints_inside_hooks_and_others(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
+    x = leaf()
+    inner = lambda h: selective(ckpt, [torch.ops.aten.sin.default], lambda g: g.sin().exp().cos(), h)  # noqa: E731
+    (expected,) = torch.autograd.grad(x.cos().sin().exp().cos().sum(), x)
+    checkpointing.configure()
+    found = torch.autograd.grad(inner(x.cos()).sum(), x)[0]
+    assert torch.allclose(found, expected)
+    assert not [each for each in recwarn if issubclass(each.category, FutureWarning)]
+
+
+@everyone
+def test_selective_checkpoints_serve_one_backward(ckpt: Checkpoint) -> None:
+    out = selective(ckpt, [torch.ops.aten.sin.default], lambda h: h.sin().exp().cos(), leaf()).sum()
+    out.backward(retain_graph=True)
+    with pytest.raises(RuntimeError):
+        out.backward()
+
+
+@everyone
+def test_what_selective_checkpoints_saved_dies(ckpt: Checkpoint) -> None:
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return torch_checkpoint.CheckpointPolicy.MUST_SAVE
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        h = h.cos()
+        seen.append(weakref.ref(h))
+        return h.exp()
+
+    out = selective(ckpt, policy, function, leaf())
+    out.sum().backward()
+    checkpointing.configure()
+    del out
+    gc.collect()
+    assert all(each() is None for each in seen)
+
+
+@pytest.mark.parametrize("text", ["context", "debug"])
+def test_contexts_that_do_not_fit(text: str) -> None:
+    contexts = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [])
+    with pytest.raises(ValueError, match="debug"):
+        checkpointing.configure(context_fn=contexts, determinism_check="debug")
+
+
+@everyone
+def test_a_context_that_swallows_exceptions(ckpt: Checkpoint) -> None:
+    class Swallows:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *exc: object) -> bool:
+            return True
+
+    def fails(h: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    def contexts() -> Any:
+        return Swallows(), Swallows()
+
+    checkpointing.configure(context_fn=contexts)
+    with pytest.raises((RuntimeError, UnboundLocalError)):
+        if ckpt is torchs:
+            torch_checkpoint.checkpoint(fails, leaf(), use_reentrant=False, context_fn=contexts)
+        else:
+            ckpt(fails, leaf())
+
+
+@everyone
+@pytest.mark.skipif(not hasattr(torch_checkpoint, "GraphExecGroup"), reason="this torch has no groups of backwards")
+def test_one_recomputation_for_a_group_of_backwards(ckpt: Checkpoint) -> None:
+    runs: list[int] = []
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> Any:
+        runs.append(1)
+        return a.sin().exp(), b.cos().exp()
+
+    a, b = leaf(), leaf(seed=1)
+    one, two = ckpt(function, a, b)
+    with torch_checkpoint.GraphExecGroup():
+        one.sum().backward()
+        two.sum().backward()
+    assert len(runs) == 2
+    assert torch.equal(a.grad, torch.autograd.grad(a.sin().exp().sum(), a)[0])
+    assert torch.equal(b.grad, torch.autograd.grad(b.cos().exp().sum(), b)[0])
+
+
+def unpacked_twice(ckpt: Checkpoint) -> tuple[int, torch.Tensor]:
+    runs: list[int] = []
+
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(h)
+            return h.exp()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+            (once,), (twice,) = ctx.saved_tensors, ctx.saved_tensors
+            return gradients[0] * (once.exp() + twice.exp()) / 2
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return Twice.apply(h.sin())  # type: ignore[no-any-return, no-untyped-call]
+
+    x = leaf()
+    ckpt(function, x).sum().backward()
+    assert x.grad is not None
+    return len(runs), x.grad
+
+
+def test_a_tensor_unpacked_twice_is_recomputed_twice() -> None:
+    # torch refuses.
+    with pytest.raises(torch_checkpoint.CheckpointError, match="unpacked once"):
+        unpacked_twice(torchs)
+    for ckpt in OURS:
+        runs, gradient = unpacked_twice(ckpt)
+        assert runs == 3
+        assert torch.allclose(gradient, unpacked_twice(none)[1])
+
+
+@everyone
+def test_backward_in_another_thread(ckpt: Checkpoint) -> None:
+    x = leaf()
+    out = ckpt(lambda h: torch.nn.functional.dropout(h, 0.5).sin().exp(), x)
+    thread = threading.Thread(target=lambda: out.sum().backward())
+    thread.start()
+    thread.join(60)
+    assert x.grad is not None
+
+
+def test_debug_values_under_compile() -> None:
+    torch._dynamo.reset()
+    checkpointing.configure(determinism_check="debug")
+
+    def model(h: torch.Tensor) -> torch.Tensor:
+        return checkpointing.checkpoint(lambda g: g.sin().exp(), h * 2) * 3
+
+    x = leaf()
+    (expected,) = torch.autograd.grad(((x * 2).sin().exp() * 3).sum(), x)
+    (found,) = torch.autograd.grad(torch.compile(model, backend="eager")(x).sum(), x)
+    torch.testing.assert_close(found, expected)
+    torch._dynamo.reset()
+
+
+def test_selective_checkpoints_under_compile() -> None:
+    torch._dynamo.reset()
+    checkpointing.configure(
+        context_fn=functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
+    )
+
+    def model(h: torch.Tensor) -> torch.Tensor:
+        return checkpointing.checkpoint(lambda g: g.sin().exp(), h * 2) * 3
+
+    x = leaf()
+    (expected,) = torch.autograd.grad(((x * 2).sin().exp() * 3).sum(), x)
+    (found,) = torch.autograd.grad(torch.compile(model, backend="aot_eager")(x).sum(), x)
+    torch.testing.assert_close(found, expected)
+    torch._dynamo.reset()

@@ -1,0 +1,391 @@
+"""What goes wrong on a machine is told as what it is: not as a zero, not as another device's figure, not for ever."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import simulated_environment
+from tests.support.discovery import ask, ask_simulated, on_simulated_gpus
+
+pytestmark = on_simulated_gpus
+
+GIB = 2**30
+
+PRELUDE = textwrap.dedent(
+    """
+    import time
+    import accelerator as acc
+
+    def outcome(call):
+        try:
+            return call()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def children(log):
+        return len({line.split()[0] for line in open(log) if "cuInit" in line})
+    """
+)
+
+
+def told(program: str, *arguments: str, **machine: Any) -> Any:
+    return ask_simulated(PRELUDE + textwrap.dedent(program), *arguments, **machine)
+
+
+MEMORY = """
+    def look():
+        return [outcome(acc.get_memory_info), outcome(acc.total_memory), outcome(acc.available_memory),
+                acc.visible_devices()[0].total_memory]
+    print(json.dumps([look(), in_child(look), "torch" in sys.modules]))
+"""
+
+
+def test_memory_is_never_the_hosts() -> None:
+    """Without NVML the driver tells the total; nobody tells what is free. What fails in NVML is an error that says so."""
+    here, forked, torch = told(MEMORY, nvml="absent")
+    assert here == forked
+    assert here[0].startswith("RuntimeError: The memory of device 0, Simulated GPU, cannot be told: it is known to the driver")
+    assert here[1:] == [8 * GIB, here[0], 8 * GIB]
+    assert not torch
+    failed, _, _ = told(MEMORY, errors={"nvmlDeviceGetMemoryInfo*": 15})
+    assert [said.endswith("NVML's nvmlDeviceGetMemoryInfo answered NVML_ERROR_GPU_IS_LOST, 15") for said in failed[:3]] == [
+        True
+    ] * 3
+    assert failed[3] is None
+    fine, _, torch = told(MEMORY)
+    assert fine[0][1] == fine[1] == fine[3] == 8 * GIB
+    assert fine[0][0] == fine[2] < 8 * GIB
+    assert not torch
+
+
+@pytest.mark.parametrize("first", ["pass", "import torch; torch.cuda.init()"])
+def test_a_capability_that_nvml_does_not_tell(first: str) -> None:
+    program = f"""
+        {first}
+        print(json.dumps([acc.compute_capability(), acc.visible_devices()[1].compute_capability,
+                          acc.is_bf16_supported(including_emulation=False), acc.is_fp16_supported(), acc.is_fp8_supported()]))
+    """
+    errors = {"nvmlDeviceGetCudaComputeCapability": 999}
+    assert told(program, gpus=2, errors=errors) == [[9, 0], [9, 0], True, True, True]
+    assert told(program, gpus=2, errors=errors, capability="7.5")[2:] == [False, True, False]
+    assert told(program, gpus=2, capability="8.9")[4] is True
+
+
+def test_an_extra_shutdown_heals_everywhere() -> None:
+    program = """
+        import pynvml
+        def look():
+            return [list(map(list, acc.visible_devices())), acc.utilization(1), acc.driver_version(), acc.get_memory_info(1),
+                    acc.numa_node(1), acc.is_nvlink_connected(0, 1), [list(d) for d in acc.physical_devices()],
+                    acc.telemetry(0)]
+        looks = [look()]
+        for refreshed in (False, True):
+            pynvml.nvmlShutdown()
+            if refreshed:
+                acc.refresh()
+            looks.append(look())
+        for index in range(8):  # each question may be the one that comes first
+            pynvml.nvmlShutdown()
+            looks.append([question() for question in (
+                lambda: list(map(list, acc.visible_devices())), lambda: acc.utilization(1), acc.driver_version,
+                lambda: acc.get_memory_info(1), lambda: acc.numa_node(1), lambda: acc.is_nvlink_connected(0, 1),
+                lambda: [list(d) for d in acc.physical_devices()], lambda: acc.telemetry(0))[index:]])
+            looks[-1] = looks[0][:index] + looks[-1]
+        print(json.dumps(looks))
+    """
+    looks = told(program, gpus=2, nvlink=True)
+    assert looks[0][1:3] == [20, "590.44.01"]
+    assert looks[0][5] is True
+    assert [look == looks[0] for look in looks] == [True] * len(looks)
+
+
+def test_no_nvml_error_escapes() -> None:
+    program = """
+        print(json.dumps([outcome(acc.device_count), outcome(acc.driver_cuda_version), outcome(acc.driver_version)]))
+    """
+    assert told(program, gpus=2, errors={"nvmlSystemGetCudaDriverVersion*": 13}) == [2, None, "590.44.01"]
+    assert told(program, gpus=2, errors={"nvmlSystemGetDriverVersion": 999}) == [2, [13, 2], None]
+
+
+@pytest.mark.parametrize("error", ["nvmlDeviceGetHandleByIndex*@1:15", "nvmlDeviceGetMigMode@1:999"])
+def test_one_bad_gpu_leaves_the_others_answering(error: str) -> None:
+    program = """
+        print(json.dumps([acc.device_count(), [outcome(lambda: acc.utilization(i)) for i in range(3)],
+                          [d.name for d in acc.visible_devices()], [d.physical_index for d in acc.visible_devices()],
+                          len(acc.physical_devices()), acc.telemetry(2).temperature]))
+    """
+    count, busy, names, physical, listed, celsius = told(program, gpus=3, errors=error)
+    assert (count, listed, celsius) == (3, 3, 32)
+    assert (busy[0], busy[2]) == (13, 27)
+    assert names == ["Simulated GPU"] * 3
+    assert physical == [0, 1, 2]
+    if "Handle" in error:
+        assert "NVML_ERROR_GPU_IS_LOST, 15" in busy[1]
+
+
+def test_a_question_does_not_change_another_s_answer() -> None:
+    program = """
+        first = acc.device_count()
+        devices = [d.name for d in acc.visible_devices()]
+        print(json.dumps([first, devices, acc.device_count(), acc.is_available(strict=True), acc.is_available(),
+                          acc.usable_devices(), acc.unavailable_reason(), acc.device_count()]))
+    """
+    answers = told(program, gpus=2, name=["A", "B"], driver="broken")
+    assert answers == [2, ["A", "B"], 2, False, True, [], None, 2]
+
+
+RECOVERS = """
+    import resource
+    from accelerator._machine import probe
+    if sys.argv[1] == "deadline":
+        probe.DEADLINE_S = 0.01
+    elif sys.argv[1] == "files":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        acc.device_count, acc.refresh()  # the room is open
+        held = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + int(sys.argv[2]), hard))
+    first, reason = acc.device_count(), acc.unavailable_reason()
+    probe.DEADLINE_S = 60
+    if sys.argv[1] == "files":
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    left = True
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        left = False
+    at_once = acc.device_count()
+    time.sleep(1.1)
+    print(json.dumps([first, reason, at_once, acc.device_count(), left]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("cause", "spare", "says"),
+    [
+        ("deadline", 0, "did not answer a child process within"),
+        ("files", 0, "torch is not installed"),
+        ("files", 3, "could be started"),
+    ],
+)
+def test_a_failed_child_is_forgotten_after_a_second_and_leaves_nothing(cause: str, spare: int, says: str) -> None:
+    first, reason, at_once, later, left = told(RECOVERS, cause, str(spare), gpus=2, nvml="absent")
+    assert (first, at_once, later, left) == (0, 0, 2, False)
+    assert says in reason
+
+
+def test_an_answer_belongs_to_the_environment_it_was_asked_in() -> None:
+    """A slow child in one thread, and the environment changes in another."""
+    program = """
+        import threading
+        from accelerator._machine import driver_child, probe
+        slow = probe._source().replace("def main(", "import time; time.sleep(1.0)\\ndef main(", 1)
+        source, probe._source = probe._source, lambda: slow
+        answers = []
+        thread = threading.Thread(target=lambda: answers.append(len(acc.visible_devices())))
+        thread.start()
+        time.sleep(0.3)
+        probe._source = source
+        os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+        thread.join()
+        print(json.dumps([answers, acc.device_count(), len(acc.visible_devices()), acc.device_count()]))
+    """
+    assert told(program, gpus=3, nvml="absent") == [[3], 1, 1, 1]
+
+
+def test_no_thread_sees_half_an_answer() -> None:
+    program = """
+        import threading
+        sys.setswitchinterval(1e-5)
+        stop, wrong = time.monotonic() + 3, []
+        def change():
+            while time.monotonic() < stop:
+                os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+                os.environ["CUDA_VISIBLE_DEVICES"] = "0,1"
+        def refresh():
+            while time.monotonic() < stop:
+                acc.refresh()
+        def ask():
+            while time.monotonic() < stop:
+                for question in (lambda: acc.utilization(1), lambda: acc.get_device_name(1), acc.physical_devices,
+                                 acc.visible_devices, lambda: acc.telemetry(0)):
+                    said = outcome(question)
+                    if isinstance(said, str) and "Error" in said and "out of range: 1 cuda device is visible" not in said:
+                        wrong.append(said)
+        threads = [threading.Thread(target=work) for work in (change, refresh, ask, ask, ask)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        print(json.dumps(wrong[:3]))
+    """
+    assert told(program, gpus=2) == []
+
+
+def test_torch_s_veto_counts() -> None:
+    program = """
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        import torch
+        torch.cuda.is_available()
+        def child():
+            os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+            return [acc.is_in_bad_fork(), acc.is_available(), acc.device_count(), acc.unavailable_reason() is None,
+                    outcome(lambda: torch.zeros(1, device="cuda")).partition(":")[0]]
+        print(json.dumps(in_child(child)))
+    """
+    assert told(program, gpus=1) == [True, False, 1, False, "RuntimeError"]
+
+
+def test_busy_is_never_remembered_and_strict_leaves_no_trace() -> None:
+    program = """
+        def errors(code):
+            os.environ["ACCELERATOR_SIM_ERRORS"] = f"cuDevicePrimaryCtxRetain:{code}" if code else ""
+        errors(46)
+        answers = [acc.is_available(strict=True), acc.unavailable_reason(), acc.is_available()]
+        errors(0)
+        answers.append(acc.is_available(strict=True))
+        acc.refresh()
+        errors(2)
+        answers.append(len(acc.usable_devices()))
+        errors(0)
+        answers.append(len(acc.usable_devices()))
+        print(json.dumps(answers))
+    """
+    assert told(program, gpus=2) == [False, None, True, True, 0, 2]
+
+
+def test_a_device_of_one_s_own_is_not_busy() -> None:
+    """An exclusive GPU that this process holds can be used, by this process."""
+    program = """
+        library, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+        assert library.cuInit(0) == 0 and library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
+        os.environ["ACCELERATOR_SIM_ERRORS"] = "cuDevicePrimaryCtxRetain:46"
+        print(json.dumps([acc.unavailable_reason(strict=True), [d.index for d in acc.usable_devices()]]))
+    """
+    reason, usable = told(program, gpus=2)
+    assert reason.startswith("cuda:0 (Simulated GPU) is busy")
+    assert usable == [1]
+
+
+@pytest.mark.parametrize(
+    "broken", ["def broken(:\n", "raise AttributeError('x')\n", "nvmlInit = 5\n", "import ctypes\n", "raise KeyError\n"]
+)
+def test_a_binding_that_is_broken(broken: str, tmp_path: Path) -> None:
+    (tmp_path / "pynvml.py").write_text(broken)
+    environment = simulated_environment(gpus=2)
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
+    program = """
+        print(json.dumps([outcome(acc.device_count), outcome(lambda: acc.utilization(0)), outcome(acc.driver_version)]))
+    """
+    count, busy, version = ask(PRELUDE + textwrap.dedent(program), environment)
+    assert (count, version) == (2, None)
+    assert busy.startswith("RuntimeError: The utilization of device 0, Simulated GPU, cannot be read: ")
+
+
+def test_one_child_whoever_asks(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = """
+        import threading
+        answers = []
+        barrier = threading.Barrier(32)
+        def ask():
+            barrier.wait()
+            answers.append(acc.device_count())
+        threads = [threading.Thread(target=ask) for _ in range(32)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        asked = children(sys.argv[1])
+        forked = [in_child(acc.device_count) for _ in range(4)]
+        print(json.dumps([answers, asked, forked, children(sys.argv[1])]))
+    """
+    answers, asked, forked, in_all = told(program, str(log), gpus=3, nvml="absent", log=log)
+    assert answers == [3] * 32
+    assert forked == [3] * 4
+    assert asked == in_all == 1
+
+
+def test_what_hides_every_device_needs_no_child(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    program = """
+        values = ["", "-1", "x", "0,0", "GPU-a,GPU-a"]
+        print(json.dumps([[acc.visible_devices({"CUDA_VISIBLE_DEVICES": value}) for value in values], children(sys.argv[1])]))
+    """
+    for nvml in ("present", "absent"):
+        assert told(program, str(log), gpus=2, name=["A", "B"], nvml=nvml, log=log) == [[[]] * 5, 0]
+
+
+def test_a_stored_failure_does_not_grow() -> None:
+    program = """
+        import traceback
+        from accelerator._machine import nvml
+        depths = []
+        for _ in range(50):
+            try:
+                nvml.gpus()
+            except Exception as error:
+                depths.append(len(traceback.extract_tb(error.__traceback__)))
+        print(json.dumps(depths))
+    """
+    depths = told(program, nvml="absent")
+    assert depths[1:] == [depths[1]] * 49
+
+
+def test_the_architectures_with_paths_of_any_kind() -> None:
+    program = """
+        import pathlib
+        sys.path.append(pathlib.Path("/nowhere"))
+        print(json.dumps([bool(acc.get_arch_list()), acc.is_fork_safe()]))
+    """
+    assert told(program) == [True, True]
+
+
+WRONG_KINDS = """
+    wrong = {
+        "visible_devices": [lambda: acc.visible_devices(3), lambda: acc.visible_devices([("A", "B")])],
+        "set_visible_devices_envs": [
+            lambda: acc.set_visible_devices_envs(None, [0]), lambda: acc.set_visible_devices_envs("x", [0]),
+            lambda: acc.set_visible_devices_envs({}, 3), lambda: acc.set_visible_devices_envs({}, "01")],
+    }
+    for name in ("compute_capability", "get_device_name", "numa_node", "get_device_index", "device_name", "get_memory_info",
+                 "total_memory", "available_memory", "mem_get_info", "utilization", "memory_usage", "temperature", "power_draw",
+                 "clock_rate", "device_memory_used", "processes", "list_gpu_processes", "telemetry"):
+        wrong[name] = [lambda f=getattr(acc, name), d=d: f(d) for d in (1.5, b"cuda", [], {}, True, object(), (0,))]
+    wrong["is_nvlink_connected"] = [lambda: acc.is_nvlink_connected(0, 1.5), lambda: acc.is_nvlink_connected([], 0)]
+    said = {name: [outcome(call) for call in calls] for name, calls in wrong.items()}
+    print(json.dumps([said, "torch" in sys.modules, acc.is_fork_safe()]))
+"""
+
+
+def test_wrong_kinds() -> None:
+    said, torch, safe = told(WRONG_KINDS, gpus=2)
+    bad = {
+        name: texts for name, texts in said.items() for text in texts if not str(text).startswith("TypeError: ") or "\n" in text
+    }
+    assert bad == {}
+    assert len(said) == 21
+    assert (torch, safe) == (False, True)
+
+
+@pytest.mark.parametrize("value", ["x" * 10_000, "0," * 4_999 + "0", "\udcff\udc80", "GPU-" + "a" * 10_000, "9" * 10_000])
+def test_long_and_undecodable_variables(value: str) -> None:
+    program = f"""
+        os.environ["CUDA_VISIBLE_DEVICES"] = {value!r}
+        strict = acc.is_available(strict=True)
+        print(json.dumps([acc.device_count(), acc.unavailable_reason(), len(acc.visible_devices()), strict]))
+    """
+    for nvml in ("present", "absent"):
+        count, reason, listed, strict = told(program, gpus=2, nvml=nvml)
+        assert (count, listed, strict) == (0, 0, False)
+        assert len(reason) < 700
+        assert reason.isprintable()
+
+
+def test_what_no_environment_can_hold() -> None:
+    program = """
+        values = "0\\0", "\\ud800", "0," + "1" * 300_000
+        print(json.dumps([len(acc.visible_devices({"CUDA_VISIBLE_DEVICES": value})) for value in values]))
+    """
+    assert told(program, gpus=2, nvml="absent") == [0, 0, 0]

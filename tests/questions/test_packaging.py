@@ -1,0 +1,141 @@
+"""However the package is shipped: vendored, zipped, frozen, with a path of one's own; and what a type checker sees of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import zipfile
+from modulefinder import ModuleFinder
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT, simulated_environment
+from tests.support.discovery import on_simulated_gpus
+
+PACKAGE = ROOT / "accelerator"
+PYTHON_FILES = sorted(path.relative_to(ROOT) for path in PACKAGE.rglob("*.py"))
+
+# The second asks a child process, whose program has to be found wherever the package lies.
+ASK = textwrap.dedent(
+    """
+    import importlib, json, os, sys
+    acc = importlib.import_module(sys.argv[1])
+    answers = [acc.device_count(), len(acc.visible_devices()), acc.is_available(strict=True), acc.telemetry(1).temperature,
+               acc.FloatTensor([1.0]).device.type, acc.checkpointing.is_configured(), acc.simulation.is_simulated(),
+               acc.__name__, "accelerator" in sys.modules]
+    print(json.dumps(answers))
+    """
+)
+
+
+def asked(folder: Path, name: str) -> list[object]:
+    environment = simulated_environment(gpus=2, name=["A", "B"])
+    environment["PYTHONPATH"] = str(folder)
+    command = [sys.executable, "-c", ASK, name]
+    done = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    answer: list[object] = json.loads(done.stdout)
+    return answer
+
+
+@on_simulated_gpus
+def test_vendored(tmp_path: Path) -> None:
+    target = tmp_path / "project/mylib/_vendor"
+    shutil.copytree(PACKAGE, target / "accelerator", ignore=shutil.ignore_patterns("__pycache__"))
+    (target / "__init__.py").touch()
+    # What a child process must not run: the parents of the vendored package.
+    (target.parent / "__init__.py").write_text("import sys\nassert not sys.flags.isolated, 'imported in the child'\n")
+    told = asked(tmp_path / "project", "mylib._vendor.accelerator")
+    assert told == [2, 2, True, 31, "cuda", False, True, "mylib._vendor.accelerator", False]
+
+
+@on_simulated_gpus
+def test_zipped(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:
+        for path in PYTHON_FILES:
+            archive.write(ROOT / path, path)
+    assert asked(tmp_path / "packages.zip", "accelerator")[:4] == [2, 2, True, 31]
+
+
+@on_simulated_gpus
+def test_a_path_of_one_s_own(tmp_path: Path) -> None:
+    """A child process takes nothing from where this process was started, or from its variables for Python."""
+    (tmp_path / "json.py").write_text("raise SystemExit('not the json of the library')")
+    (tmp_path / "ctypes.py").write_text("raise SystemExit('not the ctypes of the library')")
+    program = f"import sys; sys.path[:] = [p for p in sys.path if p != {str(tmp_path)!r}]; sys.path.append({str(ROOT)!r})\n"
+    environment = simulated_environment(gpus=2, nvml="absent")
+    environment.update(PYTHONPATH=str(tmp_path), PYTHONSTARTUP=str(tmp_path / "json.py"), PYTHONSAFEPATH="1")
+    command = [
+        sys.executable,
+        "-S",
+        "-c",
+        program + "import accelerator; from accelerator._machine import probe; print(len(probe.ask({}).devices))",
+    ]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout.strip() == "2", done.stderr
+
+
+def test_static_analysis_finds_every_room(tmp_path: Path) -> None:
+    """As PyInstaller and its like look: by the imports in the code."""
+    script = tmp_path / "program.py"
+    script.write_text("import accelerator\n")
+    finder = ModuleFinder(path=[str(ROOT), *sys.path], excludes=["torch", "numpy", "pynvml", "deepspeed", "pytest", "_pytest"])
+    finder.run_script(str(script))
+    found = {name for name in finder.modules if name.partition(".")[0] == "accelerator"}
+    shipped = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in PYTHON_FILES}
+    # What only the command line and pytest run is no part of a program that imports the package.
+    own = {
+        name for name in shipped if name.startswith("accelerator._command") or name.endswith((".__main__", ".pytest_plugin"))
+    }
+    own |= {"accelerator.simulation._run"}
+    assert {name for name in shipped - found - own if not name.startswith("accelerator.simulation._")} == set()
+
+
+REJECTED = """
+import accelerator as acc
+acc.utilization(1.5)
+acc.set_device_index(b"cuda")
+acc.memory_allocated([])
+acc.get_memory_info(1.0)
+acc.compute_capability({})
+acc.is_nvlink_connected(0, 1.5)
+acc.visible_devices(3)
+"""
+
+ACCEPTED = """
+import torch
+import accelerator as acc
+device: acc.Device = torch.device("cuda", 1)
+acc.utilization(device), acc.utilization(1), acc.utilization("cuda:1"), acc.utilization(None)
+acc.telemetry(acc.visible_devices()[0]).throttled, acc.temperature(acc.physical_devices()[0])
+acc.set_device_index(0)
+acc.memory_allocated(device), acc.get_memory_info(torch.tensor(1))
+count: int = acc.device_count()
+"""
+
+
+@pytest.mark.parametrize("checker", ["mypy", "pyright"])
+def test_a_type_checker_rejects_wrong_devices(checker: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(checker) is None:
+        pytest.skip(f"needs {checker}")
+    (tmp_path / "rejected.py").write_text(REJECTED)
+    (tmp_path / "accepted.py").write_text(ACCEPTED)
+    if checker == "mypy":
+        command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), "--follow-imports=silent"]
+    else:
+        command = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable]
+    environment = {**os.environ, "MYPYPATH": str(ROOT), "PYTHONPATH": str(ROOT)}
+    files = [str(tmp_path / name) for name in ("rejected.py", "accepted.py")]
+    done = subprocess.run(
+        [*command, *files], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
+    )
+    errors = [line for line in done.stdout.splitlines() if "error" in line and ".py:" in line]
+    lines = {int(line.partition("rejected.py:")[2].partition(":")[0]) for line in errors if "rejected.py:" in line}
+    assert lines == set(range(3, 10)), done.stdout + done.stderr
+    assert [line for line in errors if "accepted.py" in line] == []

@@ -1,0 +1,174 @@
+"""How kernels come into a process on a simulated machine, and what happens where they do not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelerator import simulation
+from tests.support import simulated_environment
+from tests.support.simulation import DEADLINE, REPOSITORY, linux_only
+from tests.support.simulation_driver import needs_cuda_torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [linux_only, needs_cuda_torch]
+
+ADDS = "import torch; print((torch.ones(2, device='cuda') + 1).tolist())"
+
+
+def python(program: str, *flags: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *flags, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
+
+
+def test_kernels_compute_without_a_warning_of_theirs() -> None:
+    # torch warns by itself where NumPy is missing, and 2.6 of its own imports.
+    flags = ["-W", "error", "-W", "ignore:Failed to initialize NumPy:UserWarning"]
+    done = python(ADDS, *flags, env=simulated_environment(gpus=1))
+    assert (done.returncode, done.stdout) == (0, "[2.0, 2.0]\n"), done.stderr
+    assert done.stderr == ""
+
+
+def test_user_filters_stay() -> None:
+    program = """
+        import warnings
+        warnings.simplefilter("error")
+        before = list(warnings.filters)
+        warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+        import torch
+        assert warnings.filters[1:] == before, warnings.filters
+    """
+    assert python(program, env=simulated_environment(gpus=1)).stderr == ""
+
+
+def test_importing_torch_initializes_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = """
+        import os, torch
+        assert "_accelerator_simulation_kernels" in __import__("sys").modules
+        assert not torch.cuda.is_initialized()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if (torch.ones(2, device="cuda") + 1).tolist() == [2.0, 2.0] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    done = python(program, env=simulated_environment(gpus=1, log=log))
+    assert done.returncode == 0, done.stderr
+    processes = {line.split()[0] for line in log.read_text().splitlines()}
+    assert len(processes) == 1, "the child alone initialized"
+
+
+def test_questions_do_not_import_torch() -> None:
+    program = """
+        import sys
+        import accelerator as acc
+        acc.is_available(), acc.is_available(strict=True), acc.device_count(), acc.unavailable_reason()
+        acc.visible_devices(), acc.physical_devices(), acc.usable_devices(), acc.compute_capability(0)
+        acc.get_device_index(0), acc.is_initialized(), acc.is_in_bad_fork(), acc.is_fork_safe(), acc.get_device_name(0)
+        acc.driver_version(), acc.driver_cuda_version(), acc.telemetry(0), acc.utilization(0), acc.processes(0)
+        acc.communication_backend_name(), acc.visible_devices_envs(), acc.get_memory_info(0), acc.total_memory(0)
+        assert acc.device_count() == 2
+        assert "torch" not in sys.modules
+    """
+    done = python(program, env=simulated_environment(gpus=2))
+    assert done.returncode == 0, done.stderr
+
+
+def test_another_plugin_is_still_foreign(tmp_path: Path) -> None:
+    metadata = tmp_path / "other-1.dist-info"
+    metadata.mkdir()
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nother = other:load\n")
+    (tmp_path / "other.py").write_text("def load(): pass\n")
+    env = simulated_environment(gpus=1)
+    env["PYTHONPATH"] += f":{tmp_path}"
+    done = python("import sys, accelerator as acc; acc.device_count(); assert 'torch' in sys.modules", env=env)
+    assert done.returncode == 0, done.stderr
+
+
+def test_isolated_python_has_no_kernels_and_says_so() -> None:
+    done = python(ADDS, "-I", env=simulated_environment(gpus=1))
+    assert done.returncode == 1
+    assert "operation not supported" in done.stderr
+    assert done.stderr.count("is not simulated") == 1
+    assert "kernel " in done.stderr
+
+
+def test_without_computing_launches_succeed() -> None:
+    program = "import torch, sys; torch.ones(2, device='cuda') + 1; assert not [m for m in sys.modules if 'simulation_kernels' in m]"
+    env = simulated_environment(gpus=1, compute=False)
+    assert "PYTHONPATH" not in env or "_plugin" not in env["PYTHONPATH"]
+    done = python(program, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_inner_simulation_replaces_the_outer_one() -> None:
+    inner = simulation.environment(1, compute=False, base=simulation.environment(2))
+    assert "_plugin" not in inner.get("PYTHONPATH", "")
+    assert simulation.environment(1, base={"PYTHONPATH": "/mine"})["PYTHONPATH"].endswith("_plugin:/mine")
+
+
+def test_kernels_that_cannot_be_loaded_leave_torch_importable(tmp_path: Path) -> None:
+    import shutil
+
+    from accelerator.simulation import _environment
+
+    broken = tmp_path / "simulation"
+    shutil.copytree(_environment._PLUGIN, broken / "_plugin")
+    (broken / "_kernels").mkdir()
+    (broken / "_kernels/__init__.py").write_text("raise OSError('a broken disk')")
+    env = simulated_environment(gpus=1)
+    env["PYTHONPATH"] = str(broken / "_plugin")
+    done = python("import torch; print('imported'); torch.ones(2, device='cuda')", env=env)
+    assert done.stdout == "imported\n"
+    assert "is not simulated: OSError: a broken disk" in done.stderr
+
+
+def test_a_vendored_package_computes(tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(REPOSITORY / "accelerator", tmp_path / "mylib/_vendor/acc", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("mylib", "mylib/_vendor"):
+        (tmp_path / package / "__init__.py").touch()
+    program = f"""
+        import subprocess, sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from mylib._vendor.acc.simulation import environment
+        done = subprocess.run([sys.executable, "-c", {ADDS!r}], env=environment(1), cwd="/", capture_output=True, text=True)
+        assert done.stdout == "[2.0, 2.0]\\n", done.stderr
+    """
+    done = python(program, env=simulation.environment(0))
+    assert done.returncode == 0, done.stderr
+
+
+def test_run_time_compiled_kernels_are_refused_by_name() -> None:
+    program = """
+        import ctypes, torch
+        torch.cuda.init()
+        torch.empty(1, device="cuda")
+        cuda = ctypes.CDLL("libcuda.so.1")
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        assert cuda.cuModuleLoadData(ctypes.byref(module), b"image") == 0
+        assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"triton_poi_fused_0") == 0
+        for _ in range(2):
+            assert cuda.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, None, None) == EXPECTED
+        torch.cuda._sleep(1000)
+    """
+    done = python(program.replace("EXPECTED", "801"), env=simulated_environment(gpus=1))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "kernel triton_poi_fused_0 is not simulated\n"
+    done = python(program.replace("EXPECTED", "0"), env=simulated_environment(gpus=1, compute=False))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-compute"]])
+def test_the_command_line(flags: list[str]) -> None:
+    command = [sys.executable, "-m", "accelerator", "simulate", *flags, "--", sys.executable, "-c"]
+    program = "import os; print(os.environ['ACCELERATOR_SIM_COMPUTE'], '_plugin' in os.environ.get('PYTHONPATH', ''))"
+    done = subprocess.run([*command, program], cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.stdout == ("0 False\n" if flags else "1 True\n")

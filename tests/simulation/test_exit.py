@@ -1,0 +1,44 @@
+"""Processes on simulated GPUs end as they should."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tests.support import simulated_environment
+from tests.support.simulation import linux_only, python
+
+pytestmark = linux_only
+
+# Wakes up two threads that want Python's lock when it is being finalized, and tells which of them are still there.
+LATE_THREADS = """
+import ctypes, os, threading, time
+
+libc = ctypes.CDLL(None)
+started = threading.Barrier(3)
+
+def late(name):
+    libc.prctl(15, name, 0, 0, 0)
+    started.wait()
+    time.sleep(0.1)
+
+class AtTheVeryEnd:
+    def __init__(self):
+        self.me = self  # garbage that the end collects
+    def __del__(self):
+        time.sleep(0.5)
+        names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+        os.write(1, ascii([name for name in names if name.startswith("pt_")]).encode())
+
+for name in (b"pt_autograd_0", b"pt_other"):
+    threading.Thread(target=late, args=[name], daemon=True).start()
+started.wait()
+AtTheVeryEnd()
+"""
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="from 3.14 on Python lets every such thread sleep")
+def test_a_late_autograd_thread_sleeps_instead_of_unwinding() -> None:
+    done = python(LATE_THREADS, env=simulated_environment())
+    assert (done.returncode, done.stdout, done.stderr) == (0, "['pt_autograd_0']", "")

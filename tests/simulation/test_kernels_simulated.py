@@ -1,0 +1,405 @@
+"""Ops on two simulated GPUs compute what the CPU computes, and fail where CUDA fails."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(3)
+
+
+def both(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
+    """The function gives the same on both devices, and so do its gradients."""
+    results = []
+    for device in ("cpu", "cuda"):
+        inputs = [t.detach().to(device).requires_grad_(t.is_floating_point()) for t in tensors]
+        result = function(*inputs)
+        gradients = torch.autograd.grad(result.sum(), [t for t in inputs if t.requires_grad]) if result.requires_grad else ()
+        assert result.device.type == device
+        results.append([result.detach().cpu(), *(g.cpu() for g in gradients)])
+    for here, there in zip(*results, strict=True):
+        torch.testing.assert_close(there, here)
+        assert there.stride() == here.stride()
+
+
+class TestArguments:
+    @pytest.mark.parametrize("number", [97, 2.5, True])
+    @pytest.mark.parametrize("op", ["remainder", "fmod", "pow", "mul", "eq", "floor_divide", "atan2", "maximum"])
+    def test_numbers_beside_tensors(self, op: str, number: float) -> None:
+        function = getattr(torch, op)
+        for dtype in (torch.int64, torch.float16, torch.float32, torch.float64):
+            tensor = torch.arange(1, 300, 7, dtype=torch.int64).to(dtype)
+            for shaped in (tensor, tensor[3]):
+                try:
+                    here = function(shaped, number)
+                except (TypeError, RuntimeError):
+                    with pytest.raises((TypeError, RuntimeError)):
+                        function(shaped.cuda(), number)
+                    continue
+                there = function(shaped.cuda(), number)
+                assert there.dtype == here.dtype
+                assert torch.equal(there.cpu(), here)
+
+    def test_a_remainder_by_a_number(self) -> None:
+        assert (torch.arange(200, device="cuda") % 97).cpu().equal(torch.arange(200) % 97)
+
+    def test_strides_survive(self) -> None:
+        both(lambda x: x * 2, torch.randn(2, 3, 4).permute(2, 0, 1))
+        both(torch.exp, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+        both(lambda x: x.expand(4, 3).exp(), torch.randn(1, 3))
+
+    def test_layout_in_storage_survives(self) -> None:
+        base = torch.arange(24.0)
+        for view in (base[5:17:3], base.view(4, 6)[1:, ::2], base.as_strided((3, 3), (1, 2), 4)):
+            there = base.cuda().as_strided(view.size(), view.stride(), view.storage_offset())
+            assert (there + 1).cpu().equal(view + 1)
+
+    def test_conjugates_and_negatives(self) -> None:
+        z = torch.randn(5, 5, dtype=torch.complex64)
+        there = z.cuda()
+        assert torch.equal((there.conj() * 2).cpu(), z.conj() * 2)
+        torch.testing.assert_close((there.mH @ there).cpu(), z.mH @ z)
+        assert torch.equal((there.conj().imag + 1).cpu(), z.conj().imag + 1)
+
+    def test_writing_in_place_and_into_views(self) -> None:
+        there, here = torch.zeros(6, device="cuda"), torch.zeros(6)
+        for tensor in (there, here):
+            tensor[1:4].add_(2).mul_(3)
+            tensor.index_fill_(0, torch.tensor([0, 5], device=tensor.device), 7)
+            tensor[tensor > 6] -= 1
+        assert there.cpu().equal(here)
+
+    def test_out_of_every_size(self) -> None:
+        x = torch.randn(4, 4, device="cuda")
+        wanted = x.cpu() + 1
+        empty, fitting, strided = (
+            torch.empty(0, device="cuda"),
+            torch.empty(4, 4, device="cuda"),
+            torch.empty(4, 8, device="cuda")[:, ::2],
+        )
+        for out in (empty, fitting, strided):
+            assert torch.add(x, 1, out=out) is out
+            assert torch.equal(out.cpu(), wanted)
+        with pytest.warns(UserWarning, match="was resized"):
+            small = torch.add(x, 1, out=torch.empty(2, device="cuda"))
+        assert torch.equal(small.cpu(), wanted)
+
+    def test_out_that_is_a_view_grows_as_on_a_gpu(self) -> None:
+        whole = torch.zeros(64, device="cuda")
+        part = whole[:4]
+        with pytest.warns(UserWarning, match="resized"):
+            torch.add(torch.ones(100, device="cuda"), 1, out=part)
+        assert part.size() == (100,)
+        assert part.eq(2).all()
+
+    def test_subclasses_and_modes_see_only_the_users_calls(self) -> None:
+        seen = []
+
+        class Mode(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(function)
+                return function(*args, **(kwargs or {}))
+
+        x = torch.ones(3, device="cuda")
+        with Mode():
+            y = torch.add(x, x)
+        assert seen == [torch.add]
+        assert y.tolist() == [2.0] * 3
+        with torch.device("cuda:1"):
+            assert (x * 2).device == x.device
+
+    def test_autocast_of_the_cpu_does_not_reach_in(self) -> None:
+        x = torch.randn(4, 4)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            there = x.cuda() @ x.cuda()
+        assert there.dtype == torch.float32
+        torch.testing.assert_close(there.cpu(), x @ x)
+
+
+class TestDevices:
+    def test_tensors_on_two_devices_are_refused(self) -> None:
+        x, y = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
+        for call in (lambda: x + y, lambda: torch.outer(x, y), lambda: torch.cat([x, y]), lambda: x.add_(y)):
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                call()
+
+    def test_tensors_of_the_host_are_refused(self) -> None:
+        x, y = torch.ones(3, 3, device="cuda"), torch.ones(3, 3)
+        for call in (lambda: x + y, lambda: x @ y, lambda: torch.where(x > 0, y, x), lambda: F.linear(y, x)):
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                call()
+
+    def test_numbers_of_the_host_are_taken(self) -> None:
+        x = torch.ones(3, device="cuda")
+        assert (x + torch.tensor(2.0)).tolist() == [3.0] * 3
+        assert torch.where(x > 0, torch.tensor(5.0), x).tolist() == [5.0] * 3
+
+    def test_indices_of_the_host_are_taken(self) -> None:
+        x = torch.arange(5.0, device="cuda")
+        assert x[torch.tensor([4, 0])].tolist() == [4.0, 0.0]
+        x[torch.tensor([1, 2])] = torch.tensor([9.0, 8.0], device="cuda")
+        assert x.tolist() == [0.0, 9.0, 8.0, 3.0, 4.0]
+
+    def test_results_are_where_the_arguments_are(self) -> None:
+        x = torch.ones(3, device="cuda:1")
+        assert (x + 1).device == torch.device("cuda:1")
+        assert torch.cuda.current_device() == 0
+        assert torch.tril_indices(3, 3, device="cuda:1").device == torch.device("cuda:1")
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+    def test_copies_between_devices_with_strides_and_types(self, dtype: torch.dtype) -> None:
+        x = torch.randn(4, 6)
+        there = torch.zeros(6, 4, device="cuda:1", dtype=dtype)
+        there.copy_(x.to("cuda:0").t())
+        assert torch.equal(there.cpu(), x.t().to(dtype))
+
+    def test_a_side_stream(self) -> None:
+        x = torch.randn(4, 4, device="cuda")
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(200_000_000)
+            y = x @ x
+            event = stream.record_event()
+        assert not event.query(), "the stream keeps its time"
+        event.synchronize()
+        torch.testing.assert_close(y.cpu(), x.cpu() @ x.cpu())
+
+    def test_threads(self) -> None:
+        x = torch.randn(16, 16)
+        wanted, wrong = x @ x, []
+
+        def work(device: int) -> None:
+            there = x.to(f"cuda:{device}")
+            for _ in range(50):
+                if not torch.allclose((there @ there).cpu(), wanted, atol=1e-5):
+                    wrong.append(device)
+
+        threads = [threading.Thread(target=work, args=(i % 2,)) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+class TestRandom:
+    def test_states_repeat(self) -> None:
+        x = torch.ones(1000, device="cuda")
+        state = torch.cuda.get_rng_state()
+        first = [F.dropout(x), torch.rand(5, device="cuda"), torch.randperm(9, device="cuda"), torch.bernoulli(x / 2)]
+        torch.cuda.set_rng_state(state)
+        again = [F.dropout(x), torch.rand(5, device="cuda"), torch.randperm(9, device="cuda"), torch.bernoulli(x / 2)]
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+        assert not torch.equal(F.dropout(x), first[0])
+
+    def test_seeds_repeat_and_differ(self) -> None:
+        def draw(seed: int, device: str = "cuda") -> list[float]:
+            torch.cuda.manual_seed_all(seed)
+            return torch.randn(4, device=device).tolist()
+
+        assert draw(1) == draw(1) == draw(1, "cuda:1")
+        assert draw(1) != draw(2)
+
+    def test_the_generator_of_the_caller(self) -> None:
+        generator = torch.Generator("cuda").manual_seed(5)
+        default = torch.cuda.get_rng_state()
+        first = torch.randn(4, device="cuda", generator=generator)
+        assert torch.equal(torch.cuda.get_rng_state(), default)
+        assert generator.get_offset() > 0
+        assert torch.equal(first, torch.randn(4, device="cuda", generator=generator.manual_seed(5)))
+        with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator"):
+            torch.randn(4, device="cuda", generator=torch.Generator())
+
+    def test_the_cpus_generator_is_left_alone(self) -> None:
+        before = torch.get_rng_state()
+        F.dropout(torch.ones(9, device="cuda"))
+        torch.rand(3, device="cuda")
+        assert torch.equal(torch.get_rng_state(), before)
+
+    def test_dropout_is_what_it_says(self) -> None:
+        x = torch.ones(10_000, device="cuda", requires_grad=True)
+        y = F.dropout(x, 0.25)
+        assert 0.72 < (y != 0).float().mean().item() < 0.78
+        y.sum().backward()
+        assert torch.equal(x.grad, y.detach())
+
+
+class TestGraphs:
+    def test_each_replay_computes(self) -> None:
+        layer, x = nn.Linear(4, 4).cuda(), torch.zeros(2, 4, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            y = layer(x).relu()
+            z, picked = torch.cat([y, y]), x.sum(0).mul_(2)
+        for _ in range(2):
+            x.normal_()
+            graph.replay()
+            wanted = copy.deepcopy(layer).cpu()(x.cpu()).relu()
+            torch.testing.assert_close(y.cpu(), wanted)
+            torch.testing.assert_close(z.cpu(), torch.cat([wanted, wanted]))
+            torch.testing.assert_close(picked.cpu(), x.cpu().sum(0) * 2)
+
+    def test_nothing_runs_while_capturing(self) -> None:
+        x = torch.ones(3, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x.add_(1)
+        assert x.tolist() == [1.0] * 3
+        graph.replay()
+        graph.replay()
+        assert x.tolist() == [3.0] * 3
+
+    def test_replays_draw_new_numbers_and_states_repeat(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            r, d = torch.rand(4, device="cuda"), F.dropout(torch.ones(64, device="cuda"))
+        state, seen = torch.cuda.get_rng_state(), []
+        for _ in range(2):
+            graph.replay()
+            seen.append((r.tolist(), d.tolist()))
+        assert seen[0][0] != seen[1][0]
+        assert seen[0][1] != seen[1][1]
+        torch.cuda.set_rng_state(state)
+        graph.replay()
+        assert (r.tolist(), d.tolist()) == seen[0]
+
+    def test_a_captured_training_step(self) -> None:
+        def make() -> nn.Module:
+            torch.manual_seed(5)
+            return nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 1))
+
+        here, there = make(), make().cuda()
+        x, y = torch.randn(16, 4), torch.randn(16, 1)
+        sx, sy = x.cuda(), y.cuda()
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (here, there)]
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            for p in there.parameters():
+                p.grad = torch.zeros_like(p)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            optimizers[1].zero_grad(set_to_none=False)
+            loss = F.mse_loss(there(sx), sy)
+            loss.backward()
+            optimizers[1].step()
+        for _ in range(5):
+            optimizers[0].zero_grad()
+            wanted = F.mse_loss(here(x), y)
+            wanted.backward()
+            optimizers[0].step()
+            graph.replay()
+            torch.testing.assert_close(loss.cpu(), wanted)
+
+    def test_waiting_for_a_result_ends_the_capture(self) -> None:
+        x = torch.ones(3, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(graph):
+            x.nonzero()
+
+    def test_computations_go_with_their_graph(self) -> None:
+        import sys
+
+        held = sys.modules["_accelerator_simulation_kernels.capture"]._computations
+        x = torch.ones(3, device="cuda")
+
+        def capture() -> torch.cuda.CUDAGraph:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                x.add_(1)
+            return graph
+
+        kept = capture()
+        before = len(held)
+        for _ in range(5):
+            capture()
+            gc.collect()
+        assert len(held) <= before + 1
+        kept.replay()
+
+    def test_an_error_at_a_replay_is_an_error(self, capfd: pytest.CaptureFixture[str]) -> None:
+        x, index = torch.ones(3, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            x.index_select(0, index)
+        graph.replay()
+        index.fill_(7)
+        with pytest.raises(RuntimeError, match="unspecified launch failure"):
+            graph.replay()
+        assert "index out of range" in capfd.readouterr().err
+
+
+class TestNotSimulated:
+    def test_it_says_so_by_name(self) -> None:
+        with pytest.raises(NotImplementedError, match="aten::_cslt_compress is not simulated"):
+            torch.ops.aten._cslt_compress(torch.ones(4, 4, device="cuda"))
+
+    def test_what_cuda_lacks_keeps_torchs_error(self) -> None:
+        with pytest.raises(NotImplementedError, match="Could not run"):
+            torch.histogram(torch.ones(4, device="cuda"), 3)
+
+
+class TestParts:
+    def test_sparse(self) -> None:
+        here = torch.eye(4).mul(torch.arange(1, 5)).to_sparse()
+        x = torch.randn(4, 4)
+        there = here.cuda()
+        torch.testing.assert_close((there @ x.cuda()).cpu(), here @ x)
+        assert (there + there).to_dense().cpu().equal((here + here).to_dense())
+        assert torch.sparse.sum(there, 0).to_dense().cpu().equal(torch.sparse.sum(here, 0).to_dense())
+        uncoalesced = torch.sparse_coo_tensor([[0, 0, 1]], [1.0, 2.0, 3.0], (3,), device="cuda")
+        assert uncoalesced.coalesce().values().tolist() == [3.0, 3.0]
+        csr = torch.eye(4).to_sparse_csr().cuda()
+        torch.testing.assert_close((csr @ x.cuda()).cpu(), x)
+
+    def test_gradients_of_a_sparse_embedding(self) -> None:
+        here = nn.Embedding(10, 3, sparse=True)
+        there = copy.deepcopy(here).cuda()
+        index = torch.tensor([1, 4, 4, 9])
+        for module, where in ((here, "cpu"), (there, "cuda")):
+            module(index.to(where)).pow(2).sum().backward()
+            torch.optim.SGD(module.parameters(), lr=0.1).step()
+        torch.testing.assert_close(there.weight.detach().cpu(), here.weight.detach())
+
+    def test_nested(self) -> None:
+        parts = [torch.randn(2, 3), torch.randn(4, 3)]
+        here, there = torch.nested.nested_tensor(parts), torch.nested.nested_tensor(parts, device="cuda")
+        torch.testing.assert_close((there * 2).to_padded_tensor(0.0).cpu(), (here * 2).to_padded_tensor(0.0))
+        layer = nn.Linear(3, 5)
+        torch.testing.assert_close(
+            copy.deepcopy(layer).cuda()(there).to_padded_tensor(0.0).cpu(), layer(here).to_padded_tensor(0.0)
+        )
+
+
+def test_training_equals_the_cpus() -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+            nn.Linear(128, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 10),
+        )  # fmt: skip
+
+    x, y = torch.randn(16, 3, 8, 8), torch.randint(0, 10, (16,))
+    losses = []
+    for device in ("cpu", "cuda"):
+        model = make().to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses.append([])
+        for _ in range(10):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x.to(device)), y.to(device))
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    assert losses[0][-1] < losses[0][0] / 2

@@ -1,0 +1,66 @@
+"""What happens where a simulated machine is not used as it was meant to be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from tests.support import environment, simulated_environment
+from tests.support.simulation import DEADLINE, MIB, PRELUDE, linux_only, python, run
+
+pytestmark = linux_only
+
+USED = "[n.nvmlDeviceGetMemoryInfo(h, version=n.nvmlMemory_v2).used for h in handles()]"
+
+
+def test_memory_is_released_at_exec(tmp_path: Path) -> None:
+    program = f"""
+        allocate({64 * MIB})
+        n.nvmlInit()
+        before = {USED}
+        rows = "len(n.nvmlDeviceGetComputeRunningProcesses(handles()[0]))"
+        after = PRELUDE + f"n.nvmlInit(); answer([json.loads(sys.argv[1]), {USED}, {{rows}}])"
+        os.execv(sys.executable, [sys.executable, "-c", after, json.dumps(before)])
+    """
+    child = simulated_environment(state=tmp_path / "state")
+    assert run(f"PRELUDE = {PRELUDE!r}\n" + textwrap.dedent(program), child) == [[64 * MIB], [0], 0]
+
+
+def test_a_forked_child_does_not_release_its_parents_memory(tmp_path: Path) -> None:
+    program = f"""
+        allocate({64 * MIB})
+        read, write = os.pipe()
+        if os.fork() == 0:
+            n.nvmlInit()
+            os.write(write, json.dumps({USED}).encode())
+            os._exit(0)
+        answer(json.loads(os.read(read, 100)))
+    """
+    assert run(program, simulated_environment(state=tmp_path / "state")) == [64 * MIB]
+
+
+def test_a_state_that_became_unusable_is_an_error(tmp_path: Path) -> None:
+    child = environment(state=tmp_path / "state", base={})
+    (tmp_path / "state").mkdir()
+    done = python("import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))", env=child)
+    assert done.stdout == "304\n"
+    assert done.stderr == f"accelerator: the state of the simulated machine cannot be kept in {tmp_path / 'state'}\n"
+
+
+def test_a_replaced_library_path_is_named() -> None:
+    program = "import ctypes; print(ctypes.CDLL(None).cudaGetDeviceCount(ctypes.byref(ctypes.c_int())))"
+    inside = environment()
+    replaced = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**inside, "LD_LIBRARY_PATH": "/opt/other"},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+    assert replaced.stdout == "35\n"
+    assert replaced.stderr.startswith("accelerator: there is no simulated driver, for something has replaced LD_LIBRARY_PATH")
+    assert replaced.stderr.count("\n") == 1
+    absent = python(program, env=environment(driver="absent"))
+    assert (absent.stdout, absent.stderr) == ("35\n", "")

@@ -1,0 +1,77 @@
+"""PyTorch's own database of operators on simulated GPUs against the CPU, forward and backward.
+
+``ACCELERATOR_TEST_ALL=1`` runs all of it, which takes minutes. Otherwise a run takes one part in eight, another one each
+day, or the one that ``ACCELERATOR_TEST_PART`` names; entries that once went wrong are in every part.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+
+import pytest
+
+from tests.support import operators
+
+PARTS = 8
+CHUNKS = 16
+
+# What CUDA itself lacks, so that torch's own error is right.
+LACKING = {
+    "histogram": "has no CUDA kernel",
+    "histogramdd": "has no CUDA kernel",
+    "sparse.mm.reduce": "has no CUDA kernel",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "is the CPU's by name",
+    "torch.ops.aten._flash_attention_forward": "no type that both devices take",
+    "torch.ops.aten._efficient_attention_forward": "no type that both devices take",
+    "torch._scaled_mm": "no type that both devices take",
+    "torch._scaled_mm_v2": "no type that both devices take",
+}
+# What has a CUDA kernel in this torch and none here.
+NOT_SIMULATED: dict[str, str] = {}
+# What differs, and why that is right.
+DIFFERENT: dict[str, str] = {}
+
+ALWAYS = (
+    "as_strided.partial_views",
+    "fractional_max_pool3d",
+    "ldexp",
+    "linalg.lstsq",
+    "nn.functional.dropout",
+    "nn.functional.rms_norm",
+    "nn.functional.scaled_dot_product_attention",
+    "remainder",
+    "take_along_dim",
+    "to_sparse",
+)
+
+
+def chosen() -> list[str]:
+    names = sorted(operators.entries())
+    if os.environ.get("ACCELERATOR_TEST_ALL") == "1":
+        return names
+    part = int(os.environ.get("ACCELERATOR_TEST_PART", str(int(time.time()) // 86400))) % PARTS
+    return [name for name in names if name in ALWAYS or zlib.crc32(name.encode()) % PARTS == part]
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_operator_is_right_or_says_so(chunk: int) -> None:
+    entries, found = operators.entries(), {}
+    for name in chosen()[chunk::CHUNKS]:
+        outcome = operators.run(entries[name])
+        if outcome.kind != "right":
+            found[name] = outcome
+    print({name: tuple(outcome) for name, outcome in found.items()})
+    allowed = {**dict.fromkeys(LACKING, "lacking"), **dict.fromkeys(NOT_SIMULATED, "not simulated")}
+    unexpected = {
+        name: outcome for name, outcome in found.items() if allowed.get(name) != outcome.kind and name not in DIFFERENT
+    }
+    assert not unexpected
+
+
+def test_the_lists_name_entries_that_there_are() -> None:
+    # Older torch has fewer.
+    known = operators.entries()
+    if "torch._scaled_mm_v2" in known:
+        assert {*LACKING, *NOT_SIMULATED, *DIFFERENT, *ALWAYS} <= {*known, "fractional_max_pool3d"}

@@ -1,0 +1,90 @@
+"""Functions that keep what they compute, and many checkpoints one after the other, with memory to be watched between."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from accelerator import checkpointing
+
+Checkpoint = Callable[..., Any]
+
+MODES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "partition": {"partition_activations": True},
+    "cpu": {"checkpoint_in_cpu": True},
+    "partition+cpu": {"partition_activations": True, "checkpoint_in_cpu": True},
+    "contiguous": {"partition_activations": True, "contiguous_checkpointing": True, "num_checkpoints": 2},
+    "contiguous+cpu": {
+        "partition_activations": True,
+        "contiguous_checkpointing": True,
+        "num_checkpoints": 2,
+        "checkpoint_in_cpu": True,
+    },
+}
+
+
+class Keeper(nn.Module):
+    """Keeps an intermediate on itself, as models do that report their attention or their router's logits."""
+
+    def __init__(self, seen: list[weakref.ref[torch.Tensor]]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        self.kept = h.sin()
+        self.seen.append(weakref.ref(self.kept))
+        return self.kept.exp().cos()
+
+
+def closure(h: torch.Tensor, ckpt: Checkpoint, seen: list[weakref.ref[torch.Tensor]]) -> torch.Tensor:
+    kept: list[torch.Tensor] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        kept.append(h.sin())
+        seen.append(weakref.ref(kept[-1]))
+        return kept[-1].exp().cos()
+
+    return ckpt(function, h)
+
+
+def module(h: torch.Tensor, ckpt: Checkpoint, seen: list[weakref.ref[torch.Tensor]]) -> torch.Tensor:
+    return ckpt(Keeper(seen), h)
+
+
+KEEPERS = {"closure": closure, "module": module}
+
+
+def survivors(keeper: str, x: torch.Tensor, ckpt: Checkpoint = checkpointing.checkpoint) -> int:
+    """How many of the intermediates that a function kept are alive when all that kept them is gone."""
+    seen: list[weakref.ref[torch.Tensor]] = []
+    for _ in range(5):
+        KEEPERS[keeper](x * 1, ckpt, seen).sum().backward()
+    x.grad = None
+    gc.collect()
+    assert len(seen) == 10
+    return sum(each() is not None for each in seen)
+
+
+def many(x: torch.Tensor, count: int, watch: Callable[[], int]) -> list[int]:
+    """What ``watch`` said at five points of so many checkpoints, after the first few."""
+    found: list[int] = []
+    for number in range(count + 20):
+        h = x * 1
+        for _ in range(2):
+            h = checkpointing.checkpoint(lambda h: h.sin().exp(), h)
+        if number % 10:
+            h.sum().backward()
+        else:
+            # Forwards without a backward, as in a batch that is skipped.
+            del h
+        x.grad = None
+        if number >= 20 and (number - 20) % (count // 5) == 0:
+            gc.collect()
+            found.append(watch())
+    return found

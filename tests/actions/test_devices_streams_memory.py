@@ -189,7 +189,8 @@ def test_a_child_of_an_initialized_process_is_told(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         calls = [
-            lambda: acc.set_device(0), lambda: acc.current_device(), lambda: acc.current_device_name(), lambda: acc.device_of(torch.ones(1)), lambda: acc.get_device_properties(),
+            lambda: acc.set_device(0), lambda: acc.current_device(), lambda: acc.current_device_name(),
+            lambda: acc.device_of(torch.ones(1)), lambda: acc.get_device_properties(),
             lambda: acc.can_device_access_peer(0, 1), lambda: acc.default_stream(), lambda: acc.stream(stream),
             lambda: acc.external_stream(0), acc.init, lambda: acc.lazy_call(print), acc.ipc_collect, acc.cudart,
             acc.current_blas_handle, lambda: acc.set_sync_debug_mode(1), acc.get_sync_debug_mode,

@@ -1,4 +1,4 @@
-"""The context managers that make a device or a stream current: one mechanism, entered again, by several threads, in any order."""
+"""The context managers that make a device or a stream current: entered again, by several threads, in any order."""
 
 from __future__ import annotations
 

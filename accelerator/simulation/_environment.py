@@ -173,13 +173,8 @@ def is_simulated() -> bool:
 
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
     """Copy an environment, leaving out what an outer simulation put there."""
-<<<<<<< HEAD
-    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX)}
-    for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":")):
-=======
     result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key in _OF_THE_USER}
-    for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]")):
->>>>>>> main
+    for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":")):
         old = result.get(variable)
         if old is None or not _OURS.search(old + "/"):
             continue

@@ -4,7 +4,8 @@ The wheel ships C and no binaries, so that it stays a pure Python wheel; the lib
 system compiler when a simulation is first asked for and kept in the user's cache directory, laid out so that the
 driver and NVML can each be left off the library path:
 
-    preload/libcudart.so.12  preload/libcudart.so.13  preload/libcupti.so.13  preload/libaccelerator-exit.so
+    preload/libcudart.so.12  preload/libcudart.so.13  preload/libcupti.so.13  preload/libnccl.so.2
+    preload/libaccelerator-exit.so
     driver/libcuda.so.1
     nvml/libnvidia-ml.so.1
     absent/driver/libcuda.so.1  absent/nvml/libnvidia-ml.so.1
@@ -60,6 +61,7 @@ _LIBRARIES = (
     _Library("nvml/libnvidia-ml.so.1", ("nvml*.c", "config.c", "state.c"), "nvml.map"),
     _Library("preload/libaccelerator-exit.so", ("exit.c",), "exit.map"),
     _Library("preload/libcupti.so.13", ("cupti.c",), "cupti.map"),
+    _Library("preload/libnccl.so.2", ("nccl*.c",), "nccl.map"),
 )
 _ABSENT = ("absent/driver/libcuda.so.1", "absent/nvml/libnvidia-ml.so.1")
 _FILES = (*(library.path for library in _LIBRARIES), *_ABSENT)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["environment", "is_simulated"]
 
 _PREFIX = "ACCELERATOR_SIM_"
+# Nothing here sets these: they hold for inner simulations too.
+_OF_THE_USER = (f"{_PREFIX}NCCL_TIMEOUT",)
 _DRIVERS = ("present", "absent", "old", "broken")
 _NVMLS = ("present", "absent", "broken", "mismatch")
 _OLD_CUDA = "11.4"
@@ -171,7 +173,7 @@ def is_simulated() -> bool:
 
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
     """Copy an environment, leaving out what an outer simulation put there."""
-    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX)}
+    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key in _OF_THE_USER}
     for variable, separators in (("LD_PRELOAD", "[ :]"), ("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":")):
         old = result.get(variable)
         if old is None or not _OURS.search(old + "/"):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import accelerator.simulation
-from accelerator.simulation import environment, is_simulated
+from accelerator.simulation import _build, environment, is_simulated
 from tests.support.simulation import REPOSITORY, linux_only, make_compiler, plain, python
 
 pytestmark = linux_only
@@ -205,9 +205,16 @@ def test_base_is_kept_and_not_changed() -> None:
     child = environment(base=base)
     assert base == before
     assert child["PATH"] == "/bin"
-    assert child["LD_PRELOAD"].endswith("libcupti.so.13:/x/liba.so /y/libb.so")
+    assert child["LD_PRELOAD"].endswith("libnccl.so.2:/x/liba.so /y/libb.so")
     assert child["LD_LIBRARY_PATH"].endswith("/nvml:/lib:")
     assert environment()["HOME"] == os.environ["HOME"]
+
+
+def test_the_time_to_wait_for_a_rank_is_the_users() -> None:
+    base = {"ACCELERATOR_SIM_NCCL_TIMEOUT": "5", "ACCELERATOR_SIM_MIG": "1"}
+    child = environment(base=base)
+    assert child["ACCELERATOR_SIM_NCCL_TIMEOUT"] == "5"
+    assert child["ACCELERATOR_SIM_MIG"] != "1"
 
 
 def test_nesting_replaces() -> None:
@@ -272,12 +279,12 @@ def test_the_second_build_does_nothing(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path))}
     first = python(BUILD, env=env)
     assert first.returncode == 0, first.stderr
-    assert compilations(tmp_path) == 6
+    assert compilations(tmp_path) == len(_build._LIBRARIES)
     root = Path(first.stdout.strip())
     assert root.parent == tmp_path / "cache/accelerator"
     second = python(BUILD, env=env)
     assert second.stdout == first.stdout
-    assert compilations(tmp_path) == 6
+    assert compilations(tmp_path) == len(_build._LIBRARIES)
     # Cleaners of cache directories take single files.
     (root / "driver/libcuda.so.1").unlink()
     assert python(BUILD, env=env).stdout == first.stdout
@@ -296,6 +303,6 @@ def test_builds_at_once(tmp_path: Path) -> None:
     done = [job.result() for job in jobs]
     assert [process.returncode for process in done] == [0] * 4, done[0].stderr
     assert len({process.stdout for process in done}) == 1
-    assert compilations(tmp_path) == 6
+    assert compilations(tmp_path) == len(_build._LIBRARIES)
     names = {entry.name for entry in (tmp_path / "cache/accelerator").iterdir()}
     assert names == {Path(done[0].stdout.strip()).name, ".simulation.lock"}

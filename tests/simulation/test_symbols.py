@@ -132,6 +132,13 @@ def test_profiler_symbols_are_complete(imported: dict[str, set[Symbol]], simulat
     assert wanted - simulated == set()
 
 
+def test_communication_symbols_are_complete(imported: dict[str, set[Symbol]], simulated: set[Symbol]) -> None:
+    # Neither the real library nor ours has version nodes.
+    wanted = {symbol for symbols in imported.values() for symbol in symbols if re.match("p?nccl[A-Z]", symbol.name)}
+    assert len(wanted) >= 28
+    assert wanted - simulated == set()
+
+
 def test_driver_symbols_of_the_compiler_library_are_complete(imported: dict[str, set[Symbol]], simulated: set[Symbol]) -> None:
     wanted = {symbol for symbol in imported["libcaffe2_nvrtc.so"] if re.match("cu[A-Z]", symbol.name)}
     assert len(wanted) > 15
@@ -155,5 +162,6 @@ def test_driver_and_nvml_have_no_version_node(simulated: set[Symbol]) -> None:
 
 def test_nothing_but_the_interface_is_exported(simulated: set[Symbol]) -> None:
     exported = {symbol.name for symbol in simulated}
-    interface = re.compile(r"cuda[A-Z]|__cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|accelerator_sim|lib.*\.so\.\d+$|pthread_exit$")
+    names = r"cuda[A-Z]|__cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|nccl[A-Z]|accelerator_sim"
+    interface = re.compile(names + r"|lib.*\.so\.\d+$|pthread_exit$")
     assert {name for name in exported if not interface.match(name)} == set()

@@ -82,6 +82,12 @@ cudaError_t enter_slowly(const char *function)
     return driver->injected(function, (device ? device : &driver->devices[thread_device])->gpu);
 }
 
+/* For NCCL: both majors are in every process, and a stream belongs to the one that the program uses. */
+EXPORT bool accelerator_sim_runtime_is_used(void)
+{
+    return status != NOT_TRIED;
+}
+
 int visible_device_count(void)
 {
     return device_count;

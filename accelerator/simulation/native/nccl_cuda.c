@@ -1,0 +1,162 @@
+/* NCCL: what it needs of the simulated CUDA runtime.
+ *
+ * Nothing is linked: both majors of the runtime are preloaded, and only the one that the program uses knows its streams. */
+#define _GNU_SOURCE
+#include "nccl.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <string.h>
+
+struct runtime {
+    int major;
+    int (*cudaGetDevice)(int *device);
+    int (*cudaSetDevice)(int device);
+    int (*cudaMalloc)(void **address, size_t size);
+    int (*cudaFree)(void *address);
+    int (*cudaLaunchHostFunc)(void *stream, void (*function)(void *), void *argument);
+    int (*cudaUserObjectCreate)(void **object, void *argument, void (*destroy)(void *), unsigned references, unsigned flags);
+    int (*cudaUserObjectRelease)(void *object, unsigned count);
+    int (*cudaGraphRetainUserObject)(void *graph, void *object, unsigned count, unsigned flags);
+    const char *(*cudaGetErrorString)(int error);
+    union {
+        int (*of_12)(void *stream, int *status, unsigned long long *id, void **graph, void ***nodes, size_t *count);
+        int (*of_13)(void *stream, int *status, unsigned long long *id, void **graph, void ***nodes, void **edges,
+                     size_t *count);
+    } capture_info;
+};
+
+static struct runtime runtime;
+static bool is_found;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void *find(const char *name, const char *node)
+{
+    void *function = dlvsym(RTLD_DEFAULT, name, node);
+    if (!function)
+        is_found = false;
+    return function;
+}
+
+static bool is_used(const char *node)
+{
+    bool (*used)(void);
+    *(void **)&used = dlvsym(RTLD_DEFAULT, "accelerator_sim_runtime_is_used", node);
+    return used && used();
+}
+
+static void find_runtime(void)
+{
+    /* A program that has not touched CUDA yet will use the newer one, if it is there. */
+    bool is_12 = is_used("libcudart.so.12") && !is_used("libcudart.so.13");
+    const char *node = is_12 ? "libcudart.so.12" : "libcudart.so.13";
+    is_found = true;
+    runtime.major = is_12 ? 12 : 13;
+#define FIND(NAME) *(void **)&runtime.NAME = find(#NAME, node)
+    FIND(cudaGetDevice);
+    FIND(cudaSetDevice);
+    FIND(cudaMalloc);
+    FIND(cudaFree);
+    FIND(cudaLaunchHostFunc);
+    FIND(cudaUserObjectCreate);
+    FIND(cudaUserObjectRelease);
+    FIND(cudaGraphRetainUserObject);
+    FIND(cudaGetErrorString);
+#undef FIND
+    if (is_12)
+        *(void **)&runtime.capture_info = find("cudaStreamGetCaptureInfo_v2", node);
+    else
+        *(void **)&runtime.capture_info = find("cudaStreamGetCaptureInfo", node);
+}
+
+static ncclResult_t need_runtime(void)
+{
+    pthread_once(&once, find_runtime);
+    return is_found ? ncclSuccess : fail(ncclSystemError, "the simulated CUDA runtime is not in this process");
+}
+
+static ncclResult_t check(int error, const char *function)
+{
+    if (error == 0)
+        return ncclSuccess;
+    return fail(ncclUnhandledCudaError, "%s: %s", function, runtime.cudaGetErrorString(error));
+}
+
+#define NEED_RUNTIME()                                                                                                 \
+    do {                                                                                                               \
+        ncclResult_t needed_ = need_runtime();                                                                         \
+        if (needed_ != ncclSuccess)                                                                                    \
+            return needed_;                                                                                            \
+    } while (0)
+
+ncclResult_t current_device(int *device, unsigned char gpu[UUID_SIZE])
+{
+    NEED_RUNTIME();
+    ncclResult_t result = check(runtime.cudaGetDevice(device), "cudaGetDevice");
+    if (result != ncclSuccess)
+        return result;
+    int (*cuDeviceGetUuid)(unsigned char *, int) = NULL;
+    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD); /* the runtime has loaded it */
+    if (driver) {
+        *(void **)&cuDeviceGetUuid = dlsym(driver, "cuDeviceGetUuid_v2");
+        dlclose(driver);
+    }
+    if (!cuDeviceGetUuid || cuDeviceGetUuid(gpu, *device) != 0)
+        return fail(ncclUnhandledCudaError, "the driver does not tell the UUID of device %d", *device);
+    return ncclSuccess;
+}
+
+ncclResult_t use_device(int device)
+{
+    NEED_RUNTIME();
+    return check(runtime.cudaSetDevice(device), "cudaSetDevice");
+}
+
+ncclResult_t look_for_capture(void *stream, struct capture_info *info)
+{
+    enum { CAPTURING = 1, INVALIDATED = 2 };
+    int status = 0;
+    size_t count = 0;
+    *info = (struct capture_info){0};
+    if ((uintptr_t)stream <= 2)
+        return ncclSuccess; /* the legacy stream cannot capture */
+    NEED_RUNTIME();
+    int error = runtime.major == 12 ? runtime.capture_info.of_12(stream, &status, &info->id, &info->graph, NULL, &count)
+                                    : runtime.capture_info.of_13(stream, &status, &info->id, &info->graph, NULL, NULL, &count);
+    if (error == 0 && status == INVALIDATED)
+        return fail(ncclUnhandledCudaError, "the capture of the stream is not valid any more");
+    if (status != CAPTURING)
+        info->id = 0;
+    return check(error, "cudaStreamGetCaptureInfo");
+}
+
+ncclResult_t capture_call(void *stream, const struct capture_info *info, void (*function)(void *), void (*release)(void *),
+                          void *argument)
+{
+    enum { NO_DESTRUCTOR_SYNC = 1, MOVE = 1 };
+    void *object;
+    /* The graph owns the argument from here on. */
+    int error = runtime.cudaUserObjectCreate(&object, argument, release, 1, NO_DESTRUCTOR_SYNC);
+    if (error != 0) {
+        release(argument);
+        return check(error, "cudaUserObjectCreate");
+    }
+    error = runtime.cudaGraphRetainUserObject(info->graph, object, 1, MOVE);
+    if (error != 0) {
+        runtime.cudaUserObjectRelease(object, 1);
+        return check(error, "cudaGraphRetainUserObject");
+    }
+    return check(runtime.cudaLaunchHostFunc(stream, function, argument), "cudaLaunchHostFunc");
+}
+
+ncclResult_t device_malloc(void **address, size_t size)
+{
+    NEED_RUNTIME();
+    return check(runtime.cudaMalloc(address, size), "cudaMalloc");
+}
+
+ncclResult_t device_free(void *address)
+{
+    NEED_RUNTIME();
+    return check(runtime.cudaFree(address), "cudaFree");
+}

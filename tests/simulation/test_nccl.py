@@ -1,0 +1,321 @@
+"""The simulated NCCL between processes: right results, no hang whatever happens to a rank, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import simulated_environment
+from tests.support.simulation import linux_only
+from tests.support.simulation_driver import needs_cuda_torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("nccl")]
+
+GPUS = 16
+TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "e4m3", "e5m2")
+SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 2, 3, 4, 5, 6
+RANKS = [sys.executable, "-m", "tests.support.nccl_ranks"]
+
+
+class Ranks:
+    """A process with torch and 16 simulated GPUs that forks the ranks of each case."""
+
+    def __init__(self, command: list[str], **variables: str) -> None:
+        environment = simulated_environment({"OMP_NUM_THREADS": "1", **variables}, gpus=GPUS, memory="1GiB")
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def answers(self, case: str, ranks: int, variables: dict[str, str] | None = None, **arguments: Any) -> list[dict[str, Any]]:
+        """Everything each rank said: value, code and text of NCCL's error, failure, exit status, seconds."""
+        assert self.process.stdin
+        assert self.process.stdout
+        order = {"case": case, "ranks": ranks, "arguments": arguments, "variables": variables or {}}
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def run(self, case: str, ranks: int, variables: dict[str, str] | None = None, **arguments: Any) -> list[Any]:
+        """What each rank returned; a rank that did not return fails the test."""
+        answers = self.answers(case, ranks, variables, **arguments)
+        assert all("value" in answer for answer in answers), answers
+        return [answer["value"] for answer in answers]
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        assert self.process.wait(timeout=30) == 0
+
+
+def left_behind() -> list[str]:
+    places = {Path("/dev/shm"), Path(tempfile.gettempdir()), Path("/tmp")}
+    return [str(path) for place in places for path in place.glob("accelerator-nccl-*")]
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    made = Ranks(RANKS)
+    yield made
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    yield
+    assert left_behind() == []
+
+
+class TestResults:
+    @pytest.mark.parametrize("kind", range(len(TYPES)), ids=TYPES)
+    @pytest.mark.parametrize("count", [2, 3, 4])
+    def test_reductions(self, ranks: Ranks, count: int, kind: int) -> None:
+        assert ranks.run("reductions", count, kind=kind) == [5 * 13] * count
+
+    @pytest.mark.parametrize("kind", range(len(TYPES)), ids=TYPES)
+    @pytest.mark.parametrize("count", [2, 3, 4])
+    def test_movements(self, ranks: Ranks, count: int, kind: int) -> None:
+        assert ranks.run("movements", count, kind=kind) == [5 * (4 * count + 3)] * count
+
+    @pytest.mark.parametrize("count", [1, 16])
+    def test_one_rank_and_sixteen(self, ranks: Ranks, count: int) -> None:
+        assert ranks.run("reductions", count, kind=7) == [5 * 13] * count
+        assert ranks.run("movements", count, kind=7) == [5 * (4 * count + 3)] * count
+
+    def test_edge_values(self, ranks: Ranks) -> None:
+        first, second = ranks.run("edge_values", 2)
+        assert first == second
+        # float16, float32, bfloat16, e4m3, e5m2: the sum of each value with itself, and the larger of it and 2.
+        assert first["7 0"][:7] == ["nan", "inf", "-inf", "1.199999957179898e-07", "-0.0", "880.0", "120000.0"]
+        assert first["6 0"][:6] == ["nan", "inf", "-inf", "1.1920928955078125e-07", "-0.0", "880.0"]
+        assert first["6 0"][6:] == ["inf", "inf"]
+        assert first["9 0"][:3] == ["nan", "inf", "-inf"]
+        assert first["10 0"][4:6] == ["-0.0", "448.0"], "what is too large for eight bits becomes the largest number"
+        assert first["11 0"][6] == "57344.0"
+        assert first["7 2"] == ["2.0", "inf", "2.0", "2.0", "2.0", "440.0", "60000.0", "9.999999680285692e+37"]
+        assert first["6 2"][0] == first["9 2"][0] == first["10 2"][0] == "2.0", "a number beats what is none"
+
+    def test_every_small_float(self, ranks: Ranks) -> None:
+        assert ranks.run("halves", 2) == [True, True]
+
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_sums_with_factors(self, ranks: Ranks, count: int) -> None:
+        assert ranks.run("factors", count) == [14] * count
+
+    @pytest.mark.parametrize(("count", "rounds"), [(2, 400), (4, 200), (16, 100)])
+    def test_again_and_again(self, ranks: Ranks, count: int, rounds: int) -> None:
+        answers = ranks.answers("iterate", count, count=rounds)
+        assert [answer.get("value") for answer in answers] == [True] * count, answers
+        # A wait that nobody ends by ringing lasts 100 ms.
+        assert all(answer["seconds"] < 0.05 * rounds for answer in answers)
+
+
+class TestMessages:
+    @pytest.mark.parametrize(("count", "size"), [(2, 2_000_001), (3, 500_000), (2, 1), (16, 100_000)])
+    def test_ring(self, ranks: Ranks, count: int, size: int) -> None:
+        assert ranks.run("ring", count, size=size, rounds=3) == [True] * count
+
+    @pytest.mark.parametrize(("count", "size"), [(1, 300_000), (2, 300_000), (4, 100_000)])
+    def test_all_to_all_at_once(self, ranks: Ranks, count: int, size: int) -> None:
+        assert ranks.run("cross", count, size=size) == [True] * count
+
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_a_group_of_everything(self, ranks: Ranks, count: int) -> None:
+        assert ranks.run("mixed_group", count) == [True] * count
+
+    def test_a_sender_that_has_left(self, ranks: Ranks) -> None:
+        assert ranks.run("eager", 2) == [0, 4950]
+
+    @pytest.mark.parametrize("threads", [False, True])
+    def test_several_devices_of_one_process(self, ranks: Ranks, threads: bool) -> None:
+        assert ranks.run("one_process", 1, threads=threads) == [True]
+
+
+class TestCommunicators:
+    def test_splits(self, ranks: Ranks) -> None:
+        # Each half is ordered backward; its first rank stays alone.
+        assert ranks.run("families", 4) == [[1, 2, 2, 0, 6], [1, 2, 4, 1, 6], [0, 2, 2, None, 6], [0, 2, 4, None, 6]]
+
+    def test_several_unique_ids(self, ranks: Ranks) -> None:
+        assert ranks.run("scalable", 3) == [3] * 3
+
+    def test_many(self, ranks: Ranks) -> None:
+        assert ranks.run("many", 2, count=60) == [2 * sum(range(60)) + 2 * 15] * 2
+
+    @pytest.mark.parametrize("flags", [0, 1])
+    def test_shrinking_without_a_dead_rank(self, ranks: Ranks, flags: int) -> None:
+        answers = ranks.answers("shrink", 3, flags=flags)
+        assert [answer.get("value") for answer in answers] == [[REMOTE_ERROR, 0, 2, 2], [REMOTE_ERROR, 1, 2, 2], None]
+
+    def test_growing(self, ranks: Ranks) -> None:
+        assert ranks.run("grow", 3) == [[0, 3, 3], [1, 3, 3], [2, 3, 3]]
+
+    def test_the_life_of_a_communicator(self, ranks: Ranks) -> None:
+        expected = [INVALID_USAGE, 1, 2, INVALID_USAGE, 2, INVALID_USAGE, INVALID_ARGUMENT, INVALID_ARGUMENT, 0, 0, 2]
+        assert ranks.run("life", 2) == [expected] * 2
+
+    def test_revoking_ends_the_waits_of_others(self, ranks: Ranks) -> None:
+        _, (code, text) = ranks.run("revoke_ends_waits", 2)
+        assert code == REMOTE_ERROR
+        assert "rank 0 has revoked" in text
+
+    def test_memory(self, ranks: Ranks) -> None:
+        assert ranks.run("memory", 2) == [True, True]
+
+    def test_a_forked_child(self, ranks: Ranks) -> None:
+        assert ranks.run("forked_child", 2) == [[INVALID_ARGUMENT, 0, 0, 2]] * 2
+
+
+class TestMisuse:
+    def test_calls_that_do_not_match(self, ranks: Ranks) -> None:
+        for answers in ranks.run("mismatch", 2):
+            assert [code for code, _ in answers] == [*[INVALID_USAGE] * 5, 2, INVALID_USAGE]
+            assert "count 100000" in answers[0][1]
+            assert "count 100001" in answers[0][1]
+            assert "AllGather" in answers[4][1]
+            assert "AllReduce" in answers[4][1]
+        assert "rank 0 sends 800000 bytes to rank 1, which receives 40" in answers[6][1]
+
+    def test_wrong_arguments(self, ranks: Ranks) -> None:
+        wrong = INVALID_ARGUMENT
+        expected = [*[wrong] * 6, INVALID_USAGE, *[wrong] * 5, 1]
+        assert ranks.run("misuse", 1) == [expected]
+
+    def test_two_ranks_on_one_gpu(self, ranks: Ranks) -> None:
+        for answer in ranks.answers("same_gpu", 2):
+            assert answer["code"] == INVALID_USAGE
+            assert "ranks 0 and 1 are on the same one" in answer["text"]
+
+    def test_ranks_that_disagree_about_their_number(self, ranks: Ranks) -> None:
+        answers = ranks.answers("different_counts", 2, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "1"})
+        assert answers[1]["code"] == INVALID_USAGE
+        assert "rank 1 says that there are 3 ranks, rank 0 that there are 2" in answers[1]["text"]
+
+
+class TestDeath:
+    """The budget of two seconds is for a loaded machine: a death is looked for every 100 ms."""
+
+    @pytest.mark.parametrize("during", ["idle", "collective", "send", "receive"])
+    def test_a_killed_rank_ends_the_waits(self, ranks: Ranks, during: str) -> None:
+        *living, dead = ranks.answers("killed", 3, during=during)
+        assert dead == {"exit": -9}
+        for answer in living:
+            assert "value" in answer, answer
+            code, text, seconds, asynchronous, again = answer["value"]
+            assert code == asynchronous == again == REMOTE_ERROR
+            assert "the process of rank 2 is gone" in text
+            assert seconds < 2
+
+    def test_a_rank_killed_while_others_are_still_to_come(self, ranks: Ranks) -> None:
+        # Rank 2 comes when the others have given up, and finds nobody.
+        answers = ranks.answers("killed_at_the_start", 3, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "1"})
+        assert answers[0]["code"] == REMOTE_ERROR
+        assert "the process of rank 1 is gone" in answers[0]["text"]
+        assert answers[0]["seconds"] < 1.5
+        assert answers[2]["code"] == REMOTE_ERROR
+        assert "rank 0 did not start" in answers[2]["text"]
+
+    @pytest.mark.parametrize(("late", "what"), [("start", "the communicator's start"), ("collective", "AllReduce")])
+    def test_a_rank_that_never_comes(self, ranks: Ranks, late: str, what: str) -> None:
+        *waiting, absent = ranks.answers("never_comes", 3, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "0.5"}, late=late)
+        texts = [answer["value"] for answer in waiting]
+        assert all(code == REMOTE_ERROR for code, _ in texts), texts
+        assert any(f"rank 2 did not come to {what} within 0.5 s" in text for _, text in texts), texts
+        assert all("rank 2" in text for _, text in texts)
+        assert all(answer["seconds"] < 3 for answer in waiting)
+        if late == "collective":
+            code, text = absent["value"]
+            assert code == REMOTE_ERROR
+            assert "gave up waiting for rank 2" in text
+
+    def test_aborting_from_another_thread(self, ranks: Ranks) -> None:
+        (code, text, seconds, after), *others = ranks.run("abort", 3)
+        assert (code, after) == (INTERNAL_ERROR, INVALID_ARGUMENT)
+        assert "aborted" in text
+        assert seconds < 1
+        for code, text, *_ in others:
+            assert code == REMOTE_ERROR
+            assert "rank 0 has aborted" in text or "rank 0 left" in text
+
+    def test_the_next_communicator_removes_what_was_left(self, ranks: Ranks) -> None:
+        (answer,) = ranks.answers("abandon", 1)
+        assert answer == {"exit": -9}
+        assert len(left_behind()) == 1
+        ranks.run("scalable", 2)
+        assert left_behind() == []
+
+
+class TestMemory:
+    def test_no_room_anywhere_is_an_error(self, ranks: Ranks) -> None:
+        answers = ranks.answers("short_of_memory", 2, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "0.5"}, limit=65536)
+        code, text = answers[0]["value"]
+        assert code == SYSTEM_ERROR
+        assert "cannot reserve" in text
+        assert answers[1]["value"][0] == REMOTE_ERROR
+
+    @pytest.mark.parametrize(("size", "directory"), [("1m", "elsewhere"), ("64m", "/dev/shm")])
+    def test_small_shared_memory(self, tmp_path: Path, size: str, directory: str) -> None:
+        mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
+        inside = ["unshare", "--mount", "--map-root-user", "sh", "-ec", f'{mount} && exec "$@"', "sh"]
+        if not shutil.which("unshare") or subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+            pytest.skip("needs name spaces of its own to be allowed")
+        ranks = Ranks([*inside, *RANKS], TMPDIR=str(tmp_path))
+        expected = str(tmp_path) if directory == "elsewhere" else directory
+        try:
+            assert all(path.startswith(expected) for path in ranks.run("where", 2))
+            assert ranks.run("ring", 2, size=2_000_001, rounds=1) == [True, True]
+            # Sixteen of them are more than 64 MiB: some meet elsewhere.
+            assert ranks.run("many", 4, count=64) == [4 * sum(range(64)) + 4 * 16] * 4
+        finally:
+            ranks.close()
+        assert os.listdir(tmp_path) == []
+
+
+class TestTorch:
+    @pytest.mark.parametrize("count", [2, 4])
+    def test_collectives(self, ranks: Ranks, count: int) -> None:
+        assert ranks.run("torch_collectives", count) == [True] * count
+
+    def test_one_process(self, ranks: Ranks) -> None:
+        assert ranks.run("torch_one_process", 1) == [True]
+
+    def test_objects(self, ranks: Ranks) -> None:
+        answers = ranks.run("torch_objects", 2)
+        if None in answers:
+            pytest.skip("simulated kernels compute nothing here")
+        assert answers == [True, True]
+
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_messages(self, ranks: Ranks, count: int) -> None:
+        assert ranks.run("torch_messages", count) == [True] * count
+
+    def test_groups(self, ranks: Ranks) -> None:
+        assert ranks.run("torch_groups", 4) == [True] * 4
+
+    def test_buckets(self, ranks: Ranks) -> None:
+        assert ranks.run("torch_buckets", 2) == [True] * 2
+
+    def test_graphs(self, ranks: Ranks) -> None:
+        # Once at the call; not at all while captured; at each launch.
+        assert ranks.run("graph", 2) == [[2.0, 0.0, 6.0, 10.0]] * 2
+
+    def test_a_killed_rank(self, ranks: Ranks) -> None:
+        alive, dead = ranks.answers("torch_killed", 2)
+        assert dead == {"exit": -9}
+        assert "value" in alive, alive
+        text, seconds = alive["value"]
+        assert "the process of rank 1 is gone" in text
+        assert seconds < 2
+
+    def test_version(self, ranks: Ranks) -> None:
+        ((of_torch, of_accelerator, of_library),) = ranks.run("torch_version", 1)
+        assert of_torch == of_accelerator
+        assert of_library == 23007

@@ -1,0 +1,211 @@
+"""Ranks as forked processes: one process imports torch once, and every case costs a fork for each rank.
+
+Run as ``python -m tests.support.nccl_ranks`` on simulated GPUs, it reads one JSON document a line, what to run and how,
+and answers one a line: for each rank what it returned or why it did not, and the seconds it took.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import Any, NamedTuple
+
+# No rank outlives this, whatever it waits for.
+MOST_SECONDS = 100
+
+nccl = ctypes.CDLL("libnccl.so.2")
+nccl.ncclGetLastError.restype = ctypes.c_char_p
+nccl.ncclGetErrorString.restype = ctypes.c_char_p
+
+SUCCESS, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 0, 2, 3, 4, 5, 6
+
+
+class UniqueId(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * 128)]
+
+
+class Error(Exception):
+    """A call that NCCL refused."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(code, text)
+        self.code, self.text = code, text
+
+
+def check(code: int) -> None:
+    if code != SUCCESS:
+        raise Error(code, nccl.ncclGetLastError(None).decode())
+
+
+def refused(function: Any, *arguments: Any) -> list[Any]:
+    """The code and the text of a call that must fail; code 0 if it did not."""
+    try:
+        function(*arguments)
+    except Error as error:
+        return [error.code, error.text]
+    return [SUCCESS, ""]
+
+
+def unique_id() -> UniqueId:
+    made = UniqueId()
+    check(nccl.ncclGetUniqueId(ctypes.byref(made)))
+    return made
+
+
+def runtime() -> ctypes.CDLL:
+    import torch
+
+    assert torch.version.cuda
+    return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
+
+
+def pointer(tensor: Any, offset: int = 0) -> ctypes.c_void_p:
+    """Where a tensor's numbers are: on simulated GPUs the host's memory will do as well."""
+    return ctypes.c_void_p(tensor.data_ptr() + offset * tensor.element_size())
+
+
+class Comm:
+    """A communicator; every method raises Error where NCCL answers one."""
+
+    def __init__(self, handle: ctypes.c_void_p, rank: int, ranks: int) -> None:
+        self.handle, self.rank, self.ranks = handle, rank, ranks
+
+    @classmethod
+    def of(cls, identifier: UniqueId, rank: int, ranks: int, device: int | None = None) -> Comm:
+        check_cuda(runtime().cudaSetDevice(rank if device is None else device))
+        handle = ctypes.c_void_p()
+        check(nccl.ncclCommInitRank(ctypes.byref(handle), ranks, identifier, rank))
+        return cls(handle, rank, ranks)
+
+    @classmethod
+    def adopt(cls, handle: ctypes.c_void_p) -> Comm:
+        rank, ranks = ctypes.c_int(), ctypes.c_int()
+        check(nccl.ncclCommUserRank(handle, ctypes.byref(rank)))
+        check(nccl.ncclCommCount(handle, ctypes.byref(ranks)))
+        return cls(handle, rank.value, ranks.value)
+
+    def all_reduce(self, source: Any, target: Any, kind: int, op: int = 0, count: int | None = None) -> None:
+        size = ctypes.c_size_t(source.numel() if count is None else count)
+        check(nccl.ncclAllReduce(pointer(source), pointer(target), size, kind, op, self.handle, None))
+
+    def send(self, tensor: Any, peer: int) -> None:
+        size = ctypes.c_size_t(tensor.numel() * tensor.element_size())
+        check(nccl.ncclSend(pointer(tensor), size, 0, peer, self.handle, None))
+
+    def receive(self, tensor: Any, peer: int) -> None:
+        size = ctypes.c_size_t(tensor.numel() * tensor.element_size())
+        check(nccl.ncclRecv(pointer(tensor), size, 0, peer, self.handle, None))
+
+    def total(self, value: int = 1) -> int:
+        """A small all-reduce that proves that the communicator works."""
+        import torch
+
+        number = torch.tensor([value], dtype=torch.int64)
+        self.all_reduce(number, number, 4)
+        return int(number.item())
+
+    def split(self, color: int, key: int) -> Comm | None:
+        handle = ctypes.c_void_p()
+        check(nccl.ncclCommSplit(self.handle, color, key, ctypes.byref(handle), None))
+        return Comm.adopt(handle) if handle else None
+
+    def asynchronous_error(self) -> int:
+        code = ctypes.c_int(-1)
+        check(nccl.ncclCommGetAsyncError(self.handle, ctypes.byref(code)))
+        return code.value
+
+    def destroy(self) -> None:
+        check(nccl.ncclCommDestroy(self.handle))
+
+    def abort(self) -> None:
+        check(nccl.ncclCommAbort(self.handle))
+
+
+@contextlib.contextmanager
+def group() -> Any:
+    check(nccl.ncclGroupStart())
+    yield
+    check(nccl.ncclGroupEnd())
+
+
+def check_cuda(code: int) -> None:
+    assert code == 0, f"CUDA error {code}"
+
+
+class Place(NamedTuple):
+    """What a rank knows of itself."""
+
+    rank: int
+    ranks: int
+    id: UniqueId
+    store: str  # a file that does not exist yet, the same for all ranks of a case
+
+    def comm(self) -> Comm:
+        return Comm.of(self.id, self.rank, self.ranks)
+
+
+def _run_rank(case: str, place: Place, arguments: dict[str, Any], variables: dict[str, str], writing: int) -> None:
+    status = 1
+    try:
+        signal.alarm(MOST_SECONDS)
+        os.environ.update(variables)
+        import tests.support.nccl_cases as cases
+
+        begin = time.monotonic()
+        try:
+            answer = {"value": getattr(cases, case)(place, **arguments)}
+        except Error as error:
+            answer = {"code": error.code, "text": error.text}
+        except BaseException:
+            answer = {"failure": traceback.format_exc()}
+        answer["seconds"] = time.monotonic() - begin
+        with os.fdopen(writing, "w") as file:
+            json.dump(answer, file)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def _run(order: dict[str, Any]) -> list[dict[str, Any]]:
+    ranks: int = order["ranks"]
+    identifier = unique_id()
+    with tempfile.TemporaryDirectory() as directory:
+        children = []
+        for rank in range(ranks):
+            reading, writing = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                os.close(reading)
+                place = Place(rank, ranks, identifier, str(Path(directory, "store")))
+                _run_rank(order["case"], place, order["arguments"], order["variables"], writing)
+            os.close(writing)
+            children.append((pid, reading))
+        answers = []
+        for pid, reading in children:
+            with os.fdopen(reading) as file:
+                text = file.read()
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            answers.append(json.loads(text) if text else {"exit": code})
+    return answers
+
+
+def main() -> None:
+    import tests.support.nccl_cases  # noqa: F401 (and torch with it, once for all cases)
+
+    for line in sys.stdin:
+        print(json.dumps(_run(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    # The cases import this module by its name, and their Error must be the same class.
+    from tests.support import nccl_ranks
+
+    nccl_ranks.main()

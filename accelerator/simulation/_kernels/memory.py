@@ -89,5 +89,10 @@ def write_back(result: torch.Tensor, tensor: torch.Tensor) -> None:
     if result.size() != tensor.size() or result.stride() != tensor.stride():
         tensor.resize_(result.size())
         if result.stride() != tensor.stride():
+            last = sum((size - 1) * stride for size, stride in zip(result.size(), result.stride(), strict=True))
+            needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+            storage = tensor.untyped_storage()
+            if result.numel() and storage.nbytes() < needed:
+                storage.resize_(needed)
             tensor.as_strided_(result.size(), result.stride())
     alias(tensor).copy_(result)

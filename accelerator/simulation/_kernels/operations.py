@@ -115,6 +115,8 @@ class Operation:
         """Whether it draws no random numbers and gives new tensors, or writes its first argument alone."""
         tensors = bool(self.results) and all(str(result.type) == "Tensor" for result in self.schema.returns)
         first = not self.written or (self.written == {self.names[0]} and self.results == [self.names[0]])
+        if "sparse" in self.name or "nested" in self.name:
+            return False  # what it gives may have parts
         return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
 
     @functools.cached_property

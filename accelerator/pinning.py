@@ -271,8 +271,9 @@ def _check(cudart: Any, status: Any) -> None:
     if int(status) == 0:
         return
     try:
-        # CUDA keeps the error for the next check, which would blame it on innocent work. This is that work.
-        torch.ones(1, device="cuda")
+        # CUDA keeps the error for the next check, which would blame it on innocent work. This is that work: a kernel, and a
+        # copy for simulated GPUs, where kernels do not ask CUDA.
+        torch.ones(1, device="cuda").clone()
     except RuntimeError:
         pass
     raise RuntimeError(f"CUDA refused: {cudart.cudaGetErrorString(status)}")

@@ -37,12 +37,13 @@ _CPU_KEY = torch._C.DispatchKey.CPU
 class Call:
     """One call of an op: which device it is on, and what it is to write."""
 
-    __slots__ = ("device", "host", "may_resize", "name", "operation", "outs")
+    __slots__ = ("device", "generator", "host", "may_resize", "name", "operation", "outs")
 
     def __init__(self, operation: Operation, may_resize: bool = False) -> None:
         self.operation = operation
         self.may_resize = may_resize
         self.device: torch.device | None = None
+        self.generator: torch.Generator | None = None  # what the op draws from, once it is known
         self.host: tuple[str, torch.Tensor] | None = None
         self.outs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.name = ""
@@ -118,15 +119,20 @@ class Call:
         operation = self.operation
         if not operation.is_random:
             return operation.compute(*here, **named)
-        assert self.device is not None
-        generator = operation.bind(tuple(here), named).get("generator")
-        if generator is None:
-            generator = random.default_generator(self.device.index)
-        elif generator.device.type != "cuda":
-            raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
+        generator = self.generator or self.find_generator(here, named)
         if not operation.has_generator:
             return random.draw(generator, operation.compute, here, named)
         return random.draw_with_generator(generator, operation.compute, here, named, operation.names)
+
+    def find_generator(self, here: list[Any], named: dict[str, Any]) -> torch.Generator:
+        """The CUDA generator that the op draws from: the caller's, or the device's."""
+        assert self.device is not None
+        generator = self.operation.bind(tuple(here), named).get("generator")
+        if generator is None:
+            return random.default_generator(self.device.index)
+        if generator.device.type != "cuda":
+            raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
+        return generator
 
     def results(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What the op returns: of the arguments it wrote those that the caller gave, and new tensors on the device."""
@@ -159,6 +165,9 @@ class Call:
                 tensor.resize_(wanted.size())
         again = Call(operation)
         here, named = again.convert(args, kwargs)
+        if operation.is_random:
+            # The state that the generator has now: it may get another one before the replay.
+            again.generator = again.find_generator(here, named).graphsafe_get_state()
         new = [shape for kind, shape in zip(operation.results, shapes, strict=True) if kind is None]
         results = [_like(shape, self.device) for shape in new]
         targets = [_aliases(result) for result in results]
@@ -238,7 +247,6 @@ _NONE = -2  # no device yet: the host's tensors say -1
 _PLAIN = frozenset((int, float, bool, complex, type(None), str, torch.dtype, torch.layout, torch.memory_format))
 _LISTED = frozenset((int, float, bool, complex))
 _Parameter = torch.nn.Parameter
-_strided = torch.strided
 _mode_count = torch._C._len_torch_function_stack
 
 
@@ -303,8 +311,6 @@ def _plain_kernel(operation: Operation) -> Callable[[tuple[Any, ...], dict[str, 
 
 def _like_first(first: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """`to_device`, which is cheapest where there is a CUDA tensor of the same sort."""
-    if result.layout is not _strided:  # the sparse gradient of a dense table
-        return to_device_by_parts(result, first.device)
     if first.dtype is not result.dtype or first.size() != result.size() or first.stride() != result.stride():
         return to_device(result, first.device)
     there = _empty_like(first)

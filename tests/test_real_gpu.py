@@ -14,6 +14,7 @@ import pytest
 
 import accelerator as acc
 from accelerator._machine import grammar, nvml, probe
+from accelerator._machine.found import Failed
 from tests.questions.test_grammar import TABLE
 from tests.support import plain_environment
 from tests.support.discovery import CUDA, ask
@@ -24,7 +25,7 @@ def _has_gpu() -> bool:
         return False
     try:
         return len(nvml.gpus()) > 0
-    except nvml.Unavailable:
+    except Failed:
         return False
 
 
@@ -159,10 +160,11 @@ def test_every_device_agrees_with_torch() -> None:
 
 
 def test_memory_of_both_versions(capsys: pytest.CaptureFixture[str]) -> None:
-    binding = nvml.session()
+    import pynvml
+
     gpu = nvml.gpus()[0]
-    first = binding.nvmlDeviceGetMemoryInfo(gpu.handle)
-    second = binding.nvmlDeviceGetMemoryInfo(gpu.handle, version=binding.nvmlMemory_v2)
+    first = nvml.call("nvmlDeviceGetMemoryInfo", gpu.handle)
+    second = nvml.call("nvmlDeviceGetMemoryInfo", gpu.handle, version=pynvml.nvmlMemory_v2)
     with capsys.disabled():
         print(f"\nmemory used: {first.used >> 20} MiB by version 1, {second.used >> 20} MiB and a reserve of "
               f"{second.reserved >> 20} MiB by version 2")  # fmt: skip
@@ -178,10 +180,25 @@ def test_telemetry_is_plausible() -> None:
     assert told.power_draw is None or 1_000 < told.power_draw < 2_000_000
     assert told.clock_rate is None or 100 < told.clock_rate < 5_000
     assert told.device_memory_used is not None
+    assert told.power_limit is None or 1_000 < told.power_limit < 2_000_000
+    assert told.memory_temperature is None or 0 < told.memory_temperature < 130
+    assert told.fan_speed is None or 0 <= told.fan_speed <= 200
+    assert told.throttled in (True, False, None)
+    assert acc.telemetry(acc.physical_devices()[0])._fields == told._fields
+
+
+def test_where_devices_are() -> None:
+    node = acc.numa_node(0)
+    assert node is None or node >= 0
+    assert acc.is_nvlink_connected(0, 0) is True
+    for peer in range(acc.device_count()):
+        assert acc.is_nvlink_connected(0, peer) == acc.is_nvlink_connected(peer, 0)
+    assert acc.usable_devices() == acc.visible_devices()
+    assert [device.visible_index for device in acc.physical_devices() if device.mig is None] or acc.visible_devices()[0].mig
 
 
 def test_strictly() -> None:
-    assert acc.is_available(strict=True), acc.unavailable_reason()
+    assert acc.is_available(strict=True), acc.unavailable_reason(strict=True)
 
 
 def test_mig() -> None:

@@ -63,7 +63,8 @@ _dtype: Callable[[], torch.dtype] = torch.get_default_dtype
 
 def switches() -> tuple[bool, bool, torch.dtype]:
     """Whether algorithms must be deterministic, whether that only warns, and the default dtype."""
-    return _deterministic(), _only_warns(), _dtype()
+    deterministic = _deterministic()
+    return deterministic, deterministic and _only_warns(), _dtype()
 
 
 # The default generator of a device by its number, where torch has one function for all accelerators.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import bindings, configuration
 from .arguments import ATOMS, Arguments, tensors_in
-from .frames import LARGE, Frame, Replay, inside
+from .frames import LARGE, Frame, Replay, inside, unpack
 from .rng import tracker
 from .surroundings import Surroundings, accelerator
 from .timing import Region
@@ -27,6 +27,8 @@ __all__ = ["checkpoint", "non_reentrant_checkpoint"]
 _R = TypeVar("_R")
 
 _innermost_hooks = bindings.innermost_hooks
+_push_hooks = bindings.push_hooks
+_pop_hooks = bindings.pop_hooks
 _grad_enabled = torch.is_grad_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -115,7 +117,8 @@ def non_reentrant_checkpoint(function: Callable[..., _R], /, *args: Any, **kwarg
 def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _R:
     settings = configuration.current
     hooks = None if _innermost_hooks is None else _innermost_hooks(False)
-    simple = settings.plain and not kwargs and hooks is None and _innermost_hooks is not None
+    blind = _innermost_hooks is None
+    simple = settings.plain and not kwargs and hooks is None and not blind
     versions: list[int | None] = []
     devices: set[torch.device] | None = None
     if simple:
@@ -139,7 +142,6 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
     else:
         devices = {tensor.device for tensor in tensors_in((args, kwargs)) if not tensor.is_cpu}
         frame = Frame(function, settings, Surroundings(settings.preserve_rng_state, devices))
-        blind = _innermost_hooks is None
         nested = inside.depth > 0 if blind else hooks is not None and type(hooks[0]) in (Frame, Replay)
         frame.arguments = Arguments(args, kwargs, settings, hooks, inside=nested, blind=blind)
         if frame.arguments.links:
@@ -151,8 +153,10 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
         context, frame.context, frame.explain = bindings.debug_contexts()
     elif settings.context_fn is not None:
         context, frame.context = settings.context_fn()
-    frame.enter(hooks)
-    inside.depth += 1
+    frame._user_hooks = hooks
+    _push_hooks(frame, unpack)
+    if blind:
+        inside.depth += 1
     try:
         if context is not None or settings.watched:
             result = _run_watched(function, args, kwargs, settings, context)
@@ -163,8 +167,10 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
             frame.arguments.release()
         raise
     finally:
-        inside.depth -= 1
-        frame.leave()
+        if blind:
+            inside.depth -= 1
+        _pop_hooks()
+        frame._user_hooks = None
     # Ranks that differ in the sizes of their tensors must not differ in how far they run a function that communicates.
     frame.stops = (frame.largest >= LARGE or bindings.distributed()) if early_stop is None else early_stop
     frame.done = True

@@ -54,6 +54,7 @@ class Inside(threading.local):
 
 
 inside = Inside()
+blind = bindings.innermost_hooks is None
 
 
 class _Stop(BaseException):
@@ -119,6 +120,7 @@ class Frame:
         # What a recomputation runs under, and what raises its error with all that is known.
         self.context: AbstractContextManager[Any] | None = None
         self.explain: Callable[[Exception], None] | None = None
+        # Those around it, while it is on torch's stack; afterwards the graph that keeps it must not lead to a user's hooks.
         self._user_hooks: tuple[Any, Any] | None = None
 
     def __call__(self, tensor: Tensor) -> Holder:
@@ -131,16 +133,6 @@ class Frame:
             metadata = (tensor.shape, tensor.dtype, tensor.device)
             self.metadata.append((*metadata, checks.digest(tensor)) if self.settings.debug else metadata)
         return holder
-
-    def enter(self, hooks: tuple[Any, Any] | None) -> None:
-        """Be the innermost hook of this thread; hooks are those around."""
-        self._user_hooks = hooks
-        _push_hooks(self, unpack)
-
-    def leave(self) -> None:
-        """Give way again to the hooks around."""
-        _pop_hooks()
-        self._user_hooks = None
 
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, for another run.
@@ -199,7 +191,8 @@ class Frame:
         settings = self.settings
         grad_enabled = _grad_enabled()
         _push_hooks(replay, _same)
-        inside.depth += 1
+        if blind:
+            inside.depth += 1
         try:
             _set_grad_enabled(True)
             if settings.watched:
@@ -211,7 +204,8 @@ class Frame:
             pass
         finally:
             _set_grad_enabled(grad_enabled)
-            inside.depth -= 1
+            if blind:
+                inside.depth -= 1
             _pop_hooks()
 
     def clear(self) -> None:

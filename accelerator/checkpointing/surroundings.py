@@ -33,7 +33,8 @@ _Autocast = tuple[tuple[tuple[str, bool, torch.dtype | None], ...], bool]
 _up: list[str] = []
 _asked: list[tuple[str, Callable[[], bool]]] = []
 
-_generators: dict[torch.device, torch.Generator] = {}
+# The default generators of its devices, by number.
+_generators: dict[int, torch.Generator] = {}
 
 
 def accelerator() -> str | None:
@@ -63,18 +64,18 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_anew)
 
 
-def _generator(device: torch.device) -> torch.Generator:
+def _generator(kind: str, number: int) -> torch.Generator:
     """The default generator of a device of torch's accelerator."""
-    found = _generators.get(device)
+    found = _generators.get(number)
     if found is None:
-        generators = getattr(torch.get_device_module(device), "default_generators", ())
-        if device.index < len(generators):
-            found = generators[device.index]
+        generators = getattr(getattr(torch, kind), "default_generators", ())
+        if number < len(generators):
+            found = generators[number]
         elif bindings.default_generator is not None:
-            found = bindings.default_generator(device.index)
+            found = bindings.default_generator(number)
         else:
-            raise RuntimeError(f"torch {torch.__version__} knows no generator of {device}")
-        _generators[device] = found
+            raise RuntimeError(f"torch {torch.__version__} knows no generator of {kind}:{number}")
+        _generators[number] = found
     return found
 
 
@@ -109,9 +110,13 @@ class Surroundings:
             self._snapshot = tracker.snapshot() if tracker.has_streams else None
             self._generators: tuple[tuple[torch.Generator, Any], ...] = ()
             if kind is not None:
-                current = torch.device(kind, runtime.get_index())
-                where = [current] if devices is None else {current, *(each for each in devices if each.type == kind)}
-                self._generators = tuple([(each, read_state(each)) for each in map(_generator, where)])
+                current = runtime.get_index()
+                generator = _generator(kind, current)
+                self._generators = ((generator, read_state(generator)),)
+                for device in devices or ():
+                    if device.index != current and device.type == kind:
+                        generator = _generator(kind, device.index)
+                        self._generators += ((generator, read_state(generator)),)
 
     def run(
         self,
@@ -129,7 +134,7 @@ class Surroundings:
         try:
             cpu = _read_cpu()
             generators = self._generators
-            others = [(each, read_state(each)) for each, _ in generators] if generators else ()
+            others = [(each, read_state(each)) for each, _ in generators] if generators else []
             try:
                 _write_cpu(self._cpu)
                 for generator, state in generators:

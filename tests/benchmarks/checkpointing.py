@@ -4,9 +4,10 @@ Runs on the GPU if there is one, a simulated one too, else on the CPU. Times are
 backward. Each round takes the contenders in turns, twice each and the second time by the clock, after the collector was run,
 so that none pays for what another left behind; of each the fastest turn counts, less that of the same layers without
 checkpoints. The table shows the minimum of five rounds, its ratio to the minimum of torch's non-reentrant checkpoint, and the
-spread between the quartiles of the rounds' ratios. A second table shows layers of several widths with recomputations that stop early, that never do, and as decided by
-size. On the CPU two more follow: peaks are the resident memory that a process of its own adds while it trains twelve wide
-layers; held bytes are what the inputs of checkpoints occupy between forward and backward, on each rank of two gloo processes.
+spread between the quartiles of the rounds' ratios. A second table shows layers of several widths with recomputations that stop
+early, that never do, and as decided by size. On the CPU two more follow: peaks are the resident memory that a process of its
+own adds while it trains twelve wide layers; held bytes are what the inputs of checkpoints occupy between forward and backward,
+on each rank of two gloo processes.
 
 With ``--gate`` the exit status is 1 if the ratio of a plain checkpoint is above its budget by over 5 % and by over
 the spread, or partitioned inputs hold more than their share. ``--times`` leaves memory out.

@@ -181,9 +181,7 @@ class TestDevices:
 
         def work(device: int) -> None:
             there = x.to(f"cuda:{device}")
-            for _ in range(50):
-                if not torch.allclose((there @ there).cpu(), wanted, atol=1e-5):
-                    wrong.append(device)
+            wrong.extend(device for _ in range(50) if not torch.allclose((there @ there).cpu(), wanted, atol=1e-5))
 
         threads = [threading.Thread(target=work, args=(i % 2,)) for i in range(4)]
         for thread in threads:

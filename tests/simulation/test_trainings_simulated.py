@@ -197,8 +197,9 @@ class TestOptimizers:
         probe.grad = torch.zeros_like(probe)
         try:
             kind([probe], **options).step(lambda: probe.sum())
+        except NotImplementedError:
+            raise
         except (TypeError, RuntimeError) as refused:
-            assert "not simulated" not in str(refused)
             pytest.skip(f"torch: {refused}")
         usual = {key: value for key, value in options.items() if key not in ("foreach", "fused")}
         expected = train(trainings.Language, trainings.tokens(), "cpu", optimizer=partial(kind, **usual))

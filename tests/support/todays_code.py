@@ -1,4 +1,4 @@
-"""``python -m tests.support.todays_code``: what ten projects write today, and what it answers, beside one line of this package.
+"""``python -m tests.support.todays_code``: what nine projects write today, what it answers, and one line of ours.
 
 Prints README's table. Each piece is the shortest equivalent of the code that the table links to, written anew. It runs in a
 fresh process on simulated machines, and so does ours: two GPUs, the second of them chosen by its UUID, a MIG instance chosen
@@ -31,6 +31,9 @@ _RAY = "https://github.com/ray-project/ray/blob/00501e2bd10f17c70dc12cdf54a203cf
 _VLLM = "https://github.com/vllm-project/vllm/blob/c77619938d1cca436ad7e674241811f9e6ea539f/vllm/platforms/interface.py"
 _AUTOGLUON = (
     "https://github.com/autogluon/autogluon/blob/f34ebb4f664c7d632a8ea7db1de74bdfc64c3625/common/src/autogluon/common/utils"
+)
+_DEEPSPEED = (
+    "https://github.com/deepspeedai/DeepSpeed/blob/edaa7221267243c7be7fb49c5d5f5c4fb97b4641/accelerator/cuda_accelerator.py"
 )
 _TORCHTITAN = "https://github.com/pytorch/torchtitan/blob/b5bcd76c66d0acb1a08b176d9639425bc55e0b2a/torchtitan/tools/utils.py"
 
@@ -99,7 +102,7 @@ SITES = (
     Site(
         "transformers",
         "https://github.com/huggingface/transformers/blob/71e0f4e7946cb77104e3bc2cc4162afeeaf69215/src/transformers/utils/import_utils.py",
-        "bfloat16",
+        "bfloat16 (`is_torch_bf16_gpu_available`)",
         """
         import torch
         answer = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
@@ -126,6 +129,19 @@ SITES = (
         answer = int(lines[0].split()[0])
         """,
         "acc.available_memory() >> 20",
+    ),
+    Site(
+        "DeepSpeed",
+        f"{_DEEPSPEED}#L178-L201",
+        "the same, through NVML",
+        """
+        import pynvml
+        pynvml.nvmlInit()
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+        physical = int(listed.split(",")[0]) if listed else 0
+        answer = pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(physical)).free >> 20
+        """,
+        "acc.available_memory(0) >> 20",
     ),
     Site(
         "diffusers",
@@ -178,7 +194,7 @@ _MACHINES = {
     ),
     "a MIG instance": (
         {"gpus": 2, "name": ["Zero", "One"], "memory": ["8GiB", "16GiB"], "mig": [None, 2]},
-        _UUIDS.format(gpu=1) + "print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(h, 1)))",
+        _UUIDS.format(gpu=1) + "print(n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(h, 2)))",
     ),
 }
 

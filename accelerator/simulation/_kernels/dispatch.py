@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -92,11 +91,13 @@ class Call:
 
     def convert(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         here: list[Any] = []
-        for self.name, value in zip(self.operation.names, args, strict=False):
+        for name, value in zip(self.operation.names, args, strict=False):
+            self.name = name
             here.append(self.to_cpu(value))
         named: dict[str, Any] = {}
-        for self.name, value in kwargs.items():
-            named[self.name] = self.to_cpu(value)
+        for name, value in kwargs.items():
+            self.name = name
+            named[name] = self.to_cpu(value)
         if self.device is None or self.device.index is None:
             self.device = torch.device("cuda", torch.cuda.current_device())
         if self.host is not None and not self.operation.takes_host_tensors:
@@ -109,7 +110,7 @@ class Call:
         if isinstance(value, _Tensor):
             if value.device.type != "cpu":
                 return value
-            dense = self.operation.is_dense and value.layout is _strided
+            dense = self.operation.is_dense and value.layout is torch.strided
             return to_device(value, self.device) if dense else to_device_by_parts(value, self.device)
         if isinstance(value, (list, tuple)):
             return [self.to_device(item) for item in value]
@@ -228,21 +229,6 @@ def _run(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         return call.results(computed, args, kwargs)
 
 
-def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
-    """The kernel of an op on simulated GPUs."""
-    operation: Operation | None = None
-    run: Callable[..., Any] | None = None
-
-    def first(*args: Any, **kwargs: Any) -> Any:
-        nonlocal operation, run
-        if run is None:
-            operation = Operation(name, key)
-            run = _plain_kernel(operation) if operation.is_plain else functools.partial(_run, operation)
-        return run(args, kwargs)
-
-    return first
-
-
 _NONE = -2  # no device yet: the host's tensors say -1
 _PLAIN = frozenset((int, float, bool, complex, type(None), str, torch.dtype, torch.layout, torch.memory_format))
 _LISTED = frozenset((int, float, bool, complex))
@@ -250,21 +236,32 @@ _Parameter = torch.nn.Parameter
 _mode_count = torch._C._len_torch_function_stack
 
 
-def _plain_kernel(operation: Operation) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """The same as `_run`, for the calls that are nearly all of them, and at a fraction of the cost.
+def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+    """The kernel of an op on simulated GPUs.
 
-    Those are of ops that draw no random numbers and give one new tensor, or write their first argument; with plain strided
-    tensors on one device, while nothing captures. All else goes to `_run`, which begins anew.
+    What stands here in one piece, for each step costs, is `_run` for the calls that are nearly all of them: of ops that draw
+    no random numbers and give new tensors or write their first argument, with plain strided tensors on one device, outside
+    captures. All else goes to `_run`, which begins anew.
     """
-    compute = operation.directly
-    wants_tensor = tuple(name in operation.tensor_names for name in operation.names)
-    returns_first = operation.results[0] is not None
-    is_single = len(operation.results) == 1
+    operation: Any = None  # until the first call: describing an op takes longer than many a program runs
+    compute: Callable[..., Any] = _no_op
+    is_plain = returns_first = is_single = False
+    wants_tensor: tuple[bool, ...] = ()
 
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if captures.value or _mode_count():
-            return _run(operation, args, kwargs)
+    def prepare() -> Operation:
+        nonlocal operation, compute, is_plain, returns_first, is_single, wants_tensor
+        found = Operation(name, key)
+        compute, is_plain, is_single = found.directly, found.is_plain, len(found.results) == 1
+        returns_first = is_plain and found.results[0] is not None
+        wants_tensor = tuple(argument in found.tensor_names for argument in found.names)
+        operation = found
+        return found
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not is_plain or captures.value or _mode_count():
+            return _run(operation or prepare(), args, kwargs)
         index = _NONE
+        first: Any = None
         here: list[Any] = []
         take = here.append
         for value, is_tensor in zip(args, wants_tensor):  # noqa: B905  # `strict` costs more than the rest of the line
@@ -282,10 +279,9 @@ def _plain_kernel(operation: Operation) -> Callable[[tuple[Any, ...], dict[str, 
                 if found is None or not address or value.is_neg() or dtype.is_complex:
                     return _run(operation, args, kwargs)
                 make, size = found
-                offset, rest = divmod(address - _START, size)
-                if rest:
+                if address % size:
                     return _run(operation, args, kwargs)
-                take(make(value.size(), value.stride(), offset))
+                take(make(value.size(), value.stride(), (address - _START) // size))
             elif kind in _PLAIN:
                 if is_tensor and kind in _LISTED:
                     return _run(operation, args, kwargs)
@@ -296,10 +292,13 @@ def _plain_kernel(operation: Operation) -> Callable[[tuple[Any, ...], dict[str, 
                 return _run(operation, args, kwargs)
         if index == _NONE:
             return _run(operation, args, kwargs)
-        for value in kwargs.values():
-            if type(value) not in _PLAIN:
-                return _run(operation, args, kwargs)
-        result = compute(*here, **kwargs)
+        if kwargs:
+            for value in kwargs.values():
+                if type(value) not in _PLAIN:
+                    return _run(operation, args, kwargs)
+            result = compute(*here, **kwargs)
+        else:
+            result = compute(*here)
         if returns_first:
             return args[0]
         if is_single:
@@ -307,6 +306,10 @@ def _plain_kernel(operation: Operation) -> Callable[[tuple[Any, ...], dict[str, 
         return tuple([_like_first(first, one) if type(one) is _Tensor else one for one in result])
 
     return run
+
+
+def _no_op() -> None:
+    """Stands for the function of an op that was not called yet."""
 
 
 def _like_first(first: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

@@ -24,10 +24,11 @@ _MIXES_DEVICES = frozenset(
 )  # fmt: skip
 _MIXES_NUMBERS = frozenset(
     (
-        "fill_", "fill", "masked_fill_", "masked_fill", "index_fill_", "index_fill", "lerp", "lerp_", "where", "clamp", "clamp_",
-        "clamp_min", "clamp_max", "bucketize", "searchsorted", "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
-        "linspace", "logspace", "isin", "quantize_per_tensor", "_amp_update_scale_", "xlogy", "copysign",
-        "_thnn_fused_lstm_cell", "nextafter", "heaviside", "addcmul", "addcdiv", "put_", "masked_scatter_",
+        "fill_", "fill", "masked_fill_", "masked_fill", "index_fill_", "index_fill", "lerp", "lerp_", "where", "clamp",
+        "clamp_", "clamp_min", "clamp_max", "bucketize", "searchsorted",
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "linspace", "logspace", "isin", "quantize_per_tensor",
+        "_amp_update_scale_", "xlogy", "copysign", "_thnn_fused_lstm_cell", "nextafter", "heaviside", "addcmul", "addcdiv",
+        "put_", "masked_scatter_",
     )
 )  # fmt: skip
 

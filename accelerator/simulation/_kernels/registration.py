@@ -39,10 +39,11 @@ _BY_PARTS = (
         torch._C.DispatchKey.SparseCUDA,
         torch._C.DispatchKey.SparseCPU,
         _names(
-            "_coalesce add.out sub.out addmm addmm_ addmm.out bmm bmm.out hspmm hspmm.out mul.out mul.Tensor mul_.Tensor mm mm.out"
-            " mv sspaddmm.out _sparse_mask_projection sparse_mask _sparse_sparse_matmul _sparse_softmax _sparse_log_softmax"
-            " _sparse_softmax_backward_data _sparse_log_softmax_backward_data _sparse_sum_backward add.Tensor add_.Tensor"
-            " sub.Tensor sub_.Tensor index_select _to_dense div.Tensor div.out div_.Tensor any sum sum.dim_IntList"
+            "_coalesce add.out sub.out addmm addmm_ addmm.out bmm bmm.out hspmm hspmm.out mul.out mul.Tensor mul_.Tensor"
+            " mm mm.out mv sspaddmm.out _sparse_mask_projection sparse_mask _sparse_sparse_matmul _sparse_softmax"
+            " _sparse_log_softmax _sparse_softmax_backward_data _sparse_log_softmax_backward_data _sparse_sum_backward"
+            " add.Tensor add_.Tensor sub.Tensor sub_.Tensor index_select _to_dense div.Tensor div.out div_.Tensor any sum"
+            " sum.dim_IntList"
         ),
     ),
     (

@@ -29,7 +29,8 @@ def _load() -> None:
     root = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_kernels")
     name = "_accelerator_simulation_kernels"
     spec = importlib.util.spec_from_file_location(name, os.path.join(root, "__init__.py"), submodule_search_locations=[root])
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.install()

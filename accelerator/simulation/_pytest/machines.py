@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from ..._machine import torch_build
-from .._environment import environment
+from .._environment import environment, unavailable_reason
 from . import python
 from .channel import Channel, Ended, Order
 
@@ -33,11 +32,6 @@ _PDB = (
 # A machine as its processes see it, and what `environment` is to be called with for it.
 _Machine = frozenset[tuple[str, str]]
 _machine = pytest.StashKey[_Machine]()
-
-
-def unavailable_reason() -> str | None:
-    build = torch_build.read()
-    return None if build is None or build.cuda else f"torch {build.version} is a CPU build"
 
 
 class Machines:

@@ -13,7 +13,6 @@ import pytest
 from .. import _run
 from .._environment import environment
 from . import python
-from .machines import unavailable_reason
 
 
 class Simulated:
@@ -26,9 +25,6 @@ class Simulated:
 
     def run(self) -> int:
         """Run it, with this one's terminal, and return its exit status."""
-        reason = unavailable_reason()
-        if reason is not None:
-            raise pytest.UsageError(f"cannot simulate GPUs: {reason}")
         with tempfile.TemporaryDirectory(prefix="accelerator-simulation-") as directory:
             try:
                 machine = environment(self._gpus, memory=self._memory, state=Path(directory, "state"))

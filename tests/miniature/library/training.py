@@ -31,8 +31,7 @@ def set_up(local_rank: int = 0, seed: int = 0) -> torch.device:
 
 def batches(workers: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The data, read by forked workers."""
-    pinned = acc.is_available()
-    yield from DataLoader(Line(), batch_size=16, num_workers=workers, pin_memory=pinned, multiprocessing_context="fork")
+    yield from DataLoader(Line(), batch_size=16, num_workers=workers, pin_memory=acc.is_available())
 
 
 def train(device: torch.device, *, epochs: int = 2, workers: int = 0) -> tuple[torch.nn.Module, list[float]]:

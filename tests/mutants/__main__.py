@@ -1,6 +1,6 @@
 """``python -m tests.mutants [--part N] [WORD ...]``: do the tests notice when the code is wrong?
 
-Each fault of ``catalog.py`` is put into a copy of the tree, in which the tests that must notice it are run; a fault that all
+Each fault listed in this folder is put into a copy of the tree, in which the tests that must notice it are run; a fault that all
 of them overlook is a survivor, and fails the run. ``--part 20`` takes twenty by rotation, others every day; words choose those
 whose file or text contains one of them.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import os
 import shutil
 import subprocess
 import sys
@@ -18,10 +17,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from accelerator import simulation
 from accelerator._machine import torch_build
-from tests.mutants.catalog import MUTANTS, Mutant
 
+from . import actions, checkpointing, command, kernels, machine, questions
+from .mutant import Mutant
+
+MUTANTS = (
+    *questions.MUTANTS,
+    *actions.MUTANTS,
+    *checkpointing.MUTANTS,
+    *kernels.MUTANTS,
+    *machine.MUTANTS,
+    *command.MUTANTS,
+)
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 300
 
@@ -79,20 +87,10 @@ def _run(mutant: Mutant, copy: Path) -> str:
     if text.count(mutant.old) != 1:
         return f"outdated, as its text occurs {text.count(mutant.old)} times"
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-x",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        *(f"tests/{test}" for test in mutant.tests),
-    ]
+    tests = [f"tests/{test}" for test in mutant.tests]
+    command = [sys.executable, *_simulated(mutant), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     try:
-        done = subprocess.run(
-            command, cwd=copy, env=_environment(mutant), capture_output=True, text=True, timeout=DEADLINE_S, check=False
-        )
+        done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:
         return "caught"  # a fault that hangs a test is noticed
     if done.returncode == 0:
@@ -101,13 +99,13 @@ def _run(mutant: Mutant, copy: Path) -> str:
     return "caught" if done.returncode == 1 or done.returncode < 0 else f"no verdict\n{done.stdout[-2000:]}{done.stderr[-500:]}"
 
 
-def _environment(mutant: Mutant) -> dict[str, str]:
+def _simulated(mutant: Mutant) -> list[str]:
+    """The command that simulates the machine, with the copy's own libraries."""
     build = torch_build.read()
     if not (build and build.cuda):
-        return dict(os.environ)
-    if _machine(mutant) == "cpu":
-        return simulation.environment(gpus=0, driver="absent", nvml="absent")
-    return simulation.environment(gpus=2)
+        return []
+    gpus = ["--gpus", "0", "--driver", "absent", "--nvml", "absent"] if _machine(mutant) == "cpu" else ["--gpus", "2"]
+    return ["-m", "accelerator", "simulate", *gpus, "--", sys.executable]
 
 
 if __name__ == "__main__":

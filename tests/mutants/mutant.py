@@ -1,4 +1,4 @@
-"""The faults: what is replaced where, and which tests must fail then."""
+"""What a fault is: what is replaced where, and which tests must fail then."""
 
 from __future__ import annotations
 
@@ -19,6 +19,3 @@ class Mutant(NamedTuple):
     old: str
     new: str
     tests: tuple[str, ...]
-
-
-MUTANTS: tuple[Mutant, ...] = ()

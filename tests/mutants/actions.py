@@ -1,0 +1,7 @@
+"""Faults in the actions and what they stand on."""
+
+from __future__ import annotations
+
+from .mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = ()

@@ -1,6 +1,6 @@
 """``python -m tests.mutants [--part N] [WORD ...]``: do the tests notice when the code is wrong?
 
-Each fault listed in this folder is put into a copy of the tree, in which the tests that must notice it are run; a fault that all
+Each fault listed in this folder is put into a copy of the tree, in which the tests that must notice it run; a fault that all
 of them overlook is a survivor, and fails the run. ``--part 20`` takes twenty by rotation, others every day; words choose those
 whose file or text contains one of them.
 """

@@ -109,7 +109,9 @@ def test_children_forked_too_late_are_told_so() -> None:
                 lambda: acc.replay_graph(None),  # type: ignore[arg-type]
             ]
             bad = sum(not _names_spawn(call) for call in calls)
-            acc.range_push("still"), acc.range_pop(), acc.get_compile_backend()
+            acc.range_push("still")
+            acc.range_pop()
+            acc.get_compile_backend()
         finally:
             os._exit(bad & 255)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -61,8 +61,8 @@ class Well(NamedTuple):
 @pytest.fixture(scope="module")
 def two_ranks() -> Well:
     begin = time.monotonic()
-    done = start(plain_environment(ACCELERATOR_BACKEND="cpu"), 2, [0, 1], "--timeout", "200")
-    return Well(*done, time.monotonic() - begin)
+    said, errors, statuses = start(plain_environment(ACCELERATOR_BACKEND="cpu"), 2, [0, 1], "--timeout", "200")
+    return Well(said, errors, statuses, time.monotonic() - begin)
 
 
 @on_simulated_gpus

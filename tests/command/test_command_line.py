@@ -16,10 +16,10 @@ from tests.support.discovery import on_simulated_gpus
 
 def run(*arguments: str, environment: dict[str, str] | None = None, **options: Any) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "accelerator", *arguments]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     environment = {**(environment or plain_environment())}
     environment.pop("PYTHONUNBUFFERED", None)  # a buffer that cannot be written is half of what can go wrong
-    return subprocess.run(command, env=environment, text=True, timeout=120, check=False, **streams)
+    return subprocess.run(command, env=environment, text=True, timeout=300, check=False, **streams)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,8 @@ def main(*, as_json: bool, timeout: float) -> int:
     try:
         if place.rank == 0:
             return _lead(store, place, deadline, as_json)
-        return _follow(store, place, deadline)
+        # Counted from when the store was there, which rank 0 may have come to open long after this one was started.
+        return _follow(store, place, time.monotonic() + timeout)
     except Exception as error:  # it went away in the middle
         return _complain(f"rank {place.rank}: the store at {address}:{port} was lost: {collective.in_one_line(error)}", 1)
 

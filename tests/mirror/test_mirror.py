@@ -84,4 +84,4 @@ def differences() -> list[str]:
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch for simulated GPUs")
 def test_every_call_while_nothing_is_initialized() -> None:
     code = "from tests.mirror.test_mirror import differences\nprint(*differences(), sep='\\n')"
-    assert run(code, simulated_environment(gpus=2)).strip() == ""
+    assert run(code, simulated_environment(gpus=2), timeout=400).strip() == ""

@@ -104,10 +104,13 @@ def test_a_module_that_cannot_be_imported_says_so(package: Path) -> None:
         acc.get_op_builder("BrokenBuilder")
 
 
-def test_anothers_package_of_that_name_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("imported", [False, True])
+def test_anothers_package_of_that_name_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: bool) -> None:
     _write(tmp_path / "op_builder" / "__init__.py", "")
     _write(tmp_path / "op_builder" / "adam.py", "class AdamBuilder: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    if imported:
+        importlib.import_module("op_builder")
     assert acc.op_builder_dir() == f"deepspeed.ops.op_builder{KIND}"
     assert acc.get_op_builder("AdamBuilder") is None
 

@@ -194,7 +194,9 @@ def test_the_face_is_that_of_torch_s_graph() -> None:
     if not hasattr(torch.accelerator, "Graph"):
         return
     assert {name for name in dir(torch.accelerator.Graph) if not name.startswith("_")} <= set(dir(ours))
-    assert inspect.signature(acc.Graph).parameters.keys() == inspect.signature(torch.accelerator.Graph.__new__).parameters.keys() - {"cls"}
+    assert inspect.signature(acc.Graph).parameters.keys() == inspect.signature(
+        torch.accelerator.Graph.__new__
+    ).parameters.keys() - {"cls"}
     # The deviation: the day that torch's works on CUDA, ours is to be built on it.
     with pytest.raises(RuntimeError):
         torch.accelerator.Graph()

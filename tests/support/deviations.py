@@ -26,6 +26,8 @@ TAKES_DEVICE = (
     "max_memory_reserved",
     "reset_peak_memory_stats",
     "reset_accumulated_memory_stats",
+    "random.initial_seed",
+    "random.get_rng_state",
 )
 NEGATIVE_DOES_NOTHING = ("set_device_index", "set_device_idx", "device_index")
 NEGATIVE_IS_CURRENT = ("current_stream", "synchronize", "get_memory_info")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -36,19 +37,26 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
     "device_index": _inside,
     "set_stream": lambda api, stream: api.set_stream(stream),
     **{
-        name: (lambda api, argument, name=name: getattr(api, name)(argument))
+        name: (lambda api, argument, name=name: operator.attrgetter(name)(api)(argument))
         for name in (
             "set_device_index", "set_device_idx", "current_stream", "synchronize", "get_device_capability",
             "get_memory_info", "memory_stats", "memory_allocated", "max_memory_allocated", "memory_reserved",
             "max_memory_reserved", "reset_peak_memory_stats", "reset_accumulated_memory_stats",
+            "random.initial_seed", "random.get_rng_state",
         )
     },
+    "random.get_rng_state_all": lambda api, _: api.random.get_rng_state_all(),
 }  # fmt: skip
 
 
 def known_to_torch() -> list[str]:
     """The calls that this torch has."""
-    return [name for name in CALLS if hasattr(torch.accelerator, name)]
+    return [name for name in CALLS if _has(torch.accelerator, name)]
+
+
+def _has(api: Any, name: str) -> bool:
+    room, _, function = name.rpartition(".")
+    return hasattr(getattr(api, room, None) if room else api, function)
 
 
 def outcome(api: Any, call: str, argument: Any) -> tuple[str, Any]:
@@ -61,6 +69,10 @@ def outcome(api: Any, call: str, argument: Any) -> tuple[str, Any]:
             return "raises", type(error)
     if isinstance(value, torch.Stream):
         value = value.stream_id, value.device_index, value.device_type
+    elif isinstance(value, torch.Tensor):
+        value = value.tolist()
+    elif isinstance(value, list):
+        value = [state.tolist() for state in value]
     return "gives", value
 
 

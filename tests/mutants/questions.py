@@ -51,12 +51,6 @@ MUTANTS: tuple[Mutant, ...] = (
         "(isinstance(_session, _Failure) and False)",
         ("questions/test_discovery_sources.py::test_a_failed_start_is_remembered_for_a_second_only",),
     ),
-    Mutant(
-        "_machine/nvml.py",
-        "    _lock, _session = threading.RLock(), None",
-        "    _lock = threading.RLock()",
-        (f"{_FORK}::test_a_child_of_a_process_whose_driver_was_up", f"{_MONITORING}::test_handles_after_a_fork"),
-    ),
     # A question that changes another's answer.
     Mutant(
         "_machine/cuda.py",

@@ -187,11 +187,11 @@ def test_an_answer_belongs_to_the_environment_it_was_asked_in() -> None:
         import threading
         from accelerator._machine import driver_child, probe
         slow = probe._source().replace("def main(", "import time; time.sleep(1.0)\\ndef main(", 1)
-        source, probe._source = probe._source, lambda: slow
-        answers = []
+        source, asked, answers = probe._source, threading.Event(), []
+        probe._source = lambda: asked.set() or slow
         thread = threading.Thread(target=lambda: answers.append(len(acc.visible_devices())))
         thread.start()
-        time.sleep(0.3)
+        assert asked.wait(60)
         probe._source = source
         os.environ["CUDA_VISIBLE_DEVICES"] = "1"
         thread.join()
@@ -334,15 +334,16 @@ def test_one_child_whoever_asks(tmp_path: Path) -> None:
     assert asked == in_all == 1
 
 
-def test_what_hides_every_device_needs_no_child(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.touch()
+def test_what_hides_every_device_needs_no_child() -> None:
     program = """
+        from accelerator._machine import probe
         values = ["", "-1", "x", "0,0", "GPU-a,GPU-a"]
-        print(json.dumps([[acc.visible_devices({"CUDA_VISIBLE_DEVICES": value}) for value in values], children(sys.argv[1])]))
+        seen = [acc.visible_devices({"CUDA_VISIBLE_DEVICES": value}) for value in values]
+        hidden = len(probe._answers)
+        print(json.dumps([seen, hidden, len(acc.visible_devices()), len(probe._answers)]))
     """
     for nvml in ("present", "absent"):
-        assert told(program, str(log), gpus=2, name=["A", "B"], nvml=nvml, log=log) == [[[]] * 5, 0]
+        assert told(program, gpus=2, name=["A", "B"], nvml=nvml) == [[[]] * 5, 0, 2, 1]
 
 
 def test_a_stored_failure_does_not_grow() -> None:

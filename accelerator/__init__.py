@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from . import streams as streams
     from . import tensors as tensors
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES_OF_ROOM = {
     "discovery": (

@@ -54,15 +54,15 @@ def test_limiting() -> None:
         torch.empty(total // 2, dtype=torch.uint8, device="cuda:1")
     assert torch.empty(total // 8, dtype=torch.uint8, device="cuda:1").numel() == total // 8
     torch.cuda.set_device(1)
-    acc.set_per_process_memory_fraction(1)
+    acc.set_per_process_memory_fraction(1.0)
     assert acc.get_per_process_memory_fraction() == 1.0
     assert torch.empty(total // 2, dtype=torch.uint8, device="cuda:1").numel() == total // 2
 
 
 @pytest.mark.parametrize(
     ("fraction", "error"),
-    [(-0.1, ValueError), (1.1, ValueError), (2, ValueError), (math.nan, ValueError), (math.inf, ValueError),
-     (True, TypeError), (None, TypeError), ("0.5", TypeError), (1j, TypeError)],
+    [(-0.1, ValueError), (1.1, ValueError), (2.0, ValueError), (math.nan, ValueError), (math.inf, ValueError),
+     (1, TypeError), (True, TypeError), (None, TypeError), ("0.5", TypeError), (1j, TypeError)],
 )  # fmt: skip
 def test_no_fraction(fraction: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="fraction of the memory"):

@@ -61,7 +61,10 @@ TORCHLESS = """
     answers += [acc.driver_version(), acc.driver_cuda_version(), acc.communication_backend_name(), acc.export_envs(),
                 acc.visible_devices_envs(), acc.communication_backend_version()]
     answers += [outcome(lambda: acc.utilization(0)), outcome(lambda: acc.memory_allocated()).split(":")[0]]
-    print(json.dumps([answers, sorted(name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy"))]))
+    # A scheduler wants to know all the same.
+    physical = [[device.index, device.name, device.visible_index] for device in acc.physical_devices()]
+    loaded = sorted(name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy"))
+    print(json.dumps([answers, loaded, physical, acc.temperature(acc.physical_devices()[1])]))
 """
 
 
@@ -77,11 +80,13 @@ def bare_python(environment: dict[str, str], *folders: Path) -> tuple[dict[str, 
 @simulated_driver
 def test_without_torch(tmp_path: Path) -> None:
     environment, python = bare_python(simulated_environment(gpus=2), tmp_path / "site")
-    answers, modules = ask(TORCHLESS, environment, python=python)
+    answers, modules, physical, celsius = ask(TORCHLESS, environment, python=python)
     reason = "torch is not installed in this Python; install it with 'pip install torch'"
     assert answers[:9] == [False, 0, reason, [], "cpu", False, False, True, False]
     assert answers[9:15] == ["590.44.01", [13, 2], "gloo", [], ["CUDA_VISIBLE_DEVICES"], None]
     assert answers[15:] == [f"RuntimeError: There is no device to read from: {reason}", "ModuleNotFoundError"]
+    assert physical == [[0, "Simulated GPU", None], [1, "Simulated GPU", None]]
+    assert celsius == 31
     assert modules == []
 
 

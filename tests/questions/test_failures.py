@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import simulated_environment
-from tests.support.discovery import ask, ask_simulated, on_simulated_gpus
+from tests.support.discovery import DRIVER, ask, ask_simulated, noisy_library, on_simulated_gpus
 
 pytestmark = on_simulated_gpus
 
@@ -184,11 +187,11 @@ def test_an_answer_belongs_to_the_environment_it_was_asked_in() -> None:
         import threading
         from accelerator._machine import driver_child, probe
         slow = probe._source().replace("def main(", "import time; time.sleep(1.0)\\ndef main(", 1)
-        source, probe._source = probe._source, lambda: slow
-        answers = []
+        source, asked, answers = probe._source, threading.Event(), []
+        probe._source = lambda: asked.set() or slow
         thread = threading.Thread(target=lambda: answers.append(len(acc.visible_devices())))
         thread.start()
-        time.sleep(0.3)
+        assert asked.wait(60)
         probe._source = source
         os.environ["CUDA_VISIBLE_DEVICES"] = "1"
         thread.join()
@@ -250,10 +253,12 @@ def test_busy_is_never_remembered_and_strict_leaves_no_trace() -> None:
         errors(2)
         answers.append(len(acc.usable_devices()))
         errors(0)
+        answers += [len(acc.usable_devices()), acc.is_available(strict=True)]
+        errors(2)
         answers.append(len(acc.usable_devices()))
         print(json.dumps(answers))
     """
-    assert told(program, gpus=2) == [False, None, True, True, 0, 2]
+    assert told(program, gpus=2) == [False, None, True, True, 0, 2, True, 0]
 
 
 def test_a_device_of_one_s_own_is_not_busy() -> None:
@@ -284,6 +289,29 @@ def test_a_binding_that_is_broken(broken: str, tmp_path: Path) -> None:
     assert busy.startswith("RuntimeError: The utilization of device 0, Simulated GPU, cannot be read: ")
 
 
+def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
+    environment = simulated_environment(gpus=2, nvml="absent")
+    environment["LD_PRELOAD"] += f":{noisy_library(tmp_path)}"
+    program = """
+        answers = [outcome(acc.device_count), outcome(lambda: [d.name for d in acc.visible_devices()])]
+        os.environ["ACCELERATOR_SIM_ERRORS"] = "cuInit:999"
+        acc.refresh()
+        answers += [outcome(acc.device_count), outcome(acc.unavailable_reason)]
+        from accelerator._machine import driver
+        driver.NAME = "libnot-a-driver.so"
+        acc.refresh()
+        sys.stdout.flush()
+        os.write(1, b"\\n")
+        print(json.dumps(answers))
+    """
+    code = PRELUDE + textwrap.dedent(program)
+    child = subprocess.run([sys.executable, "-c", DRIVER + code], env=environment, capture_output=True, timeout=100, check=True)
+    *_, last = [line for line in child.stdout.splitlines() if line.startswith(b"[2")]
+    answers = json.loads(last.decode(errors="ignore").partition("buffered")[0])
+    assert answers[:3] == [2, ["Simulated GPU"] * 2, 0]
+    assert answers[3].startswith("the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999); ")
+
+
 def test_one_child_whoever_asks(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = """
@@ -306,15 +334,16 @@ def test_one_child_whoever_asks(tmp_path: Path) -> None:
     assert asked == in_all == 1
 
 
-def test_what_hides_every_device_needs_no_child(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.touch()
+def test_what_hides_every_device_needs_no_child() -> None:
     program = """
+        from accelerator._machine import probe
         values = ["", "-1", "x", "0,0", "GPU-a,GPU-a"]
-        print(json.dumps([[acc.visible_devices({"CUDA_VISIBLE_DEVICES": value}) for value in values], children(sys.argv[1])]))
+        seen = [acc.visible_devices({"CUDA_VISIBLE_DEVICES": value}) for value in values]
+        hidden = len(probe._answers)
+        print(json.dumps([seen, hidden, len(acc.visible_devices()), len(probe._answers)]))
     """
     for nvml in ("present", "absent"):
-        assert told(program, str(log), gpus=2, name=["A", "B"], nvml=nvml, log=log) == [[[]] * 5, 0]
+        assert told(program, gpus=2, name=["A", "B"], nvml=nvml) == [[[]] * 5, 0, 2, 1]
 
 
 def test_a_stored_failure_does_not_grow() -> None:
@@ -389,3 +418,68 @@ def test_what_no_environment_can_hold() -> None:
         print(json.dumps([len(acc.visible_devices({"CUDA_VISIBLE_DEVICES": value})) for value in values]))
     """
     assert told(program, gpus=2, nvml="absent") == [0, 0, 0]
+
+
+# What is called of NVML, as the simulation's errors name it; with those that take no device.
+OF_MACHINE = ("nvmlInit*", "nvmlDeviceGetCount*", "nvmlSystemGetCudaDriverVersion*", "nvmlSystemGetDriverVersion")
+OF_DEVICE = (
+    *("nvmlDeviceGetHandleByIndex*", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigMode", "nvmlDeviceGetUUID"),
+    *("nvmlDeviceGetName", "nvmlDeviceGetPciInfo*", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetMemoryInfo*"),
+    *("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetTemperature*", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetClockInfo"),
+    *("nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetFanSpeed*", "nvmlDeviceGetFieldValues", "nvmlDeviceGetP2PStatus"),
+    *("nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetCurrentClocks*", "nvmlDeviceGetComputeRunningProcesses*"),
+)
+CODES = (1, 2, 3, 4, 6, 7, 9, 12, 13, 15, 16, 17, 18, 19, 25, 999)
+
+EACH_ERROR = """
+    questions = {
+        "count": acc.device_count, "available": acc.is_available, "reason": acc.unavailable_reason,
+        "memory": lambda: acc.get_memory_info(1)[1], "total": lambda: acc.total_memory(1),
+        "visible": lambda: [d.total_memory for d in acc.visible_devices()], "physical": lambda: len(acc.physical_devices()),
+        "capability": lambda: acc.compute_capability(1), "name": lambda: acc.get_device_name(1),
+        "numa": lambda: acc.numa_node(1), "link": lambda: acc.is_nvlink_connected(0, 1), "driver": acc.driver_version,
+        "cuda": acc.driver_cuda_version, "utilization": lambda: acc.utilization(1), "processes": lambda: acc.processes(1),
+        "healthy": lambda: acc.telemetry(0), "telemetry": lambda: acc.telemetry(1), "safe": acc.is_fork_safe,
+        "listed": lambda: [acc.temperature(device) for device in acc.physical_devices()[:1]],
+    }
+    acc.export_envs, acc.get_memory_info, acc.telemetry
+    def look(error):
+        os.environ["ACCELERATOR_SIM_ERRORS"] = error
+        return {**{name: outcome(question) for name, question in questions.items()}, "torch": "torch" in sys.modules}
+    print(json.dumps([in_child(look, error) for error in sys.argv[1:]]))
+"""
+
+
+def test_every_function_of_nvml_with_every_code() -> None:
+    """For one GPU or all: no answer but the right one, none, or an error that says which; the other GPU does not notice."""
+    cells = [(f"{name}:{code}", name, False) for name in (*OF_MACHINE, *OF_DEVICE) for code in CODES]
+    cells += [(f"{name}@1:{code}", name, True) for name in OF_DEVICE for code in CODES]
+    if os.environ.get("ACCELERATOR_TEST_ALL") != "1":
+        turn = int(os.environ.get("ACCELERATOR_TEST_SLICE", "0"))
+        cells = cells[turn % 17 :: 17]  # no divisor of the number of codes: each function, and each code, has its turn
+    wrong: list[Any] = []
+    healthy = told(EACH_ERROR, "none:0", gpus=2)[0]
+    assert healthy["count"] == 2
+    assert healthy["visible"] == [8 * GIB] * 2
+    for start in range(0, len(cells), 60):
+        part = cells[start : start + 60]
+        for (error, name, one), said in zip(part, told(EACH_ERROR, *(cell[0] for cell in part), gpus=2), strict=True):
+            escaped = [text for text in map(str, said.values()) if "Error: " in text and not text.startswith("RuntimeError: ")]
+            wrong += [(error, text) for text in escaped]
+            for key in ("count", "available", "reason", "safe", "torch", "name"):
+                if said[key] != healthy[key] and (key, name) != ("name", "nvmlDeviceGetName"):
+                    wrong.append((error, key, said[key]))
+            for key in ("memory", "total"):
+                # Only what is not supported says that the memory is the host's.
+                shared = error.endswith(":3") and "Memory" in name
+                refused = str(said[key]).startswith("RuntimeError: The memory of device 1, ")
+                if said[key] != 8 * GIB and not refused and not shared:
+                    wrong.append((error, key, said[key]))
+            if not error.endswith(":3") and set(said["visible"]) - {8 * GIB, None}:
+                wrong.append((error, "visible", said["visible"]))
+            if said["capability"] not in ([9, 0], None):
+                wrong.append((error, "capability", said["capability"]))
+            if one and [said["healthy"], said["listed"]] != [healthy["healthy"], healthy["listed"]]:
+                wrong.append((error, "the other GPU", said["healthy"], said["listed"]))
+    assert wrong == []
+    assert len(cells) >= 35

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support import ROOT, simulated_environment
-from tests.support.discovery import initializations, on_simulated_gpus
+from tests.support.discovery import initializations, noisy_library, on_simulated_gpus
 
 GIB = 2**30
 GPUS = 3
@@ -48,18 +47,6 @@ DRIVER: dict[str, dict[str, Any]] = {
 }
 MIG: dict[str, Any] = {"no MIG": None, "MIG": [None, None, 2]}
 
-NOISE = r"""
-#include <stdio.h>
-#include <unistd.h>
-__attribute__((constructor)) static void noise(void)
-{
-    const char text[] = "\xff\xfe a line that is not UTF-8\n{\"json\": [1, 2]}\n[null]\n";
-    if (write(1, text, sizeof text) < 0 || write(2, text, sizeof text) < 0)
-        _exit(99);
-    fputs("buffered until the end \xc3", stdout);
-}
-"""
-
 
 def machines() -> list[tuple[str, str, str]]:
     """Those to be tried in this run."""
@@ -84,12 +71,7 @@ def uuids() -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A library that prints when it is loaded."""
-    folder = tmp_path_factory.mktemp("noisy")
-    (folder / "noise.c").write_text(NOISE)
-    compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "noise.so", folder / "noise.c"], check=True, timeout=60)
-    return folder / "noise.so"
+    return noisy_library(tmp_path_factory.mktemp("noisy"))
 
 
 def environments(known: list[str]) -> list[dict[str, str]]:

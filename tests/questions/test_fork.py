@@ -124,7 +124,8 @@ POISONED = (
     def child():
         failures = {name: outcome(call) for name, call in needing.items()}
         told = [acc.is_in_bad_fork(), acc.is_fork_safe(), acc.is_available(), acc.is_available(strict=True), acc.device_count(),
-                acc.unavailable_reason(), acc.is_initialized(), len(acc.visible_devices()), acc.get_device_name(1)]
+                acc.unavailable_reason(), acc.is_initialized(), len(acc.visible_devices()), acc.get_device_name(1),
+                len(acc.usable_devices())]
         monitored = [acc.utilization(1), acc.temperature("cuda:1"), acc.device_memory_used(0), acc.telemetry(1).power_draw]
         return [failures, told, monitored, os.getpid()]
 
@@ -141,7 +142,7 @@ def test_a_child_of_a_process_whose_driver_was_up(tmp_path: Path) -> None:
     reason = told[5]
     assert "was forked after its parent had initialized the accelerator" in reason
     assert "'spawn' or 'forkserver'" in reason
-    assert told == [True, False, False, False, 2, reason, False, 2, "One"]
+    assert told == [True, False, False, False, 2, reason, False, 2, "One", 0]
     assert monitored == [20, 31, 0, 61000]
     wrong = {
         name: said for name, said in failures.items() if said != f"RuntimeError: The accelerator cannot be used: {reason}."

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import accelerator as acc
-from tests.support.discovery import ask_simulated, on_simulated_gpus
+from tests.support import plain_environment
+from tests.support.discovery import ask, ask_simulated, on_simulated_gpus
 
 U, V = "GPU-aaaa", "GPU-bbbb"
 M, N = "MIG-aaaa", "MIG-bbbb"
@@ -104,6 +107,53 @@ def test_a_process_so_started_sees_the_devices_meant() -> None:
     assert names[2:4] == [["NCCL"], ["CUDA_VISIBLE_DEVICES"]]
     assert names[5] == ["gloo", None, []]
     assert quiet
+
+
+# A torch for Intel's GPUs, as far as these questions look.
+XPU = {
+    "version.py": "__version__ = '9.0+xpu'\ncuda = hip = None\nxpu = '20260000'\n",
+    "__init__.py": "class xpu:\n    device_count = staticmethod(lambda: 4)\n    is_initialized = staticmethod(lambda: False)\n",
+    "_C.py": "class Device:\n    type = 'xpu'\n\n_accelerator_exchangeDevice = None\n_accelerator_getAccelerator = Device\n",
+    "accelerator.py": "import torch._C\n",
+}
+MASKS = [
+    ({}, [1], "1"),
+    ({"ZE_AFFINITY_MASK": "2,3"}, [1], "3"),
+    ({"ZE_AFFINITY_MASK": "0.1,1.1"}, [0], "0.1"),
+    ({"ZE_AFFINITY_MASK": "1.0,0.1"}, [0], "0.1"),
+    ({"ZE_AFFINITY_MASK": "1.0,0,10.1"}, [2, 0], "10.1,0"),
+    ({"ZE_AFFINITY_MASK": "0.0,0.1,1.1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, [0], "0.0,0.1"),
+    ({"ZE_AFFINITY_MASK": "0.0,0.1,1.1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, [1], "1.1"),
+    ({"ZE_AFFINITY_MASK": "", "CUDA_VISIBLE_DEVICES": "4,5"}, [], ""),
+    ({"ZE_AFFINITY_MASK": "0.1"}, [1], "ValueError: There is no device 1 among the 1 of ZE_AFFINITY_MASK='0.1'"),
+    (
+        {"ZE_AFFINITY_MASK": "0.1.2"},
+        [0],
+        "ValueError: ZE_AFFINITY_MASK='0.1.2' is no list of devices that ids could be counted in; unset it",
+    ),
+]
+
+
+def test_level_zero_s_masks_have_tiles(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    for name, text in XPU.items():
+        (tmp_path / "torch" / name).write_text(text)
+    environment = plain_environment()
+    environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    program = f"""
+        import accelerator as acc
+        def chosen(env, ids):
+            try:
+                return acc.set_visible_devices_envs(env, ids)["ZE_AFFINITY_MASK"]
+            except ValueError as error:
+                return f"ValueError: {{error}}"
+
+        told = [chosen(env, ids) for env, ids, _ in {MASKS!r}]
+        print(json.dumps([told, acc.visible_devices_envs(), acc.communication_backend_name(), acc.export_envs()]))
+    """
+    told, names, backend, prefixes = ask(program, environment, python=(sys.executable, "-S"))
+    assert told == [expected for _, _, expected in MASKS]
+    assert (names, backend, prefixes) == (["ZE_AFFINITY_MASK"], "xccl", ["CCL", "ZE"])
 
 
 def test_the_backend_of_this_process_is_one_that_torch_has() -> None:

@@ -230,6 +230,43 @@ def test_mig_instances() -> None:
     assert [process[0] for process in processes] == [pid]
 
 
+def test_every_entry_of_both_lists() -> None:
+    """The machine's GPUs, each followed by its instances; what is hidden can be watched too."""
+    program = """
+        listed, seen = acc.physical_devices(), acc.visible_devices()
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        hidden = [[device.visible_index for device in acc.physical_devices()], acc.unavailable_reason() is None]
+        os.environ["ACCELERATOR_BACKEND"] = "cpu"
+        hidden.append(len(acc.physical_devices()))
+        figures = [[telemetry(device), outcome(lambda: acc.temperature(device))] for device in (*listed, *seen)]
+        try:
+            acc.temperature(listed[0]._replace(uuid="GPU-another"))
+        except RuntimeError as error:
+            hidden.append(str(error))
+        print(json.dumps([listed, seen, hidden, figures]))
+    """
+    variables = {"CUDA_VISIBLE_DEVICES": "2,0"}
+    listed, seen, hidden, read = monitored(program, gpus=3, mig=[None, 2, None], variables=variables)
+    assert [(entry[0], entry[6], entry[7]) for entry in listed] == [
+        (0, None, 1),
+        (1, None, None),
+        (1, [1, 0], None),
+        (1, [2, 0], None),
+        (2, None, 0),
+    ]
+    assert [entry[1][:4] for entry in listed] == ["GPU-", "GPU-", "MIG-", "MIG-", "GPU-"]
+    assert [entry[5] for entry in listed] == [8 * GIB, 8 * GIB, GIB, GIB, 8 * GIB]
+    assert [entry[6] for entry in seen] == [2, 0]
+    assert hidden[:3] == [[None] * 5, False, 5]
+    assert hidden[3] == "No library that tells what a GPU is doing (NVML, amdsmi) lists Simulated GPU (GPU-another)"
+    for (told, celsius), gpu in zip(read, (0, 1, None, None, 2, 2, 0), strict=True):
+        if gpu is None:
+            assert told == [None, None, 0, None, None, None]
+            assert celsius.startswith("RuntimeError: GPU 1, instance (")
+        else:  # with MIG on NVML does not tell how busy a whole GPU is
+            assert (told, celsius) == ([None, None, *figures(1)[2:]] if gpu == 1 else figures(gpu), figures(gpu)[3])
+
+
 def test_wrong_devices_and_no_device() -> None:
     program = """
         given = [2, -1, "cuda:7", "cpu", "xpu:0", True, 1.5, b"cuda", "nonsense"]

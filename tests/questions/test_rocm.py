@@ -247,6 +247,22 @@ def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
+def test_memory_through_amdsmi(stand_ins: Path) -> None:
+    program = """
+        def look(i):
+            return [outcome(lambda: f(i)) for f in (acc.get_memory_info, acc.total_memory, acc.available_memory)]
+        print(json.dumps([look(0), look(2), "torch" in sys.modules]))
+    """
+    first, last, torch = asked(program, stand_ins)
+    assert first == [[3052 << 20, 3072 << 20], 3072 << 20, 3052 << 20]
+    assert last == [[1024 << 20, 1024 << 20], 1024 << 20, 1024 << 20]
+    assert not torch
+    # That it does not tell is no reason to take the host's.
+    failed, _, _ = asked(program.replace("look(2)", "look(1)"), stand_ins, amdsmi=False)
+    assert failed[0].startswith("The memory of device 0, Stand-in 0, cannot be told: it is known to the driver only")
+    assert failed[1:] == [2**30, failed[0]]
+
+
 @pytest.mark.parametrize("broken", ["missing", "import", "init", "list"])
 def test_the_child_where_amdsmi_does_not_work(broken: str, stand_ins: Path, tmp_path: Path) -> None:
     program = """

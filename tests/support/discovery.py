@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -103,6 +104,27 @@ def initializations(log: Path, pid: int) -> list[str]:
     lines = log.read_text().splitlines() if log.exists() else []
     events = [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == str(pid)]
     return [event for event in events if not event.startswith("nvml")]
+
+
+NOISE = r"""
+#include <stdio.h>
+#include <unistd.h>
+__attribute__((constructor)) static void noise(void)
+{
+    const char text[] = "\xff\xfe a line that is not UTF-8\n{\"json\": [1, 2]}\n[null]\n";
+    if (write(1, text, sizeof text) < 0 || write(2, text, sizeof text) < 0)
+        _exit(99);
+    fputs("buffered until the end \xc3", stdout);
+}
+"""
+
+
+def noisy_library(folder: Path) -> Path:
+    """A library that prints when it is loaded, built in this folder."""
+    (folder / "noise.c").write_text(NOISE)
+    compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "noise.so", folder / "noise.c"], check=True, timeout=60)
+    return folder / "noise.so"
 
 
 def original_pynvml() -> Path:

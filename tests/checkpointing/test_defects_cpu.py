@@ -114,6 +114,10 @@ def test_4_random_states_are_restored_after_an_exception(ckpt: Callable[..., Any
         return sin_exp(h)
 
     out = ckpt(function, leaf(8))
+    # Without further draws the recomputation would end where the forward did.
+    torch.rand(3)
+    with tracker.fork("a"):
+        torch.rand(3)
     before = [torch.get_rng_state(), tracker.get_states()["a"]]
     with pytest.raises(KeyError, match="mine"):
         out.sum().backward()

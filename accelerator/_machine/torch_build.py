@@ -125,17 +125,15 @@ def _has_plugins() -> bool:
 
 # The kernels of simulated GPUs come as a plug-in too, and bring no accelerator but CUDA's.
 _OUR_PLUGIN = "accelerator_simulated_kernels-1.dist-info"
+_METADATA = (".dist-info", ".egg-info")
 
 
 def _metadata(path: str) -> list[str]:
     try:
-        return [entry.path for entry in os.scandir(path or ".") if _is_foreign(entry.name)]
+        entries = os.scandir(path or ".")
+        return [entry.path for entry in entries if entry.name.endswith(_METADATA) and entry.name != _OUR_PLUGIN]
     except OSError:
         return []
-
-
-def _is_foreign(name: str) -> bool:
-    return name.endswith((".dist-info", ".egg-info")) and name != _OUR_PLUGIN
 
 
 def _announces_backend(metadata: str) -> bool:

@@ -33,12 +33,6 @@ MUTANTS = (
     ),
     _kernel(
         "dispatch.py",
-        "if not is_plain or captures.value or _mode_count():",
-        "if not is_plain or captures.value:",
-        "TestArguments::test_subclasses_and_modes_see_only_the_users_calls",
-    ),
-    _kernel(
-        "dispatch.py",
         "if first.dtype is not result.dtype or first.size()",
         "if first.size()",
         "TestArguments::test_numbers_beside_tensors",

@@ -112,7 +112,7 @@ MUTANTS = (
     ),
     _kernel(
         "memory.py",
-        "        tensor.resize_(result.size())",
+        "        torch.ops.aten.resize_(tensor, result.size())",
         "        pass",
         "TestArguments::test_out_that_is_a_view_grows_as_on_a_gpu",
     ),

@@ -27,6 +27,9 @@ TORCH_FREE = (
     "test_readme.py",
 )
 
+# Somebody else's suite, which test_miniature.py runs.
+collect_ignore = ["miniature"]
+
 
 def pytest_report_header() -> str:
     where = "on simulated GPUs" if acc.simulation.is_simulated() else "without simulation"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import os
 import shutil
 import subprocess
 import sys
@@ -89,8 +90,13 @@ def _run(mutant: Mutant, copy: Path) -> str:
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     tests = [f"tests/{test}" for test in mutant.tests]
     command = [sys.executable, *_simulated(mutant), "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+    environment = dict(os.environ)
+    if path.suffix in (".c", ".h"):
+        environment["XDG_CACHE_HOME"] = str(copy / "cache")  # faulty libraries go with the copy
     try:
-        done = subprocess.run(command, cwd=copy, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
     except subprocess.TimeoutExpired:
         return "caught"  # a fault that hangs a test is noticed
     if done.returncode == 0:

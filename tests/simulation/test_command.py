@@ -98,11 +98,11 @@ def test_wrong_usage(arguments: list[str], status: int, message: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_help_says_that_kernels_compute_nothing() -> None:
+def test_help_says_what_computes() -> None:
     done = simulate("--help")
     assert done.returncode == 0
-    assert "KERNELS COMPUTE NOTHING" in done.stdout
-    for option in ("--gpus", "--memory", "--name", "--capability", "--mig", "--driver", "--nvml"):
+    assert "torch's ops compute" in done.stdout
+    for option in ("--gpus", "--memory", "--name", "--capability", "--mig", "--driver", "--nvml", "--no-compute", "--build"):
         assert option in done.stdout
 
 

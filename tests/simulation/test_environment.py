@@ -69,6 +69,7 @@ def test_default_machine() -> None:
         "ACCELERATOR_SIM_NVLINK": "off",
         "ACCELERATOR_SIM_NUMA": "1",
         "ACCELERATOR_SIM_CLOCK_REASONS": "0",
+        "ACCELERATOR_SIM_COMPUTE": "1",
     }
 
 
@@ -311,7 +312,7 @@ def test_is_simulated_here() -> None:
 def compilations(directory: Path) -> int:
     """How many libraries the compiler made."""
     calls = directory / "calls"
-    return calls.read_text().count("-shared") if calls.exists() else 0
+    return calls.read_text().count(" -o ") if calls.exists() else 0
 
 
 def test_the_second_build_does_nothing(tmp_path: Path) -> None:
@@ -358,7 +359,7 @@ def test_a_directory_for_machines_without_a_compiler(tmp_path: Path) -> None:
 
 def truncate(root: Path) -> None:
     library = root / "driver/libcuda.so.1"
-    library.write_bytes(library.read_bytes()[:1000])
+    library.write_bytes(library.read_bytes()[:-1])
 
 
 def open_a_library(root: Path) -> None:
@@ -426,7 +427,7 @@ def test_progress_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
     os.close(side)
     shown = os.read(terminal, 10000).decode()
     os.close(terminal)
-    assert "compiling the simulated GPUs, once: 3 of 7 parts" in shown
+    assert f"compiling the simulated GPUs, once: 3 of {len(_build._LIBRARIES)} parts" in shown
     assert shown.endswith("\r\x1b[K")
     shutil.rmtree(tmp_path / "accelerator")
     assert python(BUILD, env=env).stderr == ""

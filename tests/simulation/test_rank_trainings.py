@@ -1,11 +1,14 @@
-"""Trainings shared by several processes over nccl have the losses of one process on the CPU."""
+"""Trainings shared by several processes over nccl have the losses and gradients of one process on the CPU.
+
+Two ranks and four take turns by day; ``ACCELERATOR_TEST_ALL=1`` runs both.
+"""
 
 from __future__ import annotations
 
-import json
+import datetime
+import os
 import subprocess
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,65 +17,83 @@ from torch import nn
 
 from tests.support import simulated_environment, training_ranks, trainings
 from tests.support.simulation import REPOSITORY, linux_only
+from tests.support.simulation_driver import needs_cuda_torch
 from tests.support.trainings import assert_same_losses, cross_entropy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [
-    linux_only,
-    pytest.mark.skipif(torch.version.cuda is None, reason="simulated GPUs are for CUDA builds of torch"),
-    pytest.mark.xdist_group("rank trainings"),
-]
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("rank trainings")]
+
+TODAY = datetime.date.today().toordinal()
+WORLDS = (2, 4) if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else (2 + 2 * (TODAY % 2),)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def ranks(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module", params=WORLDS)
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found."""
-    command = [sys.executable, "-m", "tests.support.training_ranks", str(request.param)]
+    file = tmp_path_factory.mktemp("ranks") / "results"
+    command = [sys.executable, "-m", "tests.support.training_ranks", str(request.param), str(file)]
     environment = simulated_environment(gpus=request.param)
-    child = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=240, check=False)
+    child = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=280, check=False)
     assert child.returncode == 0, child.stderr[-6000:]
-    return json.loads(child.stdout.splitlines()[-1])
+    return torch.load(file)
 
 
-def language_losses() -> list[float]:
-    return trainings.train(trainings.Language, training_ranks.batch(), "cpu")
+class Deep(nn.Module):
+    """The net whose parts the ranks of the pipeline have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*training_ranks.deep_net())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)[:, :5]
 
 
-def deep_losses() -> list[float]:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = nn.Sequential(*training_ranks.deep_net())
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.body(x)[:, :5]
-
-    return trainings.train(Net, trainings.pictures("cpu", 16), "cpu")
-
-
-def picture_losses() -> list[float]:
-    inputs, target = training_ranks.pictures()
+def on_the_cpu(make: Callable[[], nn.Module], data: tuple[torch.Tensor, torch.Tensor]) -> training_ranks.Training:
+    """The same training in this process."""
+    torch.manual_seed(0)
+    model = make()
+    cross_entropy(model(data[0]), data[1]).backward()
     kept: list[nn.Module] = []
 
     def wrap(model: nn.Module) -> nn.Module:
         kept.append(model)
         return model
 
-    losses = trainings.train(training_ranks.Pictures, (inputs, target), "cpu", wrap=wrap)
-    kept[0].eval()
-    return [*losses, cross_entropy(kept[0](inputs), target).item()]
+    losses = trainings.train(make, data, "cpu", wrap=wrap)
+    if make is training_ranks.Pictures:
+        kept[0].eval()
+        losses.append(cross_entropy(kept[0](data[0]), data[1]).item())
+    gradients = {name.removeprefix("body.") if make is Deep else name: p.grad for name, p in model.named_parameters()}
+    return training_ranks.Training(losses, gradients)
 
 
-REFERENCES: dict[str, Callable[[], list[float]]] = {"pipeline": deep_losses, "sync_batch_norm": picture_losses}
-TOLERANCES = {"fsdp2_mixed": 0.03}
+MODELS: dict[str, Callable[[], tuple[Callable[[], nn.Module], tuple[torch.Tensor, torch.Tensor]]]] = {
+    "pipeline": lambda: (Deep, trainings.pictures("cpu", 16)),
+    "sync_batch_norm": lambda: (training_ranks.Pictures, training_ranks.pictures()),
+}
+LOSS_TOLERANCES = {"fsdp2_mixed": 0.03}
+GRADIENT_TOLERANCES = {"fsdp2_mixed": 0.02}
 
 
 @pytest.mark.parametrize("name", training_ranks.TRAININGS)
-def test_losses_are_those_of_one_process(ranks: list[dict[str, Any]], name: str) -> None:
-    reference = REFERENCES.get(name, partial(language_losses))()
+def test_losses_and_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], name: str) -> None:
+    make, data = MODELS[name]() if name in MODELS else (trainings.Language, training_ranks.batch())
+    expected = on_the_cpu(make, data)
+    largest = max(float(gradient.abs().max()) for gradient in expected.gradients.values())
+    seen: set[str] = set()
+    worst = {"losses": 0.0, "gradients": 0.0}
     for rank, results in enumerate(ranks):
-        losses = results[name]
-        assert isinstance(losses, list), f"rank {rank}: {losses}"
-        assert_same_losses(losses, reference, TOLERANCES.get(name, 2e-4))
+        assert not isinstance(results[name], str), f"rank {rank}: {results[name]}"
+        losses, gradients = results[name]
+        assert_same_losses(losses, expected.losses, LOSS_TOLERANCES.get(name, 2e-4))
+        worst["losses"] = max(worst["losses"], *(abs(a - b) for a, b in zip(losses, expected.losses, strict=True)))
+        seen |= gradients.keys()
+        for parameter, gradient in gradients.items():
+            difference = float((gradient - expected.gradients[parameter]).abs().max()) / largest
+            worst["gradients"] = max(worst["gradients"], difference)
+    assert seen == expected.gradients.keys()
+    print(f"{len(ranks)} ranks, {name}: losses {worst['losses']:.1e}, gradients {worst['gradients']:.1e} of the largest")
+    assert worst["gradients"] <= GRADIENT_TOLERANCES.get(name, 1e-5)

@@ -165,8 +165,8 @@ def edge_values(place: Place) -> dict[str, list[float]]:
     answers = {}
     edges = [float("nan"), float("inf"), -float("inf"), 6e-8, -0.0, 440.0, 60000.0, 1e38]
     for kind in (6, 7, 9, 10, 11):
-        for op in (SUM, MAX):
-            brought = torch.tensor([2.0] * 8 if place.rank and op == MAX else edges).to(TYPES[kind])
+        for op, twos in ((SUM, None), (MAX, 1), (MIN, 0)):
+            brought = torch.tensor([2.0] * 8 if place.rank == twos else edges).to(TYPES[kind])
             got = blank(8, kind)
             comm.all_reduce(brought, got, kind, op)
             answers[f"{kind} {op}"] = [str(value) for value in got.float().tolist()]
@@ -593,7 +593,7 @@ def killed(place: Place, during: str) -> list[Any]:
             while True:
                 comm.all_reduce(tensor, tensor, FLOAT32)
         # The child that it leaves behind has all of its descriptors.
-        if os.fork() == 0:
+        if during == "idle" and os.fork() == 0:
             time.sleep(3)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
@@ -628,8 +628,11 @@ def never_comes(place: Place, late: str) -> list[Any]:
     if late == "start":
         if last:
             return [0, ""]
+        os.environ["ACCELERATOR_SIM_NCCL_TIMEOUT"] = "0.5"
         return refused(place.comm)
     comm = place.comm()
+    comm.total()
+    os.environ["ACCELERATOR_SIM_NCCL_TIMEOUT"] = "0.5"
     if last:
         time.sleep(1.5)
     return refused(comm.total)

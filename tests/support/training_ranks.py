@@ -1,19 +1,18 @@
-"""Trainings shared by ranks: a program that forks them, and prints every rank's losses.
+"""Trainings shared by ranks: a program that forks them, and keeps every rank's losses and first gradients.
 
-Run as ``python -m tests.support.training_ranks WORLD``: one rank for each simulated GPU, over nccl.
+Run as ``python -m tests.support.training_ranks WORLD FILE``: one rank for each simulated GPU, over nccl.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import tempfile
 import traceback
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.support import trainings
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 
 # How many sentences the whole batch has: it can be shared by one, two and four ranks.
 SENTENCES = 8
+
+
+class Training(NamedTuple):
+    """The loss of each step, and what the first step's gradients were."""
+
+    losses: list[float]
+    gradients: dict[str, torch.Tensor]
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -56,72 +63,93 @@ def language() -> Language:
     return Language()
 
 
-def data_parallel_losses(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
-    inputs, target = (own_part(tensor) for tensor in batch())
-    losses = []
+def whole_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
+    """The gradients by the names that the plain model has."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        assert gradient is not None, name
+        if isinstance(gradient, DTensor):
+            gradient = gradient.full_tensor()
+        found[name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")] = gradient.float().cpu()
+    return found
+
+
+def train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: tuple[torch.Tensor, torch.Tensor],
+    gradients: Callable[[nn.Module], dict[str, torch.Tensor]] = whole_gradients,
+) -> Training:
+    inputs, target = data
+    losses, first = [], None
     for _ in range(STEPS):
         optimizer.zero_grad()
         loss = cross_entropy(model(inputs), target)
         loss.backward()
+        first = first or gradients(model)
         optimizer.step()
         losses.append(averaged(loss))
-    return losses
+    assert first
+    return Training(losses, first)
 
 
-def ddp(**options: Any) -> list[float]:
+def own_batch() -> tuple[torch.Tensor, torch.Tensor]:
+    words, following = batch()
+    return own_part(words), own_part(following)
+
+
+def ddp(**options: Any) -> Training:
     wrapped = nn.parallel.DistributedDataParallel(language().cuda(), device_ids=[torch.cuda.current_device()], **options)
-    return data_parallel_losses(wrapped, adamw(wrapped.parameters()))
+    return train(wrapped, adamw(wrapped.parameters()), own_batch())
 
 
-def ddp_static_graph() -> list[float]:
+def ddp_static_graph() -> Training:
     return ddp(static_graph=True, gradient_as_bucket_view=True)
 
 
-def zero_redundancy() -> list[float]:
+def zero_redundancy() -> Training:
     wrapped = nn.parallel.DistributedDataParallel(language().cuda(), device_ids=[torch.cuda.current_device()])
-    return data_parallel_losses(wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=0.01))
+    return train(wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=0.01), own_batch())
 
 
-def fsdp2() -> list[float]:
+def fsdp2() -> Training:
     model = language().cuda()
     for block in model.blocks:
         fully_shard(block)
     fully_shard(model)
-    return data_parallel_losses(model, adamw(model.parameters()))
+    return train(model, adamw(model.parameters()), own_batch())
 
 
-def fsdp2_mixed() -> list[float]:
+def fsdp2_mixed() -> Training:
     model = language().cuda()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mp_policy=policy)
     fully_shard(model, mp_policy=policy)
-    return data_parallel_losses(model, adamw(model.parameters()))
+    return train(model, adamw(model.parameters()), own_batch())
 
 
-def fsdp1() -> list[float]:
+def fsdp1() -> Training:
     model = FullyShardedDataParallel(language().cuda(), device_id=torch.cuda.current_device(), use_orig_params=True)
-    return data_parallel_losses(model, adamw(model.parameters()))
+
+    def gradients(_: nn.Module) -> dict[str, torch.Tensor]:
+        with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
+            return whole_gradients(model)
+
+    return train(model, adamw(model.parameters()), own_batch(), gradients)
 
 
-def tensor_parallel() -> list[float]:
+def tensor_parallel() -> Training:
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     model = language().cuda()
     for block in model.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False)
-    inputs, target = (tensor.cuda() for tensor in batch())
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = cross_entropy(model(inputs), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+    words, following = batch()
+    return train(model, torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False), (words.cuda(), following.cuda()))
 
 
-def pipeline() -> list[float]:
+def pipeline() -> Training:
     """Blocks of a net on consecutive ranks, activations and gradients sent from one to the next."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
@@ -130,7 +158,7 @@ def pipeline() -> list[float]:
     stage = nn.Sequential(*layers[rank * share : (rank + 1) * share]).cuda()
     optimizer = adamw(stage.parameters())
     inputs, target = trainings.pictures("cuda", 16)
-    losses = []
+    losses, first = [], {}
     for _ in range(STEPS):
         optimizer.zero_grad()
         if rank == 0:
@@ -152,10 +180,20 @@ def pipeline() -> list[float]:
         if rank > 0:
             assert x.grad is not None
             dist.send(x.grad, rank - 1)
+        first = first or own_gradients(stage, rank * share)
         optimizer.step()
         dist.broadcast(loss := loss.detach(), world - 1)
         losses.append(loss.item())
-    return losses
+    return Training(losses, first)
+
+
+def own_gradients(stage: nn.Module, start: int) -> dict[str, torch.Tensor]:
+    """The gradients of one stage by the names that they have in the whole net."""
+    found = {}
+    for name, gradient in whole_gradients(stage).items():
+        index, _, rest = name.partition(".")
+        found[f"{start + int(index)}.{rest}"] = gradient
+    return found
 
 
 def deep_net() -> list[nn.Module]:
@@ -185,26 +223,18 @@ def pictures() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(SENTENCES, 3, 9, 9, generator=generator), torch.arange(SENTENCES) % 5
 
 
-def sync_batch_norm() -> list[float]:
+def sync_batch_norm() -> Training:
     torch.manual_seed(0)
     model = nn.SyncBatchNorm.convert_sync_batchnorm(Pictures()).cuda()
     wrapped = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
-    optimizer = adamw(wrapped.parameters())
     inputs, target = (own_part(tensor) for tensor in pictures())
-    losses = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        loss = cross_entropy(wrapped(inputs), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(averaged(loss))
+    losses, gradients = train(wrapped, adamw(wrapped.parameters()), (inputs, target))
     # What the running statistics have become shows in evaluation only.
     model.eval()
-    losses.append(averaged(cross_entropy(model(inputs), target)))
-    return losses
+    return Training([*losses, averaged(cross_entropy(model(inputs), target))], gradients)
 
 
-TRAININGS: dict[str, Callable[[], list[float]]] = {
+TRAININGS: dict[str, Callable[[], Training]] = {
     training.__name__: training
     for training in (
         ddp,
@@ -220,10 +250,10 @@ TRAININGS: dict[str, Callable[[], list[float]]] = {
 }
 
 
-def tried(training: Callable[[], list[float]]) -> list[float] | str:
-    """The losses of a training, or why there are none."""
+def tried(training: Callable[[], Training]) -> tuple[Any, ...] | str:
+    """A training's losses and gradients, or why there are none."""
     try:
-        return training()
+        return tuple(training())
     except Exception:
         return traceback.format_exc()
 
@@ -240,11 +270,11 @@ def run_rank(rank: int, world: int, directory: Path) -> None:
         device_id=torch.device("cuda", rank),
     )
     results = {name: tried(training) for name, training in TRAININGS.items()}
-    (directory / str(rank)).write_text(json.dumps(results))
+    torch.save(results, directory / str(rank))
     dist.destroy_process_group()
 
 
-def main(world: int) -> int:
+def main(world: int, file: str) -> int:
     importlib.import_module("torch._dynamo")  # which DDP imports: here once for all ranks
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -266,9 +296,9 @@ def main(world: int) -> int:
         if failed:
             print(f"ranks {failed} failed", file=sys.stderr)
             return 1
-        print(json.dumps([json.loads((directory / str(rank)).read_text()) for rank in range(world)]))
+        torch.save([torch.load(directory / str(rank)) for rank in range(world)], file)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(int(sys.argv[1]), sys.argv[2]))

@@ -1,0 +1,41 @@
+"""Tools that others wrote to look at GPUs run clean on a simulated machine: those of them that are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import simulated_environment
+from tests.support.simulation import DEADLINE, linux_only
+from tests.support.simulation_driver import needs_cuda_torch
+
+pytestmark = [linux_only, needs_cuda_torch]
+
+GPUTIL = "import GPUtil; GPUtil.showUtilization(); print(*[gpu.name for gpu in GPUtil.getGPUs()], sep='\\n')"
+
+
+@pytest.mark.parametrize("mig", [None, 2])
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("nvitop", ["-m", "nvitop", "-1"]),
+        ("gpustat", ["-m", "gpustat", "--json"]),
+        ("py3nvml", ["-m", "py3nvml.py3nvml_smi"]),
+        ("GPUtil", ["-c", GPUTIL]),
+        ("accelerate", ["-m", "accelerate.commands.accelerate_cli", "env"]),
+        ("torch", ["-m", "torch.utils.collect_env"]),
+    ],
+)
+def test_a_tool_of_others(module: str, arguments: list[str], mig: int | None) -> None:
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed")
+    child = simulated_environment(gpus=2, mig=mig)
+    done = subprocess.run(
+        [sys.executable, *arguments], env=child, capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Simulated GPU" in done.stdout or module in ("py3nvml", "accelerate")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from . import streams as streams
     from . import tensors as tensors
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _NAMES_OF_ROOM = {
     "discovery": (
@@ -249,12 +249,12 @@ def __getattr__(name: str) -> Any:
     room = name if name in _SUBMODULES else _ROOM_OF_NAME.get(name)
     if room is None:
         raise AttributeError(f"module 'accelerator' has no attribute {name!r}")
-    with _process.importing():
+    # The rooms that need torch all begin with this one.
+    opened = _process.room(room if room in _WITHOUT_TORCH else "discovery", __name__)
+    if room not in _WITHOUT_TORCH:
         from importlib import import_module
 
-        # The rooms that need torch all begin with this one.
-        first = import_module(f".{room if room in _WITHOUT_TORCH else 'discovery'}", __name__)
-    opened = first if room in _WITHOUT_TORCH else import_module(f".{room}", __name__)
+        opened = import_module(f".{room}", __name__)
     if room == name:
         return opened
     value = getattr(opened, name)

@@ -94,7 +94,7 @@ def set_device_index(device: Device, /) -> None:
     """
     if not up:
         seen = runtime.look(device, optional=False, negative=True)
-        if seen.kind == "cpu" or (seen.index is not None and seen.index < 0):
+        if seen.kind == "cpu" or (seen.given is not None and seen.given < 0):
             return
         runtime.initialize()
     number = device if type(device) is int else runtime.resolve(device, optional=False, negative=True)
@@ -140,9 +140,9 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
     if isinstance(device, torch.Tensor):
         device = device.device
     seen = runtime.look(device, negative=True)
-    if seen.kind == "cpu" or seen.index is None or seen.index < 0:
+    if seen.kind == "cpu" or seen.given is None or seen.given < 0:
         return _NO_CHANGE
-    return DeviceScope(seen.index) if seen.up else FirstDeviceScope(seen.index)
+    return DeviceScope(seen.given) if seen.up else FirstDeviceScope(seen.given)
 
 
 @traced_as(tracing.device_of)

@@ -83,7 +83,8 @@ class Graph:
                 f"capture_error_mode is 'default', 'global', 'thread_local' or 'relaxed', not {capture_error_mode!r}"
             )
         refuse_on_cpu()
-        made = _of_torch(cls, runtime.initialize().kind)
+        face: Any = cls  # mypy takes the hash of a class for that of its instances
+        made = _of_torch(face, runtime.initialize().kind)
         new: Any = super(Graph, made).__new__
         graph: Graph = new(made, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
         return graph
@@ -110,7 +111,7 @@ def _of_torch(face: type[Graph], kind: str) -> type[Graph]:
 class _CUDAGraph(torch.cuda.CUDAGraph):
     """torch.cuda's graph with the constructor of torch.accelerator's."""
 
-    def __new__(cls, keep_graph: bool = False, **options: Any) -> Any:
+    def __new__(cls, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default") -> Any:
         try:
             return super().__new__(cls, *cls._given(keep_graph))
         except TypeError:
@@ -126,9 +127,9 @@ class _CUDAGraph(torch.cuda.CUDAGraph):
     def _given(keep_graph: bool) -> tuple[bool, ...]:
         return (True,) if keep_graph else ()
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: Any) -> None:
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", *more: Any, **options: Any) -> None:
         mode = capture_error_mode if self.capture_error_mode == "default" else self.capture_error_mode
-        super().capture_begin(self.graph_pool if pool is None else pool, mode, **options)
+        super().capture_begin(self.graph_pool if pool is None else pool, mode, *more, **options)
 
 
 def create_graph() -> Graph:

@@ -211,9 +211,9 @@ def communication_backend_version() -> tuple[int, ...] | None:
     build = torch_build.read()
     if build is None or build.cuda is None:
         return None
-    with process.importing():
-        from importlib.metadata import PackageNotFoundError
-        from importlib.metadata import version as version_of
+    process.imported("importlib.metadata")
+    from importlib.metadata import PackageNotFoundError
+    from importlib.metadata import version as version_of
 
     try:
         return tuple(int(part) for part in version_of(f"nvidia-nccl-cu{build.cuda.partition('.')[0]}").split(".")[:3])

@@ -224,7 +224,7 @@ def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
         >>> acc.set_rng_state(state, 0)
     """
     seen = runtime.look(device)
-    _set_state(_checked_state(new_state), seen.index)
+    _set_state(_checked_state(new_state), seen.given)
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:

@@ -30,6 +30,8 @@ napoleon_google_docstring = True
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 # Type variables and the classes behind functions that act as context managers have no entry of their own.
+# "Raises: Nothing." names no exception.
+nitpick_ignore = [("py:exc", "Nothing.")]
 nitpick_ignore_regex = [("py:class", r"accelerator\.(.*\._?[A-Z]\w*|_\w+\..*)")]
 python_use_unqualified_type_names = True
 myst_heading_anchors = 3
@@ -69,10 +71,14 @@ def _write_if_new(path: Path, text: str) -> None:
 
 
 def _elsewhere(app: Any, env: Any, node: Any, contnode: Any) -> Any:
-    """Types of torch and of Python stand in their own documentation."""
+    """Public types stand on the pages of their areas, whatever room a signature names; those of torch and Python elsewhere."""
     from docutils.nodes import reference
 
     target: str = node.get("reftarget", "")
+    name = _ALIASES.get(target, target.rpartition(".")[2])
+    if name in accelerator.__all__ and (target in (name, *_ALIASES) or target.startswith("accelerator.")):
+        place = node.get("refdoc", "index")
+        return env.domains["py"].resolve_xref(env, place, app.builder, "obj", f"accelerator.{name}", node, contnode)
     head = target.partition(".")[0]
     if head == "torch":
         uri = f"https://docs.pytorch.org/docs/stable/search.html?q={target}"
@@ -83,6 +89,8 @@ def _elsewhere(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     return reference("", "", contnode, internal=False, refuri=uri)
 
 
+# What monitoring takes beyond a Device: entries of visible_devices() and physical_devices(), as its docstrings say.
+_ALIASES = {"AnyDevice": "Device"}
 _TYPING = frozenset(
     ("Any", "Callable", "Iterable", "Iterator", "Literal", "Mapping", "MutableMapping", "Sequence", "SupportsIndex")
 )

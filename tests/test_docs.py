@@ -1,24 +1,31 @@
 """Every block of code in README and in docs/ runs, and prints what it says it prints.
 
-A comment in front of a block says where it cannot run as it stands: ``<!-- run: never, REASON -->``, or
+Python runs on two simulated GPUs, as a test where it has tests; the shell's lines run beside the miniature library, without a
+GPU. A comment in front of a block says where it cannot run as it stands: ``<!-- run: never, REASON -->``, or
 ``<!-- run: needs MODULE -->``.
 """
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from accelerator._machine import torch_build
-from tests.support import ROOT, simulated_environment
+from tests.support import ROOT, plain_environment, simulated_environment
+from tests.support.discovery import on_simulated_gpus
 
-_BLOCK = re.compile(r"(?:<!-- run: (?P<how>.*?) -->\n)?```(?P<language>\w+)\n(?P<code>.*?)```", re.DOTALL)
+PLUGIN = ("-m", "pytest", "-q", "-p", "accelerator.simulation.pytest_plugin", "-p", "no:cacheprovider")
+_BLOCK = re.compile(
+    r"(?:^ *<!-- run: (?P<how>.*?) -->\n)?^ *```(?P<language>\w+)\n(?P<code>.*?)^ *```$", re.DOTALL | re.MULTILINE
+)
 _PRINTED = re.compile(r"^\s*print\(.*\)  # (.*)$|^# (.*)$", re.MULTILINE)
 
 
@@ -28,6 +35,12 @@ class Block(NamedTuple):
     code: str
     how: str
 
+    def needed(self) -> None:
+        """Skip what needs something that is not installed."""
+        module = self.how.removeprefix("needs ") if self.how.startswith("needs ") else None
+        if module and importlib.util.find_spec(module) is None:
+            pytest.skip(f"needs {module}")
+
 
 def _blocks() -> list[Block]:
     found: list[Block] = []
@@ -35,43 +48,85 @@ def _blocks() -> list[Block]:
         text = path.read_text(encoding="utf-8")
         for match in _BLOCK.finditer(text):
             line = text.count("\n", 0, match.start("code"))
-            found.append(Block(f"{path.name}:{line}", match["language"], match["code"], match["how"] or ""))
+            found.append(Block(f"{path.name}:{line}", match["language"], textwrap.dedent(match["code"]), match["how"] or ""))
     return found
 
 
 BLOCKS = _blocks()
-PYTHON = [block for block in BLOCKS if block.language == "python" and not block.how.startswith("never")]
+PYTHON, SHELL, WORKFLOWS = (
+    [block for block in BLOCKS if block.language == language and not block.how.startswith("never")]
+    for language in ("python", "sh", "yaml")
+)
 
 
 def test_there_are_blocks() -> None:
-    assert len(PYTHON) > 5
-    assert {block.language for block in BLOCKS} <= {"python", "sh", "text", "yaml", "toml"}
+    assert len(PYTHON) > 10
+    assert len(SHELL) > 2
+    assert len(WORKFLOWS) == 1
+    assert {block.language for block in BLOCKS} <= {"python", "sh", "yaml", "text"}
 
 
+def test_no_block_is_left_out_without_a_reason() -> None:
+    left_out = [block.how for block in BLOCKS if block.how.startswith("never")]
+    assert all(re.fullmatch(r"never, \S.{10,}", how) for how in left_out), left_out
+
+
+@on_simulated_gpus
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
 def test_python(block: Block, tmp_path: Path) -> None:
-    if block.how.startswith("needs "):
-        module = block.how.removeprefix("needs ")
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"needs {module}")
-    build = torch_build.read()
-    if build is None or not build.cuda:
-        pytest.skip("what the blocks print is what a CUDA build prints")
+    block.needed()
     program = tmp_path / "block.py"
     program.write_text(block.code, encoding="utf-8")
-    command = (
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"] if "def test_" in block.code else [sys.executable]
-    )
-    done = subprocess.run(
-        [*command, str(program)],
-        cwd=tmp_path,
-        env=simulated_environment(gpus=2),
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
+    command = [sys.executable, *(PLUGIN if "def test_" in block.code else ()), str(program)]
+    _printed(block.code, _run(command, tmp_path, simulated_environment(gpus=2)))
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.where)
+def test_shell(block: Block, tmp_path: Path) -> None:
+    block.needed()
+    _printed(block.code, _beside_the_miniature_library(block.code, tmp_path))
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("block", WORKFLOWS, ids=lambda block: block.where)
+def test_workflow(block: Block, tmp_path: Path) -> None:
+    """What a workflow runs, less what it installs."""
+    steps = re.findall(r"^ +- run: (.*)$", block.code, re.MULTILINE)
+    installs = [step for step in steps if step.startswith("pip install ")]
+    assert steps[: len(installs)] == installs
+    assert len(steps) > len(installs) > 0
+    _beside_the_miniature_library("\n".join(steps[len(installs) :]), tmp_path)
+
+
+def test_the_workflow_is_one_that_can_be_read() -> None:
+    yaml = pytest.importorskip("yaml")
+    (block,) = WORKFLOWS
+    read = yaml.safe_load(block.code)
+    assert set(read) == {"name", True, "jobs"}  # YAML 1.1 takes "on" for a truth value; the service does not
+    for job in read["jobs"].values():
+        assert set(job) == {"runs-on", "steps"}
+        assert all(set(step) <= {"uses", "with", "run"} for step in job["steps"])
+
+
+def _beside_the_miniature_library(script: str, directory: Path) -> str:
+    work, programs = directory / "work", directory / "bin"
+    shutil.copytree(ROOT / "tests" / "miniature", work, ignore=shutil.ignore_patterns("__pycache__"))
+    programs.mkdir()
+    for name, arguments in {"python": "", "pytest": " ".join(PLUGIN)}.items():
+        (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8")
+        (programs / name).chmod(0o755)
+    path = os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])
+    return _run(["bash", "-euo", "pipefail", "-c", script], work, plain_environment(PATH=path))
+
+
+def _run(command: list[str], directory: Path, environment: dict[str, str]) -> str:
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    for match in _PRINTED.finditer(block.code):
+    return done.stdout
+
+
+def _printed(code: str, output: str) -> None:
+    for match in _PRINTED.finditer(code):
         expected = match[1] or match[2]
-        assert expected in done.stdout, f"{expected!r} is not in {done.stdout!r}"
+        assert expected in output, f"{expected!r} is not in {output!r}"

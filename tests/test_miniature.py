@@ -8,8 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from tests.support import plain_environment
 from tests.support.discovery import on_simulated_gpus
 
@@ -72,6 +70,5 @@ def test_it(_, n):
     assert took < 20
 
 
-@pytest.mark.parametrize("file", sorted(MINIATURE.rglob("conftest.py")))
-def test_it_has_no_conftest(file: Path) -> None:
-    raise AssertionError(file)
+def test_it_has_no_conftest() -> None:
+    assert not list(MINIATURE.rglob("conftest.py"))

@@ -52,9 +52,6 @@ NAMES = """
 
     op_builder_dir register_op_builder get_op_builder create_op_builder build_extension
 
-    supports_nvtx_domain use_in_deepspeed
-    host_memory_stats_as_nested_dict reset_accumulated_host_memory_stats reset_peak_host_memory_stats
-
     checkpointing simulation __version__
 """.split()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any
 
 from . import process
@@ -33,8 +32,7 @@ def _begun() -> _Session:
     with _lock:
         if _session is None:
             try:
-                with process.importing():
-                    smi: Any = import_module("amdsmi")
+                smi = process.imported("amdsmi")
                 smi.amdsmi_init()
             except Exception as error:  # without its library the import fails with almost any exception
                 raise Failed(f"amdsmi does not work ({type(error).__name__}: {error})") from None

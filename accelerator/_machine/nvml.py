@@ -167,8 +167,8 @@ def _end(session: _Session) -> None:
 
 def _start() -> Any:
     try:
-        with process.importing():
-            import pynvml as binding
+        process.imported("shutil", "subprocess", "ctypes.util", "string", "pynvml")
+        import pynvml as binding
     except ImportError as error:
         raise Failed(f"the package nvidia-ml-py is missing ({error})") from None
     except Exception as error:

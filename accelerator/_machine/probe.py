@@ -97,8 +97,8 @@ def forget() -> None:
 def _run(environment: Mapping[str, str | None], *, use: bool, hip: str | None) -> Answer:
     whom = "the ROCm runtime" if hip else "the CUDA driver"
     try:
-        with process.importing():
-            import subprocess
+        process.imported("subprocess")
+        import subprocess
     except OSError as error:  # too many open files
         return Answer(f"no child process could be started to ask {whom} ({error})")
     source = _source()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from _thread import RLock  # as threading has it, whose import would cost more than all of this file
+from time import monotonic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,10 +21,20 @@ from . import driver  # noqa: E402
 _in_bad_fork: bool | None = None
 _seen_before_fork = False
 
-# Held while a room or a library is imported for the first time: a child forked in between would inherit CPython's own lock of
-# that module, held by a thread that is gone, and wait for it for ever. So a fork waits for this one, but not for long.
-_importing = RLock()
+# Held while a module is imported for the first time: a child forked in between would inherit CPython's own lock of that module,
+# held by a thread that is gone, and wait for it for ever. So a fork waits for this one, but not for long; and who imports one
+# module after the other passes the gate before each, which a waiting fork shuts.
+_importing, _gate = RLock(), RLock()
 _FORK_WAITS_S = 0.1
+
+# What the first question opens, each after all that it imports itself, so that none takes long.
+_FIRST_ROOMS = (
+    *("collections", "functools", "contextlib", "enum", "re", "typing", "json", "threading", "importlib.util"),
+    *("._machine.driver_child", "._machine.grammar", "._machine.found", "._machine.nvml", "._machine.probe"),
+    *("._machine.telemetry", "._machine.torch_build", "._machine.cuda", "._machine.amdsmi", "._machine.rocm"),
+    *("._machine.answer", "._machine.host_memory", "._machine.description", "._machine.device_argument"),
+    *("._machine.trial", "._machine.compiled", ".discovery"),
+)
 
 ENVIRONMENT = (
     "CUDA_VISIBLE_DEVICES",
@@ -110,28 +121,47 @@ def is_fork_safe() -> bool:
     return not (driver_is_up() or torch_is_up() or is_in_bad_fork())
 
 
-def importing() -> Any:
-    """What to hold (``with``) around an import that may be a first one; not around torch's, which no fork can wait for."""
-    return _importing
+def room(name: str, package: str) -> Any:
+    """The public room of this name, opened if it was not; for those that do not import torch, which no fork can wait for."""
+    return imported(*_FIRST_ROOMS, f".{name}", package=package)
 
 
-_forking_with_lock = False
+def imported(*names: str, package: str | None = None) -> Any:
+    """Import modules one after the other, and give the last; any may be a first import, and a fork waits for one at most."""
+    module: Any = None
+    for name in names:
+        with _gate:
+            pass
+        with _importing:
+            from importlib import import_module
+
+            module = import_module(name, package)
+    return module
 
 
 def _before_fork() -> None:
-    global _seen_before_fork, _forking_with_lock
-    _forking_with_lock = _importing.acquire(timeout=_FORK_WAITS_S)
+    global _seen_before_fork
+    until = monotonic() + _FORK_WAITS_S
+    _gate.acquire(timeout=_FORK_WAITS_S)
+    _importing.acquire(timeout=max(until - monotonic(), 0))
     _seen_before_fork = not is_fork_safe()
 
 
 def _after_fork_in_parent() -> None:
-    if _forking_with_lock:
-        _importing.release()
+    _release(_importing)
+    _release(_gate)
+
+
+def _release(lock: Any) -> None:
+    try:
+        lock.release()
+    except RuntimeError:  # this thread did not get it in time
+        pass
 
 
 def _after_fork_in_child() -> None:
-    global _in_bad_fork, _importing
-    _importing = RLock()
+    global _in_bad_fork, _importing, _gate
+    _importing, _gate = RLock(), RLock()
     _in_bad_fork = _seen_before_fork or None
 
 

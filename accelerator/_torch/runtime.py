@@ -42,20 +42,20 @@ class Look(NamedTuple):
 
     Attributes:
         kind: the type of the device that functions act on: the accelerator's, or "cpu" where the CPU stands in.
-        index: what the device argument names: a visible device, None for the current one, or a negative index.
+        given: what the device argument names: a visible device, None for the current one, or a negative index.
         up: whether the accelerator is initialized.
     """
 
     kind: str
-    index: int | None
+    given: int | None
     up: bool
 
     @property
     def number(self) -> int:
         """The index of the device that is meant: of the current one, 0 before there is one, unless the argument names one."""
-        if self.index is None or self.index < 0:
+        if self.given is None or self.given < 0:
             return get_index() if self.up else 0
-        return self.index
+        return self.given
 
 
 def look(device: Any = None, *, optional: bool = True, negative: bool = False, poisoned: bool = False) -> Look:
@@ -122,7 +122,7 @@ def resolve(device: Any, *, optional: bool = True, negative: bool = False) -> in
         return known[device]
     except (KeyError, TypeError):
         pass  # and the error that the look may raise is not one that came while handling this
-    number = look(device, optional=optional, negative=negative).index
+    number = look(device, optional=optional, negative=negative).given
     return get_index() if number is None else number
 
 

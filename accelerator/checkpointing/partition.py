@@ -145,8 +145,9 @@ class Share:
             kept = transfers.allocate(size, dtype, device, settings.checkpoint_in_cpu)
         else:
             kept = torch.empty(size, dtype=dtype, device=device)
-        if host and part.numel() == size:
-            self._host = transfers.Offloaded(part, kept)
+        if host:
+            # Padded before it leaves: every rank has to do the same, as what is gathered ahead depends on it.
+            self._host = transfers.Offloaded(part if part.numel() == size else _padded(part, size), kept)
         else:
             kept[: part.numel()].copy_(part)
             # Never read, but a gather of undefined memory would make runs differ.
@@ -205,6 +206,12 @@ def own_part(elements: torch.Tensor, group: Group) -> torch.Tensor:
     """This rank's elements, without padding: fewer than the others' at the end, perhaps none."""
     size = part_size(elements.numel(), group.size)
     return elements[group.rank * size : (group.rank + 1) * size]
+
+
+def _padded(part: torch.Tensor, size: int) -> torch.Tensor:
+    padded = part.new_zeros(size)
+    padded[: part.numel()].copy_(part)
+    return padded
 
 
 def share(tensor: torch.Tensor, settings: Settings, position: int, hooks: tuple[Any, Any] | None) -> Share | None:

@@ -4,15 +4,25 @@ initializes anything.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
+import accelerator as acc
 from accelerator._machine import torch_build
 from tests.support import run, simulated_environment
 
 build = torch_build.read()
-pytestmark = pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch")
+pytestmark = [
+    pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch"),
+    pytest.mark.xdist_group("capability"),
+]
+
+# In processes forked for them from one that has imported torch, which all of a group share.
+on_one_gpu = pytest.mark.simulated_machine(gpus=1)
 
 
 def test_answers_are_those_of_the_current_device(tmp_path: Path) -> None:
@@ -61,38 +71,57 @@ for device, expected_here in expected.items():
     run(code, environment)
 
 
+def _names_spawn(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except RuntimeError as error:
+        return "spawn" in str(error)
+    return False
+
+
+@on_one_gpu
 def test_children_forked_too_late_are_told_so() -> None:
-    run(
-        """
-        import os, torch
-        import accelerator as acc
-        torch.cuda.init()
-        child = os.fork()
-        if child == 0:
-            bad, tensor = 0, torch.ones(1)
-            for call in (
-                acc.is_bf16_supported, acc.is_fp16_supported, acc.is_fp64_supported, acc.is_tf32_supported, acc.amp,
-                acc.supported_dtypes, acc.create_graph, acc.graph_pool_handle, acc.is_current_stream_capturing,
-                lambda: acc.FloatTensor(1), lambda: acc.pin_memory(tensor), lambda: acc.is_pinned(tensor),
-                lambda: acc.pin_empty(1), lambda: acc.register_host_memory(0, 1),
-                lambda: acc.unregister_host_memory(0), acc.is_triton_supported, acc.prefer_triton_grouped_mm,
-                lambda: acc.capture_to_graph(None), lambda: acc.replay_graph(None),
-            ):
-                try:
-                    call()
-                    bad += 1
-                except RuntimeError as error:
-                    bad += "spawn" not in str(error)
+    torch.cuda.init()
+    child = os.fork()
+    if child == 0:
+        bad = -1
+        try:
+            tensor = torch.ones(1)
+            calls: list[Callable[[], object]] = [
+                acc.is_bf16_supported,
+                acc.is_fp16_supported,
+                acc.is_fp64_supported,
+                acc.is_tf32_supported,
+                acc.amp,
+                acc.supported_dtypes,
+                acc.create_graph,
+                acc.graph_pool_handle,
+                acc.is_current_stream_capturing,
+                lambda: acc.FloatTensor(1),
+                lambda: acc.pin_memory(tensor),
+                lambda: acc.is_pinned(tensor),
+                lambda: acc.pin_empty(1),
+                lambda: acc.register_host_memory(0, 1),
+                lambda: acc.unregister_host_memory(0),
+                acc.is_triton_supported,
+                acc.prefer_triton_grouped_mm,
+                lambda: acc.capture_to_graph(None),
+                lambda: acc.replay_graph(None),  # type: ignore[arg-type]
+            ]
+            bad = sum(not _names_spawn(call) for call in calls)
             acc.range_push("still"), acc.range_pop(), acc.get_compile_backend()
-            os._exit(bad)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        """,
-        simulated_environment(gpus=1),
-    )
+        finally:
+            os._exit(bad & 255)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@on_one_gpu
 @pytest.mark.parametrize(
-    "call", ["acc.FloatTensor([1])", "acc.pin_memory(torch.ones(1))", "acc.pin_empty(1)", "acc.create_graph()"]
+    "call",
+    [lambda: acc.FloatTensor([1]), lambda: acc.pin_memory(torch.ones(1)), lambda: acc.pin_empty(1), lambda: acc.create_graph()],
+    ids=["FloatTensor", "pin_memory", "pin_empty", "create_graph"],
 )
-def test_what_needs_the_accelerator_initializes_it_through_torch(call: str) -> None:
-    run(f"import torch; import accelerator as acc; {call}; assert acc.is_initialized()", simulated_environment(gpus=1))
+def test_what_needs_the_accelerator_initializes_it_through_torch(call: Callable[[], object]) -> None:
+    assert not acc.is_initialized()
+    call()
+    assert acc.is_initialized()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 import pytest
@@ -116,3 +119,82 @@ def test_several_callables_come_back_in_order() -> None:
     assert [function(torch.zeros(2 + place, device="cuda")).shape for place, function in enumerate(made)] == [(1,), (3,)]
     with pytest.raises(TypeError):
         acc.make_graphed_callables(lambda x: x, (torch.ones(2, device="cuda"),), no_such_option=1)
+
+
+def captured_by_itself(graph: Any) -> AbstractContextManager[Any]:
+    """The graph as its own context manager, on a stream that can be captured."""
+    stack = ExitStack()
+    stack.enter_context(acc.stream(acc.Stream()))
+    stack.enter_context(graph)
+    return stack
+
+
+CAPTURES: list[Callable[[Any], AbstractContextManager[Any]]] = [acc.capture_to_graph, torch.cuda.graph, captured_by_itself]
+
+
+@pytest.mark.parametrize("capture", [acc.capture_to_graph, captured_by_itself])
+def test_the_work_before_a_capture_is_done(capture: Callable[[Any], AbstractContextManager[Any]]) -> None:
+    before = torch.cuda.Event()
+    torch.cuda._sleep(200_000_000)  # simulated GPUs take as many nanoseconds for it
+    before.record()
+    assert not before.query()
+    with capture(acc.Graph(capture_error_mode="relaxed")):
+        assert before.query()
+        torch.ones(1, device="cuda")
+
+
+def refused_in(capture: Callable[[Any], AbstractContextManager[Any]], mode: Any, *, in_another_thread: bool) -> bool:
+    """Whether asking an event, which is unsafe, fails during a capture and spoils it."""
+    event, errors = torch.cuda.Event(), []
+    event.record()
+    torch.cuda.synchronize()
+
+    def ask() -> None:
+        try:
+            event.query()
+        except RuntimeError as error:
+            errors.append(error)
+
+    graph = acc.Graph(capture_error_mode=mode)
+    spoiled = False
+    try:
+        with capture(graph):
+            torch.ones(1, device="cuda")
+            if in_another_thread:
+                thread = threading.Thread(target=ask)
+                thread.start()
+                thread.join()
+            else:
+                ask()
+    except RuntimeError:
+        spoiled = True
+    assert spoiled == bool(errors)
+    return spoiled
+
+
+@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize(
+    ("mode", "in_this_thread", "in_another"),
+    [("default", True, True), ("global", True, True), ("thread_local", True, False), ("relaxed", False, False)],
+)
+def test_what_is_unsafe_is_as_the_mode_says(capture: Any, mode: str, in_this_thread: bool, in_another: bool) -> None:
+    assert refused_in(capture, mode, in_another_thread=False) is in_this_thread
+    assert refused_in(capture, mode, in_another_thread=True) is in_another
+
+
+def test_the_face_is_that_of_torch_s_graph() -> None:
+    ours = acc.Graph()
+    assert isinstance(ours, acc.Graph)
+    assert isinstance(ours, torch.cuda.CUDAGraph)
+    for wrong, error in ({"capture_error_mode": "strict"}, ValueError), ({"bogus": 1}, TypeError):
+        with pytest.raises(error):
+            acc.Graph(**wrong)
+    with pytest.raises(TypeError):
+        acc.Graph(False, (0, 1))  # type: ignore[misc]
+    if not hasattr(torch.accelerator, "Graph"):
+        return
+    assert {name for name in dir(torch.accelerator.Graph) if not name.startswith("_")} <= set(dir(ours))
+    assert inspect.signature(acc.Graph).parameters.keys() == inspect.signature(torch.accelerator.Graph.__new__).parameters.keys() - {"cls"}
+    # The deviation: the day that torch's works on CUDA, ours is to be built on it.
+    with pytest.raises(RuntimeError):
+        torch.accelerator.Graph()

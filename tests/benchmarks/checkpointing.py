@@ -1,4 +1,5 @@
-"""``python -m tests.benchmarks.checkpointing [--gate] [--times]``: what a checkpoint costs and saves, beside those of others.
+"""``python -m tests.benchmarks.checkpointing [--gate] [--times] [--json FILE] [--clock cpu]``: what a checkpoint costs and
+saves, beside those of others.
 
 Runs on the GPU if there is one, a simulated one too, else on the CPU. Times are those of twelve tiny layers, forward and
 backward. Each round takes the contenders in turns, twice each and the second time by the clock, after the collector was run,
@@ -6,11 +7,13 @@ so that none pays for what another left behind; of each the fastest turn counts,
 checkpoints. The table shows the minimum of five rounds, its ratio to the minimum of torch's non-reentrant checkpoint, and the
 spread between the quartiles of the rounds' ratios. A second table shows layers of several widths with recomputations that stop
 early, that never do, and as decided by size. On the CPU two more follow: peaks are the resident memory that a process of its
-own adds while it trains twelve wide layers; held bytes are what the inputs of checkpoints occupy between forward and backward,
-on each rank of two gloo processes.
+own adds while it trains twelve wide layers; held is what the inputs of checkpoints occupy between forward and backward, by
+layers and by the number of ranks that share them over gloo.
 
 With ``--gate`` the exit status is 1 if the ratio of a plain checkpoint is above its budget by over 5 % and by over
-the spread, or partitioned inputs hold more than their share. ``--times`` leaves memory out.
+the spread, or partitioned inputs hold more than their share. ``--times`` leaves memory out; ``--json`` writes all figures to a
+file too. ``--clock cpu`` counts the time that the process computes, not the time that passes: on a machine with more work
+than processors only short turns go through without a break, which flatters what is fast.
 """
 
 from __future__ import annotations
@@ -104,14 +107,17 @@ def tiny(device: str) -> Callable[[], nn.Module]:
     return lambda: nn.Linear(8, 8)
 
 
-def turn(layers: list[nn.Module], x: torch.Tensor, checkpoint: Checkpoint) -> float:
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def turn(layers: list[nn.Module], x: torch.Tensor, checkpoint: Checkpoint, clock: Callable[[], float]) -> float:
     """Seconds of a forward and a backward."""
-    start = time.perf_counter()
+    start = clock()
     h = x
     for layer in layers:
         h = checkpoint(layer, h)
     h.sum().backward()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 class Cost(NamedTuple):
@@ -122,7 +128,7 @@ class Cost(NamedTuple):
     spread: float
 
 
-def times(device: str) -> dict[str, Cost]:
+def times(device: str, clock: Callable[[], float]) -> dict[str, Cost]:
     """What each contender adds to a layer."""
     torch.manual_seed(0)
     make = tiny(device)
@@ -136,8 +142,8 @@ def times(device: str) -> dict[str, Cost]:
             for name, (prepare, checkpoint) in found.items():
                 prepare()
                 gc.collect(0)
-                turn(layers, x, checkpoint)
-                fastest[name] = min(fastest.get(name, math.inf), turn(layers, x, checkpoint))
+                turn(layers, x, checkpoint, clock)
+                fastest[name] = min(fastest.get(name, math.inf), turn(layers, x, checkpoint, clock))
         base = fastest.pop("no checkpoint")
         rounds.append({name: (each - base) / LAYERS * 1e6 for name, each in fastest.items()})
     return {
@@ -151,7 +157,7 @@ def cost(mine: list[float], theirs: list[float]) -> Cost:
     return Cost(min(mine), min(mine) / min(theirs), upper - lower)
 
 
-def stopping(device: str) -> dict[int, list[float]]:
+def stopping(device: str, clock: Callable[[], float]) -> dict[int, list[float]]:
     """By width, the microseconds of a layer's forward and backward: stopped early, never stopped, decided by size."""
     from accelerator import checkpointing
 
@@ -164,7 +170,7 @@ def stopping(device: str) -> dict[int, list[float]]:
         for _ in range(5 if width > 256 else 40):
             for place, early in enumerate((True, False, None)):
                 with torch_checkpoint.set_checkpoint_early_stop(early):  # type: ignore[arg-type]
-                    fastest[place] = min(fastest[place], turn(layers, x, checkpointing.checkpoint))
+                    fastest[place] = min(fastest[place], turn(layers, x, checkpointing.checkpoint, clock))
         found[width] = [each / len(layers) * 1e6 for each in fastest]
     return found
 
@@ -214,52 +220,114 @@ def peaks() -> dict[str, float]:
     return found
 
 
-def tell_held_bytes(rank: int, size: int, folder: str) -> None:
-    """Print what the inputs of checkpoints occupy on this rank, by mode and number of elements."""
+def holders() -> dict[str, tuple[Callable[[int], None], Checkpoint]]:
+    """Whose memory is compared: how to prepare for so many layers, and the function to call, in a process of a group."""
+    import torch.distributed as dist
+
+    from accelerator import checkpointing
+
+    plain = contenders()
+    found: dict[str, tuple[Callable[[int], None], Checkpoint]] = {
+        "torch, non-reentrant": (lambda layers: None, plain["torch, non-reentrant"][1])
+    }
+
+    def configure(layers: int, settings: dict[str, Any]) -> None:
+        counted = {"num_checkpoints": layers} if "num_checkpoints" in settings else {}
+        checkpointing.configure(group=dist.group.WORLD, **{**settings, **counted})
+
+    for name, settings in MODES.items():
+        found[f"ours, {name}"] = (lambda layers, settings=settings: configure(layers, settings), checkpointing.checkpoint)
+    if "DeepSpeed" in plain:
+        found["DeepSpeed"] = (lambda layers: _configure_deepspeed(False), plain["DeepSpeed"][1])
+        found["DeepSpeed, partition"] = (lambda layers: _configure_deepspeed(True), plain["DeepSpeed"][1])
+    return found
+
+
+class Mpu:
+    """What DeepSpeed wants to know of a group."""
+
+    def get_model_parallel_rank(self) -> int:
+        return torch.distributed.get_rank()
+
+    def get_model_parallel_world_size(self) -> int:
+        return torch.distributed.get_world_size()
+
+    def get_model_parallel_group(self) -> Any:
+        return torch.distributed.group.WORLD
+
+
+def _configure_deepspeed(partition: bool) -> None:
+    import deepspeed  # type: ignore[import-not-found, unused-ignore]
+
+    theirs: Any = deepspeed
+    theirs.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    theirs.checkpointing.configure(Mpu(), partition_activations=partition)
+
+
+DEPTHS = (6, 12, 24)
+RANKS = (1, 2, 4)
+# Bytes of a layer's input.
+INPUT = 2**20
+
+
+def tell_held(rank: int, size: int, folder: str) -> None:
+    """Print how many MiB the inputs of so many layers occupy on this rank between forward and backward."""
     import torch.distributed as dist
 
     from accelerator import checkpointing
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
-    found: dict[str, list[int]] = {}
-    for numel in (2**18, 2**18 + 1, 2**20):
-        for name, settings in MODES.items():
-            checkpointing.configure(group=dist.group.WORLD, **settings)
-            x = torch.zeros(numel, requires_grad=True)
+    found: dict[str, dict[int, float]] = {}
+    for name, (prepare, checkpoint) in holders().items():
+        found[name] = {}
+        # The first has what the libraries allocate for themselves at first use.
+        for layers in (2, *DEPTHS):
+            checkpointing.configure()
+            prepare(layers)
+            x = torch.ones(INPUT // 4, requires_grad=True)
+            gc.collect()
+            before = resident("VmRSS")
             h = x * 1
-            for _ in range(LAYERS):
-                h = checkpointing.checkpoint(lambda h: h.sin().exp(), h)
-            storages = {
-                item.untyped_storage().data_ptr(): item.untyped_storage().nbytes()
-                for item in gc.get_objects()
-                if issubclass(type(item), torch.Tensor) and item.layout is torch.strided
-            }
-            storages.pop(x.untyped_storage().data_ptr())
-            storages.pop(h.untyped_storage().data_ptr())
-            found.setdefault(name, []).append(sum(each for each in storages.values() if each >= 2**16))
+            for _ in range(layers):
+                h = checkpoint(lambda h: h.sin().exp(), h)
+            gc.collect()
+            # The output is none of the inputs.
+            found[name][layers] = (resident("VmRSS") - before) / 2**10 - INPUT / 2**20
             h.sum().backward()
             del x, h
+        del found[name][2]
+    dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
         print(json.dumps(found))
 
 
-def held(size: int) -> dict[str, list[int]]:
-    """Bytes that one rank of so many holds."""
+def held(size: int) -> dict[str, dict[str, float]]:
+    """MiB that one rank of so many holds, by contender and number of layers."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.benchmarks.checkpointing", "--held"]
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "ACCELERATOR_BACKEND": "cpu"}
+        environment = {
+            **os.environ,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "ACCELERATOR_BACKEND": "cpu",
+            "OMP_NUM_THREADS": "1",
+            "MALLOC_MMAP_THRESHOLD_": "65536",
+        }
         ranks = [
             subprocess.Popen([*command, str(rank), str(size), folder], env=environment, stdout=subprocess.PIPE, text=True)
             for rank in range(size)
         ]
-        return json.loads(next(iter([rank.communicate(timeout=300)[0] for rank in ranks])).splitlines()[-1])  # type: ignore[no-any-return]
+        outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
+        found: dict[str, dict[str, float]] = json.loads(outputs[0].splitlines()[-1])
+        return found
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gate", action="store_true", help="exit with 1 if a budget is exceeded")
     parser.add_argument("--times", action="store_true", help="leave memory out")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures to a file too")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="which time counts")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     parser.add_argument("--held", nargs=3, help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
@@ -268,13 +336,16 @@ def main(arguments: list[str]) -> int:
         train_and_tell_the_peak(chosen.peak)
         return 0
     if chosen.held:
-        tell_held_bytes(int(chosen.held[0]), int(chosen.held[1]), chosen.held[2])
+        tell_held(int(chosen.held[0]), int(chosen.held[1]), chosen.held[2])
         return 0
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    clock = CLOCKS[chosen.clock]
     print(f"torch {torch.__version__} on {device}, DeepSpeed {'not ' if not deepspeeds() else ''}installed")
     print(f"\n| {'checkpoint':30} | fastest, µs | of torch's | spread |")
     print(f"|{'-' * 32}|------------:|-----------:|-------:|")
-    costs = times(device)
+    costs = times(device, clock)
+    figures: dict[str, Any] = {"torch": torch.__version__, "device": device, "clock": chosen.clock}
+    figures["costs"] = {name: each._asdict() for name, each in costs.items()}
     for name, each in costs.items():
         print(f"| {name:30} | {each.microseconds:11.1f} | {each.ratio:10.3f} | {each.spread:6.3f} |")
     failed = any(costs[name].ratio > BUDGET * 1.05 and costs[name].ratio - BUDGET > costs[name].spread for name in GATED)
@@ -282,30 +353,35 @@ def main(arguments: list[str]) -> int:
         print("\nµs of two linear layers of so many features and rows, forward and backward; recomputations that stop")
         print("| features | early | never | by size |")
         print("|---------:|------:|------:|--------:|")
-        for width, (early, never, size) in stopping(device).items():
+        figures["stopping"] = stopping(device, clock)
+        for width, (early, never, size) in figures["stopping"].items():
             print(f"| {width:8} | {early:5.0f} | {never:5.0f} | {size:7.0f} |")
     if device == "cpu" and not chosen.times:
         print(f"\n| {'checkpoint':30} | peak, MiB |")
         print(f"|{'-' * 32}|----------:|")
-        for name, peak in peaks().items():
+        figures["peaks"] = peaks()
+        for name, peak in figures["peaks"].items():
             print(f"| {name:30} | {peak:9.0f} |")
-        failed |= not held_as_shared()
+        if torch.distributed.is_available():
+            figures["held"] = {size: held(size) for size in RANKS}
+            failed |= not held_as_shared(figures["held"])
+    if chosen.json:
+        chosen.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
     return int(chosen.gate and failed)
 
 
-def held_as_shared() -> bool:
+def held_as_shared(found: dict[int, dict[str, dict[str, float]]]) -> bool:
     """Print what inputs hold, and return whether that is the share of each rank."""
-    if not torch.distributed.is_available():
-        return True
-    size = 2
-    found = held(size)
-    print(f"\nbytes held for {LAYERS} inputs between forward and backward on one of {size} ranks, by elements of an input")
-    print(f"| {'mode':12} | {2**18:>12} | {2**18 + 1:>12} | {2**20:>12} |")
-    print(f"|{'-' * 14}|-------------:|-------------:|-------------:|")
-    for name, each in found.items():
-        print(f"| {name:12} | " + " | ".join(f"{number:12}" for number in each) + " |")
-    share = [LAYERS * 4 * -(-numel // size) for numel in (2**18, 2**18 + 1, 2**20)]
-    return all(part <= allowed for part, allowed in zip(found["partition"], share, strict=True))
+    columns = [(size, layers) for size in RANKS for layers in DEPTHS]
+    print("\nMiB held by inputs of 1 MiB between forward and backward, on each of so many ranks, with so many layers")
+    print(
+        f"| {'checkpoint':20} | " + " | ".join(f"{size} rank{'s' * (size > 1)}, {layers:2}" for size, layers in columns) + " |"
+    )
+    print(f"|{'-' * 22}|" + "|".join("-" * (12 + (size > 1)) + ":" for size, _ in columns) + "|")
+    for name in found[1]:
+        cells = (f"{found[size][name][str(layers)]:{11 + (size > 1)}.1f}" for size, layers in columns)
+        print(f"| {name:20} | " + " | ".join(cells) + " |")
+    return all(found[size]["ours, partition"][str(layers)] <= 1.05 * layers / size + 0.5 for size, layers in columns)
 
 
 if __name__ == "__main__":

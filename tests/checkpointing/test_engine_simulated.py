@@ -1,4 +1,4 @@
-"""Checkpointing on two simulated GPUs, which compute nothing but count memory, streams, copies and random numbers drawn."""
+"""Checkpointing on two simulated GPUs: memory, streams, copies and random numbers drawn."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import torch
 
 from accelerator import checkpointing
 from tests.support.checkpointing_cases import torchs
-from tests.support.checkpointing_memory import KEEPERS, MODES, many, survivors
+from tests.support.checkpointing_memory import KEEPERS, MANY, MODES, many, survivors
 
 
 @pytest.fixture(autouse=True)
@@ -37,5 +37,5 @@ def test_what_a_function_keeps_dies_with_it(keeper: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_ten_thousand_checkpoints_occupy_no_memory(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
-    found = many(torch.zeros(256, device="cuda", requires_grad=True), 5000, torch.cuda.memory_allocated)
+    found = many(torch.zeros(256, device="cuda", requires_grad=True), MANY, torch.cuda.memory_allocated)
     assert len(set(found)) == 1, found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -14,6 +15,13 @@ from tests.support.discovery import on_simulated_gpus
 
 AREAS = """discovery launching fork all-reduce monitoring devices streams memory arithmetic random dtypes tensors graphs
     checkpointing profiling extensions""".split()
+
+# DeepSpeed's are there where it is installed.
+OP_BUILDERS = (
+    "extensions: only op builders that are registered"
+    if importlib.util.find_spec("deepspeed") is None
+    else "extensions: op builders in deepspeed.ops.op_builder"
+)
 
 
 def check(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,6 +49,7 @@ def test_every_area_on_every_device() -> None:
     assert len(everywhere) == len(AREAS) - 7
     assert "all-reduce: 3 processes over nccl" in done.stdout
     assert "NumPy" not in done.stdout
+    assert OP_BUILDERS in done.stdout
 
 
 @on_simulated_gpus
@@ -99,6 +108,7 @@ def test_without_any_accelerator() -> None:
     assert done.stdout.startswith("on the CPU, as ACCELERATOR_BACKEND=cpu keeps the accelerator out of use")
     assert passed(done.stdout) == [area for area in AREAS if area != "monitoring"]
     assert "all-reduce: 2 processes over gloo" in done.stdout
+    assert OP_BUILDERS in done.stdout
 
 
 def test_areas_that_fail() -> None:

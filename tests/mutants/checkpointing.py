@@ -4,4 +4,161 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-MUTANTS: tuple[Mutant, ...] = ()
+_ARGUMENTS = "checkpointing/test_arguments_cpu.py"
+_DEFECTS = "checkpointing/test_defects_cpu.py"
+_DEVICES = "checkpointing/test_devices_simulated.py"
+_ENGINE = "checkpointing/test_engine_cpu.py"
+_MEMORY = "checkpointing/test_memory_cpu.py"
+_SURROUNDINGS = "checkpointing/test_surroundings_cpu.py"
+_TORCH = "checkpointing/test_torch_cpu.py"
+_VALUES = "checkpointing/test_values_simulated.py"
+
+MUTANTS: tuple[Mutant, ...] = (
+    # Nothing is copied to the host, or nothing back.
+    Mutant(
+        "checkpointing/transfers.py",
+        "            host.copy_(source, non_blocking=True)\n",
+        "",
+        (f"{_VALUES}::test_the_bytes_that_go_to_the_host_and_come_back[100-dtype0]",),
+    ),
+    Mutant(
+        "checkpointing/transfers.py",
+        "            here.copy_(self._host, non_blocking=True)\n",
+        "",
+        (f"{_VALUES}::test_gradients_come_from_what_is_on_the_host[cpu]",),
+    ),
+    # The streams of computation and copies do not wait for each other: on leaving, at the end of it, and on the way back.
+    Mutant(
+        "checkpointing/transfers.py",
+        "        side.stream.wait_stream(self._stream)\n        with side.module.stream(side.stream):\n            host.copy_",
+        "        with side.module.stream(side.stream):\n            host.copy_",
+        (f"{_DEVICES}::test_computation_and_copies_wait_for_each_other",),
+    ),
+    Mutant(
+        "checkpointing/transfers.py",
+        "            self._stream.wait_event(self._event)\n",
+        "",
+        (f"{_DEVICES}::test_computation_and_copies_wait_for_each_other",),
+    ),
+    Mutant(
+        "checkpointing/transfers.py",
+        "            stream.wait_event(self._arrival)\n",
+        "",
+        (f"{_DEVICES}::test_computation_and_copies_wait_for_each_other",),
+    ),
+    # Memory that a copy still writes to is handed out.
+    Mutant(
+        "checkpointing/transfers.py",
+        "            self._here.record_stream(self._side.stream)\n",
+        "            pass\n",
+        (f"{_DEVICES}::test_memory_under_a_copy_is_not_handed_out[fetched ahead]",),
+    ),
+    Mutant(
+        "checkpointing/transfers.py",
+        'device="cpu", pin_memory=',
+        "pin_memory=",
+        (f"{_DEVICES}::test_offload_under_a_default_device",),
+    ),
+    # Two threads recompute at once, or wait for each other for ever.
+    Mutant(
+        "checkpointing/frames.py",
+        "            if running[0] is not replay:\n",
+        "            if False:\n",
+        (f"{_DEVICES}::test_one_recomputation_serves_the_threads_of_two_devices",),
+    ),
+    Mutant(
+        "checkpointing/frames.py",
+        "each.thread != replay.thread and not _waits(each.thread)",
+        "each.thread != replay.thread",
+        (f"{_DEVICES}::test_a_gradient_on_another_device_inside_of_the_recomputation",),
+    ),
+    # The recomputed graph keeps its checkpoint alive.
+    Mutant(
+        "checkpointing/frames.py",
+        "            replay.frame = None\n",
+        "",
+        (f"{_MEMORY}::test_what_a_function_keeps_dies_with_it[closure-plain]",),
+    ),
+    Mutant(
+        "checkpointing/frames.py",
+        "    if tensor._version != version:\n",
+        "    if False:\n",
+        (f"{_ENGINE}::test_in_place_edit_in_the_middle_is_an_error",),
+    ),
+    # A slot of a buffer is what the function gets.
+    Mutant(
+        "checkpointing/partition.py",
+        "                elements = elements.clone()\n",
+        "                pass\n",
+        (f"{_MEMORY}::test_a_slot_is_not_what_the_function_gets",),
+    ),
+    # Ranks whose part is shorter gather at other times than the others.
+    Mutant(
+        "checkpointing/partition.py",
+        "        if host:\n",
+        "        if host and part.numel() == size:\n",
+        ("checkpointing/test_nccl.py::test_as_without_checkpoints[two-partition+cpu-odd]",),
+    ),
+    Mutant(
+        "checkpointing/buffers.py",
+        "(not fits and len(buffer.free) == buffer.count)",
+        "False",
+        (f"{_MEMORY}::test_buffers_follow_other_sizes",),
+    ),
+    Mutant(
+        "checkpointing/buffers.py",
+        "            elif not fits or not buffer.free:\n",
+        "            elif not fits:\n",
+        (f"{_DEFECTS}::test_11_too_many_and_other_sizes_get_memory_of_their_own",),
+    ),
+    # What was in force in forward is not in force in the recomputation, or stays so.
+    Mutant(
+        "checkpointing/surroundings.py",
+        "            if device != self._device:\n",
+        "            if False:\n",
+        (f"{_SURROUNDINGS}::test_in_force_again[a device-nothing-True]",),
+    ),
+    Mutant(
+        "checkpointing/bindings.py",
+        "            return mode.device\n",
+        "            return torch.empty(0).device\n",
+        (f"{_DEVICES}::test_a_default_device_without_an_index_follows_the_current_device[context]",),
+    ),
+    Mutant(
+        "checkpointing/surroundings.py",
+        "cache_enabled=cached)",
+        "cache_enabled=True)",
+        (f"{_SURROUNDINGS}::test_a_cast_weight_is_computed_again_without_the_cache",),
+    ),
+    Mutant(
+        "checkpointing/surroundings.py",
+        "                for device in devices or ():\n",
+        "                for device in ():\n",
+        (f"{_DEVICES}::test_tensors_inside_of_arguments_count_too",),
+    ),
+    Mutant(
+        "checkpointing/surroundings.py",
+        "                _write_cpu(self._cpu)\n",
+        "",
+        (f"{_TORCH}::test_dropout_draws_the_same_again[checkpoint]",),
+    ),
+    Mutant(
+        "checkpointing/surroundings.py",
+        "                _write_cpu(cpu)\n",
+        "",
+        (f"{_DEFECTS}::test_4_random_states_are_restored_after_an_exception",),
+    ),
+    # Containers of a kind of their own are kept as they are.
+    Mutant(
+        "checkpointing/arguments.py",
+        "    if isinstance(item, dict):\n",
+        "    if kind is dict:\n",
+        (f"{_ARGUMENTS}::test_what_is_done_to_containers_later[caller-default dict-plain]",),
+    ),
+    Mutant(
+        "checkpointing/engine.py",
+        "frame.largest >= LARGE or",
+        "frame.largest >= 0 or",
+        (f"{_TORCH}::test_early_stop_is_decided_by_size_where_nobody_says",),
+    ),
+)

@@ -229,13 +229,64 @@ FIRST_QUESTIONS = """
 
 def test_a_fork_beside_a_first_question(capsys: pytest.CaptureFixture[str]) -> None:
     """CPython's lock of a module that a thread is importing is inherited held; nothing of ours is imported in a fork."""
-    rounds, forks, hangs = (5 if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else 1), 0, 0
+    rounds, forks, hangs = (20 if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else 4), 0, 0
     for turn in range(rounds):
-        counted = ask_simulated(FIRST_QUESTIONS, str(40 * turn), str(40 * turn + 40), gpus=2)
+        counted = ask_simulated(FIRST_QUESTIONS, str(10 * turn), str(10 * turn + 10), gpus=2)
         forks, hangs = forks + counted[0], hangs + counted[1]
     with capsys.disabled():
         print(f"\n{forks} forks beside a first question: {hangs} hangs", end="")
-    assert (forks, hangs) == (40 * rounds, 0)
+    assert (forks, hangs) == (10 * rounds, 0)
+
+
+PIECES = """
+    import importlib
+    import accelerator as acc
+    whole, pieces = importlib.import_module, []
+
+    def counted(name, package=None):
+        before = set(sys.modules)
+        module = whole(name, package)
+        pieces.append([name, sorted(n for n in set(sys.modules) - before if n.startswith(("accelerator", "pynvml")))])
+        return module
+
+    importlib.import_module = counted
+    acc.device_count(), acc.telemetry(1), acc.get_memory_info(1), acc.export_envs()
+    print(json.dumps(pieces))
+"""
+
+
+def test_first_imports_are_short_pieces() -> None:
+    """A fork waits for one of them at most: none opens two rooms."""
+    pieces = ask_simulated(PIECES, gpus=2)
+    assert [(name, opened) for name, opened in pieces if len(opened) > 1] == []
+    assert sum(len(opened) for _, opened in pieces) > 15
+
+
+FORKS_AT_ONCE = """
+    import threading, time
+    os.register_at_fork(before=lambda: time.sleep(0.3))  # registered first, so that it runs after ours
+    import accelerator as acc
+    answers = []
+
+    def fork():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    threads = [threading.Thread(target=fork) for _ in range(3)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    asking = threading.Thread(target=lambda: answers.append(acc.device_count()), daemon=True)
+    asking.start()
+    asking.join(60)
+    print(json.dumps(answers))
+"""
+
+
+def test_threads_that_fork_at_once_leave_no_lock_held() -> None:
+    """A fork that gave up waiting for another one says nothing about what that one holds."""
+    assert ask_simulated(FORKS_AT_ONCE, gpus=2) == [2]
 
 
 THREADS = """

@@ -42,6 +42,21 @@ class Block(nn.Module):
         return self.norm(x + self.dropout(self.down(torch.nn.functional.gelu(self.up(x)))))
 
 
+class Drops:
+    """Dropout that notes its masks, or repeats those that another one noted; the CPU draws other numbers than a GPU."""
+
+    def __init__(self, noted: list[torch.Tensor] | None = None) -> None:
+        self.masks: list[torch.Tensor] = []
+        self.noted = iter(noted) if noted is not None else None
+
+    def __call__(self, h: torch.Tensor) -> torch.Tensor:
+        if self.noted is not None:
+            return h * next(self.noted).to(h)
+        mask = torch.nn.functional.dropout(torch.ones_like(h), 0.4).detach()
+        self.masks.append(mask.float().cpu())
+        return h * mask
+
+
 def x(*shape: int, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*(shape or (3, 8)), generator=generator, requires_grad=True)

@@ -1,4 +1,4 @@
-"""One rank of the worlds that ``test_checkpointing_distributed.py`` starts: runs every case and writes down what came of it."""
+"""One rank of the worlds that ``test_distributed.py`` starts: runs every case and writes down what came of it."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Prints README's table. Each piece is the shortest equivalent of the code that the table links to, written anew. It runs in a
 fresh process on simulated machines, and so does ours: two GPUs, the second of them chosen by its UUID, a MIG instance chosen
-by its own. A process that asked then forks, and the child tries to use the GPU.
+by its own. On the first of them a process that asked then forks, and the child tries to use a GPU.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ SITES = (
     ),
     Site(
         "Lightning",
-        f"{_LIGHTNING}/pytorch/accelerators/cuda.py#L122-L170",
+        f"{_LIGHTNING}/pytorch/accelerators/cuda.py#L122-L177",
         "fan speed of device 0",
         """
         ids = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
@@ -167,7 +167,10 @@ def told():
 def ask():
 {code}
     return answer
-answer = told()
+print(json.dumps(told()))
+"""
+
+_FORK = """
 child = os.fork()
 if child == 0:
     os.close(2)
@@ -177,7 +180,7 @@ if child == 0:
     except BaseException:
         os._exit(1)
     os._exit(0)
-print(json.dumps([answer, os.waitpid(child, 0)[1] == 0]))
+print(json.dumps(os.waitpid(child, 0)[1] == 0))
 """
 
 _OURS = """
@@ -199,34 +202,34 @@ _MACHINES = {
 }
 
 
-def answers(code: str) -> list[tuple[object, bool]]:
-    """What the code answers on each machine, and whether a child forked afterwards can use the GPU."""
-    found: list[tuple[object, bool]] = []
+def answers(code: str) -> tuple[list[object], bool]:
+    """What the code answers on each machine, and whether a child forked afterwards can use a GPU of the first."""
+    found: list[object] = []
+    forks = False
     for options, chosen in _MACHINES.values():
         variables = {"CUDA_VISIBLE_DEVICES": run(chosen, simulated_environment(**options)).strip()} if chosen else {}
         program = _PROGRAM.format(code=textwrap.indent(textwrap.dedent(code).strip(), "    "))
-        answer, forks = json.loads(run(program, simulated_environment(variables, **options)))
-        found.append((answer, forks))
-    return found
+        printed = run(program if chosen else program + _FORK, simulated_environment(variables, **options)).splitlines()
+        found.append(json.loads(printed[0]))
+        if not chosen:
+            forks = json.loads(printed[1])
+    return found, forks
 
 
-def table() -> str:
-    """README's table."""
-    lines = [
-        "| project | what for | its answers: " + ", ".join(_MACHINES) + " | fork | one line | its answers | fork |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for site in SITES:
-        theirs, ours = answers(site.today), answers(_OURS.format(ours=site.ours))
-        cells = [f"[{site.project}]({site.link})", site.purpose, *_cells(theirs), f"`{site.ours}`", *_cells(ours)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def row(site: Site) -> str:
+    """A project's row of README's table."""
+    theirs, ours = answers(site.today), answers(_OURS.format(ours=site.ours))
+    cells = [f"[{site.project}]({site.link}): {site.purpose}", *_cells(theirs), f"`{site.ours}`", *_cells(ours)]
+    return "| " + " | ".join(cells) + " |"
 
 
-def _cells(found: list[tuple[object, bool]]) -> tuple[str, str]:
-    told = "; ".join(json.dumps(answer) if not isinstance(answer, str) else answer for answer, _ in found)
-    return told, "safe" if all(forks for _, forks in found) else "poisoned"
+def _cells(found: tuple[list[object], bool]) -> tuple[str, str]:
+    told = "; ".join(answer if isinstance(answer, str) else json.dumps(answer) for answer in found[0])
+    return told, "safe" if found[1] else "poisoned"
 
 
 if __name__ == "__main__":
-    print(table())
+    print("| today | answers | fork | one line | answers | fork |")
+    print("|---|---|---|---|---|---|")
+    for each in SITES:
+        print(row(each), flush=True)

@@ -98,7 +98,7 @@ class Call:
         for name, value in kwargs.items():
             self.name = name
             named[name] = self.to_cpu(value)
-        if self.device is None or self.device.index is None:
+        if self.device is None or self.device == torch.device("cuda"):
             self.device = torch.device("cuda", torch.cuda.current_device())
         if self.host is not None and not self.operation.takes_host_tensors:
             self.name = self.host[0]
@@ -162,7 +162,7 @@ class Call:
             shapes, given = operation.shapes(args, kwargs)
         for name in operation.out:
             wanted, tensor = given.get(name), kwargs.get(name)
-            if isinstance(tensor, _Tensor) and tensor.size() != wanted.size():
+            if isinstance(tensor, _Tensor) and isinstance(wanted, _Tensor) and tensor.size() != wanted.size():
                 tensor.resize_(wanted.size())
         again = Call(operation)
         here, named = again.convert(args, kwargs)
@@ -213,7 +213,7 @@ def _run(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     call = Call(operation)
     with torch._C.DisableTorchFunction():
         here, named = call.convert(args, kwargs)
-        if capture.captures.value and capture.is_capturing(call.device):
+        if captures.value and call.device is not None and capture.is_capturing(call.device):
             return call.record(args, kwargs)
         try:
             computed = call.compute(here, named)
@@ -233,6 +233,7 @@ _NONE = -2  # no device yet: the host's tensors say -1
 _PLAIN = frozenset((int, float, bool, complex, type(None), str, torch.dtype, torch.layout, torch.memory_format))
 _LISTED = frozenset((int, float, bool, complex))
 _Parameter = torch.nn.Parameter
+_STRIDED = torch.strided
 _mode_count = torch._C._len_torch_function_stack
 
 
@@ -314,6 +315,8 @@ def _no_op() -> None:
 
 def _like_first(first: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """`to_device`, which is cheapest where there is a CUDA tensor of the same sort."""
+    if result.layout is not _STRIDED:
+        return to_device_by_parts(result, first.device)
     if first.dtype is not result.dtype or first.size() != result.size() or first.stride() != result.stride():
         return to_device(result, first.device)
     there = _empty_like(first)

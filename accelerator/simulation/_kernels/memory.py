@@ -45,7 +45,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
         return alias_of_storage(tensor)
     result = make(tensor.size(), tensor.stride(), offset)
     if tensor.is_neg():
-        result = torch._neg_view(result)
+        result = torch._C._VariableFunctions._neg_view(result)
     return result.conj() if dtype.is_complex and tensor.is_conj() else result
 
 
@@ -66,7 +66,7 @@ def alias_of_storage(tensor: torch.Tensor) -> torch.Tensor:
     result = torch.empty(0, dtype=tensor.dtype, device=CPU)
     result.set_(span, tensor.storage_offset(), tensor.size(), tensor.stride())
     if tensor.is_neg():
-        result = torch._neg_view(result)
+        result = torch._C._VariableFunctions._neg_view(result)
     return result.conj() if tensor.is_conj() else result
 
 
@@ -87,7 +87,7 @@ def to_device(result: torch.Tensor, device: torch.device) -> torch.Tensor:
 def write_back(result: torch.Tensor, tensor: torch.Tensor) -> None:
     """Give a CUDA tensor, which an op was to write and resized, the sizes and values that the CPU's has now."""
     if result.size() != tensor.size() or result.stride() != tensor.stride():
-        tensor.resize_(result.size())
+        torch.ops.aten.resize_(tensor, result.size())
         if result.stride() != tensor.stride():
             last = sum((size - 1) * stride for size, stride in zip(result.size(), result.stride(), strict=True))
             needed = (tensor.storage_offset() + last + 1) * tensor.element_size()

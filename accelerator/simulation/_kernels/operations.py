@@ -79,7 +79,8 @@ class Operation:
         self.results: list[str | None] = []
         for result in schema.returns:
             info = result.alias_info
-            same = [n for n, a in written.items() if info is not None and a.alias_info.before_set & info.before_set]
+            before = info.before_set if info is not None else set[str]()
+            same = [n for n, a in written.items() if a.alias_info is not None and a.alias_info.before_set & before]
             self.results.append(same[0] if same else None)
         self.has_generator = "generator" in self.names
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
@@ -111,7 +112,7 @@ class Operation:
     def is_plain(self) -> bool:
         """Whether it draws no random numbers and gives new tensors, or writes its first argument alone."""
         tensors = bool(self.results) and all(str(result.type) == "Tensor" for result in self.schema.returns)
-        first = not self.written or (self.written == {self.names[0]} and self.results == [self.names[0]])
+        first = not self.written or (self.written == frozenset(self.names[:1]) and self.results == [self.names[0]])
         if "sparse" in self.name or "nested" in self.name:
             return False  # what it gives may have parts
         return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
@@ -148,17 +149,18 @@ class Operation:
 
         Where torch knows no meta kernel the CPU computes on copies, whose values do not matter.
         """
-        for prepare, compute in ((_on_meta, self.call_anywhere), (_copies, self.compute)):
+
+        def compute(prepare: Callable[[Any], Any], function: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
             here = [prepare(value) for value in args]
             named = {name: prepare(value) for name, value in kwargs.items()}
-            try:
-                returned = compute(*here, **named)
-                break
-            except NotImplementedError:
-                if compute is self.compute:
-                    raise
+            return function(*here, **named), self.bind(tuple(here), named)
+
+        try:
+            returned, given = compute(_on_meta, self.call_anywhere)
+        except NotImplementedError:
+            returned, given = compute(_copies, self.compute)
         results = [] if not self.results else [returned] if len(self.results) == 1 else list(returned)
-        return results, self.bind(tuple(here), named)
+        return results, given
 
 
 def _as_tensor(value: Any) -> Any:

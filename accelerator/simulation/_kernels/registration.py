@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
@@ -118,7 +118,7 @@ def _kernel(name: str) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _overriding_in_silence() -> Iterator[None]:
+def _overriding_in_silence() -> Generator[None]:
     """Without torch 2.6's warning that a kernel is replaced."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)

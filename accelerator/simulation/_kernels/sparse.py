@@ -15,7 +15,7 @@ def alias_of_parts(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of any CUDA tensor."""
     if tensor.is_nested:
         sizes, strides = tensor._nested_tensor_size(), tensor._nested_tensor_strides()
-        return torch._nested_view_from_buffer(
+        return torch._C._VariableFunctions._nested_view_from_buffer(
             alias_of_storage(_buffer(tensor)), sizes, strides, tensor._nested_tensor_storage_offsets()
         )
     if tensor.layout == torch.strided:
@@ -28,9 +28,9 @@ def alias_of_parts(tensor: torch.Tensor) -> torch.Tensor:
             is_coalesced=tensor.is_coalesced(),
             check_invariants=False,
         )
-    parts = (alias(part) for part in _parts(tensor))
+    outer, inner, values = (alias(part) for part in _parts(tensor))
     return torch.sparse_compressed_tensor(
-        *parts, tensor.size(), dtype=tensor.dtype, layout=tensor.layout, device=CPU, check_invariants=False
+        outer, inner, values, tensor.size(), dtype=tensor.dtype, layout=tensor.layout, device=CPU, check_invariants=False
     )
 
 
@@ -50,7 +50,9 @@ def to_device_by_parts(result: torch.Tensor, device: torch.device) -> torch.Tens
     if result.is_nested:
         sizes, strides = result._nested_tensor_size(), result._nested_tensor_strides()
         buffer = to_device(_buffer(result), device)
-        return torch._nested_view_from_buffer(buffer, sizes, strides, result._nested_tensor_storage_offsets())
+        return torch._C._VariableFunctions._nested_view_from_buffer(
+            buffer, sizes, strides, result._nested_tensor_storage_offsets()
+        )
     if result.layout == torch.strided:
         return to_device(result, device)
     if result.layout == torch.sparse_coo:
@@ -61,9 +63,9 @@ def to_device_by_parts(result: torch.Tensor, device: torch.device) -> torch.Tens
             is_coalesced=result.is_coalesced(),
             check_invariants=False,
         )
-    parts = (to_device(part, device) for part in _parts(result))
+    outer, inner, values = (to_device(part, device) for part in _parts(result))
     return torch.sparse_compressed_tensor(
-        *parts, result.size(), dtype=result.dtype, layout=result.layout, device=device, check_invariants=False
+        outer, inner, values, result.size(), dtype=result.dtype, layout=result.layout, device=device, check_invariants=False
     )
 
 

@@ -1,4 +1,4 @@
-"""What the CPU has no kernel for, as functions of CPU tensors.
+"""What the CPU has no kernel for, or not the right one, as functions of CPU tensors.
 
 ``COMPOSITIONS`` maps an op as the dispatcher spells it ("aten::mm.dtype", "aten::_thnn_fused_lstm_cell") to a function
 that is called in place of the CPU's kernel, with the same arguments: each CUDA tensor is a CPU tensor over the same
@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import attention, convolution, dropout, matmul, normalization, recurrent
+from . import attention, convolution, dropout, filling, matmul, normalization, recurrent
 from .choices import CHOICES
 
 __all__ = ["CHOICES", "COMPOSITIONS"]
 
 COMPOSITIONS: dict[str, Callable[..., Any]] = {
     name: function
-    for room in (attention, convolution, dropout, matmul, normalization, recurrent)
+    for room in (attention, convolution, dropout, filling, matmul, normalization, recurrent)
     for name, function in room.COMPOSITIONS.items()
 }

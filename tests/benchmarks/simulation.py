@@ -1,0 +1,138 @@
+"""``python -m tests.benchmarks.simulation [--gate] [--json FILE]``: what computing on simulated GPUs costs.
+
+Runs on them: ``python -m accelerator simulate --gpus 2 -- python -m tests.benchmarks.simulation``. Small ops on a simulated
+GPU and on the CPU are timed alternately, and so are commands with and without a simulated machine; a row says how much the
+former takes longer, as the minimum of five rounds with the rounds' interquartile range. With ``--gate`` the exit status is 1
+if a minimum is above its budget by over 5 % and by over that range.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from accelerator.simulation import is_simulated
+from tests.support import plain_environment
+
+from .mirror import loop
+
+ROUNDS = 5
+NUMBER = 20  # short, so that some of many slices meet no other work of the machine
+SLICES = 250
+
+
+class Row(NamedTuple):
+    """What was timed, how much longer it took in each round, and how much longer it may take; all in one unit."""
+
+    what: str
+    unit: str
+    more: list[float]
+    budget: float | None
+
+    @property
+    def minimum(self) -> float:
+        return min(self.more)
+
+    @property
+    def spread(self) -> float:
+        low, _, high = statistics.quantiles(self.more, n=4)
+        return high - low
+
+    @property
+    def passes(self) -> bool:
+        return self.budget is None or self.minimum <= max(self.budget * 1.05, self.budget + self.spread)
+
+
+def fastest(runs: tuple[Callable[[], float], ...], times: int) -> list[float]:
+    """The shortest time of each, run alternately: a busy machine only ever adds time."""
+    taken: list[list[float]] = [[] for _ in runs]
+    for _ in range(times):
+        for times_of_one, one in zip(taken, runs, strict=True):
+            times_of_one.append(one())
+    return [min(one) for one in taken]
+
+
+def operations() -> Iterator[Row]:
+    """What one op takes longer on a simulated GPU than on the CPU, and the median over ops."""
+    import torch
+    from torch.nn import functional
+
+    statements = {"add(4)": "x + y", "mul(4)": "x * y", "mm(8x8)": "a.mm(b)", "layer_norm(8x8)": "layer_norm(a, (8,))"}
+
+    def timer(statement: str, device: str) -> Callable[[], float]:
+        names = {name: torch.ones(4, device=device) for name in ("x", "y")}
+        names |= {name: torch.ones(8, 8, device=device) for name in ("a", "b")}
+        run = loop(statement, layer_norm=functional.layer_norm, **names)
+        run(NUMBER)
+
+        def microseconds() -> float:
+            start = time.perf_counter()
+            run(NUMBER)
+            return (time.perf_counter() - start) / NUMBER * 1e6
+
+        return microseconds
+
+    timers = {what: (timer(text, "cpu"), timer(text, "cuda")) for what, text in statements.items()}
+    more: dict[str, list[float]] = {what: [] for what in timers}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(ROUNDS):
+            for what, runs in timers.items():
+                here, there = fastest(runs, SLICES)
+                more[what].append(there - here)
+    finally:
+        torch.set_num_threads(threads)
+    for what, values in more.items():
+        yield Row(what, "µs", values, None)
+    yield Row("an op: their median", "µs", [statistics.median(values) for values in zip(*more.values(), strict=True)], 20.0)
+
+
+def starting() -> Iterator[Row]:
+    """What a command that imports torch takes longer on a simulated machine, whose libraries are built."""
+    command = [sys.executable, "-W", "ignore", "-c", "import torch"]
+    environment = plain_environment()
+    simulated = [sys.executable, "-m", "accelerator", "simulate", "--gpus", "2", "--", *command]
+
+    def timer(command: list[str]) -> Callable[[], float]:
+        def seconds() -> float:
+            start = time.perf_counter()
+            subprocess.run(command, env=environment, check=True)
+            return time.perf_counter() - start
+
+        return seconds
+
+    pairs = [fastest((timer(command), timer(simulated)), 1) for _ in range(ROUNDS)]
+    yield Row('simulate -- python -c "import torch"', "s", [there - here for here, there in pairs], 0.3)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gate", action="store_true", help="exit with status 1 if a minimum is above its budget")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    options = parser.parse_args()
+    if not is_simulated():
+        parser.error("run it under 'python -m accelerator simulate --gpus 2 --'")
+    rows: list[Row] = []
+    print(f"{'over the same without simulation':40}{'minimum':>10}{'spread':>9}{'budget':>9}")
+    for part in (operations, starting):
+        for row in part():
+            rows.append(row)
+            budget = "" if row.budget is None else f"{row.budget:.1f}"
+            mark = "" if row.passes else "  over"
+            print(f"{row.what:40}{row.minimum:7.2f} {row.unit:2}{row.spread:9.2f}{budget:>9}{mark}", flush=True)
+    if options.json:
+        document = [{**row._asdict(), "minimum": row.minimum, "spread": row.spread, "passes": row.passes} for row in rows]
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return int(options.gate and not all(row.passes for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,38 @@
+"""Every example in a docstring runs, and answers what it says."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import os
+import pkgutil
+
+import pytest
+
+import accelerator
+from tests.support import run
+
+ROOMS = [
+    module.name.removeprefix("accelerator.")
+    for module in pkgutil.walk_packages(accelerator.__path__, "accelerator.")
+    if not module.name.endswith("__main__")
+]
+# Their examples show what is so before anything has initialized the driver.
+QUESTIONS = ("discovery", "monitoring", "capacity", "launching")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("room", [room for room in ROOMS if room not in QUESTIONS])
+def test_actions(room: str) -> None:
+    failed, _ = doctest.testmod(importlib.import_module(f"accelerator.{room}"), optionflags=doctest.ELLIPSIS)
+    assert failed == 0
+
+
+@pytest.mark.parametrize("room", QUESTIONS)
+def test_questions(room: str) -> None:
+    program = f"""
+    import doctest, accelerator.{room} as room
+    failed, tried = doctest.testmod(room, optionflags=doctest.ELLIPSIS)
+    assert tried and not failed
+    """
+    run(program, dict(os.environ))

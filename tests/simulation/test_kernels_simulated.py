@@ -80,6 +80,16 @@ class TestArguments:
             tensor[tensor > 6] -= 1
         assert there.cpu().equal(here)
 
+    def test_an_outer_product_for_which_torch_has_a_triton_kernel(self) -> None:
+        both(torch.bmm, torch.randn(3, 4, 1), torch.randn(3, 1, 5))
+
+    def test_zeroing_a_large_part(self) -> None:
+        whole = torch.ones(1024, 2048, device="cuda")
+        assert whole[:, ::2].zero_().sum() == 0
+        assert whole[:, 1::2].eq(1).all()
+        assert whole[1:].zero_().sum() == 0
+        assert whole[0, 1::2].eq(1).all()
+
     def test_out_of_every_size(self) -> None:
         x = torch.randn(4, 4, device="cuda")
         wanted = x.cpu() + 1
@@ -249,10 +259,11 @@ class TestGraphs:
             torch.testing.assert_close(picked.cpu(), x.cpu().sum(0) * 2)
 
     def test_nothing_runs_while_capturing(self) -> None:
-        x = torch.ones(3, device="cuda")
+        one = torch.ones(3, device="cuda")
+        x = torch.zeros(3, device="cuda").add_(one)  # the first call of an op goes another way than later ones
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            x.add_(1)
+            x.add_(one)
         assert x.tolist() == [1.0] * 3
         graph.replay()
         graph.replay()

@@ -34,6 +34,7 @@ ALL = os.environ.get("ACCELERATOR_TEST_ALL") == "1"
 TODAY = datetime.date.today().toordinal()
 # Each type with one of the numbers of ranks, on every day with another one.
 SHARES = [(count, kind) for count in (2, 3, 4) for kind in range(len(TYPES)) if ALL or (kind + TODAY) % 3 == count - 2]
+SHARE_NAMES = [f"{count}-{TYPES[kind]}" for count, kind in SHARES]
 RANKS = [sys.executable, "-m", "tests.support.nccl_ranks"]
 
 
@@ -94,11 +95,11 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 class TestResults:
-    @pytest.mark.parametrize(("count", "kind"), SHARES)
+    @pytest.mark.parametrize(("count", "kind"), SHARES, ids=SHARE_NAMES)
     def test_reductions(self, ranks: Ranks, count: int, kind: int) -> None:
         assert ranks.run("reductions", count, kind=kind) == [5 * 13] * count
 
-    @pytest.mark.parametrize(("count", "kind"), SHARES)
+    @pytest.mark.parametrize(("count", "kind"), SHARES, ids=SHARE_NAMES)
     def test_movements(self, ranks: Ranks, count: int, kind: int) -> None:
         assert ranks.run("movements", count, kind=kind) == [5 * (4 * count + 3)] * count
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +24,7 @@ GPUTIL = "import GPUtil; GPUtil.showUtilization(); print(*[gpu.name for gpu in G
     [
         ("nvitop", ["-m", "nvitop", "-1"]),
         ("gpustat", ["-m", "gpustat", "--json"]),
-        ("py3nvml", ["-m", "py3nvml.py3nvml_smi"]),
+        ("py3nvml", [str(Path(sys.executable).with_name("py3smi"))]),
         ("GPUtil", ["-c", GPUTIL]),
         ("accelerate", ["-m", "accelerate.commands.accelerate_cli", "env"]),
         ("torch", ["-m", "torch.utils.collect_env"]),

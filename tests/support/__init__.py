@@ -25,7 +25,7 @@ _READ_BY_US = process.ENVIRONMENT
 
 def plain_environment(**variables: str) -> dict[str, str]:
     """This process's environment without anything that changes what is visible, and without simulation."""
-    machine = environment(driver="absent", nvml="absent", gpus=0)
+    machine = environment(driver="absent", nvml="absent", gpus=0, compute=False)
     kept = {name: value for name, value in machine.items() if not name.startswith("ACCELERATOR_SIM_")}
     kept.pop("LD_PRELOAD", None)
     return _finished(kept, variables)

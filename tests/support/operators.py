@@ -60,7 +60,7 @@ def _to(value: Any, device: str) -> Any:
             whole = torch.empty(0, dtype=item.dtype).set_(item.detach().untyped_storage())
             there = base.set_(whole.to(device).untyped_storage(), item.storage_offset(), item.size(), item.stride())
             if item.is_neg():
-                there = torch._neg_view(there)
+                there = torch.ops.aten._neg_view(there)
             if item.is_conj():
                 there = there.conj()
             return there.detach().requires_grad_(item.requires_grad)
@@ -113,9 +113,9 @@ def _same(here: Any, there: Any, dtype: torch.dtype) -> str | None:
             if a.layout != b.layout:
                 return f"{b.layout} for {a.layout}"
             loose = a.dtype in (torch.bfloat16, torch.float16, torch.complex32)
-            tolerance = {"rtol": 2e-2, "atol": 2e-2} if loose else {"rtol": 1e-3, "atol": 1e-4}
+            rtol, atol = (2e-2, 2e-2) if loose else (1e-3, 1e-4)
             try:
-                torch.testing.assert_close(b.detach().cpu(), a.detach(), equal_nan=True, **tolerance)
+                torch.testing.assert_close(b.detach().cpu(), a.detach(), equal_nan=True, rtol=rtol, atol=atol)
             except AssertionError as error:
                 return str(error).replace("\n", " ")[:200]
         elif isinstance(a, float) and isinstance(b, float):

@@ -45,7 +45,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
         return alias_of_storage(tensor)
     result = make(tensor.size(), tensor.stride(), offset)
     if tensor.is_neg():
-        result = torch._C._VariableFunctions._neg_view(result)
+        result = torch.ops.aten._neg_view(result)
     return result.conj() if dtype.is_complex and tensor.is_conj() else result
 
 
@@ -66,7 +66,7 @@ def alias_of_storage(tensor: torch.Tensor) -> torch.Tensor:
     result = torch.empty(0, dtype=tensor.dtype, device=CPU)
     result.set_(span, tensor.storage_offset(), tensor.size(), tensor.stride())
     if tensor.is_neg():
-        result = torch._C._VariableFunctions._neg_view(result)
+        result = torch.ops.aten._neg_view(result)
     return result.conj() if tensor.is_conj() else result
 
 
@@ -93,6 +93,6 @@ def write_back(result: torch.Tensor, tensor: torch.Tensor) -> None:
             needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
             storage = tensor.untyped_storage()
             if result.numel() and storage.nbytes() < needed:
-                storage.resize_(needed)
+                storage.resize_(int(needed))
             tensor.as_strided_(result.size(), result.stride())
     alias(tensor).copy_(result)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import importlib.util
 import warnings
 from collections.abc import Callable, Generator
 from typing import Any
@@ -68,6 +70,7 @@ _libraries: list[Any] = []
 
 def install() -> None:
     """Replace torch's CUDA kernels in this process. Initializes nothing."""
+    _leave_out_those_in_python()
     library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)
     with _overriding_in_silence():
@@ -78,6 +81,16 @@ def install() -> None:
             for name in _registered(key) & names:
                 library.impl(name, key, kernel(name, cpu_key))
     torch._C._set_cudnn_enabled(False)
+
+
+def _leave_out_those_in_python() -> None:
+    """Without the kernels that torch, from 2.11 on, has in languages that are compiled at the first call.
+
+    torch registers them when it has loaded its plug-ins, which would put them before ours: so they are loaded here already.
+    """
+    if importlib.util.find_spec("torch._native") is not None:
+        importlib.import_module("torch._native")
+        importlib.import_module("torch._native.registry").deregister_op_overrides(disable_dispatch_keys="CUDA")
 
 
 def _replaced() -> list[str]:

@@ -15,7 +15,7 @@ def alias_of_parts(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of any CUDA tensor."""
     if tensor.is_nested:
         sizes, strides = tensor._nested_tensor_size(), tensor._nested_tensor_strides()
-        return torch._C._VariableFunctions._nested_view_from_buffer(
+        return torch.ops.aten._nested_view_from_buffer(
             alias_of_storage(_buffer(tensor)), sizes, strides, tensor._nested_tensor_storage_offsets()
         )
     if tensor.layout == torch.strided:
@@ -50,9 +50,7 @@ def to_device_by_parts(result: torch.Tensor, device: torch.device) -> torch.Tens
     if result.is_nested:
         sizes, strides = result._nested_tensor_size(), result._nested_tensor_strides()
         buffer = to_device(_buffer(result), device)
-        return torch._C._VariableFunctions._nested_view_from_buffer(
-            buffer, sizes, strides, result._nested_tensor_storage_offsets()
-        )
+        return torch.ops.aten._nested_view_from_buffer(buffer, sizes, strides, result._nested_tensor_storage_offsets())
     if result.layout == torch.strided:
         return to_device(result, device)
     if result.layout == torch.sparse_coo:

@@ -1,4 +1,7 @@
-"""Another Python like this one: with its flags and its path, as what runs there is to be the same tests."""
+"""Another Python like this one: with its flags and its path, as what runs there is to be the same tests.
+
+Beside this one's path it keeps what its own environment puts there: the kernels of a simulated machine come in that way.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import subprocess
 import sys
 
 _PROGRAM = (
-    "import importlib, json, sys; sys.path[:], sys.argv[0], module, function = json.loads(sys.argv.pop(1)); "
+    "import importlib, json, os, sys; path, sys.argv[0], module, function = json.loads(sys.argv.pop(1)); "
+    "own = os.environ.get('PYTHONPATH', '').split(os.pathsep); "
+    "sys.path[:] = path + [each for each in sys.path if each in own and each not in path]; "
     "sys.exit(getattr(importlib.import_module(module), function)())"
 )
 

@@ -221,8 +221,8 @@ def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
     """Copy an environment, leaving out what an outer simulation put there."""
     from . import _build
 
-    kept = (*_OF_THE_USER, _build.LIBRARIES_VARIABLE)
-    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key in kept}
+    of_the_user = (*_OF_THE_USER, _build.LIBRARIES_VARIABLE)
+    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key in of_the_user}
     colons = (("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":"), ("PATH", ":"))
     for variable, separators in (("LD_PRELOAD", "[ :]"), *colons):
         old = result.get(variable)

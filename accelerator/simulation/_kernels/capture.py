@@ -58,8 +58,7 @@ def _forget_released() -> None:
             _computations.pop(number, None)
 
 
-@ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_uint64)
-def _run(number: int) -> bool:
+def _compute(number: int) -> bool:
     try:
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
             _computations[number]()
@@ -67,3 +66,6 @@ def _run(number: int) -> bool:
         traceback.print_exc()
         return False
     return True
+
+
+_run = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_uint64)(_compute)

@@ -228,9 +228,9 @@ def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
         old = result.get(variable)
         if old is None or not _OURS.search(old + "/"):
             continue
-        kept = ":".join(entry for entry in re.split(separators, old) if not _OURS.search(entry + "/"))
-        if kept:
-            result[variable] = kept
+        rest = ":".join(entry for entry in re.split(separators, old) if not _OURS.search(entry + "/"))
+        if rest:
+            result[variable] = rest
         else:
             del result[variable]
     return result

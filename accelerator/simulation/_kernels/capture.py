@@ -58,7 +58,7 @@ def _forget_released() -> None:
             _computations.pop(number, None)
 
 
-def _replay(number: int) -> bool:
+def _compute(number: int) -> bool:
     try:
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
             _computations[number]()
@@ -68,4 +68,4 @@ def _replay(number: int) -> bool:
     return True
 
 
-_run = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_uint64)(_replay)
+_run = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_uint64)(_compute)

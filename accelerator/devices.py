@@ -105,6 +105,8 @@ def set_device_index(device: Device, /) -> None:
             raise runtime.explain(number, error) from None
 
 
+_Device = torch.device
+_known = runtime.known.get
 _NO_CHANGE: AbstractContextManager[None] = nullcontext()
 
 
@@ -131,12 +133,14 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
         0
     """
     if up:
-        if type(device) is int and device >= 0:
-            return DeviceScope(device)
-        if type(device) is str or type(device) is torch.device:
-            known = runtime.known.get(device)
-            if known is not None:
-                return DeviceScope(known)
+        kind = type(device)
+        if kind is int:
+            if device >= 0:
+                return DeviceScope(device)
+        elif kind is _Device or kind is str:
+            number = _known(device)
+            if number is not None:
+                return DeviceScope(number)
     if isinstance(device, torch.Tensor):
         device = device.device
     seen = runtime.look(device, negative=True)

@@ -11,8 +11,6 @@ from typing import Any
 from . import __version__
 from ._command import terminal
 
-_COMMANDS = ("report", "check", "simulate")
-
 
 def main(arguments: list[str]) -> int:
     """Run a command line and return its exit status."""

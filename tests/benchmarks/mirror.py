@@ -1,17 +1,15 @@
-"""``python -m tests.benchmarks.mirror [--gate] [--json FILE] [--devices N ...]``: the cost of each hot call beside torch's.
+"""``python -m tests.benchmarks.mirror [--gate] [--json FILE]``: the cost of each hot call beside torch's.
 
 Needs a CUDA device: a real one, or ``python -m accelerator simulate --gpus 2 -- python -m tests.benchmarks.mirror``. Ours and
 torch's are timed alternately, and the fastest of many short slices of each is compared, as a busy machine only ever adds time.
 A ratio is the smallest of five such rounds, with their interquartile range. With ``--gate`` the exit status is 1 if a ratio is
-above its budget by over 5 % and by over that range. With ``--devices`` follow the questions that list devices, on simulated
-machines of as many; ``--json`` writes all of it to a file.
+above its budget by over 5 % and by over that range; ``--json`` writes the rows to a file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -157,52 +155,10 @@ def after_initialization() -> Iterator[Row]:
     del held
 
 
-# What a question costs on a machine of many devices, in microseconds: the first time in a process, and again. torch's two are
-# asked last, as they bring the driver up.
-_SCALING = """
-import json, time
-import accelerator as acc
-
-def measured(ask):
-    start = time.perf_counter()
-    ask()
-    first, best = time.perf_counter() - start, float("inf")
-    for _ in range(20):
-        start = time.perf_counter()
-        for _ in range(50):
-            ask()
-        best = min(best, (time.perf_counter() - start) / 50)
-    return {"first": first * 1e6, "again": best * 1e6}
-
-acc.is_fork_safe()
-questions = ("device_count", "is_available", "visible_devices", "physical_devices", "telemetry")
-answers = {name: measured(getattr(acc, name)) for name in questions}
-import torch
-for name in ("device_count", "is_available"):
-    answers[f"torch.accelerator.{name}"] = measured(getattr(torch.accelerator, name))
-print(json.dumps(answers))
-"""
-
-
-def scaling(devices: int) -> dict[str, dict[str, float]]:
-    """What the questions that list devices cost on a simulated machine of that many, fastest of three processes."""
-    from accelerator import simulation
-
-    environment = {**simulation.environment(gpus=devices), "PYTHONPATH": os.getcwd()}
-    runs = [
-        json.loads(subprocess.check_output([sys.executable, "-W", "ignore", "-c", _SCALING], env=environment)) for _ in range(3)
-    ]
-    return {
-        call: {which: min(run[call][which] for run in runs) for which in ("first", "again")}  # others only ever add time
-        for call in runs[0]
-    }
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gate", action="store_true", help="exit with status 1 if a ratio is above its budget")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was measured to a file")
-    parser.add_argument("--devices", type=int, nargs="+", default=[], metavar="N", help="simulated machines for questions")
     options = parser.parse_args()
     failed = False
     rows: list[Row] = []
@@ -214,14 +170,8 @@ def main() -> int:
             mark = "" if row.passes else "  over"
             times = f"{min(row.ours):12.3f}{min(row.theirs):12.3f}"
             print(f"{row.call:40}{times}{row.ratio:8.3f}{row.spread:8.3f}{row.budget:8.2f}{mark}", flush=True)
-    machines = {number: scaling(number) for number in options.devices}
-    for number, calls in machines.items():
-        print(f"\n{f'{number} device(s)':40}{'first µs':>12}{'again µs':>12}")
-        for call, times in calls.items():
-            print(f"{call:40}{times['first']:12.1f}{times['again']:12.3f}")
     if options.json:
-        calls = [{**row._asdict(), "ratio": row.ratio, "spread": row.spread} for row in rows]
-        measured = {"calls": calls, "devices": machines}
+        measured = [{**row._asdict(), "ratio": row.ratio, "spread": row.spread} for row in rows]
         options.json.write_text(json.dumps(measured, indent=1), encoding="utf-8")
     return int(failed and options.gate)
 

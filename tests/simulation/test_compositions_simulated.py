@@ -125,26 +125,25 @@ def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: Any = None, *
 KERNELS = {"flash": flash, "efficient": efficient, "cudnn": cudnn}
 
 
+def inputs(queries: int = 7, keys: int = 7, shared: int = 4, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    return [
+        drawn(2, 4, queries, 8, dtype=dtype),
+        drawn(2, shared, keys, 8, dtype=dtype, seed=1),
+        drawn(2, shared, keys, 8, dtype=dtype, seed=2),
+    ]
+
+
 @pytest.mark.parametrize("name", KERNELS)
 class TestAttentionKernels:
-    def inputs(
-        self, queries: int = 7, keys: int = 7, shared: int = 4, dtype: torch.dtype = torch.float64
-    ) -> list[torch.Tensor]:
-        return [
-            drawn(2, 4, queries, 8, dtype=dtype),
-            drawn(2, shared, keys, 8, dtype=dtype, seed=1),
-            drawn(2, shared, keys, 8, dtype=dtype, seed=2),
-        ]
-
     def test_plain(self, name: str) -> None:
-        compare(KERNELS[name], *self.inputs(5, 9), reference=by_hand, tolerance=1e-6)
+        compare(KERNELS[name], *inputs(5, 9), reference=by_hand, tolerance=1e-6)
 
     def test_scaled(self, name: str) -> None:
         kernel = KERNELS[name]
-        compare(lambda *x: kernel(*x, scale=0.3), *self.inputs(), reference=lambda *x: by_hand(*x, scale=0.3), tolerance=1e-6)
+        compare(lambda *x: kernel(*x, scale=0.3), *inputs(), reference=lambda *x: by_hand(*x, scale=0.3), tolerance=1e-6)
 
     def test_shared_keys(self, name: str) -> None:
-        compare(KERNELS[name], *self.inputs(shared=2), reference=by_hand, tolerance=1e-6)
+        compare(KERNELS[name], *inputs(shared=2), reference=by_hand, tolerance=1e-6)
 
     @pytest.mark.parametrize("keys", [7, 11])
     def test_causal(self, name: str, keys: int) -> None:
@@ -153,45 +152,13 @@ class TestAttentionKernels:
         causal = "last" if name == "flash" else "first"
         compare(
             lambda *x: kernel(*x, is_causal=True),
-            *self.inputs(7, keys),
+            *inputs(7, keys),
             reference=lambda *x: by_hand(*x, causal=causal),
             tolerance=1e-6,
         )
 
-    def test_bias(self, name: str) -> None:
-        if name == "flash":
-            pytest.skip("flash attention takes no bias")
-        bias = drawn(2, 4, 5, 9, dtype=torch.float64, seed=3)
-        reference = by_hand
-        if name == "cudnn":
-            # The gradient of cuDNN's bias is not among the results of its backward.
-            bias = bias.to(torch.float64)
-            kernel, kept = KERNELS[name], bias
-            compare(
-                lambda *x: kernel(*x, kept.to(x[0].device)),
-                *self.inputs(5, 9),
-                reference=lambda *x: by_hand(*x, kept),
-                tolerance=1e-6,
-            )
-            return
-        compare(KERNELS[name], *self.inputs(5, 9), bias, reference=reference, tolerance=1e-6)
-
-    def test_query_that_sees_nothing_gives_zeros(self, name: str) -> None:
-        if name == "flash":
-            pytest.skip("flash attention takes no bias")
-        bias = torch.zeros(2, 4, 7, 7, dtype=torch.float64)
-        bias[:, :, 3] = float("-inf")
-        q, k, v = (t.cuda().requires_grad_() for t in self.inputs())
-        output = KERNELS[name](q, k, v, bias.cuda())
-        output.sum().backward()
-        assert not output[:, :, 3].any()
-        assert output[:, :, 2].any()
-        assert q.grad is not None
-        assert q.grad.isfinite().all()
-        assert not q.grad[:, :, 3].any()
-
     def test_half_types(self, name: str) -> None:
-        compare(KERNELS[name], *self.inputs(dtype=torch.bfloat16), reference=by_hand, tolerance=0.05)
+        compare(KERNELS[name], *inputs(dtype=torch.bfloat16), reference=by_hand, tolerance=0.05)
 
     def test_dropout_drops_the_same_in_the_backward(self, name: str) -> None:
         kernel = KERNELS[name]
@@ -200,7 +167,7 @@ class TestAttentionKernels:
             torch.cuda.manual_seed(3)
             return kernel(*x, dropout_p=0.4)
 
-        here = [t.cuda().requires_grad_() for t in self.inputs(3, 4)]
+        here = [t.cuda().requires_grad_() for t in inputs(3, 4)]
         assert torch.autograd.gradcheck(again, here)
         assert torch.equal(again(*here), again(*here))
         assert not torch.equal(kernel(*here, dropout_p=0.4), kernel(*here, dropout_p=0.4))
@@ -213,11 +180,40 @@ class TestAttentionKernels:
         assert output.std().item() > 0.01
 
     def test_layout_of_results(self, name: str) -> None:
-        q, k, v = (t.cuda().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in self.inputs())
+        q, k, v = (t.cuda().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in inputs())
         output = KERNELS[name](q, k, v)
         assert output.stride() == q.stride()
         gradient = torch.autograd.grad(output.sum(), q)[0]
         assert gradient.shape == q.shape
+
+
+@pytest.mark.parametrize("name", ["efficient", "cudnn"])
+class TestAttentionKernelsWithBias:
+    def test_bias(self, name: str) -> None:
+        bias = drawn(2, 4, 5, 9, dtype=torch.float64, seed=3)
+        if name == "cudnn":
+            # The gradient of cuDNN's bias is not among the results of its backward.
+            kernel, kept = KERNELS[name], bias
+            compare(
+                lambda *x: kernel(*x, kept.to(x[0].device)),
+                *inputs(5, 9),
+                reference=lambda *x: by_hand(*x, kept),
+                tolerance=1e-6,
+            )
+            return
+        compare(KERNELS[name], *inputs(5, 9), bias, reference=by_hand, tolerance=1e-6)
+
+    def test_query_that_sees_nothing_gives_zeros(self, name: str) -> None:
+        bias = torch.zeros(2, 4, 7, 7, dtype=torch.float64)
+        bias[:, :, 3] = float("-inf")
+        q, k, v = (t.cuda().requires_grad_() for t in inputs())
+        output = KERNELS[name](q, k, v, bias.cuda())
+        output.sum().backward()
+        assert not output[:, :, 3].any()
+        assert output[:, :, 2].any()
+        assert q.grad is not None
+        assert q.grad.isfinite().all()
+        assert not q.grad[:, :, 3].any()
 
 
 class TestAttention:

@@ -200,7 +200,7 @@ class TestOptimizers:
         except NotImplementedError:
             raise
         except (TypeError, RuntimeError) as refused:
-            pytest.skip(f"torch: {refused}")
+            pytest.skip(f"torch refuses: {refused}")
         usual = {key: value for key, value in options.items() if key not in ("foreach", "fused")}
         expected = train(trainings.Language, trainings.tokens(), "cpu", optimizer=partial(kind, **usual))
         found = train(trainings.Language, trainings.tokens(), "cuda", optimizer=partial(kind, **options))

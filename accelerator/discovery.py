@@ -316,6 +316,7 @@ def get_device_index(device: Device = None, *, optional: bool = True) -> int:
     return _index_in(_now(), device, optional=optional)
 
 
+@constant
 def device_name(device_index: Device = None) -> str:
     """Return a device's name in torch, such as "cuda:1"; the product's name says ``get_device_name``.
 

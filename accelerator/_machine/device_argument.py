@@ -81,10 +81,7 @@ def _parse(text: str, accelerator: str) -> tuple[str, int | None]:
 
 
 def _of_device(device: Any) -> tuple[str, int | None]:
-    try:
-        kind, number = device.type, device.index
-    except AttributeError:
-        _refuse(device)
+    kind, number = getattr(device, "type", None), getattr(device, "index", -1)
     if not isinstance(kind, str) or not (number is None or isinstance(number, int)):
         _refuse(device)
     return kind, number

@@ -104,6 +104,8 @@ def test_wrong_devices_before_initialization(tmp_path: Path) -> None:
     from tests.support.device_arguments import *
     for name, function in FUNCTIONS.items():
         for device, error in WRONG:
+            if device == "0" and name in DIGITS_ARE_FINE:
+                continue
             with pytest.raises(error) as caught:
                 function(device)
             assert type(caught.value) is error, (name, device)
@@ -301,7 +303,7 @@ def test_only_the_look_changes_what_was_found(tmp_path: Path) -> None:
     code = """
     import os, torch, accelerator as acc
     from accelerator._torch import runtime
-    assert runtime.look() == ("cuda", None, False) and runtime.look("cuda:1").index == 1
+    assert runtime.look() == ("cuda", None, False) and runtime.look("cuda:1").given == 1
     os.environ["ACCELERATOR_BACKEND"] = "cpu"
     assert runtime.kind == "cuda" and not runtime.up  # nobody has looked
     assert acc.is_available() is False and acc.device_count() == 0 and acc.current_accelerator() is None

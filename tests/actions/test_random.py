@@ -228,9 +228,10 @@ torch.cuda.init()
 child = os.fork()
 if child == 0:
     bad = 0
+    for call in (lambda: acc.manual_seed(1), lambda: acc.manual_seed_all(1), acc.seed, acc.seed_all):
+        call()  # they wait, as before initialization
     for call in (
-        lambda: acc.manual_seed(1), lambda: acc.manual_seed_all(1), acc.seed, acc.seed_all, acc.initial_seed,
-        acc.get_rng_state, acc.get_rng_state_all, lambda: acc.set_rng_state(state(1)),
+        acc.initial_seed, acc.get_rng_state, acc.get_rng_state_all, lambda: acc.set_rng_state(state(1)),
         lambda: acc.set_rng_state_all([state(1)]), acc.fork_rng, acc.default_generator,
     ):
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -78,9 +79,11 @@ def loop(statement: str, **names: Any) -> Callable[[int], None]:
 
 def starting() -> Iterator[Row]:
     """What starting costs, in microseconds: the import inside a process, and a whole process that counts devices."""
+    # With the bytecode that an installed package has.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def run(program: str) -> str:
-        return subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], text=True)
+        return subprocess.check_output([sys.executable, "-W", "ignore", "-c", program], env=environment, text=True)
 
     def importing(name: str) -> float:
         return float(run(f"import time; t = time.perf_counter(); import {name}; print(time.perf_counter() - t)")) * 1e6

@@ -6,7 +6,9 @@ tests need neither, as they start processes of their own. ``python -m tests`` st
 
 from __future__ import annotations
 
+import datetime
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +38,16 @@ def pytest_report_header() -> str:
     return f"accelerator: {where}, {acc.device_count()} device(s) visible, from {Path(acc.__file__).parent}"
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    parts = int(os.environ.get("ACCELERATOR_TEST_PARTS", "1"))
+    if parts > 1:
+        # One part, another one each day.
+        today = datetime.date.today().toordinal()
+        shared_out: tuple[list[pytest.Item], list[pytest.Item]] = [], []
+        for item in items:
+            shared_out[(zlib.crc32(item.nodeid.encode()) - today) % parts == 0].append(item)
+        left, items[:] = shared_out
+        config.hook.pytest_deselected(items=left)
     simulated = acc.simulation.is_simulated() and acc.device_count() == 2
     reasons = {
         "simulated": None if simulated else "needs: python -m accelerator simulate --gpus 2 -- python -m pytest",

@@ -13,10 +13,8 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, NamedTuple
 
-import accelerator as acc
-
 from .._machine import torch_build
-from . import check, collective, picture
+from . import acc, check, collective, picture
 from .terminal import has_color, styled, write
 
 _USAGE = 2

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import accelerator as acc
+from . import acc
 
 DEADLINE_S = 60.0
 

@@ -53,6 +53,18 @@ def test_vendored(tmp_path: Path) -> None:
     (target.parent / "__init__.py").write_text("import sys\nassert not sys.flags.isolated, 'imported in the child'\n")
     told = asked(tmp_path / "project", "mylib._vendor.accelerator")
     assert told == [2, 2, True, 31, "cuda", False, True, "mylib._vendor.accelerator", False]
+    environment = simulated_environment(gpus=2)
+    environment["PYTHONPATH"] = f"{tmp_path / 'project'}:{environment['PYTHONPATH']}"
+    program = """
+        import sys
+        sys.modules["accelerator"] = None
+        from mylib._vendor.accelerator.__main__ import main
+        sys.exit(main(["check"]))
+    """
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("all areas passed")
 
 
 @on_simulated_gpus

@@ -41,11 +41,12 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     parts = int(os.environ.get("ACCELERATOR_TEST_PARTS", "1"))
     if parts > 1:
-        # One part, another one each day.
+        # Of the tests that start processes, which take the time, one part, and another one each day.
         today = datetime.date.today().toordinal()
         shared_out: tuple[list[pytest.Item], list[pytest.Item]] = [], []
         for item in items:
-            shared_out[(zlib.crc32(item.nodeid.encode()) - today) % parts == 0].append(item)
+            stays = item.path.stem.endswith(("_simulated", "_cpu")) or (zlib.crc32(_unit(item)) - today) % parts == 0
+            shared_out[stays].append(item)
         left, items[:] = shared_out
         config.hook.pytest_deselected(items=left)
     simulated = acc.simulation.is_simulated() and acc.device_count() == 2
@@ -59,6 +60,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason=reason))
         if item.path.as_posix().endswith(TORCH_FREE):
             item.add_marker(pytest.mark.torch_free)
+
+
+def _unit(item: pytest.Item) -> bytes:
+    """What is run or left as a whole: tests that share a fixture, and the cases of one test."""
+    group = item.get_closest_marker("xdist_group")
+    name = item.name.partition("[")[0]
+    return (str(group.args or group.kwargs) if group else f"{item.path.name}::{name}").encode()
 
 
 @pytest.fixture(autouse=True)

@@ -128,6 +128,7 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
     return bool(runtime.function("can_device_access_peer")(runtime.look(device).number, peer.number))
 
 
+@constant
 def get_arch_list() -> list[str]:
     """Return the architectures that this torch was compiled for.
 

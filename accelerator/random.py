@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 
+@traced_as(tracing.manual_seed)
 def manual_seed(seed: int) -> None:
     """Seed the current device's generator.
 

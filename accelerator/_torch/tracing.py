@@ -35,6 +35,12 @@ def kind() -> str:
     return runtime.look(poisoned=True).kind
 
 
+@constant
+def _only_of_cuda() -> bool:
+    """Whether torch.compile knows torch.cuda's functions but not those of torch.accelerator, as that of torch 2.6."""
+    return kind() == "cuda" and torch.__version__.startswith("2.6.")
+
+
 def number_of(device: Any) -> Any:
     """The index that a device argument has, if any; what is no device is left to torch to refuse."""
     if isinstance(device, torch.Tensor):
@@ -63,13 +69,17 @@ def device(device_index: Any = None) -> torch.device:
 
 
 def current_device_index() -> int:
-    return 0 if kind() == "cpu" else torch.accelerator.current_device_index()
+    if kind() == "cpu":
+        return 0
+    return torch.cuda.current_device() if _only_of_cuda() else torch.accelerator.current_device_index()
 
 
 def current_stream(device: Any = None, /) -> torch.Stream:
     if kind() == "cpu":
         return _cpu_stream()
     number = number_of(device)
+    if _only_of_cuda():
+        return torch.cuda.current_stream() if number is None else torch.cuda.current_stream(number)
     return torch.accelerator.current_stream() if number is None else torch.accelerator.current_stream(number)
 
 
@@ -81,7 +91,9 @@ def _cpu_stream() -> torch.Stream:
 
 
 def set_stream(stream: torch.Stream) -> None:
-    if kind() != "cpu":
+    if _only_of_cuda():
+        torch.cuda.set_stream(stream)
+    elif kind() != "cpu":
         torch.accelerator.set_stream(stream)
 
 
@@ -96,7 +108,9 @@ def synchronize(device: Any = None, /) -> None:
     if kind() == "cpu":
         return
     number = number_of(device)
-    if number is None or number < 0:
+    if _only_of_cuda():
+        torch.cuda.synchronize(None if number is None or number < 0 else number)
+    elif number is None or number < 0:
         torch.accelerator.synchronize()
     else:
         torch.accelerator.synchronize(torch.device(kind(), number))
@@ -124,6 +138,10 @@ def init() -> None:
 def ipc_collect() -> None:
     if kind() != "cpu":
         getattr(torch, kind()).ipc_collect()
+
+
+def manual_seed(seed: int) -> None:
+    torch.random.manual_seed(seed) if kind() == "cpu" else getattr(torch, kind()).manual_seed(seed)
 
 
 def seed() -> None:

@@ -259,7 +259,9 @@ def test_errors_are_no_reason_to_initialize(tmp_path: Path) -> None:
     ):
         with pytest.raises(error) as caught:
             call()
-        assert "\\n" not in str(caught.value), caught.value
+        # torch 2.6 answers a call that fits no form of empty() with all forms.
+        several_lines = torch.__version__.startswith("2.6.") and str(caught.value).startswith("empty() received")
+        assert several_lines or "\\n" not in str(caught.value), caught.value
     assert not acc.is_initialized() and acc.is_fork_safe()
     """
     assert run_simulated(code, tmp_path)[1] == []

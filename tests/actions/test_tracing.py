@@ -16,6 +16,7 @@ from accelerator._machine import torch_build
 from tests.support import plain_environment, run, simulated_environment
 
 build = torch_build.read()
+on_2_6 = torch.__version__.startswith("2.6.")
 
 # A program for each call, of the module that has it; the names are the same in ours and in at least one of torch's.
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
@@ -45,7 +46,9 @@ PROGRAMS |= {
 # Their values are new ones each time, or what the other's tracing left behind.
 ONLY_TRACED = ("graph_pool_handle", "is_initialized")
 # Without a device torch.cuda's do nothing; ours give the CPU's state, which torch.compile does not trace, or an error.
-NOT_ON_THE_CPU = ("get_rng_state_all", "graph_pool_handle")
+NOT_ON_THE_CPU = ("get_rng_state_all", "graph_pool_handle", "manual_seed")
+# torch 2.6 trips over a float that a function of others gives as a constant: it looks for an attribute that it has elsewhere.
+NOT_ON_2_6 = ("get_per_process_memory_fraction",)
 
 
 def traced(api: Any, program: Callable[[Any], Any]) -> tuple[bool, Any]:
@@ -76,7 +79,7 @@ def differences() -> list[str]:
             if not hasattr(api, name.partition(",")[0]):
                 continue
             begin = state()
-            if name in NOT_ON_THE_CPU and acc.device_count() == 0:
+            if (name in NOT_ON_THE_CPU and acc.device_count() == 0) or (name in NOT_ON_2_6 and on_2_6):
                 continue
             traces, theirs = traced(api, program)
             their_state = state()
@@ -138,11 +141,11 @@ def test_one_program_traces_on_the_cpu_and_on_devices() -> None:
     print(compiled[2:4])
     """
     assert run(code, plain_environment(), "cpu").strip() == "(False, 0)"
-    if build is not None and build.cuda is not None and not build.version.startswith("2.6."):
+    if build is not None and build.cuda is not None:
         assert run(code, simulated_environment(gpus=2), "cuda").strip() == "(True, 2)"
 
 
-@pytest.mark.skipif(build is None or build.cuda is None or build.version.startswith("2.6."), reason="needs torch 2.7 with CUDA")
+@pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch")
 def test_effects_come_at_every_call_and_not_while_tracing() -> None:
     run(
         """
@@ -163,7 +166,11 @@ def test_effects_come_at_every_call_and_not_while_tracing() -> None:
         compiled = torch.compile(current, backend="eager", fullgraph=True)
         for index in (0, 1, 0):
             torch.cuda.set_device(index)
-            assert compiled(torch.ones(2))[1:] == (index, torch.accelerator.current_stream())
+            _, number, stream = compiled(torch.ones(2))
+            # On torch 2.6 the stream is one of torch.cuda, which equals no other.
+            wanted = torch.accelerator.current_stream()
+            assert (number, stream.stream_id, stream.device_index) == (index, wanted.stream_id, index)
+            assert stream == wanted or torch.__version__.startswith("2.6.")
         """,
         simulated_environment(gpus=2),
     )

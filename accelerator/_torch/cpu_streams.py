@@ -14,10 +14,10 @@ from . import runtime
 class CPUStream(torch.Stream):
     """The CPU's only stream: work on it is done when it was issued. torch's own cannot record events."""
 
-    def __new__(cls, device: Any = "cpu", *, priority: int = 0, **identity: int) -> CPUStream:
-        # What torch.compile of torch 2.6 names it by in a graph tells nothing: there is no other.
-        if not identity.keys() <= {"stream_id", "device_index", "device_type"}:
-            raise TypeError(f"CPUStream() got an unexpected keyword argument {sorted(identity)[0]!r}")
+    # torch.compile of torch 2.6 makes a stream again from its numbers, which tell nothing here: there is no other.
+    def __new__(
+        cls, device: Any = "cpu", *, priority: int = 0, stream_id: int = 0, device_index: int = -1, device_type: int = 0
+    ) -> CPUStream:
         runtime.look(device, negative=True)
         return super().__new__(cls, device="cpu")
 

@@ -90,7 +90,7 @@ def _cpu_stream() -> torch.Stream:
     return cpu_stream()
 
 
-def set_stream(stream: torch.Stream) -> None:
+def set_stream(stream: Any) -> None:
     if _only_of_cuda():
         torch.cuda.set_stream(stream)
     elif kind() != "cpu":

@@ -155,7 +155,8 @@ def refused_in(capture: Callable[[Any], AbstractContextManager[Any]], mode: Any,
         except RuntimeError as error:
             errors.append(error)
 
-    graph = acc.Graph(capture_error_mode=mode)
+    pool = acc.graph_pool_handle()
+    graph = acc.Graph(pool=pool, capture_error_mode=mode)
     spoiled = False
     try:
         with capture(graph):
@@ -168,6 +169,11 @@ def refused_in(capture: Callable[[Any], AbstractContextManager[Any]], mode: Any,
                 ask()
     except RuntimeError:
         spoiled = True
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError:  # torch 2.6 overlooks that the capture is over, on GPUs too
+            torch._C._cuda_endAllocateCurrentStreamToPool(torch.cuda.current_device(), pool)
+            torch.cuda.empty_cache()
     assert spoiled == bool(errors)
     return spoiled
 

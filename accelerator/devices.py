@@ -133,11 +133,10 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
         0
     """
     if up:
-        kind = type(device)
-        if kind is int:
+        if type(device) is int:
             if device >= 0:
                 return DeviceScope(device)
-        elif kind is _Device or kind is str:
+        elif type(device) is _Device or type(device) is str:
             number = _known(device)
             if number is not None:
                 return DeviceScope(number)

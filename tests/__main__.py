@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
         print("torch is not installed in this Python")
         return 1
     workers = str(min(os.cpu_count() or 1, 4))
-    pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadgroup", *arguments]
+    pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadscope", *arguments]
     if build.cuda:
         # Each worker is a machine of its own, with all of the memory to itself.
         on_cpu = [str(path) for path in sorted(TESTS.glob("*/test_*_cpu.py"))]

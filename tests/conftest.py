@@ -11,6 +11,7 @@ import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,16 @@ TORCH_FREE = (
     "simulation/test_visible_devices.py",
     "test_readme.py",
 )
+
+# Files whose tests share what is dear to set up, or several processes that all compute: one worker runs all of a group.
+TOGETHER = {
+    "tests/actions/test_capability.py": "machines",
+    "tests/checkpointing/test_distributed.py": "worlds",
+    "tests/checkpointing/test_nccl.py": "worlds",
+    "tests/command/test_cluster.py": "cluster",
+    "tests/simulation/test_nccl.py": "nccl",
+    "tests/simulation/test_rank_trainings.py": "rank trainings",
+}
 
 # Somebody else's suite, which test_miniature.py runs.
 collect_ignore = ["miniature"]
@@ -64,9 +75,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _unit(item: pytest.Item) -> bytes:
     """What is run or left as a whole: tests that share a fixture, and the cases of one test."""
-    group = item.get_closest_marker("xdist_group")
-    name = item.name.partition("[")[0]
-    return (str(group.args or group.kwargs) if group else f"{item.path.name}::{name}").encode()
+    file, _, test = item.nodeid.partition("::")
+    return (TOGETHER.get(file) or f"{file}::{test.partition('[')[0]}").encode()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):  # xdist's own groups name tests anew, which pytest 9.2 does not let it
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

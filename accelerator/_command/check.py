@@ -109,6 +109,11 @@ def causes(checked: Checked) -> list[str]:
     ]
 
 
+def keep_numpy_quiet() -> None:
+    """Before torch is imported, which says once that it lacks NumPy, between whatever is being printed."""
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+
+
 def run(
     only: int | None = None,
     *,
@@ -122,8 +127,7 @@ def run(
         show: called with what passed, as it does, once for all devices on which it did.
         say: called with what is going to be checked, and with what is wrong with the devices before anything is tried.
     """
-    # torch says once that it lacks NumPy, between whatever is being printed.
-    warnings.filterwarnings("ignore", "Failed to initialize NumPy")
+    keep_numpy_quiet()
     visible = acc.visible_devices()
     devices = visible if only is None else visible[only : only + 1]
     reason = acc.unavailable_reason()

@@ -49,6 +49,7 @@ def main(*, as_json: bool, timeout: float) -> int:
         0 if every rank is there and all of its areas passed, 1 if not, 2 where the launcher's variables make no sense.
     """
     deadline = time.monotonic() + timeout
+    check.keep_numpy_quiet()
     try:
         place = _Place(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), int(os.environ.get("LOCAL_RANK", "0")))
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

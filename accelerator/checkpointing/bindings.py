@@ -73,12 +73,15 @@ default_generator: Callable[[int], torch.Generator] | None = getattr(_torch._C, 
 # Takes a function out of torch.compile's hands; unlike torch.compiler.disable it imports Dynamo only when called.
 outside_compile: Callable[[Callable[..., Any]], Callable[..., Any]] = _torch._disable_dynamo
 
-# Until torch 2.7 the switch is on at first, so that it cannot be told from one that somebody set.
+# On older torches, 2.6 among them, the switch is on at first, which cannot be told from one that somebody set.
 _unset: bool | None = _checkpoint._enable_checkpoint_early_stop
 
 
 def early_stop() -> bool | None:
-    """What ``torch.utils.checkpoint.set_checkpoint_early_stop`` was told; None where nobody said anything."""
+    """What ``torch.utils.checkpoint.set_checkpoint_early_stop`` was told; None where nobody said anything.
+
+    On a torch that has the switch on at first True is taken for nothing said.
+    """
     told: bool | None = _checkpoint._enable_checkpoint_early_stop
     return None if told is True and _unset is True else told
 

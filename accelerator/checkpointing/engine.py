@@ -49,7 +49,8 @@ def checkpoint(function: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _R:
 
     The function runs again up to the last tensor that backward needs if one of those it saves has at least 64 KiB or
     torch.distributed is in use, else to its end, which costs less; ``torch.utils.checkpoint.set_checkpoint_early_stop``
-    decides otherwise, and ``set_checkpoint_debug_enabled`` holds too. A tensor that is unpacked twice in one backward is
+    decides otherwise (on older torches, 2.6 among them, its True cannot be told from what torch starts with, and only its
+    False counts), and ``set_checkpoint_debug_enabled`` holds too. A tensor that is unpacked twice in one backward is
     computed a third time. Under ``torch.compile`` plain checkpoints are torch's own; others, those with
     ``determinism_check="debug"``, and all while there are streams in the tracker, run outside of the compiled graph.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +13,7 @@ from .._machine import torch_build
 from . import _values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import ParamSpec
 
@@ -180,6 +181,8 @@ def environment(
         if path is not None:
             machine[variable] = _values.file(variable.lower(), path)
     machine["COMPUTE"] = str(int(compute))
+    if base is not None and not isinstance(base, Mapping):
+        raise TypeError(f"base must be a mapping of variables to values, not {type(base).__name__}")
     result = _without_simulation(os.environ if base is None else base)
     root = _build.libraries()
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])

@@ -87,3 +87,31 @@ for call in (lambda: acc.manual_seed(1), acc.get_rng_state, acc.default_generato
 """,
         plain_environment(),
     )
+
+
+def test_graphs_are_those_that_torch_has_for_it() -> None:
+    """Its constructor takes the pool and the mode; its ``capture_begin`` takes nothing."""
+    run(
+        PRELUDE
+        + """
+class Recorded:
+    calls = []
+    def __new__(cls, keep_graph=False, *, pool=None, capture_error_mode="default"):
+        return super().__new__(cls)
+    def __init__(self, keep_graph=False, *, pool=None, capture_error_mode="default"):
+        self.calls.append((keep_graph, pool, capture_error_mode))
+    def capture_begin(self):
+        self.calls.append("begin")
+    def capture_end(self):
+        self.calls.append("end")
+
+torch.accelerator.Graph = Recorded
+torch._C._accelerator_synchronizeDevice = torch._C._accelerator_emptyCache = lambda *device: None  # not in a stand-in
+graph = acc.Graph(True, pool=(1, 2), capture_error_mode="relaxed")
+assert isinstance(graph, acc.Graph) and isinstance(graph, Recorded)
+with graph:
+    pass
+assert Recorded.calls == [(True, (1, 2), "relaxed"), "begin", "end"], Recorded.calls
+""",
+        plain_environment(),
+    )

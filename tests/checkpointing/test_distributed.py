@@ -13,10 +13,7 @@ import torch.distributed
 
 from tests.support import checkpointing_worker as worker
 
-pytestmark = [
-    pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
-    pytest.mark.xdist_group("worlds"),
-]
+pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
 
 SECONDS = 150
 

@@ -250,10 +250,11 @@ def test_a_stream_follows_the_current_device() -> None:
         assert torch.cuda.default_generators[0].initial_seed() != 5
 
 
-def test_forks_while_a_graph_is_captured() -> None:
+@pytest.mark.parametrize("make", [torch.cuda.CUDAGraph, acc.create_graph])
+def test_forks_while_a_graph_is_captured(make: Callable[[], Any]) -> None:
     tracker = checkpointing.get_cuda_rng_tracker()
     tracker.add("a", 5)
-    graph = torch.cuda.CUDAGraph()
+    graph = make()
     tracker.register_graph(graph)
     x = torch.zeros(100, device="cuda")
     with torch.cuda.graph(graph):

@@ -19,7 +19,6 @@ from tests.support.simulation import linux_only
 pytestmark = [
     linux_only,
     pytest.mark.skipif(torch.version.cuda is None, reason="simulated GPUs are for CUDA builds of torch"),
-    pytest.mark.xdist_group("worlds"),
 ]
 
 SECONDS = 150

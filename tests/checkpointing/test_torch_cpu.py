@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator import checkpointing
 from accelerator.checkpointing.frames import LARGE
-from tests.support.checkpointing_cases import EVERYONE, OURS, Checkpoint, none, torchs
+from tests.support.checkpointing_cases import EVERYONE, OURS, TELLS_EARLY_STOP, Checkpoint, none, torchs
 
 everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
 ours = pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])
@@ -254,11 +254,9 @@ def test_early_stop_is_decided_by_size_where_nobody_says() -> None:
 
 @everyone
 def test_early_stop_as_somebody_says(ckpt: Checkpoint) -> None:
-    if torch_checkpoint._enable_checkpoint_early_stop is True and ckpt is not torchs:
-        pytest.skip("this torch does not tell whether anybody said so")
     for size in (SMALL, BIG):
         with torch_checkpoint.set_checkpoint_early_stop(True):
-            assert counts(ckpt, size) == 1
+            assert counts(ckpt, size) == (1 if TELLS_EARLY_STOP or ckpt is torchs or size == BIG else 2)
             with torch_checkpoint.set_checkpoint_early_stop(False):
                 assert counts(ckpt, size) == 2
 
@@ -415,6 +413,10 @@ def test_contexts_that_do_not_fit(text: str) -> None:
 
 @everyone
 def test_a_context_that_swallows_exceptions(ckpt: Checkpoint) -> None:
+    if ckpt is torchs and torch.__version__ < "2.13":
+        # Its hooks would stay in force for as long as somebody has the exception, pytest for one.
+        pytest.skip("torch before 2.13 does not leave its contexts when the function raises")
+
     class Swallows:
         def __enter__(self) -> None: ...
 

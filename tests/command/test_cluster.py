@@ -19,9 +19,6 @@ from tests.support.discovery import on_simulated_gpus
 # A node's eight where everything is tested; three show the same in less time.
 RANKS = 8 if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else 3
 
-# They measure once how long ranks take to answer here.
-pytestmark = pytest.mark.xdist_group("cluster")
-
 
 def free_port() -> int:
     with socket.socket() as listening:

@@ -198,6 +198,7 @@ def test_impossible_values(arguments: dict[str, Any], message: str) -> None:
         ({"driver": None}, "driver must be a str, not NoneType"),
         ({"driver_cuda": 13.2}, "driver_cuda must be a str"),
         ({"errors": 3}, "errors must be a mapping of functions to codes, or a str, not int"),
+        ({"base": 3}, "base must be a mapping of variables to values, not int"),
         ({"log": 3}, "expected str, bytes or os.PathLike object, not int"),
     ],
 )

@@ -23,7 +23,7 @@ from tests.support.trainings import assert_same_losses, cross_entropy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("rank trainings")]
+pytestmark = [linux_only, needs_cuda_torch]
 
 TODAY = datetime.date.today().toordinal()
 WORLDS = (2, 4) if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else (2 + 2 * (TODAY % 2),)

@@ -28,6 +28,8 @@ def torchs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 OURS = [checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint]
 EVERYONE = [*OURS, torchs]
+# Older torches have the switch on at first, so that ours takes no notice when somebody turns it on; newer ones may not.
+TELLS_EARLY_STOP = torch.__version__ >= "2.13" or torch_checkpoint._enable_checkpoint_early_stop is None
 
 
 class Block(nn.Module):

@@ -347,7 +347,8 @@ def test_compiled_context_is_the_first_use_on_the_cpu(device: str) -> None:
 def test_the_environment_can_make_the_cpu_stand_in(tmp_path: Path) -> None:
     code = """
     import torch, accelerator as acc
-    assert acc.device() == torch.device("cpu") and acc.is_synchronized_device() and acc.mem_get_info() == acc.get_memory_info()
+    assert acc.device() == torch.device("cpu") and acc.is_synchronized_device()
+    assert acc.mem_get_info()[1] == acc.get_memory_info()[1]  # what is free changes by itself
     acc.set_device(0)
     acc.init()
     assert not acc.is_initialized()

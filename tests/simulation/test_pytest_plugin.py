@@ -449,7 +449,8 @@ def test_a_plug_in_that_a_conftest_loads(tmp_path: Path) -> None:
     write(tmp_path, "def test_it():\n    pass\n")
     (tmp_path / "conftest.py").write_text(f"pytest_plugins = ['{PLUGIN}']\n")
     command = [sys.executable, "-m", "pytest", "--simulate-gpus", "2", "--rootdir", str(tmp_path)]
-    done = subprocess.run(command, cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, timeout=60)
+    environment = plain_environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # which would load it before, where it is installed
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 4
     assert f"add '-p {PLUGIN}'" in done.stderr
 

@@ -106,7 +106,8 @@ class Recorded:
         self.calls.append("end")
 
 torch.accelerator.Graph = Recorded
-torch._C._accelerator_synchronizeDevice = torch._C._accelerator_emptyCache = lambda *device: None  # not in a stand-in
+for name in ("_accelerator_synchronizeDevice", "_accelerator_emptyCache", "_accelerator_emptyHostCache", "_host_emptyCache"):
+    setattr(torch._C, name, lambda *device: None)  # a stand-in has no streams and no allocators
 graph = acc.Graph(True, pool=(1, 2), capture_error_mode="relaxed")
 assert isinstance(graph, acc.Graph) and isinstance(graph, Recorded)
 with graph:

@@ -192,7 +192,8 @@ def world(whose: str, size: int) -> list[dict[str, list[float]]]:
                 if any(child.poll() for child in children):
                     break
                 time.sleep(0.1)
-            for number, child in enumerate(children):
+            # Who failed before who then waited for it in vain.
+            for number, child in sorted(enumerate(children), key=lambda each: not each[1].poll()):
                 if child.poll() != 0:
                     said = Path(f"{folder}/{number}.log").read_text()[-3000:]
                     raise RuntimeError(f"rank {number} of {size} on {whose}: status {child.poll()}\n{said}")

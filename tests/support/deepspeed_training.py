@@ -213,7 +213,13 @@ def main() -> None:
         rank(*options.rank)
         return
     for size in options.ranks:
-        own, ours = world("own", size), world("ours", size)
+        try:
+            own = world("own", size)
+        except RuntimeError as error:
+            # Not what is tested: DeepSpeed with its own accelerator has failed to start beside other work, and then not again.
+            print(error)
+            own = world("own", size)
+        ours = world("ours", size)
         for name in CASES:
             first = own[0][name]
             same = [losses[name] for losses in own] == [losses[name] for losses in ours]

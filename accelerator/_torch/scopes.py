@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from threading import get_ident
 from typing import Any
 
 import torch
@@ -18,47 +17,52 @@ class Scope:
     Subclasses say how: ``_change`` makes the given device or stream current and returns what was, ``_back`` takes that.
     """
 
-    __slots__ = ("_before", "_thread", "_to")
+    __slots__ = ("_again", "_before", "_fresh", "_to")
 
     _change: Any
     _back: Any
 
     def __init__(self, to: Any) -> None:
         self._to = to
-        # As most are entered by the thread that made them, and once, what to go back to is kept here, with what to after that.
-        self._thread = get_ident()
-        self._before: Any = None
+        # As most are entered once, what to go back to is kept here that time, and with the thread every other time. Who is
+        # first is who could delete this: one step, in which no other thread comes between.
+        self._fresh = True
+        self._again = False
 
     def __enter__(self) -> None:
         try:
-            if get_ident() == self._thread:
-                self._before = self._change(self._to), self._before
-            else:
-                _elsewhere.entered.append((self, self._change(self._to)))
+            del self._fresh
+        except AttributeError:
+            self._enter_again()
+        else:
+            self._before = self._change(self._to)
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        self._back(self._leave_again() if self._again else self._before)
+
+    def _enter_again(self) -> None:
+        self._again = True
+        try:
+            _mine.entered.append((self, self._change(self._to)))
         except (RuntimeError, TypeError) as error:
             raise runtime.explain(self._to, error) from None
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        if get_ident() == self._thread:
-            before, self._before = self._before
-        else:
-            before = _elsewhere.leave(self)
-        self._back(before)
+    def _leave_again(self) -> Any:
+        """What was current before this thread entered last; what it entered first, it leaves last."""
+        for place in reversed(range(len(_mine.entered))):
+            if _mine.entered[place][0] is self:
+                return _mine.entered.pop(place)[1]
+        return self._before
 
 
-class _Elsewhere(threading.local):
-    """The scopes that a thread has entered which another one made, with what was current before each."""
+class _Mine(threading.local):
+    """The scopes that this thread has entered which had been entered before, with what was current before each."""
 
     def __init__(self) -> None:
         self.entered: list[tuple[Scope, Any]] = []
 
-    def leave(self, scope: Scope) -> Any:
-        """What was current before this thread entered the scope last."""
-        place = max(place for place, (entered, _) in enumerate(self.entered) if entered is scope)
-        return self.entered.pop(place)[1]
 
-
-_elsewhere = _Elsewhere()
+_mine = _Mine()
 
 
 class DeviceScope(Scope):
@@ -68,18 +72,28 @@ class DeviceScope(Scope):
     _change = exchange_index
     _back = restore_index
 
+    # As the base class does it, with the calls spelled out: half of torch's cost is one attribute more or less.
+    def __enter__(self) -> None:
+        try:
+            del self._fresh
+            self._before = exchange_index(self._to)
+        except AttributeError:
+            self._enter_again()
+        except (RuntimeError, TypeError) as error:
+            raise runtime.explain(self._to, error) from None
 
-def _initialize_and_exchange(number: int) -> int:
-    runtime.initialize(number)
-    previous: int = exchange_index(number)
-    return previous
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        restore_index(self._leave_again() if self._again else self._before)
 
 
 class FirstDeviceScope(DeviceScope):
     """As ``DeviceScope`` where the accelerator was not up when this was made: it is initialized by entering."""
 
     __slots__ = ()
-    _change = staticmethod(_initialize_and_exchange)
+
+    def __enter__(self) -> None:
+        runtime.initialize(self._to)
+        super().__enter__()
 
 
 def _exchange_stream(stream: torch.Stream) -> tuple[torch.Stream, ...]:

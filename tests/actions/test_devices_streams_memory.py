@@ -282,6 +282,24 @@ def test_contexts_initialize_when_they_are_entered(tmp_path: Path) -> None:
 
 
 @needs_simulation
+def test_a_context_entered_in_a_child_that_cannot_says_so(tmp_path: Path) -> None:
+    code = """
+    import os, torch, accelerator as acc
+    made = acc.device_index(1)
+    torch.cuda.init()
+    child = os.fork()
+    if child == 0:
+        try:
+            made.__enter__()
+        except RuntimeError as error:
+            os._exit(not str(error).startswith("The accelerator cannot be used: "))
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    """
+    run_simulated(code, tmp_path)
+
+
+@needs_simulation
 def test_a_device_of_another_type_shows_no_inner_error(tmp_path: Path) -> None:
     code = """
     import traceback, torch, accelerator as acc

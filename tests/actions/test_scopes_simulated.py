@@ -39,6 +39,9 @@ def test_entered_while_it_is_entered(name: str) -> None:
             with acc.device_index(0), scope:
                 assert current() == 1
             assert current() == 1
+            with scope:
+                torch.cuda.set_device(0)
+            assert current() == 1
         assert current() == 0
     assert current() == 0
 

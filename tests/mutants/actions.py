@@ -31,8 +31,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "_torch/scopes.py",
-        "self._before = self._change(self._to), self._before",
-        "self._before = self._change(self._to), None",
+        "restore_index(self._leave_again() if self._again else self._before)",
+        "restore_index(self._before)",
+        ("actions/test_scopes_simulated.py::test_entered_while_it_is_entered",),
+    ),
+    Mutant(
+        "_torch/scopes.py",
+        "for place in reversed(range(len(_mine.entered))):",
+        "for place in range(len(_mine.entered)):",
         ("actions/test_scopes_simulated.py::test_entered_while_it_is_entered",),
     ),
     Mutant(
@@ -43,9 +49,9 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "_torch/scopes.py",
-        "    runtime.initialize(number)\n",
+        "        runtime.initialize(self._to)\n",
         "",
-        ("actions/test_devices_streams_memory.py::test_contexts_initialize_when_they_are_entered",),
+        ("actions/test_devices_streams_memory.py::test_a_context_entered_in_a_child_that_cannot_says_so",),
     ),
     Mutant(
         "devices.py",

@@ -47,13 +47,13 @@ MUTANTS = (
         "dispatch.py",
         "if kind in _LISTED and wants_tensor[len(here)]:",
         "if False:",
-        "TestArguments::test_numbers_beside_tensors",
+        "TestArguments::test_numbers_beside_tensors_of_an_op_without_a_python_function",
     ),
     _kernel(
         "dispatch.py",
         "if not result.is_contiguous() or",
         "if",
-        "TestArguments::test_strides_survive",
+        "TestArguments::test_results_with_gaps_in_memory",
     ),
     _kernel(
         "dispatch.py",
@@ -62,9 +62,9 @@ MUTANTS = (
         "TestDevices::test_results_are_where_the_arguments_are",
     ),
     _kernel(
-        "dispatch.py",
-        "not address or value.is_neg():",
-        "not address:",
+        "operations.py",
+        'if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):',
+        "if False:",
         "TestArguments::test_conjugates_and_negatives",
     ),
     _kernel(
@@ -85,6 +85,12 @@ MUTANTS = (
         "again.find_generator(here, named).graphsafe_get_state()",
         "again.find_generator(here, named).clone_state()",
         "TestGraphs::test_replays_draw_new_numbers_and_states_repeat",
+    ),
+    _kernel(
+        "operations.py",
+        "torch._C.TensorBase)",
+        "torch._C.TensorBase, torch._C._nn)",
+        "TestArguments::test_defaults_are_those_of_the_op",
     ),
     _kernel(
         "operations.py",

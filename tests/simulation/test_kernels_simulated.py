@@ -61,6 +61,17 @@ class TestArguments:
                 assert there.dtype == here.dtype
                 assert torch.equal(there.cpu(), here)
 
+    def test_numbers_beside_tensors_of_an_op_without_a_python_function(self) -> None:
+        x = torch.arange(2.0, 9.0)
+        for _ in range(2):
+            torch.testing.assert_close(torch.special.zeta(x.cuda(), 2.5).cpu(), torch.special.zeta(x, 2.5))
+
+    def test_defaults_are_those_of_the_op(self) -> None:
+        x, y = torch.randn(5), torch.randn(5)
+        for loss in (F.smooth_l1_loss, F.huber_loss, F.mse_loss):
+            for _ in range(2):
+                torch.testing.assert_close(loss(x.cuda(), y.cuda()).cpu(), loss(x, y))
+
     def test_a_remainder_by_a_number(self) -> None:
         assert (torch.arange(200, device="cuda") % 97).cpu().equal(torch.arange(200) % 97)
 
@@ -76,12 +87,26 @@ class TestArguments:
             there = base.cuda().as_strided(view.size(), view.stride(), view.storage_offset())
             assert (there + 1).cpu().equal(view + 1)
 
+    def test_results_with_gaps_in_memory(self) -> None:
+        a, b = torch.randn(5, 3), torch.randn(5, 2)
+        here = torch.linalg.lstsq(a, b).solution
+        assert here.stride() == (1, 5)
+        for _ in range(2):
+            torch.testing.assert_close(torch.linalg.lstsq(a.cuda(), b.cuda()).solution.cpu(), here)
+            a, here = a * 2, here / 2
+
     def test_conjugates_and_negatives(self) -> None:
         z = torch.randn(5, 5, dtype=torch.complex64)
         there = z.cuda()
         assert torch.equal((there.conj() * 2).cpu(), z.conj() * 2)
         torch.testing.assert_close((there.mH @ there).cpu(), z.mH @ z)
         assert torch.equal((there.conj().imag + 1).cpu(), z.conj().imag + 1)
+        assert torch.equal((there.conj().imag + there.real).cpu(), z.conj().imag + z.real)
+        for _ in range(2):
+            solution = torch.linalg.solve_triangular(there.conj().imag, torch.ones(5, 1, device="cuda"), upper=True)
+            torch.testing.assert_close(
+                solution.cpu(), torch.linalg.solve_triangular(z.conj().imag, torch.ones(5, 1), upper=True), rtol=1e-3, atol=1e-3
+            )
 
     def test_writing_in_place_and_into_views(self) -> None:
         there, here = torch.zeros(6, device="cuda"), torch.zeros(6)

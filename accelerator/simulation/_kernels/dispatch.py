@@ -277,7 +277,7 @@ def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any
                     index = where
                 found = _everything_real.get(value.dtype)
                 address = value.data_ptr()
-                if found is None or not address or value.is_neg():
+                if found is None or not address:
                     return _run(operation, args, kwargs)
                 everything, size = found
                 if address % size:
@@ -318,7 +318,7 @@ def _to_device_quickly(result: torch.Tensor, index: int) -> torch.Tensor:
     if result.layout is not _STRIDED:
         return to_device_by_parts(result, torch.device("cuda", index))
     dtype = result.dtype
-    if not result.is_contiguous() or result.is_neg() or dtype not in _everything_real or index != _current_device():
+    if not result.is_contiguous() or dtype not in _everything_real or index != _current_device():
         return to_device(result, torch.device("cuda", index))
     there = _empty_here(tuple(result.shape), result.stride(), dtype)
     count = result.nbytes

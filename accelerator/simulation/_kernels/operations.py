@@ -36,7 +36,7 @@ _MIXES_NUMBERS = frozenset(
 _NUMBERS = (int, float, complex)  # bool is an int
 # The ops for which torch makes tensors of numbers by itself.
 _TAKES_NUMBERS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
-_BINDINGS = (torch._C._VariableFunctions, torch._C.TensorBase, torch._C._nn)
+_BINDINGS = (torch._C._VariableFunctions, torch._C.TensorBase)  # those of torch._C._nn have other defaults than their ops
 _FOR_MANY_KEYS = (
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
     torch._C.DispatchKey.CompositeExplicitAutograd,
@@ -119,6 +119,8 @@ class Operation:
         first = not self.written or (self.written == frozenset(self.names[:1]) and self.results == [self.names[0]])
         if "sparse" in self.name or "nested" in self.name:
             return False  # what it gives may have parts
+        if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):
+            return False  # for others torch has resolved what is negated lazily
         return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
 
     @functools.cached_property

@@ -11,7 +11,6 @@ import torch
 __all__ = ["alias", "alias_of_storage", "to_device", "write_back"]
 
 CPU = torch.device("cpu")
-_guards: Any = torch._C._dynamo.guards
 # One storage spans all of the address space but its first page; a tensor over any address is a view of it, which is the
 # cheapest way to make one. Its end is that of what processes can address.
 _START = 4096
@@ -20,8 +19,9 @@ _everything: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
 _everything_real: dict[torch.dtype, tuple[torch.Tensor, int]] = {}  # the same of types that have no conjugates
 # What the code has that torch.compile generates: `as_strided`, and `empty_strided` on the current device, past the dispatcher.
 # Of a size it takes a tuple and nothing derived from it.
-_view: Callable[..., torch.Tensor] = _guards._reinterpret_tensor
-_empty_here: Callable[..., torch.Tensor] = _guards._empty_strided_cuda
+_C: Any = torch._C
+_view: Callable[..., torch.Tensor] = _C._dynamo.guards._reinterpret_tensor
+_empty_here: Callable[..., torch.Tensor] = _C._dynamo.guards._empty_strided_cuda
 _empty_like = torch.empty_like
 
 _MANY_BYTES = 65536

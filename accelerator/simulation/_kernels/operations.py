@@ -36,7 +36,8 @@ _MIXES_NUMBERS = frozenset(
 _NUMBERS = (int, float, complex)  # bool is an int
 # The ops for which torch makes tensors of numbers by itself.
 _TAKES_NUMBERS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
-_BINDINGS = (torch._C._VariableFunctions, torch._C.TensorBase)  # those of torch._C._nn have other defaults than their ops
+_C: Any = torch._C
+_BINDINGS = (_C._VariableFunctions, _C.TensorBase)  # those of torch._C._nn have other defaults than their ops
 _FOR_MANY_KEYS = (
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
     torch._C.DispatchKey.CompositeExplicitAutograd,

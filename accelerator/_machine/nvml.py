@@ -136,11 +136,6 @@ def newest(*calls: Callable[[], T]) -> T:
     return newest(*calls[1:])
 
 
-def is_up() -> bool:
-    """Whether NVML is initialized in this process by us."""
-    return isinstance(_session, _Session)
-
-
 def _begun() -> _Session:
     global _session
     session = _session

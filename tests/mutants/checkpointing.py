@@ -168,4 +168,11 @@ MUTANTS: tuple[Mutant, ...] = (
         'return _numel(item, "get_partition_start") * group.rank // group.size',
         ("checkpointing/test_deepspeed_cpu.py::test_where_parts_start",),
     ),
+    # Two checkpoints get one slot.
+    Mutant(
+        "checkpointing/buffers.py",
+        "            number = buffer.free.pop()\n",
+        "            number = buffer.free[-1]\n",
+        (f"{_MEMORY}::test_ten_thousand_checkpoints_have_their_values[contiguous]",),
+    ),
 )

@@ -72,7 +72,8 @@ def state() -> tuple[Any, ...]:
         return host
     streams = [torch.cuda.current_stream(device).stream_id for device in range(2)]
     generators = [torch.cuda.default_generators[device].get_state().tolist() for device in range(2)]
-    return *host, torch.cuda.current_device(), streams, generators, torch.cuda.get_sync_debug_mode(), torch.cuda.memory_reserved()
+    settings = torch.cuda.current_device(), torch.cuda.get_sync_debug_mode(), torch.cuda.memory_reserved()
+    return *host, *settings, streams, generators
 
 
 def begin() -> tuple[Any, ...]:

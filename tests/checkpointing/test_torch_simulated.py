@@ -94,6 +94,8 @@ def test_dropout_draws_the_same_again(ckpt: Checkpoint) -> None:
 
 @everyone
 def test_what_a_device_in_force_made_is_made_there_again(ckpt: Checkpoint) -> None:
+    if ckpt is torchs and torch.__version__ < "2.15":
+        pytest.skip("torch of old recomputes under the device in force in backward")
     places: list[str] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:

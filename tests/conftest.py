@@ -92,7 +92,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test on simulated GPUs begins and ends on device 0, with the default streams current and without tensors."""
+    """Every test on simulated GPUs begins and ends on device 0, with idle GPUs, default streams current, and no tensors."""
     yield
     if not request.path.stem.endswith("_simulated"):
         return
@@ -102,6 +102,7 @@ def _as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     for index in reversed(range(torch.cuda.device_count())):
         torch.cuda.set_stream(torch.cuda.default_stream(index))
+        torch.cuda.synchronize(index)
     torch.cuda.set_device(0)
     torch.cuda.empty_cache()
 

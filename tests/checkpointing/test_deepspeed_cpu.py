@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,13 +16,6 @@ both = pytest.mark.parametrize(
     "ckpt", [checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint], ids=["checkpoint", "non_reentrant"]
 )
 WIDTH = 20
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
 
 
 class Masked(nn.Module):

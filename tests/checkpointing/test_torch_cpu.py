@@ -8,7 +8,7 @@ import functools
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,13 +23,6 @@ from tests.support.checkpointing_cases import EVERYONE, OURS, TELLS_EARLY_STOP, 
 
 everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
 ours = pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
 
 
 def leaf(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import accelerator as acc
+from accelerator._machine import torch_build
 
 # What these tests depend on no torch: one run of them is enough where several builds are tested one after the other.
 TORCH_FREE = (
@@ -33,6 +34,7 @@ TORCH_FREE = (
 # Files whose tests share what is dear to set up, or several processes that all compute: one worker runs all of a group.
 TOGETHER = {
     "tests/actions/test_capability.py": "machines",
+    "tests/actions/test_devices_streams_memory.py": "machines",
     "tests/checkpointing/test_distributed.py": "worlds",
     "tests/checkpointing/test_nccl.py": "worlds",
     "tests/command/test_cluster.py": "cluster",
@@ -42,6 +44,9 @@ TOGETHER = {
 
 # Somebody else's suite, which test_miniature.py runs.
 collect_ignore = ["miniature"]
+if torch_build.read() is None:
+    tests = Path(__file__).parent
+    collect_ignore += [str(file) for file in tests.rglob("test_*.py") if not file.as_posix().endswith(TORCH_FREE)]
 
 
 def pytest_report_header() -> str:

@@ -23,6 +23,12 @@ def loaded_runtime() -> ctypes.CDLL:
     return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
 
 
+def is_driver_up() -> bool:
+    """Whether anything has initialized the CUDA driver in this process, by its own word: loading it does not."""
+    not_initialized = 3
+    return ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != not_initialized
+
+
 # What every program begins with; torch would take a second more to start.
 DRIVER = """
 import ctypes, json, os, sys

@@ -149,6 +149,20 @@ def test_a_late_rank_0_is_waited_for_as_long_as_it_waits_itself(two_ranks: Well)
     assert said.splitlines()[0] == "3 ranks on 1 host: 2 well, 0 failed, 1 missing"
 
 
+def test_a_rank_0_that_says_nothing() -> None:
+    dist = pytest.importorskip("torch.distributed")
+    if not dist.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    # As when rank 0 hangs: its store is there, and not a word in it.
+    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    command = [sys.executable, *HASTY, "check", "--timeout", "5"]
+    environment = plain_environment(ACCELERATOR_BACKEND="cpu", **variables)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "python -m accelerator check: rank 1: no word from rank 0 by the deadline\n"
+
+
 @on_simulated_gpus
 def test_what_ranks_have_not_in_common() -> None:
     environment = simulated_environment(gpus=2)

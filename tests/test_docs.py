@@ -1,8 +1,8 @@
 """Every block of code in README and in docs/ runs, and prints what it says it prints.
 
 Python runs on two simulated GPUs, as a test where it has tests; the shell's lines run beside the miniature library, without a
-GPU. A comment in front of a block says where it cannot run as it stands: ``<!-- run: never, REASON -->``, or
-``<!-- run: needs MODULE -->``.
+GPU. A comment in front of a block says where it cannot run as it stands: ``<!-- run: never, REASON -->``, or, for one that
+runs on any device, ``<!-- run: needs MODULE -->``.
 """
 
 from __future__ import annotations
@@ -35,12 +35,6 @@ class Block(NamedTuple):
     code: str
     how: str
 
-    def needed(self) -> None:
-        """Skip what needs something that is not installed."""
-        module = self.how.removeprefix("needs ") if self.how.startswith("needs ") else None
-        if module and importlib.util.find_spec(module) is None:
-            pytest.skip(f"needs {module}")
-
 
 def _blocks() -> list[Block]:
     found: list[Block] = []
@@ -54,9 +48,9 @@ def _blocks() -> list[Block]:
 
 BLOCKS = _blocks()
 PYTHON, SHELL, WORKFLOWS = (
-    [block for block in BLOCKS if block.language == language and not block.how.startswith("never")]
-    for language in ("python", "sh", "yaml")
+    [block for block in BLOCKS if block.language == it and not block.how] for it in ("python", "sh", "yaml")
 )
+NEEDING = [block for block in BLOCKS if block.how.startswith("needs ")]
 
 
 def test_there_are_blocks() -> None:
@@ -67,24 +61,33 @@ def test_there_are_blocks() -> None:
 
 
 def test_no_block_is_left_out_without_a_reason() -> None:
-    left_out = [block.how for block in BLOCKS if block.how.startswith("never")]
+    left_out = [block.how for block in BLOCKS if block.how and block not in NEEDING]
     assert all(re.fullmatch(r"never, \S.{10,}", how) for how in left_out), left_out
+    assert {block.language for block in NEEDING} == {"python"}
 
 
 @on_simulated_gpus
 @pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
 def test_python(block: Block, tmp_path: Path) -> None:
-    block.needed()
     program = tmp_path / "block.py"
     program.write_text(block.code, encoding="utf-8")
     command = [sys.executable, *(PLUGIN if "def test_" in block.code else ()), str(program)]
     _printed(block.code, _run(command, tmp_path, simulated_environment(gpus=2)))
 
 
+@pytest.mark.parametrize("block", NEEDING, ids=lambda block: block.where)
+def test_python_that_needs_something(block: Block, tmp_path: Path) -> None:
+    module = block.how.removeprefix("needs ")
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"needs {module}")
+    program = tmp_path / "block.py"
+    program.write_text(block.code, encoding="utf-8")
+    _printed(block.code, _run([sys.executable, str(program)], tmp_path, plain_environment()))
+
+
 @on_simulated_gpus
 @pytest.mark.parametrize("block", SHELL, ids=lambda block: block.where)
 def test_shell(block: Block, tmp_path: Path) -> None:
-    block.needed()
     _printed(block.code, _beside_the_miniature_library(block.code, tmp_path))
 
 

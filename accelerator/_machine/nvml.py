@@ -107,7 +107,10 @@ def call(function: str, *arguments: Any, **options: Any) -> Any:
 
 def _call(session: _Session, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     try:
-        values = [argument.of(session) if type(argument) is Handle else argument for argument in arguments]
+        values: list[Any] = []
+        for argument in arguments:
+            # Not a comprehension, which costs as much again before Python 3.12.
+            values.append(argument.of(session) if type(argument) is Handle else argument)  # noqa: PERF401
         return getattr(session.binding, function)(*values, **options)
     except Exception as error:
         raise _translated(session.binding, function, error) from None
@@ -126,14 +129,18 @@ def _translated(binding: Any, function: str, error: Exception) -> NotSupported |
     return Failed(f"{_HINTS[code]} ({answer})" if code in _HINTS else answer, code)
 
 
-def newest(*calls: Callable[[], T]) -> T:
-    """The answer to the first of several calls, the newest first, that driver and binding are not too old for."""
-    try:
-        return calls[0]()
-    except Failed as error:
-        if error.code not in _MISSING or len(calls) == 1:
-            raise
-    return newest(*calls[1:])
+def newest(first: Callable[[Any], T], *older: Callable[[Any], T]) -> Callable[[Any], T]:
+    """What asks of a device the first of several functions, the newest first, that driver and binding are not too old for."""
+
+    def answer(handle: Any) -> T:
+        try:
+            return first(handle)
+        except Failed as error:
+            if error.code not in _MISSING or not older:
+                raise
+        return newest(*older)(handle)
+
+    return answer
 
 
 def is_up() -> bool:
@@ -278,12 +285,11 @@ def cuda_version() -> tuple[int, int]:
     """
     known = _begun().cuda_version
     if known is None:
-        number: int = _required(
-            lambda: newest(
-                lambda: call("nvmlSystemGetCudaDriverVersion_v2"),
-                lambda: call("nvmlSystemGetCudaDriverVersion"),
-            )
+        of_system = newest(
+            lambda _: call("nvmlSystemGetCudaDriverVersion_v2"),
+            lambda _: call("nvmlSystemGetCudaDriverVersion"),
         )
+        number: int = _required(lambda: of_system(None))
         known = _begun().cuda_version = number // 1000, number % 1000 // 10
     return known
 

@@ -23,12 +23,31 @@ _THROTTLING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 _NODE_WORDS = 16
 
 
-def _temperature(handle: Handle) -> int:
-    return newest(
-        lambda: call("nvmlDeviceGetTemperature", handle, _GPU_SENSOR),
-        # Its successor, which the binding makes slow.
-        lambda: call("nvmlDeviceGetTemperatureV", handle, _GPU_SENSOR),
-    )
+_Reader = Callable[[Handle], Any]
+
+_temperature: _Reader = newest(
+    lambda handle: call("nvmlDeviceGetTemperature", handle, _GPU_SENSOR),
+    # Its successor, which the binding makes slow.
+    lambda handle: call("nvmlDeviceGetTemperatureV", handle, _GPU_SENSOR),
+)
+_power_limit: _Reader = newest(
+    lambda handle: call("nvmlDeviceGetEnforcedPowerLimit", handle),
+    lambda handle: call("nvmlDeviceGetPowerManagementLimit", handle),
+)
+_reasons_for_slow_clocks: _Reader = newest(
+    lambda handle: call("nvmlDeviceGetCurrentClocksEventReasons", handle),
+    lambda handle: call("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+)
+_memory_info: _Reader = newest(
+    # The size of the structure, and the version in the fourth byte.
+    lambda handle: call("nvmlDeviceGetMemoryInfo", handle, version=40 | 2 << 24),
+    lambda handle: call("nvmlDeviceGetMemoryInfo", handle),
+)
+_compute_processes: _Reader = newest(
+    # Not by the plain name, behind which the binding hides an older driver's answer in an error of another kind.
+    lambda handle: call("nvmlDeviceGetComputeRunningProcesses_v3", handle),
+    lambda handle: call("nvmlDeviceGetComputeRunningProcesses_v2", handle),
+)
 
 
 def _memory_temperature(handle: Handle) -> int:
@@ -39,27 +58,13 @@ def _memory_temperature(handle: Handle) -> int:
     return celsius
 
 
-def _power_limit(handle: Handle) -> int:
-    return newest(
-        lambda: call("nvmlDeviceGetEnforcedPowerLimit", handle), lambda: call("nvmlDeviceGetPowerManagementLimit", handle)
-    )
-
-
 def _throttled(handle: Handle) -> bool:
-    reasons: int = newest(
-        lambda: call("nvmlDeviceGetCurrentClocksEventReasons", handle),
-        lambda: call("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
-    )
-    return bool(reasons & _THROTTLING)
+    return bool(_reasons_for_slow_clocks(handle) & _THROTTLING)
 
 
 def _memory(handle: Handle) -> tuple[int, int, int]:
     """Free, total and used bytes, the latter without the driver's reserve where it can tell."""
-    info = newest(
-        # The size of the structure, and the version in the fourth byte.
-        lambda: call("nvmlDeviceGetMemoryInfo", handle, version=40 | 2 << 24),
-        lambda: call("nvmlDeviceGetMemoryInfo", handle),
-    )
+    info = _memory_info(handle)
     if not info.total:
         raise NotSupported("NVML knows no memory of it")
     return info.free, info.total, info.used
@@ -67,12 +72,7 @@ def _memory(handle: Handle) -> tuple[int, int, int]:
 
 def _processes(handle: Handle) -> list[tuple[int, str | None, int | None]]:
     """Id, name and bytes of each process with a context on a device."""
-    found = newest(
-        # Not by the plain name, behind which the binding hides an older driver's answer in an error of another kind.
-        lambda: call("nvmlDeviceGetComputeRunningProcesses_v3", handle),
-        lambda: call("nvmlDeviceGetComputeRunningProcesses_v2", handle),
-    )
-    return [(entry.pid, _process_name(entry.pid), entry.usedGpuMemory) for entry in found]
+    return [(entry.pid, _process_name(entry.pid), entry.usedGpuMemory) for entry in _compute_processes(handle)]
 
 
 def _process_name(pid: int) -> str | None:
@@ -97,7 +97,7 @@ def _compute_capability(handle: Handle) -> tuple[int, int]:
     return major, minor
 
 
-_READERS: dict[str, Callable[[Handle], Any]] = {
+_READERS: dict[str, _Reader] = {
     "name": _name,
     "PCI bus id": nvml.pci_bus_id,
     "compute capability": _compute_capability,

@@ -32,14 +32,14 @@ def device_generator() -> torch.Generator:
 Value = torch.Tensor | tuple[int, int]
 
 
-def read_state(generator: torch.Generator) -> Value:
-    """The state of a generator.
+def read_state(generator: torch.Generator, kind: str | None = None) -> Value:
+    """The state of a generator, whose device type the caller may know.
 
     Raises:
         RuntimeError: if this torch cannot tell it while a graph is being captured.
     """
     try:
-        if generator.device.type == "cuda":
+        if (kind or generator.device.type) == "cuda":
             return generator.initial_seed(), generator.get_offset()
     except RuntimeError:
         # A graph is being captured, during which some releases tell the whole state all the same.
@@ -55,7 +55,7 @@ def read_state(generator: torch.Generator) -> Value:
 
 def write_state(generator: torch.Generator, value: Value) -> None:
     """Put back what ``read_state`` returned."""
-    if isinstance(value, torch.Tensor):
+    if not isinstance(value, tuple):
         generator.set_state(value)
         return
     seed, offset = value

@@ -87,7 +87,7 @@ def _autocast_state(kinds: tuple[str, ...]) -> _Autocast:
 class Surroundings:
     """The surroundings of one forward."""
 
-    __slots__ = ("_autocast", "_cpu", "_device", "_generators", "_kinds", "_random", "_snapshot", "_switches", "up")
+    __slots__ = ("_autocast", "_cpu", "_device", "_devices", "_generators", "_random", "_snapshot", "_switches", "up")
 
     def __init__(self, random: bool, devices: set[torch.device] | None) -> None:
         """
@@ -96,12 +96,8 @@ class Surroundings:
             devices: of the arguments, beside the CPU.
         """
         kind = self.up = _up[0] if _up else accelerator()
-        kinds: tuple[str, ...] = ("cpu",) if kind is None else ("cpu", kind)
-        if devices is not None:
-            others = {each.type for each in devices if torch.amp.is_autocast_available(each.type)}
-            kinds += tuple(sorted(others.difference(kinds)))
-        self._kinds = kinds
-        self._autocast = _autocast_state(kinds) if _any_autocast() else None
+        self._devices = devices
+        self._autocast = _autocast_state(self._kinds()) if _any_autocast() else None
         self._device = _default_device() if _function_modes() else None
         self._switches = _switches()
         self._random = random
@@ -112,11 +108,19 @@ class Surroundings:
             if kind is not None:
                 current = runtime.get_index()
                 generator = _generator(kind, current)
-                self._generators = ((generator, read_state(generator)),)
+                self._generators = ((generator, read_state(generator, kind)),)
                 for device in devices or ():
                     if device.index != current and device.type == kind:
                         generator = _generator(kind, device.index)
-                        self._generators += ((generator, read_state(generator)),)
+                        self._generators += ((generator, read_state(generator, kind)),)
+
+    def _kinds(self) -> tuple[str, ...]:
+        """The device types that autocast knows among those concerned."""
+        found = {"cpu"} if self.up is None else {"cpu", self.up}
+        for each in self._devices or ():
+            if torch.amp.is_autocast_available(each.type):
+                found.add(each.type)
+        return tuple(sorted(found))
 
     def run(
         self,
@@ -134,11 +138,13 @@ class Surroundings:
         try:
             cpu = _read_cpu()
             generators = self._generators
-            others = [(each, read_state(each)) for each, _ in generators] if generators else []
+            others = [(each, read_state(each, self.up)) for each, _ in generators] if generators else []
             try:
                 _write_cpu(self._cpu)
-                for generator, state in generators:
-                    write_state(generator, state)
+                for (generator, state), (_, now) in zip(generators, others, strict=True):
+                    # Pairs are quicker compared than written; tensors are not.
+                    if type(state) is not tuple or state != now:
+                        write_state(generator, state)
                 self._call(function, args, kwargs, context)
             finally:
                 _write_cpu(cpu)
@@ -166,8 +172,9 @@ class Surroundings:
                 stack.callback(_switch, *switches)
                 _switch(*self._switches)
             if casts:
-                states, cached = self._autocast or (tuple((kind, False, None) for kind in self._kinds), True)
-                if (states, cached) != _autocast_state(self._kinds):
+                kinds = self._kinds()
+                states, cached = self._autocast or (tuple((kind, False, None) for kind in kinds), True)
+                if (states, cached) != _autocast_state(kinds):
                     for kind, enabled, dtype in states:
                         stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=cached))
             if context is not None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from . import gate
 
 ROUNDS = 5
 SLICES = 20
@@ -41,12 +42,11 @@ class Row(NamedTuple):
 
     @property
     def spread(self) -> float:
-        low, _, high = statistics.quantiles(self.ratios, n=4)
-        return high - low
+        return gate.spread(self.ratios)
 
     @property
     def passes(self) -> bool:
-        return self.ratio <= max(self.budget * 1.05, self.budget + self.spread)
+        return gate.passes(self.ratio, self.budget, self.spread)
 
 
 def compare(call: str, budget: float, ours: Callable[[int], None], theirs: Callable[[int], None], number: int = 1000) -> Row:

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from accelerator.simulation import is_simulated
 from tests.support import plain_environment
 
+from . import gate
 from .mirror import loop
 
 ROUNDS = 5
@@ -43,12 +44,11 @@ class Row(NamedTuple):
 
     @property
     def spread(self) -> float:
-        low, _, high = statistics.quantiles(self.more, n=4)
-        return high - low
+        return gate.spread(self.more)
 
     @property
     def passes(self) -> bool:
-        return self.budget is None or self.minimum <= max(self.budget * 1.05, self.budget + self.spread)
+        return self.budget is None or gate.passes(self.minimum, self.budget, self.spread)
 
 
 def fastest(runs: tuple[Callable[[], float], ...], times: int) -> list[float]:

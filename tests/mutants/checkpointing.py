@@ -138,6 +138,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "checkpointing/surroundings.py",
+        "if type(state) is not tuple or state != now:",
+        "if type(state) is not tuple:",
+        (f"{_VALUES}::test_gradients_under_dropout_and_autocast[checkpoint-plain-float32-cuda:0]",),
+    ),
+    Mutant(
+        "checkpointing/surroundings.py",
         "                _write_cpu(self._cpu)\n",
         "",
         (f"{_TORCH}::test_dropout_draws_the_same_again[checkpoint]",),

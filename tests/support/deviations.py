@@ -31,7 +31,6 @@ TAKES_DEVICE = (
 )
 NEGATIVE_DOES_NOTHING = ("set_device_index", "set_device_idx", "device_index")
 NEGATIVE_IS_CURRENT = ("current_stream", "synchronize", "get_memory_info")
-REQUIRES_INDEX = ("set_device_index", "set_device_idx")
 UNCHECKED_BEFORE_INITIALIZATION = (
     "synchronize",
     *(name for name in TAKES_DEVICE if name.startswith(("memory_", "max_memory_", "reset_"))),

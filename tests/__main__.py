@@ -1,7 +1,8 @@
 """``python -m tests [pytest arguments]``: the whole suite, each part where it belongs.
 
 With a CUDA build of torch on Linux: ``test_*_simulated.py`` and all that need nothing particular on two simulated GPUs,
-``test_*_cpu.py`` on the same build without any. With a CPU build: all but ``test_*_simulated.py``.
+``test_*_cpu.py`` on the same build without any. With a CPU build: all but ``test_*_simulated.py``. Without torch: what depends
+on none.
 """
 
 from __future__ import annotations
@@ -19,12 +20,11 @@ TESTS = Path(__file__).parent
 
 def main(arguments: list[str]) -> int:
     build = torch_build.read()
-    if build is None:
-        print("torch is not installed in this Python")
-        return 1
     workers = str(min(os.cpu_count() or 1, 4))
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadscope", *arguments]
-    if build.cuda:
+    if build is None:
+        runs = [("without torch", dict(os.environ), [str(TESTS)])]
+    elif build.cuda:
         # Each worker is a machine of its own, with all of the memory to itself.
         on_cpu = [str(path) for path in sorted(TESTS.glob("*/test_*_cpu.py"))]
         runs = [

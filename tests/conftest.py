@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import accelerator as acc
+from accelerator._machine import torch_build
 
 # What these tests depend on no torch: one run of them is enough where several builds are tested one after the other.
 TORCH_FREE = (
@@ -33,6 +34,7 @@ TORCH_FREE = (
 # Files whose tests share what is dear to set up, or several processes that all compute: one worker runs all of a group.
 TOGETHER = {
     "tests/actions/test_capability.py": "machines",
+    "tests/actions/test_devices_streams_memory.py": "machines",
     "tests/checkpointing/test_distributed.py": "worlds",
     "tests/checkpointing/test_nccl.py": "worlds",
     "tests/command/test_cluster.py": "cluster",
@@ -42,6 +44,11 @@ TOGETHER = {
 
 # Somebody else's suite, which test_miniature.py runs.
 collect_ignore = ["miniature"]
+if torch_build.read() is None:
+    collect_ignore += ["checkpointing"]
+    collect_ignore += [
+        str(file) for file in Path(__file__).parent.rglob("test_*.py") if not file.as_posix().endswith(TORCH_FREE)
+    ]
 
 
 def pytest_report_header() -> str:
@@ -92,7 +99,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test on simulated GPUs begins and ends on device 0, with the default streams current and without tensors."""
+    """Every test on simulated GPUs begins and ends on device 0, with idle GPUs, default streams current, and no tensors."""
     yield
     if not request.path.stem.endswith("_simulated"):
         return
@@ -102,6 +109,7 @@ def _as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     for index in reversed(range(torch.cuda.device_count())):
         torch.cuda.set_stream(torch.cuda.default_stream(index))
+        torch.cuda.synchronize(index)
     torch.cuda.set_device(0)
     torch.cuda.empty_cache()
 

@@ -1,44 +1,42 @@
-"""What the rooms of devices, streams and memory do before initialization, at it, and after a fork: in fresh processes."""
+"""What the rooms of devices, streams and memory do before initialization, at it and after a fork: each in its own process."""
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
+import traceback
+from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
 
+import accelerator as acc
 from accelerator._machine import torch_build
-from tests.support import plain_environment, run, simulated_environment
+from accelerator._torch import runtime
+from tests.support import in_child, plain_environment, run, simulated_environment
+from tests.support.device_arguments import (
+    DIGITS_ARE_FINE,
+    FUNCTIONS,
+    HUGE,
+    INDEX_IS_REQUIRED,
+    NEGATIVE,
+    NEGATIVE_IS_FINE,
+    WRONG,
+    Index,
+)
+from tests.support.simulation_driver import is_driver_up
 
 build = torch_build.read()
 needs_simulation = pytest.mark.skipif(
     sys.platform != "linux" or build is None or build.cuda is None, reason="needs a CUDA build of torch on Linux"
 )
-
-INITIALIZATIONS = ("cuInit", "cudart", "context")
-
-
-def initializations(log: Path) -> list[str]:
-    lines = log.read_text().splitlines() if log.exists() else []
-    return [line for line in lines if line.split()[1] in INITIALIZATIONS]
+# In a process forked for the test from one that has imported torch and initialized nothing.
+uninitialized = pytest.mark.simulated_machine(gpus=2)
 
 
-def run_simulated(code: str, tmp_path: Path, **options: object) -> tuple[str, list[str]]:
-    """What the code prints on simulated GPUs, two unless said otherwise, and what was initialized meanwhile."""
-    log = tmp_path / "log"
-    printed = run(code, simulated_environment(log=log, **{"gpus": 2, **options}))
-    return printed, initializations(log)
-
-
-@needs_simulation
-def test_the_log_tells_initializations(tmp_path: Path) -> None:
-    assert run_simulated("import accelerator as acc; acc.init()", tmp_path)[1]
-
-
-@needs_simulation
-def test_nothing_initializes_that_says_so(tmp_path: Path) -> None:
-    code = """
-    import os, torch, accelerator as acc
+@uninitialized
+def test_nothing_initializes_that_says_so() -> None:
     for device in (None, 0, 1, "cuda", "cuda:1", torch.device("cuda", 1)):
         assert acc.memory_allocated(device) == acc.max_memory_allocated(device) == 0
         assert acc.memory_reserved(device) == acc.max_memory_reserved(device) == 0
@@ -57,51 +55,56 @@ def test_nothing_initializes_that_says_so(tmp_path: Path) -> None:
         acc.device_index(None), acc.device_index(-1)
     assert acc.current_device() == acc.current_device_index() == 0
     assert acc.current_device_name() == "cuda:0"
-    assert acc.get_arch_list() and acc.get_gencode_flags()
+    assert acc.get_arch_list()
+    assert acc.get_gencode_flags()
     assert acc.host_memory_stats() == {}
     assert acc.memory_snapshot() == []
     assert acc.get_sync_debug_mode() == 0
-    assert not acc.is_synchronized_device() and not acc.use_host_timers()
+    assert not acc.is_synchronized_device()
+    assert not acc.use_host_timers()
     acc.set_sync_debug_mode(0)
     acc.record_memory_history()
     acc.record_memory_history(None)
     acc.dump_memory_snapshot(os.devnull)
-    acc.empty_cache(); acc.empty_host_cache(); acc.ipc_collect(); acc.lazy_call(print)
-    acc.set_device(-1); acc.set_device_index(-1)
+    acc.empty_cache()
+    acc.empty_host_cache()
+    acc.ipc_collect()
+    acc.lazy_call(print)
+    acc.set_device(-1)
+    acc.set_device_index(-1)
     with acc.stream(None), acc.device_of(torch.ones(1)):
         pass
-    assert not acc.is_initialized() and acc.is_fork_safe() and not torch.cuda.is_initialized()
-    pid = os.fork()
-    if pid == 0:
+    assert not acc.is_initialized()
+    assert acc.is_fork_safe()
+    assert not torch.cuda.is_initialized()
+    assert not is_driver_up()
+
+    def use() -> None:
         acc.set_device(1)
         assert torch.empty(1, device="cuda").device.index == 1
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert is_driver_up()
+
+    in_child(use)
     assert not acc.is_initialized()
-    print(os.getpid())
-    """
-    parent, events = run_simulated(code, tmp_path)
-    assert events  # of the forked child
-    assert not [event for event in events if event.split()[0] == parent.strip()]
+    assert not is_driver_up()
 
 
-@needs_simulation
+@uninitialized
 @pytest.mark.parametrize(
     "call",
     ["init()", "set_device(1)", "set_device_index('cuda:1')", "current_stream()", "default_stream(1)",
      "get_device_properties()", "can_device_access_peer(0, 1)", "cudart()", "external_stream(0)",
      "device_index(0).__enter__()"],
 )  # fmt: skip
-def test_what_initializes(call: str, tmp_path: Path) -> None:
-    code = f"import accelerator as acc; acc.{call}; assert acc.is_initialized()"
-    assert run_simulated(code, tmp_path)[1]
+def test_what_initializes(call: str) -> None:
+    assert not is_driver_up()
+    eval(f"acc.{call}")
+    assert acc.is_initialized()
+    assert is_driver_up()
 
 
-@needs_simulation
-def test_wrong_devices_before_initialization(tmp_path: Path) -> None:
-    code = """
-    import pytest, torch, accelerator as acc
-    from tests.support.device_arguments import *
+@uninitialized
+def test_wrong_devices_before_initialization() -> None:
     for name, function in FUNCTIONS.items():
         for device, error in WRONG:
             if device == "0" and name in DIGITS_ARE_FINE:
@@ -126,22 +129,21 @@ def test_wrong_devices_before_initialization(tmp_path: Path) -> None:
                 with pytest.raises(ValueError, match="with an index"):
                     function(device)
     assert not acc.is_initialized()
-    """
-    assert run_simulated(code, tmp_path)[1] == []
+    assert not is_driver_up()
 
 
-@needs_simulation
-def test_what_waits_takes_effect_at_initialization(tmp_path: Path) -> None:
-    code = """
-    import torch, accelerator as acc
-    order = []
+@uninitialized
+def test_what_waits_takes_effect_at_initialization() -> None:
+    order: list[int] = []
     acc.lazy_call(lambda: order.append(1))
     acc.set_per_process_memory_fraction(0.5, 1)
     acc.set_per_process_memory_fraction(0.25, "cuda:1")
-    assert acc.get_per_process_memory_fraction(1) == 0.25 and acc.get_per_process_memory_fraction() == 1.0
+    assert acc.get_per_process_memory_fraction(1) == 0.25
+    assert acc.get_per_process_memory_fraction() == 1.0
     acc.record_memory_history(max_entries=10)
     acc.lazy_call(lambda: order.append(2))
-    assert order == [] and not acc.is_initialized()
+    assert order == []
+    assert not acc.is_initialized()
     torch.empty(1, device="cuda:0")
     assert order == [1, 2]
     assert torch.cuda.current_device() == 0
@@ -149,77 +151,83 @@ def test_what_waits_takes_effect_at_initialization(tmp_path: Path) -> None:
     torch.cuda.set_device(0)
     assert acc.get_per_process_memory_fraction(0) == 1.0
     assert torch.cuda.memory._snapshot()["device_traces"][0]
-    try:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
         torch.empty(acc.total_memory(1) // 2, dtype=torch.uint8, device="cuda:1")
-    except torch.OutOfMemoryError as error:
-        assert acc.is_out_of_memory_error(error)
-    else:
-        raise AssertionError("no limit")
-    """
-    run_simulated(code, tmp_path)
+    assert acc.is_out_of_memory_error(caught.value)
 
 
-@needs_simulation
-def test_running_out_of_one_gibibyte(tmp_path: Path) -> None:
-    code = """
-    import torch, accelerator as acc
+@pytest.mark.simulated_machine(gpus=1, memory="1GiB")
+def test_running_out_of_one_gibibyte() -> None:
     held = torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
-    try:
+    with pytest.raises(Exception) as caught:
         torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
-    except Exception as error:
-        assert acc.is_out_of_memory_error(error) is True
-        assert acc.memory_allocated() == acc.memory_reserved() == 600 << 20
-        assert acc.max_memory_allocated() == 600 << 20
-        assert acc.memory_stats()["num_ooms"] == 1
-        assert acc.total_memory() == 1 << 30
-        assert acc.available_memory() == acc.get_memory_info()[0] <= 424 << 20
-    else:
-        raise AssertionError("did not run out")
+    assert acc.is_out_of_memory_error(caught.value) is True
+    assert acc.memory_allocated() == acc.memory_reserved() == 600 << 20
+    assert acc.max_memory_allocated() == 600 << 20
+    assert acc.memory_stats()["num_ooms"] == 1
+    assert acc.total_memory() == 1 << 30
+    assert acc.available_memory() == acc.get_memory_info()[0] <= 424 << 20
+    caught.value.__traceback__ = None
     del held
     again = torch.empty(900 << 20, dtype=torch.uint8, device="cuda")
-    assert acc.memory_allocated() == 900 << 20
-    """
-    run_simulated(code, tmp_path, gpus=1, memory="1GiB")
+    assert acc.memory_allocated() == again.numel() == 900 << 20
 
 
-@needs_simulation
-def test_a_child_of_an_initialized_process_is_told(tmp_path: Path) -> None:
-    code = """
-    import os, torch, accelerator as acc
+@uninitialized
+def test_a_child_of_an_initialized_process_is_told() -> None:
     acc.init()
     stream = acc.current_stream()
-    pid = os.fork()
-    if pid == 0:
-        calls = [
-            lambda: acc.set_device(0), lambda: acc.current_device(), lambda: acc.current_device_name(),
-            lambda: acc.device_of(torch.ones(1)), lambda: acc.get_device_properties(),
-            lambda: acc.can_device_access_peer(0, 1), lambda: acc.default_stream(), lambda: acc.stream(stream),
-            lambda: acc.external_stream(0), acc.init, lambda: acc.lazy_call(print), acc.ipc_collect, acc.cudart,
-            acc.current_blas_handle, lambda: acc.set_sync_debug_mode(1), acc.get_sync_debug_mode,
-            acc.mem_get_info, acc.memory_stats_as_nested_dict, acc.host_memory_stats, acc.memory_summary, acc.memory_snapshot,
-            acc.record_memory_history, lambda: acc.dump_memory_snapshot(os.devnull), acc.total_memory, acc.available_memory,
-            lambda: acc.set_per_process_memory_fraction(1.0), acc.get_per_process_memory_fraction, acc.memory_allocated,
-            acc.synchronize, acc.empty_cache, acc.current_stream,
+
+    def told() -> None:
+        calls: list[Callable[[], object]] = [
+            lambda: acc.set_device(0),
+            lambda: acc.current_device(),
+            lambda: acc.current_device_name(),
+            lambda: acc.device_of(torch.ones(1)),
+            lambda: acc.get_device_properties(),
+            lambda: acc.can_device_access_peer(0, 1),
+            lambda: acc.default_stream(),
+            lambda: acc.stream(stream),
+            lambda: acc.external_stream(0),
+            acc.init,
+            lambda: acc.lazy_call(print),
+            acc.ipc_collect,
+            acc.cudart,
+            acc.current_blas_handle,
+            lambda: acc.set_sync_debug_mode(1),
+            acc.get_sync_debug_mode,
+            acc.mem_get_info,
+            acc.memory_stats_as_nested_dict,
+            acc.host_memory_stats,
+            acc.memory_summary,
+            acc.memory_snapshot,
+            acc.record_memory_history,
+            lambda: acc.dump_memory_snapshot(os.devnull),
+            acc.total_memory,
+            acc.available_memory,
+            lambda: acc.set_per_process_memory_fraction(1.0),
+            acc.get_per_process_memory_fraction,
+            acc.memory_allocated,
+            acc.synchronize,
+            acc.empty_cache,
+            acc.current_stream,
         ]
-        for number, call in enumerate(calls):
-            try:
+        for call in calls:
+            with pytest.raises(RuntimeError, match=r"spawn.*forkserver"):
                 call()
-            except RuntimeError as error:
-                assert "spawn" in str(error) and "forkserver" in str(error), (number, error)
-            else:
-                os._exit(number + 1)
-        assert acc.device() == torch.device("cuda") and acc.device(0) == torch.device("cuda", 0)
+        assert acc.device() == torch.device("cuda")
+        assert acc.device(0) == torch.device("cuda", 0)
         assert (acc.device_name(), acc.device_name(1), acc.device_name("0")) == ("cuda", "cuda:1", "cuda:0")
-        assert not (acc.is_synchronized_device() or acc.use_host_timers() or acc.resolves_data_dependency())
-        assert not acc.handles_memory_backpressure() and acc.on_accelerator(torch.ones(1)) is False
-        assert acc.op_builder_dir() == "deepspeed.ops.op_builder" and acc.get_op_builder("NoSuchBuilder") is None
+        assert not acc.is_synchronized_device()
+        assert not acc.use_host_timers()
+        assert not acc.resolves_data_dependency()
+        assert not acc.handles_memory_backpressure()
+        assert acc.on_accelerator(torch.ones(1)) is False
+        assert acc.op_builder_dir() == "deepspeed.ops.op_builder"
+        assert acc.get_op_builder("NoSuchBuilder") is None
         for wrong, error in ((2, ValueError), ("cpu", ValueError), (1.5, TypeError)):
-            try:
-                acc.device(wrong)
-            except error:
-                pass
-            else:
-                os._exit(99)
+            with pytest.raises(error):
+                acc.device(wrong)  # type: ignore[arg-type]
         # As torch's, the seeds wait for an initialization that cannot come.
         torch.default_generator.manual_seed(7)
         acc.manual_seed(1), acc.manual_seed_all(1), acc.seed(), acc.seed_all()
@@ -228,113 +236,110 @@ def test_a_child_of_an_initialized_process_is_told(tmp_path: Path) -> None:
         assert acc.is_out_of_memory_error(MemoryError())
         with acc.stream(None):
             pass
-        os._exit(0)
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    assert status == 0, f"call {status - 1} did not raise"
-    """
-    run_simulated(code, tmp_path)
+
+    in_child(told)
 
 
-@needs_simulation
-def test_errors_are_no_reason_to_initialize(tmp_path: Path) -> None:
-    code = """
-    import pytest, torch, accelerator as acc
+@uninitialized
+def test_errors_are_no_reason_to_initialize() -> None:
     assert acc.device_count() == 2
-    for call, error in (
-        (lambda: acc.FloatTensor(None), (TypeError, RuntimeError)), (lambda: acc.LongTensor("x"), (TypeError, ValueError)),
-        (lambda: acc.HalfTensor([[1], [1, 2]]), ValueError), (lambda: acc.external_stream(-1), ValueError),
-        (lambda: acc.external_stream(None), TypeError), (lambda: acc.external_stream(0, 2), ValueError),
-        (lambda: acc.pin_empty(None), TypeError), (lambda: acc.pin_empty(-1), RuntimeError),
-        (lambda: acc.pin_empty("x"), TypeError), (lambda: acc.pin_memory(None), TypeError),
+    calls: list[tuple[Callable[[], object], Any]] = [
+        (lambda: acc.FloatTensor(None), (TypeError, RuntimeError)),
+        (lambda: acc.LongTensor("x"), (TypeError, ValueError)),
+        (lambda: acc.HalfTensor([[1], [1, 2]]), ValueError),
+        (lambda: acc.external_stream(-1), ValueError),
+        (lambda: acc.external_stream(None), TypeError),
+        (lambda: acc.external_stream(0, 2), ValueError),
+        (lambda: acc.pin_empty(None), TypeError),
+        (lambda: acc.pin_empty(-1), RuntimeError),
+        (lambda: acc.pin_empty("x"), TypeError),
+        (lambda: acc.pin_memory(None), TypeError),
         (lambda: acc.pin_memory(torch.empty(1, device="meta")), RuntimeError),
-        (lambda: acc.register_host_memory(None, 1), TypeError), (lambda: acc.register_host_memory(0, None), TypeError),
-        (lambda: acc.unregister_host_memory(None), TypeError), (lambda: acc.unregister_host_memory(-1), ValueError),
-        (lambda: acc.manual_seed(float("inf")), ValueError), (lambda: acc.manual_seed_all(2**70), (ValueError, RuntimeError)),
-        (lambda: acc.set_device_index(2), ValueError), (lambda: acc.set_device_index(None), ValueError),
-        (lambda: acc.current_stream("cuda:2"), ValueError), (lambda: acc.device_index(2), ValueError),
-        (lambda: acc.Graph(capture_error_mode="strict"), ValueError), (lambda: acc.set_stream(3), TypeError),
-        (lambda: acc.capture_to_graph(3), TypeError), (lambda: acc.replay_graph(None), TypeError),
-        (lambda: acc.can_device_access_peer(2, 0), ValueError), (lambda: acc.can_device_access_peer(0, 2), ValueError),
+        (lambda: acc.register_host_memory(None, 1), TypeError),
+        (lambda: acc.register_host_memory(0, None), TypeError),
+        (lambda: acc.unregister_host_memory(None), TypeError),
+        (lambda: acc.unregister_host_memory(-1), ValueError),
+        (lambda: acc.manual_seed(float("inf")), ValueError),
+        (lambda: acc.manual_seed_all(2**70), (ValueError, RuntimeError)),
+        (lambda: acc.set_device_index(2), ValueError),
+        (lambda: acc.set_device_index(None), ValueError),
+        (lambda: acc.current_stream("cuda:2"), ValueError),
+        (lambda: acc.device_index(2), ValueError),
+        (lambda: acc.Graph(capture_error_mode="strict"), ValueError),
+        (lambda: acc.set_stream(3), TypeError),
+        (lambda: acc.capture_to_graph(3), TypeError),
+        (lambda: acc.replay_graph(None), TypeError),
+        (lambda: acc.can_device_access_peer(2, 0), ValueError),
+        (lambda: acc.can_device_access_peer(0, 2), ValueError),
         (lambda: acc.range_push(3), TypeError),
-    ):
+    ]
+    for call, error in calls:
         with pytest.raises(error) as caught:
             call()
         # torch 2.6 answers a call that fits no form of empty() with all forms.
         several_lines = torch.__version__.startswith("2.6.") and str(caught.value).startswith("empty() received")
-        assert several_lines or "\\n" not in str(caught.value), caught.value
-    assert not acc.is_initialized() and acc.is_fork_safe()
-    """
-    assert run_simulated(code, tmp_path)[1] == []
+        assert several_lines or "\n" not in str(caught.value), caught.value
+    assert not acc.is_initialized()
+    assert acc.is_fork_safe()
+    assert not is_driver_up()
 
 
-@needs_simulation
-def test_contexts_initialize_when_they_are_entered(tmp_path: Path) -> None:
-    code = """
-    import torch, accelerator as acc
-    for device in (0, 1, "cuda:1", torch.device("cuda", 1)):
-        made = acc.device_index(device)
-    assert not acc.is_initialized() and acc.is_fork_safe()
+@uninitialized
+def test_contexts_initialize_when_they_are_entered() -> None:
+    made = [acc.device_index(device) for device in (0, 1, "cuda:1", torch.device("cuda", 1))][-1]
+    assert not acc.is_initialized()
+    assert acc.is_fork_safe()
+    assert not is_driver_up()
     with made, made:
-        assert acc.is_initialized() and torch.cuda.current_device() == 1
+        assert acc.is_initialized()
+        assert is_driver_up()
+        assert torch.cuda.current_device() == 1
     assert torch.cuda.current_device() == 0
-    """
-    assert run_simulated(code, tmp_path)[1]
 
 
-@needs_simulation
-def test_a_context_entered_in_a_child_that_cannot_says_so(tmp_path: Path) -> None:
-    code = """
-    import os, torch, accelerator as acc
+@uninitialized
+def test_a_context_entered_in_a_child_that_cannot_says_so() -> None:
     made = acc.device_index(1)
     torch.cuda.init()
-    child = os.fork()
-    if child == 0:
-        try:
+
+    def enter() -> None:
+        with pytest.raises(RuntimeError, match=r"^The accelerator cannot be used: "):
             made.__enter__()
-        except RuntimeError as error:
-            os._exit(not str(error).startswith("The accelerator cannot be used: "))
-        os._exit(2)
-    assert os.waitpid(child, 0)[1] == 0
-    """
-    run_simulated(code, tmp_path)
+
+    in_child(enter)
 
 
-@needs_simulation
-def test_a_device_of_another_type_shows_no_inner_error(tmp_path: Path) -> None:
-    code = """
-    import traceback, torch, accelerator as acc
+@uninitialized
+def test_a_device_of_another_type_shows_no_inner_error() -> None:
     for prepare in (lambda: None, acc.init):
         prepare()
         for device in (torch.device("cpu"), "cpu", "bogus", 1.5):
             for function in (acc.synchronize, acc.memory_allocated, acc.set_device_index):
-                try:
+                with pytest.raises(Exception) as caught:
                     function(device)
-                except Exception as error:
-                    shown = traceback.format_exc()
-                    assert "KeyError" not in shown and "During handling" not in shown, shown
-                else:
-                    raise AssertionError(function)
-    """
-    run_simulated(code, tmp_path)
+                shown = "".join(traceback.format_exception(caught.value))
+                assert "KeyError" not in shown, shown
+                assert "During handling" not in shown, shown
 
 
-@needs_simulation
-def test_only_the_look_changes_what_was_found(tmp_path: Path) -> None:
-    code = """
-    import os, torch, accelerator as acc
-    from accelerator._torch import runtime
-    assert runtime.look() == ("cuda", None, False) and runtime.look("cuda:1").given == 1
+@uninitialized
+def test_only_the_look_changes_what_was_found() -> None:
+    assert runtime.look() == ("cuda", None, False)
+    assert runtime.look("cuda:1").given == 1
     os.environ["ACCELERATOR_BACKEND"] = "cpu"
-    assert runtime.kind == "cuda" and not runtime.up  # nobody has looked
-    assert acc.is_available() is False and acc.device_count() == 0 and acc.current_accelerator() is None
+    assert runtime.kind == "cuda"
+    assert not runtime.up
+    assert acc.is_available() is False
+    assert acc.device_count() == 0
+    assert acc.current_accelerator() is None
     assert runtime.kind == "cuda"  # the questions have not
-    assert acc.device() == torch.device("cpu") and runtime.kind == "cpu"
+    assert acc.device() == torch.device("cpu")
+    assert runtime.kind == "cpu"
     assert runtime.look(5) == ("cpu", 0, False)
     del os.environ["ACCELERATOR_BACKEND"]
     torch.cuda.init()
-    assert acc.device() == torch.device("cuda") and runtime.look("cuda") == ("cuda", None, True)
-    """
-    run_simulated(code, tmp_path)
+    assert acc.device() == torch.device("cuda")
+    assert runtime.look("cuda") == ("cuda", None, True)
 
 
 COMPILED = """
@@ -352,8 +357,8 @@ print(made.device)
 
 @needs_simulation
 @pytest.mark.parametrize("device", ["1", "'cuda:1'", "torch.device('cuda', 1)", "torch.empty(1, device='cuda:1')"])
-def test_compiled_context_is_the_first_use_of_the_package(device: str, tmp_path: Path) -> None:
-    assert run_simulated(COMPILED.format(device=device, kind="cuda"), tmp_path)[0] == "cuda:1\n"
+def test_compiled_context_is_the_first_use_of_the_package(device: str) -> None:
+    assert run(COMPILED.format(device=device, kind="cuda"), simulated_environment(gpus=2)) == "cuda:1\n"
 
 
 @pytest.mark.parametrize("device", ["0", "'cpu'", "torch.device('cpu')", "torch.ones(1)"])
@@ -361,26 +366,20 @@ def test_compiled_context_is_the_first_use_on_the_cpu(device: str) -> None:
     assert run(COMPILED.format(device=device, kind="cpu"), plain_environment(ACCELERATOR_BACKEND="cpu")) == "cpu\n"
 
 
-@needs_simulation
-def test_the_environment_can_make_the_cpu_stand_in(tmp_path: Path) -> None:
-    code = """
-    import torch, accelerator as acc
-    assert acc.device() == torch.device("cpu") and acc.is_synchronized_device()
+@uninitialized
+def test_the_environment_can_make_the_cpu_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATOR_BACKEND", "cpu")
+    assert acc.device() == torch.device("cpu")
+    assert acc.is_synchronized_device()
     assert acc.mem_get_info()[1] == acc.get_memory_info()[1]  # what is free changes by itself
     acc.set_device(0)
     acc.init()
     assert not acc.is_initialized()
-    for refused in (acc.cudart, acc.current_blas_handle, lambda: acc.external_stream(0)):
-        try:
+    assert not is_driver_up()
+    refusing: list[Callable[[], object]] = [acc.cudart, acc.current_blas_handle, lambda: acc.external_stream(0)]
+    for refused in refusing:
+        with pytest.raises(RuntimeError, match="the CPU stands in"):
             refused()
-        except RuntimeError as error:
-            assert "the CPU stands in" in str(error)
-        else:
-            raise AssertionError
-    """
-    log = tmp_path / "log"
-    run(code, simulated_environment({"ACCELERATOR_BACKEND": "cpu"}, gpus=2, log=log))
-    assert initializations(log) == []
 
 
 def test_a_backend_without_allocator() -> None:

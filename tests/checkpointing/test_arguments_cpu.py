@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict, defaultdict, namedtuple
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -98,13 +97,6 @@ KINDS: dict[str, Any] = {
 
 kinds = pytest.mark.parametrize("kind", KINDS)
 modes = pytest.mark.parametrize("mode", MODES)
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
 
 
 @kinds

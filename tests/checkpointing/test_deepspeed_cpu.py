@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,13 +19,6 @@ both = pytest.mark.parametrize(
     "ckpt", [checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint], ids=["checkpoint", "non_reentrant"]
 )
 WIDTH = 20
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
 
 
 class Masked(nn.Module):

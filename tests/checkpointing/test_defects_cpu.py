@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,15 +26,6 @@ MODES: list[dict[str, Any]] = [
 
 both = pytest.mark.parametrize("ckpt", CKPTS, ids=["checkpoint", "non_reentrant"])
 modes = pytest.mark.parametrize("mode", MODES, ids=["plain", "partition", "cpu", "partition+cpu", "contiguous", "all"])
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    checkpointing.get_cuda_rng_tracker().reset()
-    yield
-    checkpointing.configure()
-    checkpointing.get_cuda_rng_tracker().reset()
 
 
 def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -18,12 +18,8 @@ MEBIBYTE = 2**20
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.cuda.init()
-    torch.cuda.set_device(0)
-    checkpointing.configure()
+def _without_default_device() -> Iterator[None]:
     yield
-    checkpointing.configure()
     torch.set_default_device(None)
 
 

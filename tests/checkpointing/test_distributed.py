@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch.distributed
 
 from tests.support import checkpointing_worker as worker
+from tests.support import ranks
 
 pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
-
-SECONDS = 150
 
 # Beside the names of cases: how a rank's process ended.
 ENDED = "ended"
@@ -27,32 +23,11 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     size: int = request.param
     folder = tmp_path_factory.mktemp(f"world{size}")
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1"}
-    logs = [(folder / f"{rank}.log").open("w") for rank in range(size)]
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.checkpointing_worker", str(rank), str(size), str(folder)],
-            cwd=Path(__file__).parents[2],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        for process in ranks:
-            process.wait(SECONDS)
-    except subprocess.TimeoutExpired:
-        pass
-    finally:
-        for process, log in zip(ranks, logs, strict=True):
-            process.kill()
-            process.wait()
-            log.close()
     found = []
-    for rank, process in enumerate(ranks):
-        path, log = folder / f"{rank}.json", (folder / f"{rank}.log").read_text()
-        assert path.exists(), log
-        found.append({**json.loads(path.read_text()), ENDED: f"status {process.returncode}, after:\n{log[-2000:]}"})
+    for rank, ended in enumerate(ranks.run("tests.support.checkpointing_worker", size, folder, environment)):
+        path = folder / f"{rank}.json"
+        assert path.exists(), ended.said
+        found.append({**json.loads(path.read_text()), ENDED: f"status {ended.status}, after:\n{ended.said}"})
     return found
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,13 +31,6 @@ from tests.support.checkpointing_cases import (
     torchs,
     x,
 )
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
 
 
 @pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,17 +17,6 @@ MEBIBYTE = 2**20
 LAYERS = 8
 # Elements of one activation: 4 MiB.
 SIZE = MEBIBYTE
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.cuda.init()
-    torch.cuda.set_device(0)
-    checkpointing.configure()
-    checkpointing.get_cuda_rng_tracker().reset()
-    yield
-    checkpointing.configure()
-    checkpointing.get_cuda_rng_tracker().reset()
 
 
 def on_device() -> int:

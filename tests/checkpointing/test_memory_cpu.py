@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,6 @@ from accelerator import checkpointing
 from accelerator.checkpointing import configuration
 from tests.support.checkpointing_cases import torchs
 from tests.support.checkpointing_memory import KEEPERS, MANY, MODES, many, survivors
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
 
 
 @pytest.mark.parametrize("mode", MODES)

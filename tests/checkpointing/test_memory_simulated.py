@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,13 +10,6 @@ import torch
 from accelerator import checkpointing
 from tests.support.checkpointing_cases import torchs
 from tests.support.checkpointing_memory import KEEPERS, MANY, MODES, many, survivors
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support import checkpointing_nccl_rank as ranks
-from tests.support import simulated_environment
+from tests.support import checkpointing_nccl_rank, ranks, simulated_environment
 from tests.support.checkpointing_cases import OURS
 from tests.support.checkpointing_memory import MODES
 from tests.support.simulation import linux_only
@@ -21,8 +17,6 @@ pytestmark = [
     pytest.mark.skipif(torch.version.cuda is None, reason="simulated GPUs are for CUDA builds of torch"),
 ]
 
-SECONDS = 150
-
 
 @pytest.fixture(scope="module", params=[2, 4], ids=["two", "four"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
@@ -30,31 +24,12 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     size: int = request.param
     folder = tmp_path_factory.mktemp(f"nccl{size}")
     environment = simulated_environment({"OMP_NUM_THREADS": "1"}, gpus=size)
-    logs = [(folder / f"{rank}.log").open("w") for rank in range(size)]
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.support.checkpointing_nccl_rank", str(rank), str(size), str(folder)],
-            cwd=Path(__file__).parents[2],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        for rank, log in enumerate(logs)
-    ]
-    try:
-        for process in processes:
-            process.wait(SECONDS)
-    finally:
-        for process, log in zip(processes, logs, strict=True):
-            process.kill()
-            process.wait()
-            log.close()
-    for rank, process in enumerate(processes):
-        assert process.returncode == 0, (folder / f"{rank}.log").read_text()[-3000:]
+    for ended in ranks.run("tests.support.checkpointing_nccl_rank", size, folder, environment):
+        assert ended.status == 0, ended.said
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 
-@pytest.mark.parametrize("shape", ranks.SHAPES)
+@pytest.mark.parametrize("shape", checkpointing_nccl_rank.SHAPES)
 @pytest.mark.parametrize("mode", MODES)
 def test_as_without_checkpoints(results: list[dict[str, Any]], mode: str, shape: str) -> None:
     for rank, found in enumerate(results):
@@ -63,13 +38,13 @@ def test_as_without_checkpoints(results: list[dict[str, Any]], mode: str, shape:
             assert all(torch.equal(*pair) for pair in pairs), f"rank {rank}"
 
 
-@pytest.mark.parametrize("shape", ranks.SHAPES)
+@pytest.mark.parametrize("shape", checkpointing_nccl_rank.SHAPES)
 def test_as_on_the_cpu(results: list[dict[str, Any]], shape: str) -> None:
     masks = [found[shape]["masks"] for found in results]
     # Outside of forks ranks draw the same, inside each its own.
     assert all(torch.equal(own[1], masks[0][1]) for own in masks)
     assert not any(torch.equal(own[0], masks[0][0]) for own in masks[1:])
     for rank, found in enumerate(results):
-        expected = ranks.reference(ranks.SHAPES[shape], rank, masks)
+        expected = checkpointing_nccl_rank.reference(checkpointing_nccl_rank.SHAPES[shape], rank, masks)
         for number, (one, other) in enumerate(zip(found[shape]["plain"], expected, strict=True)):
             assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), f"rank {rank}, value {number}"

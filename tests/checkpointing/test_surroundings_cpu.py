@@ -13,10 +13,8 @@ from accelerator import checkpointing
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
+def _torchs_defaults() -> Iterator[None]:
     yield
-    checkpointing.configure()
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
     torch.use_deterministic_algorithms(False)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,13 +19,6 @@ from tests.support.checkpointing_cases import EVERYONE, OURS, TELLS_EARLY_STOP, 
 
 everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
 ours = pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
 
 
 class Counted(nn.Module):

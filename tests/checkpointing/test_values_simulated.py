@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,17 +18,6 @@ LAYERS, ROWS, WIDTH = 4, 6, 8
 CASTS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # The two devices add up products in other orders, which shows in the last bits that a dtype has.
 CLOSE = {"float32": 1e-5, "bfloat16": 0.06, "float16": 0.01}
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    torch.cuda.init()
-    torch.cuda.set_device(0)
-    checkpointing.configure()
-    checkpointing.get_cuda_rng_tracker().reset()
-    yield
-    checkpointing.configure()
-    checkpointing.get_cuda_rng_tracker().reset()
 
 
 class Layer(nn.Module):

@@ -27,16 +27,40 @@ def free_port() -> int:
         return port
 
 
-def start(environment: dict[str, str], size: int, ranks: list[int], *arguments: str, **changed: dict[int, str]) -> Any:
-    """Start ranks as a launcher does; gives what rank 0 printed, what the others did, and all exit statuses."""
-    port, command = str(free_port()), [sys.executable, "-m", "accelerator", "check", *arguments]
+# Followers that wait no longer than this beyond their deadline, in place of ten seconds.
+GRACE_S = 2.0
+HASTY = (
+    "-c",
+    "import sys; from accelerator import __main__; from accelerator._command import cluster; "
+    f"cluster._GRACE_S = {GRACE_S}; sys.exit(__main__.main(sys.argv[1:]))",
+)
+
+
+def start(
+    environment: dict[str, str],
+    size: int,
+    ranks: list[int],
+    *arguments: str,
+    program: tuple[str, ...] = ("-m", "accelerator"),
+    late: float = 0.0,
+    **changed: dict[int, str],
+) -> Any:
+    """Start ranks as a launcher does, the first so many seconds after the others.
+
+    Gives what the first printed, what all of them had to complain of, and all exit statuses.
+    """
+    port, command = str(free_port()), [sys.executable, *program, "check", *arguments]
     processes: list[subprocess.Popen[str]] = []
-    for rank in ranks:
+    for rank in [*ranks[1:], ranks[0]] if late else ranks:
+        if late and rank == ranks[0]:
+            time.sleep(late)
         variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         variables |= {name: values[rank] for name, values in changed.items() if rank in values}
         of_rank = {**environment, **variables}
         processes.append(subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    if late:
+        processes.insert(0, processes.pop())
     said = [process.communicate(timeout=240) for process in processes]
     assert [out for out, _ in said[1:]] == [""] * (len(ranks) - 1)
     return said[0][0], [error for _, error in said], [process.returncode for process in processes]
@@ -114,6 +138,29 @@ def test_document(two_ranks: Well) -> None:
     assert (told["passed"], told["missing"], told["failed"], told["all_reduce"]) == (False, [1], [], None)
     assert told["ranks"][1] == {"rank": 1, "passed": False, "missing": True}
     assert [told["ranks"][rank]["passed"] for rank in (0, 2)] == [True, True]
+
+
+def test_a_late_rank_0_is_waited_for_as_long_as_it_waits_itself(two_ranks: Well) -> None:
+    # As rank 1 is missing, rank 0 has its word for rank 2 only at its own deadline.
+    environment, timeout, late = plain_environment(ACCELERATOR_BACKEND="cpu"), two_ranks.seconds, 2 * GRACE_S
+    said, errors, statuses = start(environment, 3, [0, 2], "--timeout", str(timeout + late), program=HASTY, late=late)
+    assert errors == ["", ""]
+    assert statuses == [1, 1]
+    assert said.splitlines()[0] == "3 ranks on 1 host: 2 well, 0 failed, 1 missing"
+
+
+def test_a_rank_0_that_says_nothing() -> None:
+    dist = pytest.importorskip("torch.distributed")
+    if not dist.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    # As when rank 0 hangs: its store is there, and not a word in it.
+    store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
+    variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+    command = [sys.executable, *HASTY, "check", "--timeout", "5"]
+    environment = plain_environment(ACCELERATOR_BACKEND="cpu", **variables)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "python -m accelerator check: rank 1: no word from rank 0 by the deadline\n"
 
 
 @on_simulated_gpus

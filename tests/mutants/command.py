@@ -71,6 +71,18 @@ MUTANTS = (
         ("command/test_cluster.py::test_variables_that_make_no_sense",),
     ),
     Mutant(
+        "_command/cluster.py",
+        "_follow(store, place, time.monotonic() + timeout)",
+        "_follow(store, place, deadline)",
+        ("command/test_cluster.py::test_a_late_rank_0_is_waited_for_as_long_as_it_waits_itself",),
+    ),
+    Mutant(
+        "_command/cluster.py",
+        'no word from rank 0 by the deadline", 1))',
+        'no word from rank 0 by the deadline", 0))',
+        ("command/test_cluster.py::test_a_rank_0_that_says_nothing",),
+    ),
+    Mutant(
         "simulation/pytest_plugin.py",
         "\nif TYPE_CHECKING:\n",
         "\nfrom .. import discovery as _\n\nif TYPE_CHECKING:\n",

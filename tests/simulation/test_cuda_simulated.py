@@ -8,33 +8,12 @@ from __future__ import annotations
 import ctypes
 import gc
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 GIB = 2**30
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def clean_device() -> Iterator[None]:
-    torch.cuda.set_device(0)
-    torch.cuda.empty_cache()
-    yield
-    torch.cuda.set_device(0)
-    for device in range(torch.cuda.device_count()):
-        torch.cuda.synchronize(device)
-
-
-@pytest.fixture(scope="module")
-def runtime() -> ctypes.CDLL:
-    """The runtime that torch uses: the loader knows it by its name already."""
-    assert torch.version.cuda
-    return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
 
 
 @pytest.fixture(scope="module")

@@ -19,23 +19,6 @@ MIB = 2**20
 MILLISECOND = 1_000_000
 
 
-@pytest.fixture(autouse=True)
-def clean_device() -> Iterator[None]:
-    torch.cuda.set_device(0)
-    torch.cuda.empty_cache()
-    yield
-    torch.cuda.set_device(0)
-    for device in range(torch.cuda.device_count()):
-        torch.cuda.synchronize(device)
-
-
-@pytest.fixture(scope="module")
-def runtime() -> ctypes.CDLL:
-    """The runtime that torch uses: the loader knows it by its name already."""
-    assert torch.version.cuda
-    return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
-
-
 class TestStreams:
     def test_sleeping_stream_is_busy_until_it_is_done(self) -> None:
         stream = torch.cuda.Stream()

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,3 +51,21 @@ def run(code: str, environment: dict[str, str], *arguments: str, timeout: float 
     child = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
     assert child.returncode == 0, f"status {child.returncode}\n{child.stdout}\n{child.stderr}"
     return child.stdout
+
+
+def in_child(function: Callable[[], object]) -> None:
+    """Call a function in a forked child; its failure is the test's failure, and says what the child's was."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            function()
+        except BaseException:
+            os.write(writing, traceback.format_exc()[-4000:].encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, encoding="utf-8", errors="replace") as pipe:
+        failure = pipe.read()
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert (status, failure) == (0, ""), f"status {status} of the child\n{failure}"

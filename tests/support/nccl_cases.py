@@ -26,9 +26,9 @@ from tests.support.nccl_ranks import (
     nccl,
     pointer,
     refused,
-    runtime,
     unique_id,
 )
+from tests.support.simulation_driver import loaded_runtime
 
 TYPES = (
     *(torch.int8, torch.uint8, torch.int32, torch.uint32, torch.int64, torch.uint64),
@@ -293,9 +293,9 @@ def one_process(place: Place, threads: bool) -> bool:
     n, kind, size = 4, FLOAT32, 150_001
     device = ctypes.c_int()
     handles = (ctypes.c_void_p * n)()
-    check_cuda(runtime().cudaSetDevice(1))
+    check_cuda(loaded_runtime().cudaSetDevice(1))
     check(nccl.ncclCommInitAll(handles, n, None))
-    check_cuda(runtime().cudaGetDevice(ctypes.byref(device)))
+    check_cuda(loaded_runtime().cudaGetDevice(ctypes.byref(device)))
     assert device.value == 1
     comms = [Comm.adopt(ctypes.c_void_p(handle)) for handle in handles]
     assert [comm.rank for comm in comms] == list(range(n))
@@ -375,7 +375,7 @@ def families(place: Place) -> list[Any]:
 def scalable(place: Place) -> int:
     ids = (UniqueId * 2)(place.id, place.id)
     handle = ctypes.c_void_p()
-    check_cuda(runtime().cudaSetDevice(place.rank))
+    check_cuda(loaded_runtime().cudaSetDevice(place.rank))
     check(nccl.ncclCommInitRankScalable(ctypes.byref(handle), place.ranks, place.rank, 2, ids, None))
     return Comm.adopt(handle).total()
 
@@ -432,7 +432,7 @@ def shrink(place: Place, flags: int) -> list[Any]:
 
 def grow(place: Place) -> list[int]:
     """Ranks 0 and 1 are joined by rank 2."""
-    check_cuda(runtime().cudaSetDevice(place.rank))
+    check_cuda(loaded_runtime().cudaSetDevice(place.rank))
     shared, handle = Path(place.store), ctypes.c_void_p()
     if place.rank < 2:
         comm = Comm.of(place.id, place.rank, 2)

@@ -18,6 +18,8 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.simulation_driver import loaded_runtime
+
 # No rank outlives this, whatever it waits for.
 MOST_SECONDS = 100
 
@@ -60,13 +62,6 @@ def unique_id() -> UniqueId:
     return made
 
 
-def runtime() -> ctypes.CDLL:
-    import torch
-
-    assert torch.version.cuda
-    return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
-
-
 def pointer(tensor: Any, offset: int = 0) -> ctypes.c_void_p:
     """Where a tensor's numbers are: on simulated GPUs the host's memory will do as well."""
     return ctypes.c_void_p(tensor.data_ptr() + offset * tensor.element_size())
@@ -80,7 +75,7 @@ class Comm:
 
     @classmethod
     def of(cls, identifier: UniqueId, rank: int, ranks: int, device: int | None = None) -> Comm:
-        check_cuda(runtime().cudaSetDevice(rank if device is None else device))
+        check_cuda(loaded_runtime().cudaSetDevice(rank if device is None else device))
         handle = ctypes.c_void_p()
         check(nccl.ncclCommInitRank(ctypes.byref(handle), ranks, identifier, rank))
         return cls(handle, rank, ranks)

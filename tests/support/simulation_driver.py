@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from typing import Any
 
@@ -12,6 +13,21 @@ from tests.support import run, simulated_environment
 
 _build = torch_build.read()
 needs_cuda_torch = pytest.mark.skipif(_build is None or not _build.cuda, reason="needs a torch built for CUDA")
+
+
+def loaded_runtime() -> ctypes.CDLL:
+    """The CUDA runtime that this process's torch uses: the loader knows it by its name already."""
+    import torch
+
+    assert torch.version.cuda
+    return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
+
+
+def is_driver_up() -> bool:
+    """Whether anything has initialized the CUDA driver in this process, by its own word: loading it does not."""
+    not_initialized = 3
+    return ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != not_initialized
+
 
 # What every program begins with; torch would take a second more to start.
 DRIVER = """

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import accelerator
+from accelerator._command import report
 from tests.support import plain_environment, simulated_environment
 from tests.support.discovery import BUILD, on_simulated_gpus
 
@@ -195,10 +196,10 @@ def test_how_things_were_read(machine: dict[str, Any], variables: dict[str, str]
 
 @on_simulated_gpus
 def test_tables() -> None:
-    report = text(
+    printed = text(
         simulated_environment(gpus=2, name=["One", "Two of a name that does not fit into any table"], memory=["8GiB", "80GiB"])
     )
-    blocks = [block.splitlines() for block in report.split("\n\n")]
+    blocks = [block.splitlines() for block in printed.split("\n\n")]
     assert blocks[0][2] == "NVIDIA driver 590.44.01, up to CUDA 13.2 (simulated)"
     assert blocks[1][0].split() == ["GPU", "name", "memory", "busy", "temp", "power", "clock"]
     assert re.split(r"  +", blocks[1][1].strip())[:5] == ["0", "One", "0.0 of 8.0 GiB", "13 %", "30 °C"]
@@ -245,12 +246,25 @@ facts = report.collect()
 assert entry["pid"] == os.getpid() and entry["user"] == getpass.getuser() and entry["memory_used"] >= 2**30, entry
 assert facts["devices"][0]["processes"] == []
 assert facts["fork_safe"] is False
+assert facts["environment"]["CUDA_VISIBLE_DEVICES"]["reading"].startswith("not followed any more"), facts["environment"]
 block = picture.draw(facts).split("\\n\\n")[3].splitlines()
 assert block[0].split() == ["GPU", "PID", "user", "memory", "process"], block
 assert re.fullmatch(rf"  1  +{os.getpid()}  {getpass.getuser()} +1.[0-9] GiB  python.*", block[1]), block
 """
-    done = subprocess.run([sys.executable, "-c", program], env=simulated_environment(gpus=2), capture_output=True, text=True)
+    environment = simulated_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, gpus=2)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root starts processes of other users")
+def test_users_that_this_host_does_not_know() -> None:
+    child = subprocess.Popen(["sleep", "60"], user=54321)
+    try:
+        assert report._user(child.pid) == "54321"
+    finally:
+        child.kill()
+        child.wait()
+    assert report._user(child.pid) is None  # it is gone
 
 
 def test_without_any_accelerator() -> None:

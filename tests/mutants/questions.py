@@ -211,4 +211,17 @@ MUTANTS: tuple[Mutant, ...] = (
         '    let_through = _LetThrough(variable, "", None)',
         (f"{_LAUNCHING}::test_ids_count_what_is_let_through",),
     ),
+    # ROCm.
+    Mutant(
+        "_machine/amdsmi.py",
+        "return None if node < 0 else node",
+        "return node",
+        ("questions/test_rocm.py::test_links_nodes_and_fans_through_amdsmi",),
+    ),
+    Mutant(
+        "_machine/amdsmi.py",
+        '["type"]) == xgmi',
+        '["type"]) != xgmi',
+        ("questions/test_rocm.py::test_links_nodes_and_fans_through_amdsmi",),
+    ),
 )

@@ -263,6 +263,34 @@ def test_memory_through_amdsmi(stand_ins: Path) -> None:
     assert failed[1:] == [2**30, failed[0]]
 
 
+@pytest.mark.parametrize("kinds", ["AmdSmiLinkType", "AmdSmiIoLinkType", None])
+def test_links_nodes_and_fans_through_amdsmi(kinds: str | None, stand_ins: Path) -> None:
+    program = f"""
+        import amdsmi
+
+        def link(handle, peer):
+            ends = {{amdsmi._of(handle, "link"), amdsmi._of(peer, "link")}}
+            return {{"hops": 1, "type": 2 if ends == {{0, 2}} else 1}}
+
+        if {kinds!r}:
+            setattr(amdsmi, {kinds!r}, type("Kinds", (), {{"AMDSMI_LINK_TYPE_XGMI": 2, "AMDSMI_LINK_TYPE_PCIE": 1}}))
+        amdsmi.amdsmi_topo_get_link_type = link
+        amdsmi.amdsmi_topo_get_numa_node_number = lambda handle: amdsmi._of(handle, "node") - 1
+        amdsmi.amdsmi_get_gpu_fan_speed_max = lambda handle, sensor: 255 if amdsmi._of(handle, "fan") else 0
+        amdsmi.amdsmi_get_gpu_fan_speed = lambda handle, sensor: 51 * amdsmi._of(handle, "fan")
+        linked = [acc.is_nvlink_connected(one, other) for one, other in ((0, 1), (0, 2), (1, 2), (2, 0))]
+        nodes, fans = zip(*[(acc.numa_node(i), acc.telemetry(i).fan_speed) for i in range(3)])
+        amdsmi._broken.append("link")
+        print(json.dumps([linked, nodes, fans, acc.is_nvlink_connected(0, 2)]))
+    """
+    linked, nodes, fans, unsupported = asked(program, stand_ins)
+    # HIP's device 0 is amdsmi's 2.
+    assert linked == [False, True, False, True]
+    assert nodes == [1, 0, None]
+    assert fans == [40, 20, None]
+    assert unsupported is None
+
+
 @pytest.mark.parametrize("broken", ["missing", "import", "init", "list"])
 def test_the_child_where_amdsmi_does_not_work(broken: str, stand_ins: Path, tmp_path: Path) -> None:
     program = """

@@ -18,7 +18,7 @@ MAKE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "device_of": lambda: acc.device_of(torch.empty(1, device="cuda:1")),
     "stream": lambda: acc.stream(torch.Stream("cuda:1")),
 }
-pytestmark = pytest.mark.parametrize("name", MAKE)
+each = pytest.mark.parametrize("name", MAKE)
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +30,7 @@ def current() -> int:
     return torch.cuda.current_device()
 
 
+@each
 def test_entered_while_it_is_entered(name: str) -> None:
     scope = MAKE[name]()
     with scope:
@@ -46,6 +47,7 @@ def test_entered_while_it_is_entered(name: str) -> None:
     assert current() == 0
 
 
+@each
 def test_left_in_another_order(name: str) -> None:
     first, second = MAKE[name](), acc.device_index(0)
     first.__enter__()
@@ -57,6 +59,7 @@ def test_left_in_another_order(name: str) -> None:
     torch.cuda.set_device(0)
 
 
+@each
 @pytest.mark.parametrize("made_here", [True, False])
 def test_one_object_in_several_threads(name: str, made_here: bool) -> None:
     made: list[AbstractContextManager[Any]] = []
@@ -92,7 +95,17 @@ def test_one_object_in_several_threads(name: str, made_here: bool) -> None:
     assert wrong == []
 
 
+@each
 def test_an_exception_leaves_it(name: str) -> None:
     with pytest.raises(KeyError), MAKE[name]():
         raise KeyError
+    assert current() == 0
+
+
+def test_an_index_out_of_range_is_named_each_time() -> None:
+    scope = acc.device_index(9)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Device index 9 is out of range: 2 cuda devices are visible") as caught:
+            scope.__enter__()
+        assert caught.value.__cause__ is None and caught.value.__suppress_context__
     assert current() == 0

@@ -107,5 +107,5 @@ def test_an_index_out_of_range_is_named_each_time() -> None:
     for _ in range(2):
         with pytest.raises(ValueError, match="Device index 9 is out of range: 2 cuda devices are visible") as caught:
             scope.__enter__()
-        assert caught.value.__cause__ is None and caught.value.__suppress_context__
+        assert caught.value.__suppress_context__
     assert current() == 0

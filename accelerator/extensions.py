@@ -28,7 +28,10 @@ _registered: dict[str, Callable[[], Any]] = {}
 
 # Modules of the package that hold base classes and tables, and no builders.
 _NO_BUILDERS = ("all_ops", "builder", "no_impl")
+# A module has the builders that it defines, and those of others that it hands on by name.
 _BUILDER_CLASS = re.compile(r"^class\s+(\w+Builder)\b", re.MULTILINE)
+_PUBLIC = re.compile(r"^__all__\s*=\s*[\[(]([^\])]*)", re.MULTILINE)
+_BUILDER_NAME = re.compile(r"\b\w+Builder\b")
 
 
 def op_builder_dir() -> str:
@@ -97,12 +100,15 @@ def get_op_builder(class_name: str) -> Any:
     """
     if class_name in _registered:
         return _registered[class_name]
-    # DeepSpeed's builders for CUDA include some for its host, which lie with the CPU's.
-    for package in (op_builder_dir(), f"{_base()}.cpu"):
-        module = _modules_of(package).get(class_name)
-        if module is not None:
-            return getattr(importlib.import_module(module), class_name)
-    return None
+    own, host = op_builder_dir(), f"{_base()}.cpu"
+    module = _modules_of(own).get(class_name)
+    if module is None:
+        # DeepSpeed's builders for CUDA include some for its host, which lie with the CPU's; beside them lie those by which
+        # ranks on the CPU communicate.
+        module = _modules_of(host).get(class_name)
+        if module == f"{host}.comm" and own != host:
+            return None
+    return None if module is None else getattr(importlib.import_module(module), class_name)
 
 
 def create_op_builder(class_name: str) -> Any:
@@ -171,7 +177,7 @@ def _base() -> str:
 
 @functools.cache
 def _modules_of(package: str) -> dict[str, str]:
-    """The modules of a package by the builder classes that they define, as their source says: none of them is imported."""
+    """The modules of a package by the builder classes that they have, as their source says: none of them is imported."""
     try:
         path = importlib.import_module(package).__path__
     except ImportError:
@@ -180,8 +186,12 @@ def _modules_of(package: str) -> dict[str, str]:
         name: f"{package}.{module.name}"
         for module in pkgutil.iter_modules(path)
         if not module.ispkg and module.name not in _NO_BUILDERS
-        for name in _BUILDER_CLASS.findall(_source(module, package))
+        for name in _builders_in(_source(module, package))
     }
+
+
+def _builders_in(source: str) -> list[str]:
+    return [*_BUILDER_CLASS.findall(source), *_BUILDER_NAME.findall(" ".join(_PUBLIC.findall(source)))]
 
 
 def _source(module: pkgutil.ModuleInfo, package: str) -> str:

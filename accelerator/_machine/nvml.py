@@ -143,11 +143,6 @@ def newest(first: Callable[[Any], T], *older: Callable[[Any], T]) -> Callable[[A
     return answer
 
 
-def is_up() -> bool:
-    """Whether NVML is initialized in this process by us."""
-    return isinstance(_session, _Session)
-
-
 def _begun() -> _Session:
     global _session
     session = _session

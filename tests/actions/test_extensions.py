@@ -41,6 +41,13 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     _write(root / "all_ops.py", note + "raise ImportError\n")
     _write(root / "cpu" / "__init__.py", "")
     _write(root / "cpu" / "host.py", note + "class HostOnlyBuilder: pass\n")
+    _write(root / "cpu" / "comm.py", note + "class CommBuilder: pass\n")
+    _write(root / "pages.py", note + "from op_builder.builder import OpBuilder\n\nclass PagesBuilder(OpBuilder): pass\n")
+    _write(
+        root / "cpu" / "pages.py",
+        note + "from op_builder.builder import OpBuilder\nfrom op_builder.pages import PagesBuilder\n\n"
+        '__all__ = [\n    "PagesBuilder",\n]\n',
+    )
     _write(root / "cpu" / "no_impl.py", note + "class NotImplementedBuilder: pass\n")
     for directory, word in ((root, "device"), (root / "cpu", "host")):
         _write(
@@ -90,6 +97,19 @@ def test_one_module_is_imported_for_one_name(package: Path) -> None:
     assert acc.create_op_builder("OtherBuilder").where == found.where
     assert acc.get_op_builder("HostOnlyBuilder").__name__ == "HostOnlyBuilder"
     assert _imported() == [f"op_builder{KIND}.adam", "op_builder.cpu.host"]
+
+
+def test_a_builder_that_a_module_hands_on_is_found_there(package: Path) -> None:
+    # DeepSpeed's for the CPU has one that lies with CUDA's.
+    found = acc.get_op_builder("PagesBuilder")
+    assert found.__module__ == "op_builder.pages"
+    assert _imported()[0] == f"op_builder{KIND}.pages"
+
+
+def test_what_ranks_on_the_cpu_communicate_by_is_theirs_alone(package: Path) -> None:
+    found = acc.get_op_builder("CommBuilder")
+    assert (found is not None) is bool(KIND)
+    assert _imported() == (["op_builder.cpu.comm"] if KIND else [])
 
 
 def test_unknown_and_abstract_names_give_none(package: Path) -> None:

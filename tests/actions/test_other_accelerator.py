@@ -116,3 +116,28 @@ assert Recorded.calls == [(True, (1, 2), "relaxed"), "begin", "end"], Recorded.c
 """,
         plain_environment(),
     )
+
+
+def test_a_stream_is_entered_in_compiled_code() -> None:
+    """The stand-in has no streams to compute on; what notes that it is entered and left takes the place of one."""
+    run(
+        PRELUDE
+        + """
+entered = []
+class Side:
+    def __enter__(self):
+        entered.append("in")
+    def __exit__(self, *exception):
+        entered.append("out")
+
+def program(tensor):
+    with acc.stream(Side()):
+        tensor = tensor + 1
+    with acc.stream(None):
+        return tensor + 1
+
+assert torch.compile(program, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [3, 3]
+assert entered == ["in", "out"], entered
+""",
+        plain_environment(),
+    )

@@ -129,3 +129,11 @@ def test_compiled_code_has_no_ranges_and_no_graph_breaks(default: Stack) -> None
     compiled = torch.compile(double, backend="eager", fullgraph=True)
     assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
     assert default == []
+
+
+def test_deepspeed_is_told_that_domains_are_taken(default: Stack, domains: dict[str, Stack]) -> None:
+    assert acc.supports_nvtx_domain is True
+    acc.range_push("step", domain="DeepSpeed")
+    assert (default, domains) == ([], {"DeepSpeed": ["step"]})
+    acc.range_pop(domain="DeepSpeed")
+    assert domains == {"DeepSpeed": []}

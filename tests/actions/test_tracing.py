@@ -45,6 +45,8 @@ PROGRAMS |= {
 }
 # Their values are new ones each time, or what the other's tracing left behind.
 ONLY_TRACED = ("graph_pool_handle", "is_initialized")
+# They leave another state each time.
+SEEDED_ANEW = ("seed", "seed_all")
 # Without a device torch.cuda's do nothing; ours give the CPU's state, which torch.compile does not trace, or an error.
 NOT_ON_THE_CPU = ("get_rng_state_all", "graph_pool_handle", "manual_seed")
 # torch 2.6 trips over a float that a function of others gives as a constant: it looks for an attribute that it has elsewhere.
@@ -64,10 +66,24 @@ def traced(api: Any, program: Callable[[Any], Any]) -> tuple[bool, Any]:
 
 
 def state() -> tuple[Any, ...]:
+    """What a program may leave behind."""
+    host = torch.initial_seed(), torch.get_rng_state().tolist()
     if not torch.cuda.is_initialized():
-        return ()
+        return host
     streams = [torch.cuda.current_stream(device).stream_id for device in range(2)]
-    return torch.cuda.current_device(), *streams
+    generators = [torch.cuda.default_generators[device].get_state().tolist() for device in range(2)]
+    settings = torch.cuda.current_device(), torch.cuda.get_sync_debug_mode(), torch.cuda.memory_reserved()
+    return *host, *settings, streams, generators
+
+
+def begin() -> tuple[Any, ...]:
+    """One state, in which the programs of all modules start."""
+    torch.default_generator.manual_seed(7)
+    if torch.cuda.is_initialized():
+        torch.cuda.set_device(1)
+        torch.cuda.manual_seed_all(7)
+        torch.empty(30 << 20, dtype=torch.uint8, device="cuda")
+    return state()
 
 
 def differences() -> list[str]:
@@ -78,20 +94,24 @@ def differences() -> list[str]:
         for api in (torch.accelerator, torch.cuda):
             if not hasattr(api, name.partition(",")[0]):
                 continue
-            begin = state()
             if (name in NOT_ON_THE_CPU and acc.device_count() == 0) or (name in NOT_ON_2_6 and on_2_6):
                 continue
+            begun = begin()
             traces, theirs = traced(api, program)
             their_state = state()
             if not traces:
                 continue
-            assert state() == begin or name == "init", name
+            assert begin() == begun or name == "init", name
             ours_traces, ours = traced(acc, program)
-            if not ours_traces or state() != their_state:
+            our_state = state()
+            if name in SEEDED_ANEW:
+                # Where the CPU stands in ours seeds it, and torch.cuda's nothing.
+                their_state, our_state = (their_state != begun or not acc.device_count(),), (our_state != begun,)
+            if not ours_traces or our_state != their_state:
                 found.append(f"{name} of {api.__name__}: torch gives {theirs}")
             elif name not in ONLY_TRACED and api is torch.accelerator and ours != theirs:
                 found.append(f"{name} of {api.__name__}: {ours}, torch gives {theirs}")
-            print("traced", name, api.__name__)
+            print("traced", name, api.__name__, "" if their_state == begun else "with effects")
     return found
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from accelerator import checkpointing
+from tests import support
 
 both = pytest.mark.parametrize(
     "ckpt", [checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint], ids=["checkpoint", "non_reentrant"]
@@ -171,3 +174,62 @@ def test_helpers_refuse_what_does_not_fit() -> None:
         checkpointing.get_cpu_activations_for_backward([1, 2], [1])
     with pytest.raises(ValueError, match="contiguous buffers"):
         checkpointing.partition_activations([torch.ones(1)], False, True)
+
+
+# In a world without communication, of any size; then what is asked is printed as rank size, elements, start and size of a part.
+PARTS = """
+import json, sys, torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from accelerator import checkpointing
+
+found = []
+for world, sizes in json.loads(sys.argv[1]):
+    for rank in range(world):
+        torch.distributed.init_process_group("fake", rank=rank, world_size=world, store=FakeStore())
+        checkpointing.configure(group=torch.distributed.group.WORLD)
+        for size in sizes:
+            x = torch.empty(size)
+            start, length = checkpointing.get_partition_start(x), checkpointing.get_partition_size(x)
+            found.append([world, rank, size, start, length])
+        torch.distributed.destroy_process_group()
+print(json.dumps(found))
+"""
+
+
+def parts(*asked: tuple[int, list[int]]) -> list[list[int]]:
+    return json.loads(support.run(PARTS, support.plain_environment(), json.dumps(asked)))  # type: ignore[no-any-return]
+
+
+def test_where_parts_start() -> None:
+    assert parts((1, [0, 9]), (2, [8, 9]), (3, [7, 3, 1]), (4, [10])) == [
+        [1, 0, 0, 0, 0], [1, 0, 9, 0, 9],
+        [2, 0, 8, 0, 4], [2, 0, 9, 0, 5],
+        [2, 1, 8, 4, 4], [2, 1, 9, 5, 5],
+        [3, 0, 7, 0, 3], [3, 0, 3, 0, 1], [3, 0, 1, 0, 1],
+        [3, 1, 7, 3, 3], [3, 1, 3, 1, 1], [3, 1, 1, 1, 1],
+        [3, 2, 7, 6, 3], [3, 2, 3, 2, 1], [3, 2, 1, 2, 1],
+        [4, 0, 10, 0, 3], [4, 1, 10, 3, 3], [4, 2, 10, 6, 3], [4, 3, 10, 9, 3],
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
+def test_parts_start_where_deepspeeds_do() -> None:
+    # DeepSpeed's have to divide; where they do not, it says a place between two elements, rounded down, and no size.
+    asked = [(world, [world * part for part in (0, 1, 2, 7, 1000)]) for world in range(1, 17)]
+    theirs = """
+    import json, sys, torch
+    from deepspeed.runtime.activation_checkpointing import checkpointing
+
+    found = []
+    for world, sizes in json.loads(sys.argv[1]):
+        for rank in range(world):
+            checkpointing.mp_rank, checkpointing.mp_size = rank, world
+            for size in sizes:
+                x = torch.empty(size)
+                start, length = checkpointing.get_partition_start(x), checkpointing.get_partition_size(x)
+                found.append([world, rank, size, start, length])
+    print(json.dumps(found))
+    """
+    expected = json.loads(support.run(theirs, support.plain_environment(), json.dumps(asked)).splitlines()[-1])
+    assert len(expected) == 5 * sum(range(1, 17))
+    assert parts(*asked) == expected

@@ -1,4 +1,4 @@
-"""That checkpoints die: what functions keep of them, and ten thousand of them in each mode."""
+"""That checkpoints die: what functions keep of them, and ten thousand of them in each mode, which all have their values."""
 
 from __future__ import annotations
 
@@ -42,6 +42,24 @@ def test_ten_thousand_checkpoints_occupy_no_memory(mode: str) -> None:
     # One kilobyte kept per checkpoint would be ten megabytes of ten thousand; fewer show in the objects that are alive.
     assert max(count for count, _ in found) - found[0][0] <= 20, found
     assert max(kib for _, kib in found) - found[0][1] <= 1024, found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ten_thousand_checkpoints_have_their_values(mode: str) -> None:
+    checkpointing.configure(**MODES[mode])
+    function = lambda h: h.sin().exp()  # noqa: E731
+    inputs = [torch.linspace(0.1, 0.9, 16 + size) * (1 + size) for size in range(7)]
+    expected: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for each in inputs:
+        each.requires_grad_()
+        out = function(function(each * 1))
+        expected.append((out.detach(), *torch.autograd.grad(out.sum(), each)))
+    for number in range(5000):
+        x = inputs[number % 7]
+        out = checkpointing.checkpoint(function, checkpointing.checkpoint(function, x * 1))
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        assert torch.equal(out, expected[number % 7][0])
+        assert torch.equal(gradient, expected[number % 7][1])
 
 
 def test_an_iteration_that_is_skipped_while_its_loss_is_bound() -> None:

@@ -4,29 +4,21 @@ differences that say so here.
 
 from __future__ import annotations
 
-import functools
-import gc
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator import checkpointing
 from accelerator.checkpointing.frames import LARGE
-from tests.support.checkpointing_cases import EVERYONE, OURS, TELLS_EARLY_STOP, Checkpoint, none, torchs
+from tests.support.checkpointing_cases import EVERYONE, OURS, TELLS_EARLY_STOP, Checkpoint, leaf, none, torchs
 
 everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
 ours = pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])
-
-
-def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(*(shape or (4,)), generator=torch.Generator().manual_seed(seed)).requires_grad_()
 
 
 class Counted(nn.Module):
@@ -323,87 +315,6 @@ def test_the_debug_switch_shows_the_operations(ckpt: Checkpoint, monkeypatch: py
     assert "aten.cos" in text
 
 
-def selective(ckpt: Checkpoint, what: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """A selective checkpoint, of torch's or ours."""
-    contexts = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, what)
-    if ckpt is torchs:
-        return torch_checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
-    checkpointing.configure(context_fn=contexts)
-    return ckpt(function, *args)
-
-
-class Matmuls(TorchDispatchMode):
-    count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten.mm.default
-        return func(*args, **(kwargs or {}))
-
-
-@everyone
-@pytest.mark.parametrize("save", [True, False])
-@pytest.mark.parametrize("size", [4, 256])
-def test_selective_checkpoints(ckpt: Checkpoint, save: bool, size: int) -> None:
-    a, b = leaf(size, size), leaf(size, size, seed=1)
-
-    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        return torch.mm(a.cos(), b).sin().sum()
-
-    expected = torch.autograd.grad(function(a, b), (a, b))
-    out = selective(ckpt, [torch.ops.aten.mm.default] if save else [], function, a, b)
-    with Matmuls() as mode:
-        found = torch.autograd.grad(out, (a, b))
-    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
-    # Two for the gradients, and one where the product was not saved.
-    assert mode.count == (2 if save else 3)
-
-
-@everyone
-def test_selective_checkpoints_inside_hooks_and_others(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
-    x = leaf()
-    inner = lambda h: selective(ckpt, [torch.ops.aten.sin.default], lambda g: g.sin().exp().cos(), h)  # noqa: E731
-    (expected,) = torch.autograd.grad(x.cos().sin().exp().cos().sum(), x)
-    checkpointing.configure()
-    found = torch.autograd.grad(inner(x.cos()).sum(), x)[0]
-    assert torch.allclose(found, expected)
-    assert not [each for each in recwarn if issubclass(each.category, FutureWarning)]
-
-
-@everyone
-def test_selective_checkpoints_serve_one_backward(ckpt: Checkpoint) -> None:
-    out = selective(ckpt, [torch.ops.aten.sin.default], lambda h: h.sin().exp().cos(), leaf()).sum()
-    out.backward(retain_graph=True)
-    with pytest.raises(RuntimeError):
-        out.backward()
-
-
-@everyone
-def test_what_selective_checkpoints_saved_dies(ckpt: Checkpoint) -> None:
-    seen: list[weakref.ref[torch.Tensor]] = []
-
-    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        return torch_checkpoint.CheckpointPolicy.MUST_SAVE
-
-    def function(h: torch.Tensor) -> torch.Tensor:
-        h = h.cos()
-        seen.append(weakref.ref(h))
-        return h.exp()
-
-    out = selective(ckpt, policy, function, leaf())
-    out.sum().backward()
-    checkpointing.configure()
-    del out
-    gc.collect()
-    assert all(each() is None for each in seen)
-
-
-@pytest.mark.parametrize("text", ["context", "debug"])
-def test_contexts_that_do_not_fit(text: str) -> None:
-    contexts = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [])
-    with pytest.raises(ValueError, match="debug"):
-        checkpointing.configure(context_fn=contexts, determinism_check="debug")
-
-
 @everyone
 def test_a_context_that_swallows_exceptions(ckpt: Checkpoint) -> None:
     if ckpt is torchs and torch.__version__ < "2.13":
@@ -503,21 +414,5 @@ def test_debug_values_under_compile() -> None:
     x = leaf()
     (expected,) = torch.autograd.grad(((x * 2).sin().exp() * 3).sum(), x)
     (found,) = torch.autograd.grad(torch.compile(model, backend="eager")(x).sum(), x)
-    torch.testing.assert_close(found, expected)
-    torch._dynamo.reset()
-
-
-def test_selective_checkpoints_under_compile() -> None:
-    torch._dynamo.reset()
-    checkpointing.configure(
-        context_fn=functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
-    )
-
-    def model(h: torch.Tensor) -> torch.Tensor:
-        return checkpointing.checkpoint(lambda g: g.sin().exp(), h * 2) * 3
-
-    x = leaf()
-    (expected,) = torch.autograd.grad(((x * 2).sin().exp() * 3).sum(), x)
-    (found,) = torch.autograd.grad(torch.compile(model, backend="aot_eager")(x).sum(), x)
     torch.testing.assert_close(found, expected)
     torch._dynamo.reset()

@@ -168,6 +168,24 @@ MUTANTS: tuple[Mutant, ...] = (
         ("actions/test_extensions.py::test_build_extension_is_torchs_and_asking_for_it_is_silent",),
     ),
     Mutant(
+        "extensions.py",
+        'return [*_BUILDER_CLASS.findall(source), *_BUILDER_NAME.findall(" ".join(_PUBLIC.findall(source)))]',
+        "return _BUILDER_CLASS.findall(source)",
+        ("actions/test_extensions.py::test_a_builder_that_a_module_hands_on_is_found_there",),
+    ),
+    Mutant(
+        "_torch/tracing.py",
+        'return torch.cuda.stream(stream) if kind() == "cuda" else stream\n',
+        'return torch.cuda.stream(stream) if kind() == "cuda" else nullcontext()\n',
+        ("actions/test_other_accelerator.py::test_a_stream_is_entered_in_compiled_code",),
+    ),
+    Mutant(
+        "profiling.py",
+        "supports_nvtx_domain = True",
+        "supports_nvtx_domain = False",
+        ("actions/test_profiling.py::test_deepspeed_is_told_that_domains_are_taken",),
+    ),
+    Mutant(
         "lowlevel.py",
         "if mode != runtime.get_sync_debug_mode():",
         "if mode > runtime.get_sync_debug_mode():",

@@ -11,6 +11,8 @@ _ENGINE = "checkpointing/test_engine_cpu.py"
 _MEMORY = "checkpointing/test_memory_cpu.py"
 _SURROUNDINGS = "checkpointing/test_surroundings_cpu.py"
 _TORCH = "checkpointing/test_torch_cpu.py"
+_TORCH_NESTED = "checkpointing/test_torch_nested_cpu.py"
+_TORCH_SELECTIVE = "checkpointing/test_torch_selective_cpu.py"
 _VALUES = "checkpointing/test_values_simulated.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -166,5 +168,46 @@ MUTANTS: tuple[Mutant, ...] = (
         "frame.largest >= LARGE or",
         "frame.largest >= 0 or",
         (f"{_TORCH}::test_early_stop_is_decided_by_size_where_nobody_says",),
+    ),
+    # What DeepSpeed's code asks of the parts of an activation.
+    Mutant(
+        "checkpointing/compatibility.py",
+        'return partition.part_size(_numel(item, "get_partition_start"), group.size) * group.rank',
+        'return _numel(item, "get_partition_start") * group.rank // group.size',
+        ("checkpointing/test_deepspeed_cpu.py::test_where_parts_start",),
+    ),
+    # Two checkpoints get one slot.
+    Mutant(
+        "checkpointing/buffers.py",
+        "            number = buffer.free.pop()\n",
+        "            number = buffer.free[-1]\n",
+        (f"{_MEMORY}::test_ten_thousand_checkpoints_have_their_values[contiguous]",),
+    ),
+    # What a backward reads is not the tensor that was saved.
+    Mutant(
+        "checkpointing/frames.py",
+        "        if tensor.requires_grad:\n            tensor = tensor.detach()\n",
+        "        tensor = tensor.detach()\n",
+        (f"{_TORCH_NESTED}::test_what_a_backward_reads_is_the_object_that_was_saved[checkpoint]",),
+    ),
+    # Backwards of a group are not told from each other, or a recomputation runs without its context.
+    Mutant(
+        "checkpointing/frames.py",
+        "    backward = _backward_group() or _backward_id()\n",
+        "    backward = _backward_id()\n",
+        (f"{_TORCH_NESTED}::test_backwards_of_a_group_may_not_overlap[checkpoint]",),
+    ),
+    Mutant(
+        "checkpointing/frames.py",
+        "                self.surroundings.run(self.function, args, kwargs, self.context)\n        except _Stop:",
+        "                self.surroundings.run(self.function, args, kwargs, None)\n        except _Stop:",
+        (f"{_TORCH_SELECTIVE}::test_what_is_saved_is_not_recomputed",),
+    ),
+    # Tensors that come while backward is called inside of the function are taken for a difference.
+    Mutant(
+        "checkpointing/frames.py",
+        "        self.open_end = not frame.done and not frame.stops\n",
+        "        self.open_end = False\n",
+        (f"{_TORCH_NESTED}::test_gradients_of_checkpoints_of_gradients",),
     ),
 )

@@ -27,15 +27,39 @@ MUTANTS = (
     ),
     _kernel(
         "dispatch.py",
-        "if not is_plain or captures.value or _mode_count():",
-        "if not is_plain or _mode_count():",
+        "if not is_plain or captures.value or _mode_count()",
+        "if not is_plain or _mode_count()",
         "TestGraphs::test_nothing_runs_while_capturing",
     ),
     _kernel(
         "dispatch.py",
-        "if first.dtype is not result.dtype or first.size()",
-        "if first.size()",
-        "TestArguments::test_numbers_beside_tensors",
+        "captures.value or _mode_count() or",
+        "captures.value or",
+        "TestArguments::test_modes_do_not_see_what_compiled_code_computes",
+    ),
+    _kernel(
+        "dispatch.py",
+        ' or (is_cast and _is_autocasting("cpu"))',
+        "",
+        "TestArguments::test_autocast_of_the_cpu_does_not_reach_in",
+    ),
+    _kernel(
+        "dispatch.py",
+        "if kind in _LISTED and wants_tensor[len(here)]:",
+        "if False:",
+        "TestArguments::test_numbers_beside_tensors_of_an_op_without_a_python_function",
+    ),
+    _kernel(
+        "dispatch.py",
+        " or index != _current_device():",
+        ":",
+        "TestDevices::test_results_are_where_the_arguments_are",
+    ),
+    _kernel(
+        "operations.py",
+        'if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):',
+        "if False:",
+        "TestArguments::test_conjugates_and_negatives",
     ),
     _kernel(
         "dispatch.py",
@@ -55,6 +79,12 @@ MUTANTS = (
         "again.find_generator(here, named).graphsafe_get_state()",
         "again.find_generator(here, named).clone_state()",
         "TestGraphs::test_replays_draw_new_numbers_and_states_repeat",
+    ),
+    _kernel(
+        "operations.py",
+        "_C.TensorBase)",
+        "_C.TensorBase, _C._nn)",
+        "TestArguments::test_defaults_are_those_of_the_op",
     ),
     _kernel(
         "operations.py",

@@ -83,6 +83,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ("simulation/test_misuse.py::test_memory_is_released_at_exec",),
     ),
     Mutant(
+        _NATIVE + "driver.c",
+        "        return ERROR_OPERATING_SYSTEM;\n    sim_state_forget_self(driver_state);\n",
+        "        return ERROR_OPERATING_SYSTEM;\n",
+        ("simulation/test_misuse.py::test_memory_after_exec_is_the_new_programs",),
+    ),
+    Mutant(
         _NATIVE + "visible.c",
         "    return matches == 1;",
         "    return matches > 0;",
@@ -168,6 +174,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "os.kill(pid, received.si_signo)",
         "os.kill(pid, signal.SIGTERM)",
         ("simulation/test_command.py::test_signals_are_handed_on",),
+    ),
+    Mutant(
+        "simulation/_run.py",
+        " and received.si_code <= 0:",
+        ":",
+        ("simulation/test_command.py::test_interrupting_at_the_terminal_reaches_the_command_once",),
     ),
     Mutant(
         "simulation/_run.py",

@@ -30,6 +30,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "        raise\n",
         (f"{_FAILURES}::test_an_extra_shutdown_heals_everywhere",),
     ),
+    # A child keeps the session of the process that it was forked from.
+    Mutant(
+        "_machine/nvml.py",
+        "    _lock, _session = threading.RLock(), None\n",
+        "    _lock = threading.RLock()\n",
+        (f"{_FORK}::test_a_child_begins_a_session_of_its_own_with_nvml",),
+    ),
     # NVML's own exceptions let through.
     Mutant(
         "_machine/nvml.py",

@@ -91,6 +91,25 @@ def test_a_process_that_asked_can_fork_workers_that_use_the_accelerator(tmp_path
     assert initializations(log, pid) == []
 
 
+def test_a_child_begins_a_session_of_its_own_with_nvml(tmp_path: Path) -> None:
+    # What NVML knows of the process that started it does not hold in another one. A session that is kept would only be mended
+    # by the second try that an extra shutdown gets, as long as NVML says of it what the simulated one does.
+    log = tmp_path / "log"
+    asked = """
+    import accelerator as acc
+    from accelerator._machine import nvml
+    def child():
+        return [nvml._session is None, acc.temperature(1), os.getpid()]
+    first = acc.temperature(1)
+    print(json.dumps([os.getpid(), first, in_child(child), acc.temperature(1)]))
+    """
+    pid, first, (anew, second, child), third = ask_simulated(asked, gpus=2, log=log)
+    assert anew
+    assert first == second == third
+    starts = [line.split()[0] for line in log.read_text().splitlines() if "nvmlInit" in line]
+    assert starts == [str(pid), str(child)]
+
+
 POISONED = (
     QUESTIONS
     + """

@@ -19,6 +19,16 @@ def _seeded() -> None:
     torch.manual_seed(3)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _called_before() -> None:
+    """The first call of an op takes a longer way than the next, which the tests are about."""
+    x = torch.ones(2, 2, device="cuda")
+    for op in (torch.add, torch.mul, torch.mm, torch.cumsum):
+        op(x, x if op is not torch.cumsum else 0)
+    x.add_(x).exp()
+    x.max(0)
+
+
 def both(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
     """The function gives the same on both devices, and so do its gradients."""
     results = []
@@ -51,12 +61,24 @@ class TestArguments:
                 assert there.dtype == here.dtype
                 assert torch.equal(there.cpu(), here)
 
+    def test_numbers_beside_tensors_of_an_op_without_a_python_function(self) -> None:
+        x = torch.arange(2.0, 9.0)
+        for _ in range(2):
+            torch.testing.assert_close(torch.special.zeta(x.cuda(), 2.5).cpu(), torch.special.zeta(x, 2.5))
+
+    def test_defaults_are_those_of_the_op(self) -> None:
+        x, y = torch.randn(5), torch.randn(5)
+        for loss in (F.smooth_l1_loss, F.huber_loss, F.mse_loss):
+            for _ in range(2):
+                torch.testing.assert_close(loss(x.cuda(), y.cuda()).cpu(), loss(x, y))
+
     def test_a_remainder_by_a_number(self) -> None:
         assert (torch.arange(200, device="cuda") % 97).cpu().equal(torch.arange(200) % 97)
 
     def test_strides_survive(self) -> None:
         both(lambda x: x * 2, torch.randn(2, 3, 4).permute(2, 0, 1))
         both(torch.exp, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+        both(lambda x: x.max(0).values * x, torch.randn(4, 3, 2).permute(0, 2, 1))
         both(lambda x: x.expand(4, 3).exp(), torch.randn(1, 3))
 
     def test_layout_in_storage_survives(self) -> None:
@@ -71,6 +93,12 @@ class TestArguments:
         assert torch.equal((there.conj() * 2).cpu(), z.conj() * 2)
         torch.testing.assert_close((there.mH @ there).cpu(), z.mH @ z)
         assert torch.equal((there.conj().imag + 1).cpu(), z.conj().imag + 1)
+        assert torch.equal((there.conj().imag + there.real).cpu(), z.conj().imag + z.real)
+        for _ in range(2):
+            solution = torch.linalg.solve_triangular(there.conj().imag, torch.ones(5, 1, device="cuda"), upper=True)
+            torch.testing.assert_close(
+                solution.cpu(), torch.linalg.solve_triangular(z.conj().imag, torch.ones(5, 1), upper=True), rtol=1e-3, atol=1e-3
+            )
 
     def test_writing_in_place_and_into_views(self) -> None:
         there, here = torch.zeros(6, device="cuda"), torch.zeros(6)
@@ -129,6 +157,22 @@ class TestArguments:
         with torch.device("cuda:1"):
             assert (x * 2).device == x.device
 
+    def test_modes_do_not_see_what_compiled_code_computes(self) -> None:
+        """Nothing takes the mode away there, as torch does while it asks one about a call from Python."""
+        seen = []
+
+        class Mode(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(function)
+                return function(*args, **(kwargs or {}))
+
+        compiled = torch.jit.CompilationUnit("def squared(x):\n    return x.mul(x)\n").squared
+        x = torch.full((3,), 3.0, device="cuda")
+        with Mode():
+            y = compiled(x)
+        assert seen == []
+        assert y.tolist() == [9.0] * 3
+
     def test_autocast_of_the_cpu_does_not_reach_in(self) -> None:
         x = torch.randn(4, 4)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -163,7 +207,9 @@ class TestDevices:
 
     def test_results_are_where_the_arguments_are(self) -> None:
         x = torch.ones(3, device="cuda:1")
-        assert (x + 1).device == torch.device("cuda:1")
+        for result in (x + 1, x + x, x.cumsum(0), *x.max(0)):
+            assert result.device == torch.device("cuda:1")
+        assert (x + x).tolist() == [2.0] * 3
         assert torch.cuda.current_device() == 0
         assert torch.tril_indices(3, 3, device="cuda:1").device == torch.device("cuda:1")
 

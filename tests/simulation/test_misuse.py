@@ -28,6 +28,16 @@ def test_memory_is_released_at_exec(tmp_path: Path) -> None:
     assert run(f"PRELUDE = {PRELUDE!r}\n" + textwrap.dedent(program), child) == [[64 * MIB], [0], 0]
 
 
+def test_memory_after_exec_is_the_new_programs(tmp_path: Path) -> None:
+    program = f"""
+        allocate({64 * MIB})
+        after = PRELUDE + "allocate({32 * MIB}); n.nvmlInit(); answer({USED})"
+        os.execv(sys.executable, [sys.executable, "-c", after])
+    """
+    child = simulated_environment(state=tmp_path / "state")
+    assert run(f"PRELUDE = {PRELUDE!r}\n" + textwrap.dedent(program), child) == [32 * MIB]
+
+
 def test_a_forked_child_does_not_release_its_parents_memory(tmp_path: Path) -> None:
     program = f"""
         allocate({64 * MIB})

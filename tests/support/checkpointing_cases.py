@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,19 @@ OURS = [checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint]
 EVERYONE = [*OURS, torchs]
 # Older torches have the switch on at first, so that ours takes no notice when somebody turns it on; newer ones may not.
 TELLS_EARLY_STOP = torch.__version__ >= "2.13" or torch_checkpoint._enable_checkpoint_early_stop is None
+
+
+def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*(shape or (4,)), generator=torch.Generator().manual_seed(seed)).requires_grad_()
+
+
+def selective(ckpt: Checkpoint, what: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """A selective checkpoint, of torch's or ours; the options are those of torch's contexts."""
+    contexts = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, what, **options)
+    if ckpt is torchs:
+        return torch_checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
+    checkpointing.configure(context_fn=contexts)
+    return ckpt(function, *args)
 
 
 class Block(nn.Module):

@@ -9,8 +9,10 @@ CPU over gloo; on simulated GPUs (``python -m accelerator simulate --gpus 2 -- p
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 import tempfile
@@ -78,12 +80,23 @@ def passes_for_its_own() -> None:
         assert ours.is_pinned(pinned) is not on_the_cpu
         assert pinned.numel() == 6
     assert ours.is_pinned(ours.pin_empty(2, dtype=torch.int8)) is not on_the_cpu
-    builder = ours.create_op_builder("NoSuchBuilder")
-    assert type(builder).__name__ == type(own.create_op_builder("NoSuchBuilder")).__name__
+    for name in builder_names():
+        assert ours.get_op_builder(name) is own.get_op_builder(name), name
+        assert type(ours.create_op_builder(name)) is type(own.create_op_builder(name)), name
     # The module itself stays truthful.
     assert acc.is_available() is not on_the_cpu
     if on_the_cpu:
         assert acc.device_count() == 0 < ours.device_count()
+
+
+def builder_names() -> set[str]:
+    """The names of all builders that DeepSpeed has for CUDA and for the CPU, and one that it has not."""
+    names = {"NoSuchBuilder"}
+    for package in ("deepspeed.ops.op_builder", "deepspeed.ops.op_builder.cpu"):
+        for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
+            if not module.ispkg:
+                names |= {name for name in dir(importlib.import_module(module.name)) if name.endswith("Builder")}
+    return names
 
 
 class Model(torch.nn.Module):

@@ -16,8 +16,9 @@ from .memory import (
     CPU,
     _copy_few,
     _copy_many,
-    _empty_like,
-    _everything,
+    _empty_here,
+    _everything_real,
+    _view,
     alias,
     alias_of_storage,
     to_device,
@@ -234,6 +235,8 @@ _PLAIN = frozenset((int, float, bool, complex, type(None), str, torch.dtype, tor
 _LISTED = frozenset((int, float, bool, complex))
 _Parameter = torch.nn.Parameter
 _STRIDED = torch.strided
+_is_autocasting = torch.is_autocast_enabled
+_current_device = torch._C._cuda_getDevice
 _mode_count = torch._C._len_torch_function_stack
 
 
@@ -246,26 +249,25 @@ def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any
     """
     operation: Any = None  # until the first call: describing an op takes longer than many a program runs
     compute: Callable[..., Any] = _no_op
-    is_plain = returns_first = is_single = False
+    is_plain = is_cast = returns_first = is_single = False
     wants_tensor: tuple[bool, ...] = ()
 
     def prepare() -> Operation:
-        nonlocal operation, compute, is_plain, returns_first, is_single, wants_tensor
+        nonlocal operation, compute, is_plain, is_cast, returns_first, is_single, wants_tensor
         found = Operation(name, key)
-        compute, is_plain, is_single = found.directly, found.is_plain, len(found.results) == 1
+        compute, is_plain, is_cast, is_single = found.directly, found.is_plain, found.is_cast, len(found.results) == 1
         returns_first = is_plain and found.results[0] is not None
         wants_tensor = tuple(argument in found.tensor_names for argument in found.names)
         operation = found
         return found
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not is_plain or captures.value or _mode_count():
+        if not is_plain or captures.value or _mode_count() or (is_cast and _is_autocasting("cpu")):
             return _run(operation or prepare(), args, kwargs)
         index = _NONE
-        first: Any = None
         here: list[Any] = []
         take = here.append
-        for value, is_tensor in zip(args, wants_tensor):  # noqa: B905  # `strict` costs more than the rest of the line
+        for value in args:
             kind = type(value)
             if kind is _Tensor or kind is _Parameter:
                 where = value.get_device()
@@ -273,18 +275,16 @@ def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any
                     if index != _NONE or where < 0:
                         return _run(operation, args, kwargs)
                     index = where
-                    first = value
-                dtype = value.dtype
-                found = _everything.get(dtype)
+                found = _everything_real.get(value.dtype)
                 address = value.data_ptr()
-                if found is None or not address or value.is_neg() or dtype.is_complex:
+                if found is None or not address:
                     return _run(operation, args, kwargs)
-                make, size = found
+                everything, size = found
                 if address % size:
                     return _run(operation, args, kwargs)
-                take(make(value.size(), value.stride(), (address - _START) // size))
+                take(_view(everything, tuple(value.shape), value.stride(), (address - _START) // size))
             elif kind in _PLAIN:
-                if is_tensor and kind in _LISTED:
+                if kind in _LISTED and wants_tensor[len(here)]:
                     return _run(operation, args, kwargs)
                 take(value)
             elif kind is list and (not value or type(value[0]) in _LISTED):
@@ -303,8 +303,8 @@ def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any
         if returns_first:
             return args[0]
         if is_single:
-            return _like_first(first, result)
-        return tuple([_like_first(first, one) if type(one) is _Tensor else one for one in result])
+            return _to_device_quickly(result, index)
+        return tuple([_to_device_quickly(one, index) if type(one) is _Tensor else one for one in result])
 
     return run
 
@@ -313,15 +313,14 @@ def _no_op() -> None:
     """Stands for the function of an op that was not called yet."""
 
 
-def _like_first(first: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """`to_device`, which is cheapest where there is a CUDA tensor of the same sort."""
+def _to_device_quickly(result: torch.Tensor, index: int) -> torch.Tensor:
+    """`to_device`, for which there is a shorter way to the current device."""
     if result.layout is not _STRIDED:
-        return to_device_by_parts(result, first.device)
-    if first.dtype is not result.dtype or first.size() != result.size() or first.stride() != result.stride():
-        return to_device(result, first.device)
-    there = _empty_like(first)
-    if result.is_neg() or there.stride() != result.stride():
-        return to_device(result, first.device)
+        return to_device_by_parts(result, torch.device("cuda", index))
+    dtype = result.dtype
+    if not result.is_contiguous() or dtype not in _everything_real or index != _current_device():
+        return to_device(result, torch.device("cuda", index))
+    there = _empty_here(tuple(result.shape), result.stride(), dtype)
     count = result.nbytes
     (_copy_few if count < _MANY_BYTES else _copy_many)(there.data_ptr(), result.data_ptr(), count)
     return there

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,13 @@ CPU = torch.device("cpu")
 # cheapest way to make one. Its end is that of what processes can address.
 _START = 4096
 _SPACE = 2**47 - _START
-_everything: dict[torch.dtype, tuple[Any, int]] = {}
+_everything: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
+_everything_real: dict[torch.dtype, tuple[torch.Tensor, int]] = {}  # the same of types that have no conjugates
+# What the code has that torch.compile generates: `as_strided`, and `empty_strided` on the current device, past the dispatcher.
+# Of a size it takes a tuple and nothing derived from it.
+_C: Any = torch._C
+_view: Callable[..., torch.Tensor] = _C._dynamo.guards._reinterpret_tensor
+_empty_here: Callable[..., torch.Tensor] = _C._dynamo.guards._empty_strided_cuda
 _empty_like = torch.empty_like
 
 _MANY_BYTES = 65536
@@ -25,25 +32,27 @@ for _function in (_copy_few, _copy_many):
     _function.restype = None
 
 
-def _span(dtype: torch.dtype) -> tuple[Any, int]:
+def _span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
     """Everything there is in memory, as elements of a type."""
     storage = torch._C._construct_storage_from_data_pointer(_START, CPU, _SPACE)
     tensor = torch.empty(0, dtype=dtype, device=CPU).set_(storage, 0, (0,), (1,))
-    found = _everything[dtype] = (tensor.as_strided, tensor.element_size())
+    found = _everything[dtype] = (tensor, tensor.element_size())
+    if not dtype.is_complex:
+        _everything_real[dtype] = found
     return found
 
 
 def alias(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of a strided CUDA tensor."""
     dtype = tensor.dtype
-    make, size = _everything.get(dtype) or _span(dtype)
+    everything, size = _everything.get(dtype) or _span(dtype)
     address = tensor.data_ptr()
     if not address:
         return _without_memory(tensor)
     offset, rest = divmod(address - _START, size)
     if rest:
         return alias_of_storage(tensor)
-    result = make(tensor.size(), tensor.stride(), offset)
+    result = _view(everything, tuple(tensor.shape), tensor.stride(), offset)
     if tensor.is_neg():
         result = torch.ops.aten._neg_view(result)
     return result.conj() if dtype.is_complex and tensor.is_conj() else result

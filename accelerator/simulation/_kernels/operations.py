@@ -36,6 +36,8 @@ _MIXES_NUMBERS = frozenset(
 _NUMBERS = (int, float, complex)  # bool is an int
 # The ops for which torch makes tensors of numbers by itself.
 _TAKES_NUMBERS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
+_C: Any = torch._C
+_BINDINGS = (_C._VariableFunctions, _C.TensorBase)  # those of torch._C._nn have other defaults than their ops
 _FOR_MANY_KEYS = (
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
     torch._C.DispatchKey.CompositeExplicitAutograd,
@@ -70,7 +72,10 @@ class Operation:
         self.key = key
         self._plainly: Callable[..., Any] = composition or functools.partial(by_key, _registered_key(name, key))
         self.compute = self._compute
-        self.directly = self._plainly
+        # For plain arguments: the function that Python's users call, which takes half of the time to get there. It is not past
+        # the CPU's autocast.
+        self.directly = composition or next((f for b in _BINDINGS if (f := getattr(b, short, None))), operator)
+        self.is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         self.written = frozenset(written)
@@ -115,6 +120,8 @@ class Operation:
         first = not self.written or (self.written == frozenset(self.names[:1]) and self.results == [self.names[0]])
         if "sparse" in self.name or "nested" in self.name:
             return False  # what it gives may have parts
+        if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):
+            return False  # for others torch has resolved what is negated lazily
         return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
 
     @functools.cached_property

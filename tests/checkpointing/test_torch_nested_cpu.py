@@ -1,0 +1,428 @@
+"""Checkpoints in checkpoints, in gradients of gradients and in graphs that others look at: what PyTorch's own tests ask of
+them, asked of ours and of torch's in one run.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accelerator import checkpointing
+from accelerator.checkpointing.frames import LARGE
+from tests.support.checkpointing_cases import EVERYONE, OURS, Checkpoint, leaf, none, torchs
+
+everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+both_ways = pytest.mark.parametrize("early", [True, False], ids=["stops early", "runs on"])
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    checkpointing.configure()
+    yield
+    checkpointing.configure()
+
+
+def gradient_of(function: Function) -> Function:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():
+            return torch.autograd.grad(function(x).sum(), x, create_graph=True)[0]
+
+    return gradient
+
+
+def survivors(function: Function) -> list[str]:
+    """The nodes of a function's graph that are alive when its result is gone."""
+    alive: list[weakref.ref[Any]] = []
+
+    class Mark:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+    def nodes(root: Any) -> Iterator[Any]:
+        seen, left = {root}, collections.deque([root])
+        while left:
+            node = left.popleft()
+            yield node
+            for following, _ in node.next_functions:
+                if following is not None and following not in seen:
+                    seen.add(following)
+                    left.append(following)
+
+    def graph() -> None:
+        for number, node in enumerate(nodes(function(leaf(1)).grad_fn)):
+            mark = Mark(f"{number}: {node.name()}")
+            node.metadata["mark"] = mark
+            alive.append(weakref.ref(mark))
+
+    graph()
+    assert alive
+    return [mark.name for each in alive if (mark := each()) is not None]
+
+
+def chain(h: torch.Tensor) -> torch.Tensor:
+    return h.sin().exp().sin()
+
+
+def gradients_inside(h: torch.Tensor) -> torch.Tensor:
+    first, second = h.sin().exp().sin(), h.sin().exp().sin()
+    torch.autograd.grad(first.sum(), h)
+    (gradient,) = torch.autograd.grad(second.sum(), h)
+    return h.sin() * gradient.detach()
+
+
+# From the inside out: g takes the gradient, c checkpoints. Those of a line have one result.
+NESTINGS = (
+    ("", "c", "cc"),
+    ("g", "cg", "ccg"),
+    ("gg", "gcg", "cggc", "cgcg", "gcgc"),
+    ("ggg", "cggcg", "cgcgcg", "gcgcgc"),
+)
+
+
+def nested(function: Function, layers: str, ckpt: Checkpoint) -> Function:
+    def checkpointed(inner: Function) -> Function:
+        return lambda h: ckpt(inner, h)
+
+    for layer in layers:
+        function = gradient_of(function) if layer == "g" else checkpointed(function)
+    return function
+
+
+@everyone
+@both_ways
+@pytest.mark.parametrize("function", [chain, gradients_inside])
+@pytest.mark.parametrize("layers", NESTINGS, ids=" ".join)
+def test_gradients_of_checkpoints_of_gradients(
+    ckpt: Checkpoint, early: bool, function: Function, layers: tuple[str, ...]
+) -> None:
+    x = leaf(3)
+    expected = nested(function, layers[0], none)(x)
+    with torch_checkpoint.set_checkpoint_early_stop(early):
+        for each in layers[1:]:
+            whole = nested(function, each, ckpt)
+            torch.testing.assert_close(whole(x), expected, msg=each)
+            assert survivors(whole) == [], each
+
+
+@everyone
+@both_ways
+def test_two_checkpoints_inside_of_one(ckpt: Checkpoint, early: bool) -> None:
+    def other(h: torch.Tensor) -> torch.Tensor:
+        return h.cos().sin().exp()
+
+    def inner(h: torch.Tensor) -> torch.Tensor:
+        return ckpt(other, ckpt(chain, h))
+
+    x = leaf(3, 3)
+    expected = gradient_of(gradient_of(lambda h: other(chain(h))))(x)
+    with torch_checkpoint.set_checkpoint_early_stop(early):
+        assert survivors(nested(inner, "cg", ckpt)) == []
+        for layers in ("cgg", "cgcg"):
+            whole = nested(inner, layers, ckpt)
+            torch.testing.assert_close(whole(x), expected)
+            assert survivors(whole) == []
+
+
+@everyone
+@both_ways
+def test_functions_among_the_arguments_and_text_among_the_results(ckpt: Checkpoint, early: bool) -> None:
+    def function(scale: int, a: torch.Tensor, b: torch.Tensor, last: Function) -> Any:
+        return last(scale * a * b.exp()), 1, "text"
+
+    a, b = leaf(1), leaf(1, seed=1)
+    with torch_checkpoint.set_checkpoint_early_stop(early):
+        out, number, text = ckpt(function, 3, a, b, torch.sin)
+    assert (number, text) == (1, "text")
+    found = torch.autograd.grad(out, (a, b))
+    assert found == torch.autograd.grad((3 * a * b.exp()).sin(), (a, b))
+
+
+@everyone
+@both_ways
+@pytest.mark.parametrize("given", [True, False])
+def test_a_keyword_that_is_a_tensor_or_left_out(ckpt: Checkpoint, early: bool, given: bool) -> None:
+    def function(h: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
+        h = h.sin().exp()
+        return (h if factor is None else h * factor).sin().exp().sum()
+
+    x, keywords = leaf(), {"factor": leaf(seed=1)} if given else {}
+    inputs = (x, *keywords.values())
+    with torch_checkpoint.set_checkpoint_early_stop(early):
+        found = torch.autograd.grad(ckpt(function, x, **keywords), inputs)
+    expected = torch.autograd.grad(function(x, **keywords), inputs)
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@everyone
+@both_ways
+def test_the_graph_of_the_forward_is_the_one_that_backward_walks(ckpt: Checkpoint, early: bool) -> None:
+    calls: list[int] = []
+    with torch_checkpoint.set_checkpoint_early_stop(early):
+        out = ckpt(lambda h: h.sin().cos().sin(), leaf(1))
+    out.grad_fn.next_functions[0][0].register_hook(lambda *gradients: calls.append(1))
+    out.backward()
+    assert calls == [1]
+
+
+@everyone
+@both_ways
+def test_a_backward_inside_of_the_backward(ckpt: Checkpoint, early: bool) -> None:
+    a = leaf(1)
+
+    def function(h: torch.Tensor) -> Any:
+        middle = h.sin().cos()
+        return middle, middle.sin()
+
+    with torch_checkpoint.set_checkpoint_early_stop(early):
+        middle, out = ckpt(function, a)
+    # Passes by the node that has the hook.
+    out.grad_fn.register_hook(lambda *gradients: middle.backward(retain_graph=True))
+    out.backward(retain_graph=True)
+    expected = torch.autograd.grad(a.sin().cos(), a)[0] + torch.autograd.grad(a.sin().cos().sin(), a)[0]
+    torch.testing.assert_close(a.grad, expected)
+
+
+class Sines(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten.sin.default
+        return func(*args, **(kwargs or {}))
+
+
+@everyone
+@both_ways
+def test_the_last_operation_is_not_done_again_where_only_its_input_is_saved(ckpt: Checkpoint, early: bool) -> None:
+    runs: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return h.sin()
+
+    with Sines() as mode:
+        with torch_checkpoint.set_checkpoint_early_stop(early):
+            out = ckpt(function, leaf(LARGE // 4))
+        out.sum().backward()
+    assert (len(runs), mode.count) == (2, 1 if early else 2)
+
+
+@everyone
+def test_a_saved_tensor_that_is_read_outside_of_backward_is_computed_each_time(ckpt: Checkpoint) -> None:
+    runs: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        for unused in (h * h, h * h * h):
+            assert unused.requires_grad
+        return h.exp()
+
+    x = leaf()
+    out = ckpt(function, x)
+    for number in (2, 3):
+        assert torch.equal(out.grad_fn._saved_result, x.exp())
+        assert len(runs) == number
+    out.sum().backward()
+    assert len(runs) == 4
+    with pytest.raises(RuntimeError, match="freed"):
+        out.grad_fn._saved_result  # noqa: B018
+    assert len(runs) == 4
+
+
+@everyone
+def test_what_a_backward_reads_is_the_object_that_was_saved(ckpt: Checkpoint) -> None:
+    read: list[torch.Tensor] = []
+
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, h: torch.Tensor, constant: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(constant)
+            return h.clone()
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+            read.extend(ctx.saved_tensors)
+            return gradients[0], None
+
+    constant = leaf(seed=1).detach()
+    ckpt(Keeps.apply, leaf(), constant).sum().backward()
+    assert len(read) == 1
+    assert read[0] is constant
+
+
+@everyone
+def test_a_function_without_gradients_whose_result_meets_some(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            return second(first(h))  # type: ignore[no-any-return]
+
+    x = leaf(2, 2)
+    for number in range(3):
+        out = ckpt(function, x)
+        assert not out.requires_grad
+        (out + x).sum().backward()
+        assert torch.equal(x.grad, torch.full((2, 2), number + 1.0))
+    assert first.weight.grad is None
+    # Its argument requires a gradient.
+    assert not [each for each in recwarn if "checkpoint" in str(each.message)]
+
+
+@everyone
+def test_what_is_used_inside_and_outside_gets_one_gradient(ckpt: Checkpoint) -> None:
+    weight, x = leaf(3, 3), leaf(3, 3, seed=1)
+    calls: list[torch.Tensor] = []
+    weight.register_hook(calls.append)
+    ckpt(lambda h: weight * h, weight * x).sum().backward()
+    assert len(calls) == 1
+    torch.testing.assert_close(weight.grad, 2 * weight.detach() * x.detach())
+
+
+@everyone
+def test_dicts_come_and_go(ckpt: Checkpoint) -> None:
+    layer, given = nn.Linear(5, 5, bias=False), leaf(5, 5).detach()
+
+    def function(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {"result": layer(inputs["tensor"])}
+
+    found = ckpt(function, {"tensor": given})
+    assert list(found) == ["result"]
+    assert torch.equal(
+        torch.autograd.grad(found["result"].sum(), layer.weight)[0],
+        torch.autograd.grad(layer(given).sum(), layer.weight)[0],
+    )
+
+
+@everyone
+@pytest.mark.parametrize("container", [lambda *layers: nn.Sequential(*layers), lambda *layers: nn.ModuleList(layers)])
+def test_a_model_in_segments(ckpt: Checkpoint, container: Any) -> None:
+    torch.manual_seed(0)
+    model = container(nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 2), nn.ReLU())
+
+    def gradients(ckpt: Checkpoint) -> list[torch.Tensor]:
+        x = leaf(1, 10)
+        h = ckpt(nn.Sequential(*model[:3]), x)
+        h = ckpt(nn.Sequential(*model[3:]), h)
+        return [h.detach(), *torch.autograd.grad(h.sum(), [x, *model.parameters()])]
+
+    assert all(torch.equal(*pair) for pair in zip(gradients(none), gradients(ckpt), strict=True))
+
+
+@everyone
+@pytest.mark.parametrize("inputs_need_gradients", [True, False])
+def test_many_checkpoints_in_one_graph(ckpt: Checkpoint, inputs_need_gradients: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
+    inputs = [leaf(1, 4, seed=seed).detach().requires_grad_(inputs_need_gradients) for seed in range(300)]
+    parameters = list(model.parameters())
+
+    def gradients(ckpt: Checkpoint) -> list[torch.Tensor]:
+        mean = torch.stack([ckpt(model, each) for each in inputs]).mean()
+        return list(torch.autograd.grad(mean, parameters + inputs * inputs_need_gradients))
+
+    assert all(torch.equal(*pair) for pair in zip(gradients(none), gradients(ckpt), strict=True))
+
+
+class Operators(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def seen_by_contexts(ckpt: Checkpoint, x: torch.Tensor) -> tuple[list[str], list[str]]:
+    """Which operators the contexts of the forward and of the recomputation see."""
+    forward, again = Operators(), Operators()
+    if ckpt is torchs:
+        out = torch_checkpoint.checkpoint(torch.exp, x, use_reentrant=False, context_fn=lambda: (forward, again))
+    else:
+        checkpointing.configure(context_fn=lambda: (forward, again))
+        out = ckpt(torch.exp, x)
+    assert again.names == []
+    out.sum().backward()
+    return forward.names, again.names
+
+
+@pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])
+def test_contexts_of_the_forward_and_of_the_recomputation(ckpt: Checkpoint) -> None:
+    x = leaf()
+    forward, again = seen_by_contexts(ckpt, x)
+    assert forward == ["exp.default"]
+    assert again[0] == "exp.default"
+    assert (forward, again) == seen_by_contexts(torchs, x)
+
+
+@everyone
+@pytest.mark.skipif(not hasattr(torch_checkpoint, "GraphExecGroup"), reason="this torch has no groups of backwards")
+def test_backwards_of_a_group_may_not_overlap(ckpt: Checkpoint) -> None:
+    runs: list[int] = []
+
+    def function(h: torch.Tensor) -> Any:
+        runs.append(1)
+        middle = h.sin().cos()
+        return middle, middle.sin().cos()
+
+    for grouped, expected in ((True, 2), (False, 3)):
+        runs.clear()
+        x = leaf()
+        middle, out = ckpt(function, x)
+
+        def backwards(middle: torch.Tensor = middle, out: torch.Tensor = out, x: torch.Tensor = x) -> torch.Tensor:
+            (at_middle,) = torch.autograd.grad(out.sum(), middle)
+            return torch.autograd.grad(middle, x, at_middle)[0]
+
+        if grouped:
+            with torch_checkpoint.GraphExecGroup():
+                found = backwards()
+        else:
+            found = backwards()
+        assert len(runs) == expected
+        torch.testing.assert_close(found, torch.autograd.grad(x.sin().cos().sin().cos().sum(), x)[0])
+    out = ckpt(lambda h: h.sin().cos(), leaf()).sum()
+    with torch_checkpoint.GraphExecGroup():
+        out.backward(retain_graph=True)
+        if ckpt is torchs:
+            with pytest.raises(RuntimeError, match="overlap"):
+                out.backward()
+        else:
+            # A tensor that is unpacked twice is computed again.
+            out.backward()
+
+
+@everyone
+def test_an_output_that_needs_no_gradient_has_none(ckpt: Checkpoint) -> None:
+    fixed, other = leaf().detach(), leaf(seed=1)
+    out = ckpt(lambda a, b: a, fixed, other)
+    assert out is fixed
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        out.sum().backward()
+
+
+@everyone
+def test_an_error_in_backward_leaves_the_next_checkpoint_alone(ckpt: Checkpoint) -> None:
+    def fails(h: torch.Tensor) -> torch.Tensor:
+        h = h.exp()
+        h.register_hook(lambda gradient: exec("raise KeyError"))
+        return h.sin()
+
+    x = leaf()
+    for _ in itertools.repeat(None, 2):
+        with pytest.raises(KeyError):
+            ckpt(fails, x).sum().backward()
+        x.grad = None
+        ckpt(torch.exp, x).sum().backward()
+        assert torch.equal(x.grad, x.exp())
+        x.grad = None

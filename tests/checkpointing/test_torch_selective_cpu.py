@@ -1,0 +1,276 @@
+"""Selective checkpoints: what PyTorch's own tests ask of them, asked of ours and of torch's in one run."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import re
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint as torch_checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from accelerator import checkpointing
+from accelerator.checkpointing.frames import LARGE
+from tests.support.checkpointing_cases import EVERYONE, Checkpoint, leaf, selective, torchs
+
+everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+MUST_SAVE = torch_checkpoint.CheckpointPolicy.MUST_SAVE
+PREFER_RECOMPUTE = torch_checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    checkpointing.configure()
+    yield
+    checkpointing.configure()
+
+
+def saves(operation: Any) -> Callable[..., Any]:
+    """The policy that saves what one operation gives."""
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        return MUST_SAVE if op is operation else PREFER_RECOMPUTE
+
+    return policy
+
+
+class Matmuls(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+# A list, a policy and a policy that answers with a bool say the same; the last two save nothing.
+WHAT: dict[str, tuple[Any, bool]] = {
+    "list": ([aten.mm.default], True),
+    "policy": (saves(aten.mm.default), True),
+    "bool": (lambda context, op, *args, **kwargs: op is aten.mm.default, True),
+    "empty list": ([], False),
+    "another": (saves(aten.add.Tensor), False),
+}
+
+
+@everyone
+@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize("size", [4, 256])
+def test_what_is_saved_is_not_recomputed(ckpt: Checkpoint, what: str, size: int) -> None:
+    a, b = leaf(size, size), leaf(size, size, seed=1)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.mm(a.cos(), b).sin().sum()
+
+    expected = torch.autograd.grad(function(a, b), (a, b))
+    chosen, save = WHAT[what]
+    out = selective(ckpt, chosen, function, a, b)
+    with Matmuls() as mode:
+        found = torch.autograd.grad(out, (a, b))
+    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+    # Two for the gradients, and one where the product was not saved.
+    assert mode.count == (2 if save else 3)
+
+
+@everyone
+def test_inside_hooks_and_others(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
+    x = leaf()
+    inner = lambda h: selective(ckpt, [aten.sin.default], lambda g: g.sin().exp().cos(), h)  # noqa: E731
+    (expected,) = torch.autograd.grad(x.cos().sin().exp().cos().sum(), x)
+    checkpointing.configure()
+    found = torch.autograd.grad(inner(x.cos()).sum(), x)[0]
+    assert torch.allclose(found, expected)
+    assert not [each for each in recwarn if issubclass(each.category, FutureWarning)]
+
+
+@everyone
+def test_they_serve_one_backward(ckpt: Checkpoint) -> None:
+    out = selective(ckpt, [aten.sin.default], lambda h: h.sin().exp().cos(), leaf()).sum()
+    out.backward(retain_graph=True)
+    with pytest.raises(RuntimeError):
+        out.backward()
+
+
+@everyone
+@pytest.mark.parametrize("end", ["backward", "retained", "dropped"])
+def test_what_they_saved_dies(ckpt: Checkpoint, end: str) -> None:
+    seen: list[weakref.ref[torch.UntypedStorage]] = []
+
+    class Notes(TorchDispatchMode):
+        """Below the mode that saves: sees what goes into its storage."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is aten.exp.default:
+                seen.append(weakref.ref(result.untyped_storage()))
+            return result
+
+    function = lambda h: h.cos().exp().sin()  # noqa: E731
+    gc.collect()
+    gc.disable()
+    try:
+        with Notes():
+            out = selective(ckpt, saves(aten.exp.default), function, leaf())
+        checkpointing.configure()
+        assert [each() is not None for each in seen] == [True]
+        if end == "dropped":
+            del out
+        else:
+            out.sum().backward(retain_graph=end == "retained")
+        assert [each() is None for each in seen] == [True]
+    finally:
+        gc.enable()
+
+
+@everyone
+def test_a_view_of_integers_is_among_what_is_saved(ckpt: Checkpoint) -> None:
+    numbers, x = torch.tensor([1, 2, 3]), leaf(3)
+    seen, out = selective(ckpt, [aten.view.default], lambda n, h: (n.view(-1), h.sin().cos()), numbers, x)
+    out.sum().backward()
+    assert seen.tolist() == [1, 2, 3]
+    torch.testing.assert_close(x.grad, torch.autograd.grad(x.sin().cos().sum(), x)[0])
+
+
+def asked(ckpt: Checkpoint, function: Callable[..., Any], size: int) -> tuple[list[Any], torch.Tensor]:
+    """What a policy is asked, and whether for a recomputation; and the gradient."""
+    asked: list[Any] = []
+
+    def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append((op, context.is_recompute))
+        return MUST_SAVE if op is aten.var_mean.correction else PREFER_RECOMPUTE
+
+    x = leaf(size)
+    selective(ckpt, policy, function, x).backward()
+    assert x.grad is not None
+    return asked, x.grad
+
+
+def variance_by_mean(h: torch.Tensor) -> torch.Tensor:
+    # An operation of two outputs.
+    variance, mean = torch.var_mean(h)
+    return variance * mean
+
+
+@pytest.mark.parametrize("ckpt", EVERYONE[:2], ids=["checkpoint", "non_reentrant"])
+@pytest.mark.parametrize(
+    "function", [lambda h: h.sin().cos().exp().sum(), variance_by_mean], ids=["three in a row", "two outputs"]
+)
+def test_a_policy_is_asked_what_torchs_ask_it(ckpt: Checkpoint, function: Callable[..., Any]) -> None:
+    # So large that recomputations stop early, as torch's do.
+    found, gradient = asked(ckpt, function, LARGE // 4)
+    assert found == asked(torchs, function, LARGE // 4)[0]
+    assert (aten.var_mean.correction if function is variance_by_mean else aten.exp.default, False) in found
+    x = leaf(LARGE // 4)
+    torch.testing.assert_close(gradient, torch.autograd.grad(function(x), x)[0])
+
+
+@everyone
+@pytest.mark.parametrize("allowed", [False, True])
+def test_what_is_saved_and_then_edited(ckpt: Checkpoint, allowed: bool) -> None:
+    x = leaf()
+    function = lambda h: h.sin().mul_(2).cos().exp()  # noqa: E731
+    out = selective(ckpt, saves(aten.sin.default), function, x, allow_cache_entry_mutation=allowed).sum()
+    if allowed:
+        out.backward()
+        assert x.grad is not None
+    else:
+        with pytest.raises(RuntimeError, match="mutated"):
+            out.backward()
+
+
+@everyone
+def test_an_operation_that_gives_more_than_tensors(ckpt: Checkpoint) -> None:
+    calls: list[int] = []
+    with torch.library._scoped_library("accelerator_tests", "FRAGMENT"):
+
+        @torch.library.custom_op("accelerator_tests::sine_and_two", mutates_args=())
+        def sine_and_two(h: torch.Tensor) -> tuple[torch.Tensor, int]:
+            calls.append(1)
+            return h.sin(), 2
+
+        def keep(ctx: Any, inputs: Any, output: Any) -> None:
+            ctx.save_for_backward(*inputs)
+
+        def backward(ctx: Any, gradient: torch.Tensor, _: Any) -> torch.Tensor:
+            return gradient * ctx.saved_tensors[0].cos()
+
+        sine_and_two.register_autograd(backward, setup_context=keep)
+
+        def function(h: torch.Tensor) -> torch.Tensor:
+            return (torch.ops.accelerator_tests.sine_and_two(h)[0] * h.sin().exp()).sin()
+
+        x = leaf()
+        out = selective(ckpt, [torch.ops.accelerator_tests.sine_and_two.default], function, x)
+        (found,) = torch.autograd.grad(out.sum(), x)
+        assert len(calls) == 1
+        (expected,) = torch.autograd.grad(function(x).sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
+class Sized(torch.Tensor):
+    """A tensor around another one, whose sizes are asked of it: what asks them passes by the policy as an operation."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Sized:
+        return torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined, no-any-return]
+            cls, inner.size(), inner.stride(), None, None, inner.dtype, inner.layout, inner.device, False,
+            inner.requires_grad, "sizes",
+        )  # fmt: skip
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        unwrapped = torch.utils._pytree.tree_map_only(cls, lambda each: each.inner, args)
+        return torch.utils._pytree.tree_map_only(torch.Tensor, cls, func(*unwrapped, **(kwargs or {})))
+
+
+@everyone
+def test_asking_for_sizes_is_no_operation_to_save(ckpt: Checkpoint) -> None:
+    x = leaf(4, 3)
+
+    def function(h: Any) -> Any:
+        flat = (h * h.sum()).view(-1).view(4, 3)
+        assert list(flat.grad_fn._saved_self_sym_sizes) == [12]
+        return flat.exp()
+
+    selective(ckpt, saves(aten.sym_size.default), function, Sized(x)).sum().backward()
+
+
+@everyone
+@pytest.mark.parametrize("what", [[2], [torch.ops.aten.sin], 2], ids=["number", "packet", "no list"])
+def test_what_is_no_operation_is_refused(ckpt: Checkpoint, what: Any) -> None:
+    with pytest.raises((ValueError, TypeError)) as refused:
+        selective(ckpt, what, torch.sin, leaf())
+    with pytest.raises(refused.type, match=re.escape(str(refused.value))):
+        torch_checkpoint.create_selective_checkpoint_contexts(what)
+
+
+def test_they_do_not_go_with_the_debugging_determinism_check() -> None:
+    contexts = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [])
+    with pytest.raises(ValueError, match="debug"):
+        checkpointing.configure(context_fn=contexts, determinism_check="debug")
+
+
+def test_under_compile() -> None:
+    torch._dynamo.reset()
+    checkpointing.configure(
+        context_fn=functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [aten.sin.default])
+    )
+
+    def model(h: torch.Tensor) -> torch.Tensor:
+        return checkpointing.checkpoint(lambda g: g.sin().exp(), h * 2) * 3
+
+    x = leaf()
+    (expected,) = torch.autograd.grad(((x * 2).sin().exp() * 3).sum(), x)
+    (found,) = torch.autograd.grad(torch.compile(model, backend="aot_eager")(x).sum(), x)
+    torch.testing.assert_close(found, expected)
+    torch._dynamo.reset()

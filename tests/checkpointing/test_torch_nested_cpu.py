@@ -25,13 +25,6 @@ both_ways = pytest.mark.parametrize("early", [True, False], ids=["stops early", 
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
-
-
 def gradient_of(function: Function) -> Function:
     def gradient(x: torch.Tensor) -> torch.Tensor:
         with torch.enable_grad():

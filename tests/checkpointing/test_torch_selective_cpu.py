@@ -6,7 +6,7 @@ import functools
 import gc
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,13 +22,6 @@ everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_ree
 MUST_SAVE = torch_checkpoint.CheckpointPolicy.MUST_SAVE
 PREFER_RECOMPUTE = torch_checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
 aten = torch.ops.aten
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
 
 
 def saves(operation: Any) -> Callable[..., Any]:

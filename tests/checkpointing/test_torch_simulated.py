@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import nn
 
-from accelerator import checkpointing
 from tests.support.checkpointing_cases import EVERYONE, Checkpoint, none, torchs
 
 everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    checkpointing.configure()
-    yield
-    checkpointing.configure()
 
 
 def held_along_backward(ckpt: Checkpoint, retain: bool) -> list[int]:

@@ -193,4 +193,16 @@ MUTANTS = (
         "TestDropout",
         where=_COMPOSITIONS,
     ),
+    Mutant(
+        "simulation/_kernels/compositions/attention.py",
+        'is not simulated")\n    return _Mask(right=0)\n',
+        'is not simulated")\n    return _Mask(right=1)\n',
+        ("simulation/test_compositions_simulated.py::TestPackedAttention::test_cudnn[True]",),
+    ),
+    Mutant(
+        "simulation/_kernels/compositions/matmul.py",
+        "scale = scale.repeat_interleave(128, dim)",
+        "scale = scale.roll(1, dim).repeat_interleave(128, dim)",
+        ("simulation/test_compositions_simulated.py::TestScaledProducts::test_scale_for_each_block",),
+    ),
 )

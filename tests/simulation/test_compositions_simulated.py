@@ -324,6 +324,32 @@ class TestPackedAttention:
 
         compare(attend, drawn(2, 4, 6, 8), drawn(2, 4, 9, 8), drawn(2, 4, 9, 8, seed=1), drawn(2, 4, 6, 9), reference=by_hand)
 
+    @pytest.mark.skipif(
+        not hasattr(aten, "_cudnn_attention_forward"), reason="torch 2.6 has cuDNN's attention for batches alone"
+    )
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_cudnn(self, causal: bool) -> None:
+        def attend(*rows: torch.Tensor) -> torch.Tensor:
+            starts = torch.tensor(self.STARTS, dtype=torch.int32, device=rows[0].device)
+            return aten._cudnn_attention_forward(*rows, None, starts, starts, 6, 6, True, 0.0, causal, False)[0]
+
+        compare(attend, *self.packed(), reference=lambda *rows: self.one_by_one(*rows, causal="first" if causal else None))
+        rows = [t.cuda() for t in self.packed()]
+        starts, others = (torch.tensor(lengths, dtype=torch.int32).cuda() for lengths in (self.STARTS, (0, 4, 9, 10)))
+        with pytest.raises(NotImplementedError, match="causal with unequal packed lengths, is not simulated"):
+            aten._cudnn_attention_forward(*rows, None, starts, others, 6, 6, True, 0.0, True, False)
+
+    @pytest.mark.skipif(not hasattr(aten, "_flash_attention_forward_no_dropout_inplace"), reason="torch 2.6 has no such op")
+    def test_flash_into_a_given_tensor(self) -> None:
+        starts = torch.tensor(self.STARTS, dtype=torch.int32, device="cuda")
+        rows = [t.cuda() for t in self.packed()]
+        options = (starts, starts, 6, 6, 0.0, True, False)
+        expected, logsumexp, *_ = aten._flash_attention_forward(*rows, *options)
+        out = torch.empty_like(expected)
+        found = aten._flash_attention_forward_no_dropout_inplace(out, *rows, *options)
+        assert torch.equal(out, expected)
+        assert torch.equal(found, logsumexp)
+
     def test_dropout_differs_between_sequences_and_repeats_in_the_backward(self) -> None:
         def attend(*rows: torch.Tensor) -> torch.Tensor:
             torch.cuda.manual_seed(1)
@@ -490,8 +516,29 @@ class TestScaledProducts:
         found = torch._scaled_mm(left.cuda(), right.cuda(), one, large, out_dtype=torch.float8_e4m3fn)
         assert found.float().abs().max().item() == 448
 
+    def test_scale_for_each_block(self) -> None:
+        left, right = drawn(32, 256).to(torch.float8_e4m3fn), drawn(48, 256, seed=1).to(torch.float8_e4m3fn).t()
+        a, b = torch.rand(32, 2) + 0.5, torch.rand(2, 1) + 0.5
+        found = torch._scaled_mm(left.cuda(), right.cuda(), a.cuda(), b.cuda(), out_dtype=torch.bfloat16)
+        halves = [slice(0, 128), slice(128, 256)]
+        expected = sum((left.float()[:, h] * a[:, n : n + 1]) @ (right.float()[h] * b[n]) for n, h in enumerate(halves))
+        torch.testing.assert_close(found.cpu(), expected.bfloat16())  # type: ignore[union-attr]
+
+    def test_scaled_result_in_a_given_tensor(self) -> None:
+        left, right = self.quantized()
+        one, half = torch.tensor(1.0).cuda(), torch.tensor(0.5).cuda()
+        out = torch.empty(32, 48, dtype=torch.float8_e4m3fn, device="cuda")
+        options: dict[str, Any] = {"scale_result": half, "out_dtype": torch.float8_e4m3fn}
+        assert torch._scaled_mm(left.cuda(), right.cuda(), one, one, out=out, **options) is out
+        assert torch.equal(out.float().cpu(), (left.float() @ right.float() * 0.5).to(torch.float8_e4m3fn).float())
+
     def test_unknown_scales_are_refused(self) -> None:
         left, right = self.quantized()
+        for dtype in (torch.bfloat16, torch.float64):
+            with pytest.raises(NotImplementedError, match=f"_scaled_mm with scales of {dtype} is not simulated"):
+                torch._scaled_mm(left.cuda(), right.cuda(), torch.ones((), dtype=dtype).cuda(), torch.ones(()).cuda())
+        with pytest.raises(NotImplementedError, match=r"_scaled_mm of torch\.bfloat16 and torch\.bfloat16 is not simulated"):
+            torch._scaled_mm(left.bfloat16().cuda(), right.bfloat16().cuda(), torch.ones(()).cuda(), torch.ones(()).cuda())
         with pytest.raises(NotImplementedError, match="_scaled_mm with scales of shape"):
             torch._scaled_mm(
                 left.cuda(), right.cuda(), torch.ones(3, 5).cuda(), torch.ones(5, 3).cuda(), out_dtype=torch.bfloat16
@@ -571,6 +618,24 @@ class TestConvolutions:
             return F.grid_sample(x, F.affine_grid(theta, [2, 3, 5, 6], align_corners=True), align_corners=True)
 
         compare(sample, drawn(2, 3, 4, 4), drawn(2, 2, 3) * 0.3, tolerance=1e-4)
+
+
+INTO = {
+    "_conv_depthwise2d": lambda: (drawn(2, 4, 6, 6), drawn(8, 1, 3, 3), [3, 3], None, [1, 1], [1, 1], [1, 1]),
+    "cudnn_convolution": lambda: (drawn(2, 4, 6, 6), drawn(8, 2, 3, 3), [1, 1], [1, 1], [1, 1], 2, False, False, False),
+    "batch_norm_elemt": lambda: (drawn(2, 4, 6), drawn(4), drawn(4, seed=1), drawn(4, seed=2), drawn(4, seed=3).abs(), 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", INTO)
+@pytest.mark.parametrize("shape", [(0,), None], ids=["empty", "fitting"])
+def test_results_in_given_tensors(name: str, shape: tuple[int, ...] | None) -> None:
+    arguments = [value.cuda() if isinstance(value, torch.Tensor) else value for value in INTO[name]()]
+    operation = getattr(aten, name)
+    expected = operation(*arguments)
+    out = torch.empty(expected.shape if shape is None else shape, device="cuda")
+    assert operation.out(*arguments, out=out) is out
+    assert torch.equal(out, expected)
 
 
 def test_ctc_loss_is_torchs_own() -> None:

@@ -66,7 +66,7 @@ def check(number: int, count: int, accelerator: str) -> int:
         ValueError: if it is negative or too large.
     """
     if accelerator == "cpu" and number >= 0:
-        return 0
+        return 0  # the ranks of a program share the CPU, by whatever index
     if not 0 <= number < count:
         noun = "device is" if count == 1 else "devices are"
         raise ValueError(f"Device index {number} is out of range: {count} {accelerator} {noun} visible")

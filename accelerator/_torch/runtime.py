@@ -86,8 +86,7 @@ def look(device: Any = None, *, optional: bool = True, negative: bool = False, p
             up.append(True)
     number = device_argument.index(device, kind, optional=optional or kind == "cpu")
     if number is not None and not (negative and number < 0):
-        # The ranks of a program share the CPU, by whatever index.
-        number = 0 if kind == "cpu" and number > 0 else device_argument.check(number, visible or 1, kind)
+        number = device_argument.check(number, visible or 1, kind)
         if up and isinstance(device, (str, torch.device)):
             known[device] = number
     return Look(kind, number, bool(up))

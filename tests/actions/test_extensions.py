@@ -49,7 +49,9 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         '__all__ = [\n    "PagesBuilder",\n]\n',
     )
     _write(root / "cpu" / "no_impl.py", note + "class NotImplementedBuilder: pass\n")
+    _write(root / "parts" / "__init__.py", "class HandedBuilder: pass\n")
     for directory, word in ((root, "device"), (root / "cpu", "host")):
+        _write(directory / "handed.py", note + "from op_builder.parts import HandedBuilder\n\n__all__ = ('HandedBuilder',)\n")
         _write(
             directory / "adam.py", note + f"class AdamBuilder:\n    where = '{word}'\n\nclass OtherBuilder(AdamBuilder): pass\n"
         )
@@ -100,6 +102,8 @@ def test_one_module_is_imported_for_one_name(package: Path) -> None:
 
 
 def test_a_builder_that_a_module_hands_on_is_found_there(package: Path) -> None:
+    assert acc.get_op_builder("HandedBuilder").__module__ == "op_builder.parts"
+    assert _imported().pop() == f"op_builder{KIND}.handed"
     # DeepSpeed's for the CPU has one that lies with CUDA's.
     found = acc.get_op_builder("PagesBuilder")
     assert found.__module__ == "op_builder.pages"

@@ -60,9 +60,9 @@ MUTANTS: tuple[Mutant, ...] = (
         ("actions/test_devices_streams_memory.py::test_contexts_initialize_when_they_are_entered",),
     ),
     Mutant(
-        "_torch/runtime.py",
-        'number = 0 if kind == "cpu" and number > 0 else device_argument.check(number, visible or 1, kind)',
-        "number = device_argument.check(number, visible or 1, kind)",
+        "_machine/device_argument.py",
+        'if accelerator == "cpu" and number >= 0:',
+        'if accelerator == "cpu" and number == 0:',
         ("actions/test_devices_cpu.py::test_devices_as_values",),
     ),
     Mutant(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,11 @@ if torch_build.read() is None:
     collect_ignore += [
         str(file) for file in Path(__file__).parent.rglob("test_*.py") if not file.as_posix().endswith(TORCH_FREE)
     ]
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # What a shell starts in the background ignores it, and so would the programs that tests interrupt.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -309,12 +310,15 @@ def test_watching_on_a_terminal() -> None:
         os.execve(sys.executable, command, {**plain_environment(), **size, "TERM": "xterm"})
     output = b""
     deadline = time.monotonic() + 60
-    while output.count(b"\033[H") < 3 and time.monotonic() < deadline:
-        output += os.read(terminal, 4096)
-    os.write(terminal, b"\x03")
+    interrupted = False
     with contextlib.suppress(OSError):  # how a terminal ends
-        while part := os.read(terminal, 4096):
+        while select.select([terminal], [], [], max(deadline - time.monotonic(), 0))[0] and (part := os.read(terminal, 4096)):
             output += part
+            if not interrupted and output.count(b"\033[H") >= 3:
+                os.write(terminal, b"\x03")
+                interrupted = True
+    if time.monotonic() >= deadline:
+        os.kill(pid, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(terminal)
     pictures = output.decode().split("\033[H")[1:-1]

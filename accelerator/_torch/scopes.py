@@ -70,9 +70,8 @@ class DeviceScope(Scope):
 
     __slots__ = ()
     _change = exchange_index
-    _back = restore_index
 
-    # As the base class does it, with the calls spelled out: half of torch's cost is one attribute more or less.
+    # As the base class does it, with the calls spelled out: looking them up on the class costs a twentieth of the whole.
     def __enter__(self) -> None:
         try:
             del self._fresh

@@ -11,7 +11,7 @@ import torch
 from accelerator import checkpointing
 from accelerator.checkpointing import configuration
 from tests.support.checkpointing_cases import torchs
-from tests.support.checkpointing_memory import KEEPERS, MANY, MODES, many, survivors
+from tests.support.checkpointing_memory import KEEPERS, MANY, MODES, compare, many, survivors
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -47,19 +47,7 @@ def test_ten_thousand_checkpoints_occupy_no_memory(mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_ten_thousand_checkpoints_have_their_values(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
-    function = lambda h: h.sin().exp()  # noqa: E731
-    inputs = [torch.linspace(0.1, 0.9, 16 + size) * (1 + size) for size in range(7)]
-    expected: list[tuple[torch.Tensor, torch.Tensor]] = []
-    for each in inputs:
-        each.requires_grad_()
-        out = function(function(each * 1))
-        expected.append((out.detach(), *torch.autograd.grad(out.sum(), each)))
-    for number in range(5000):
-        x = inputs[number % 7]
-        out = checkpointing.checkpoint(function, checkpointing.checkpoint(function, x * 1))
-        (gradient,) = torch.autograd.grad(out.sum(), x)
-        assert torch.equal(out, expected[number % 7][0])
-        assert torch.equal(gradient, expected[number % 7][1])
+    compare("cpu", 5000)
 
 
 def test_an_iteration_that_is_skipped_while_its_loss_is_bound() -> None:

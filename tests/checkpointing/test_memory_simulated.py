@@ -9,7 +9,7 @@ import torch
 
 from accelerator import checkpointing
 from tests.support.checkpointing_cases import torchs
-from tests.support.checkpointing_memory import KEEPERS, MANY, MODES, many, survivors
+from tests.support.checkpointing_memory import KEEPERS, MANY, MODES, compare, many, survivors
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -31,3 +31,9 @@ def test_ten_thousand_checkpoints_occupy_no_memory(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     found = many(torch.zeros(256, device="cuda", requires_grad=True), MANY, torch.cuda.memory_allocated)
     assert len(set(found)) == 1, found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_ten_thousand_checkpoints_have_their_values(mode: str) -> None:
+    checkpointing.configure(**MODES[mode])
+    compare("cuda", MANY)

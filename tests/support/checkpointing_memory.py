@@ -1,4 +1,4 @@
-"""Functions that keep what they compute, and many checkpoints one after the other, with memory to be watched between.
+"""Functions that keep what they compute, and many checkpoints one after the other, whose memory and values are watched.
 
 ``ACCELERATOR_TEST_ALL=1`` makes the many ten thousand, which takes minutes on simulated GPUs, instead of six hundred.
 """
@@ -96,3 +96,20 @@ def many(x: torch.Tensor, count: int, watch: Callable[[], _T]) -> list[_T]:
             gc.collect()
             found.append(watch())
     return found
+
+
+def compare(device: str, count: int) -> None:
+    """Hold so many pairs of checkpoints, of inputs of seven sizes, against the same functions without checkpoints."""
+    function = lambda h: h.sin().exp()  # noqa: E731
+    inputs = [torch.linspace(0.1, 0.9, 16 + size, device=device) * (1 + size) for size in range(7)]
+    expected: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for each in inputs:
+        each.requires_grad_()
+        out = function(function(each * 1))
+        expected.append((out.detach(), *torch.autograd.grad(out.sum(), each)))
+    for number in range(count):
+        x = inputs[number % 7]
+        out = checkpointing.checkpoint(function, checkpointing.checkpoint(function, x * 1))
+        (gradient,) = torch.autograd.grad(out.sum(), x)
+        assert torch.equal(out, expected[number % 7][0])
+        assert torch.equal(gradient, expected[number % 7][1])

@@ -120,7 +120,8 @@ def configure(
 
     Raises:
         ValueError: for settings that contradict each other, unknown keys, a value out of range, a file that is not JSON,
-            a group that this process is not in, and partitioning without a group in a world of several ranks.
+            a group that this process is not in, and partitioning without a group in a world of several ranks. For contiguous
+            buffers without ``num_checkpoints`` it is an ``AssertionError`` too, as DeepSpeed's.
         TypeError: for a value, an mpu or a group of the wrong kind.
         FileNotFoundError: if there is no such file.
 
@@ -289,6 +290,10 @@ def _no_group(world: int) -> str:
     )
 
 
+class NumberMissingError(ValueError, AssertionError):
+    """Contiguous buffers without a number of checkpoints, which DeepSpeed asserts: who catches that catches this."""
+
+
 def _checked(settings: Settings) -> Settings:
     """The settings with the buffers they need, if they make sense."""
     for name, kind in _KEYS.values():
@@ -311,7 +316,9 @@ def _checked(settings: Settings) -> Settings:
         if not settings.partition_activations:
             raise ValueError("contiguous_checkpointing needs partition_activations: its buffers hold the parts.")
         if count is None:
-            raise ValueError("contiguous_checkpointing needs num_checkpoints: its buffers are sized by it.")
+            raise NumberMissingError(
+                "contiguous_checkpointing needs num_checkpoints, the number of layers under checkpoints: it sizes the buffers."
+            )
         # Buffers outlast a call that leaves their size alone, so that configuring every step allocates nothing.
         buffers = current.buffers if current.buffers is not None and current.buffers.count == count else Buffers(count)
     return replace(settings, buffers=buffers)

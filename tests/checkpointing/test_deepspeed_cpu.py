@@ -122,6 +122,12 @@ def test_layers_one_after_the_other(ckpt: Callable[..., Any]) -> None:
     assert all(torch.equal(one, other) for one, other in zip(expected, gradients(ckpt), strict=True))
 
 
+@pytest.mark.parametrize("kind", [AssertionError, ValueError])
+def test_contiguous_buffers_without_a_number(kind: type[Exception]) -> None:
+    with pytest.raises(kind, match="number of layers"):
+        checkpointing.configure(partition_activations=True, contiguous_checkpointing=True)
+
+
 @both
 def test_more_layers_than_announced(ckpt: Callable[..., Any]) -> None:
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=3)

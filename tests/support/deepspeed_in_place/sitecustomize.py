@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
@@ -22,7 +23,46 @@ def _replace_accelerator() -> None:
 
 
 def _replace_checkpointing() -> None:
-    sys.modules[_CHECKPOINTING] = importlib.import_module("accelerator.checkpointing")
+    module: Any = importlib.import_module("accelerator.checkpointing")
+    module._cpu_offload_engine = _OffloadEngine()
+    sys.modules[_CHECKPOINTING] = module
+
+
+class _OffloadEngine:
+    """What DeepSpeed's tests read of the engine of its own offload, said of the tensors that this package moves to the host."""
+
+    def __init__(self) -> None:
+        self.stats = self
+        self.reset()
+        transfers: Any = importlib.import_module("accelerator.checkpointing.transfers")
+        engine = self
+
+        class Offloaded(transfers.Offloaded):
+            def __init__(self, source: Any, host: Any) -> None:
+                super().__init__(source, host)
+                engine._all.append(weakref.ref(self))
+
+            def take(self) -> Any:
+                engine.restored_tensors += self._here is None or self._arrival is not None
+                return super().take()
+
+        transfers.Offloaded = Offloaded
+
+    def reset(self) -> None:
+        self._all: list[weakref.ref[Any]] = []
+        self.restored_tensors = 0
+
+    @property
+    def offloaded_tensors(self) -> int:
+        return len(self._all)
+
+    @property
+    def _tracker(self) -> list[Any]:
+        return [one for each in self._all if (one := each()) is not None]
+
+    @property
+    def _keep_last(self) -> list[Any]:
+        return [one for one in self._tracker if one._here is not None]
 
 
 _REPLACEMENTS: dict[str, tuple[str, Callable[[], None]]] = {

@@ -187,6 +187,10 @@ def run(command: list[str], child: Mapping[str, str]) -> int:
     awaited = {*handed_on, signal.SIGCHLD}
     # Blocked rather than handled: what arrives while the command starts waits for us, and waiting tells who sent it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
+    # Ignored, as who started this process may have left it, the signal never comes and the command's status is lost.
+    is_ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    if is_ignored:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         try:
             # The machine's own programs are on the path of the command, not on this process's.
@@ -209,6 +213,8 @@ def run(command: list[str], child: Mapping[str, str]) -> int:
         # What came too late for the command is not to end this process before it reported and tidied up.
         while signal.sigtimedwait(awaited, 0) is not None:
             pass
+        if is_ignored:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -65,6 +65,14 @@ def test_status_of_the_command(command: str, status: int) -> None:
 
 
 @takes_cuda_build
+def test_a_caller_that_ignores_the_end_of_children() -> None:
+    # The kernel then keeps no status of them and tells nobody; who is started by such a caller inherits that.
+    program = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
+    done = python(program, sys.executable, "-c", SIMULATE, "--", "/bin/sh", "-c", "exit 7", env=dict(os.environ))
+    assert done.returncode == 7, done.stderr
+
+
+@takes_cuda_build
 def test_input_and_output_belong_to_the_command() -> None:
     done = simulate("sh", "-c", 'echo "$@" >&2; echo out', "sh", "--", "--gpus", "-h")
     assert (done.stdout, done.stderr) == ("out\n", "-- --gpus -h\n")

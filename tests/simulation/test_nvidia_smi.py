@@ -95,6 +95,46 @@ def test_processes(tmp_path: Path) -> None:
     assert table == [["0", pid, "C"]]
 
 
+# In C, for a Python takes long to fork.
+CROWD = """
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+int main(void)
+{
+    enum { COUNT = 257 };
+    void *cuda = dlopen("libcuda.so.1", RTLD_NOW), *context;
+    int (*init)(unsigned) = dlsym(cuda, "cuInit"), (*retain)(void **, int) = dlsym(cuda, "cuDevicePrimaryCtxRetain");
+    int ready[2], status = pipe(ready);
+    pid_t children[COUNT];
+    char failed;
+    for (int i = 0; i < COUNT; i++)
+        if ((children[i] = fork()) == 0) {
+            failed = init(0) != 0 || retain(&context, 0) != 0;
+            status = write(ready[1], &failed, 1) != 1;
+            pause();
+        }
+    for (int i = 0; i < COUNT; i++)
+        status |= read(ready[0], &failed, 1) != 1 || failed;
+    status |= system("nvidia-smi --query-compute-apps=pid --format=csv,noheader | sort -u | wc -l");
+    for (int i = 0; i < COUNT; i++)
+        kill(children[i], SIGKILL);
+    return status != 0;
+}
+"""
+
+
+def test_as_many_processes_as_there_are(tmp_path: Path) -> None:
+    (tmp_path / "crowd.c").write_text(CROWD)
+    compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
+    subprocess.run([compiler, "-o", tmp_path / "crowd", tmp_path / "crowd.c", "-ldl"], check=True, timeout=DEADLINE)
+    child = environment(state=tmp_path / "state")
+    done = subprocess.run([tmp_path / "crowd"], env=child, capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.returncode, done.stdout) == (0, "257\n"), done.stderr
+
+
 def test_table() -> None:
     lines = smi(gpus=2).stdout.splitlines()
     assert "Driver Version: 590.44.01 " in lines[1]
@@ -129,7 +169,10 @@ def test_failures(machine: dict[str, Any], status: int, message: str) -> None:
 
 
 def test_wrong_usage() -> None:
-    assert smi("--query-gpu=nothing", "--format=csv").returncode == 2
+    for option in ("--query-gpu=name,nothing", "--query-compute-apps=pid,nothing"):
+        for form in ("csv", "csv,noheader"):
+            done = smi(option, f"--format={form}")
+            assert (done.returncode, done.stdout) == (2, 'Field "nothing" is not a valid field to query.\n')
     assert smi("--query-gpu=name").returncode == 2
     assert smi("--reset").returncode == 2
 

@@ -108,45 +108,67 @@ static void print_cell(bool is_first, const char *text, const char *unit, bool h
         printf(" %s", unit);
 }
 
-/* Prints a row of the fields: their names where `names` is set, else their values. False on an unknown field. */
-static bool print_row(const char *fields, bool names, const struct smi_gpu *gpu, const struct smi_process *process,
+/* Asks for a field of the process, or of the GPU if there is none. */
+static bool ask(const char *field, const struct smi_gpu *gpu, const struct smi_process *process, char text[SMI_TEXT],
+                const char **unit)
+{
+    *unit = "";
+    return process ? smi_query_process(field, gpu, process, text, unit) : smi_query_gpu(field, gpu, text, unit);
+}
+
+static char *next_field(char **rest)
+{
+    char *field = strsep(rest, ",");
+    return field ? field + strspn(field, " ") : NULL;
+}
+
+/* Names the first field that there is not. */
+static bool are_known(const char *fields, const struct smi_process *process)
+{
+    char *copy = strdup(fields), *rest = copy, text[SMI_TEXT];
+    const char *unit;
+    bool is_known = true;
+    for (char *field; is_known && (field = next_field(&rest));)
+        if (!(is_known = ask(field, &smi_gpus[0], process, text, &unit)))
+            printf("Field \"%s\" is not a valid field to query.\n", field);
+    free(copy);
+    return is_known;
+}
+
+/* Prints a row of the fields: their names where `names` is set, else their values. */
+static void print_row(const char *fields, bool names, const struct smi_gpu *gpu, const struct smi_process *process,
                       struct format format)
 {
     char *copy = strdup(fields), *rest = copy, text[SMI_TEXT];
-    bool is_first = true, is_known = true;
-    for (char *field; is_known && (field = strsep(&rest, ",")); is_first = false) {
-        field += strspn(field, " ");
-        const char *unit = "";
-        is_known = process ? smi_query_process(field, gpu, process, text, &unit) : smi_query_gpu(field, gpu, text, &unit);
-        if (!is_known)
-            printf("Field \"%s\" is not a valid field to query.\n", field);
-        else if (names) {
+    const char *unit;
+    bool is_first = true;
+    for (char *field; (field = next_field(&rest)); is_first = false) {
+        ask(field, gpu, process, text, &unit);
+        if (names) {
             snprintf(text, sizeof text, *unit ? "%s [%s]" : "%s", field, unit);
             print_cell(is_first, text, "", false);
         } else
             print_cell(is_first, text, unit, format.has_units);
     }
     free(copy);
-    if (is_known)
-        putchar('\n');
-    return is_known;
+    putchar('\n');
 }
 
 static bool query(const char *fields, bool of_processes, struct format format)
 {
     static const struct smi_process nobody;
-    if (format.has_header && !print_row(fields, true, &smi_gpus[0], of_processes ? &nobody : NULL, format))
+    if (!are_known(fields, of_processes ? &nobody : NULL))
         return false;
+    if (format.has_header)
+        print_row(fields, true, &smi_gpus[0], of_processes ? &nobody : NULL, format);
     for (int i = 0; i < smi_gpu_count; i++) {
         struct smi_process rows[SMI_MAX_PROCESSES];
         unsigned count;
-        if (!of_processes && !print_row(fields, false, &smi_gpus[i], NULL, format))
-            return false;
-        if (!of_processes || smi_processes(smi_gpus[i].handle, rows, &count) != NVML_OK)
-            continue;
-        for (unsigned row = 0; row < count; row++)
-            if (!print_row(fields, false, &smi_gpus[i], &rows[row], format))
-                return false;
+        if (!of_processes)
+            print_row(fields, false, &smi_gpus[i], NULL, format);
+        else if (smi_processes(smi_gpus[i].handle, rows, &count) == NVML_OK)
+            for (unsigned row = 0; row < count; row++)
+                print_row(fields, false, &smi_gpus[i], &rows[row], format);
     }
     return true;
 }

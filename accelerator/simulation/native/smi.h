@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SMI_MAX_PROCESSES = 256, SMI_TEXT = 256 };
+enum { SMI_MAX_PROCESSES = 4096 /* as many as state.c keeps account of */, SMI_TEXT = 256 };
 
 enum {
     NVML_OK = 0,
@@ -15,7 +15,6 @@ enum {
     NVML_NOT_FOUND = 6,
     NVML_DRIVER_NOT_LOADED = 9,
     NVML_FUNCTION_NOT_FOUND = 13,
-    NVML_MISMATCH = 18,
 };
 
 typedef void *nvml_handle;

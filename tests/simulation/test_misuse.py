@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+
+import pytest
 
 from tests.support import environment, simulated_environment
 from tests.support.simulation import DEADLINE, MIB, PRELUDE, linux_only, python, run
@@ -49,6 +52,46 @@ def test_a_forked_child_does_not_release_its_parents_memory(tmp_path: Path) -> N
         answer(json.loads(os.read(read, 100)))
     """
     assert run(program, simulated_environment(state=tmp_path / "state")) == [64 * MIB]
+
+
+# A library with an object that frees its memory when the process ends, maybe after the driver has left.
+LATE = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+
+size_t held;
+
+__attribute__((destructor)) static void release(void)
+{
+    int (*free_memory)(size_t) = dlsym(dlopen("libcuda.so.1", RTLD_NOW), "cuMemFree_v2");
+    free_memory(held);
+}
+"""
+
+
+def test_memory_that_is_freed_late_is_nobody_elses(tmp_path: Path) -> None:
+    (tmp_path / "late.c").write_text(LATE)
+    compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
+    for name in ("before.so", "after.so"):  # libraries are left in an order that depends on that in which they were loaded
+        command = [compiler, "-shared", "-fPIC", "-o", tmp_path / name, tmp_path / "late.c", "-ldl"]
+        subprocess.run(command, check=True, timeout=DEADLINE)
+    child = simulated_environment(memory="1GiB", state=tmp_path / "state")
+    program = f"""
+        before = ctypes.CDLL({str(tmp_path / "before.so")!r})
+        cuda, pointer = allocate({256 * MIB})
+        after = ctypes.CDLL({str(tmp_path / "after.so")!r})
+        ctypes.c_size_t.in_dll(before, "held").value = pointer.value
+        ctypes.c_size_t.in_dll(after, "held").value = allocate({256 * MIB})[1].value
+        answer(0)
+    """
+    run(program, child)
+    program = f"""
+        cuda, pointer = allocate({800 * MIB})
+        answer(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t({400 * MIB})))
+    """
+    out_of_memory = 2
+    assert run(program, child) == out_of_memory
 
 
 def test_a_state_that_became_unusable_is_an_error(tmp_path: Path) -> None:

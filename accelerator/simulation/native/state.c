@@ -200,14 +200,21 @@ static struct row *claim(struct sim_state *state, int gpu, int instance)
     return row;
 }
 
-static struct row *own_row(struct sim_state *state, int gpu, int instance)
+/* The row of this process, or NULL: there is none before it was charged, and none after it has left. */
+static struct row *find_own_row(struct sim_state *state, int gpu, int instance)
 {
     pid_t self = getpid();
     for (int i = 0; i < state->row_count; i++)
         if (state->rows[i].pid == self && row_matches(&state->rows[i], gpu, instance))
             return &state->rows[i];
+    return NULL;
+}
 
-    struct row *row = claim(state, gpu, instance);
+static struct row *own_row(struct sim_state *state, int gpu, int instance)
+{
+    struct row *row = find_own_row(state, gpu, instance);
+    if (!row)
+        row = claim(state, gpu, instance);
     if (!row) {
         drop_dead_rows(state);
         row = claim(state, gpu, instance);
@@ -244,7 +251,7 @@ int sim_state_charge(struct sim_state *state, int gpu, int instance, uint64_t by
 void sim_state_release(struct sim_state *state, int gpu, int instance, uint64_t bytes)
 {
     lock(state);
-    struct row *row = own_row(state, gpu, instance);
+    struct row *row = find_own_row(state, gpu, instance);
     if (row)
         row->memory -= bytes;
     unlock(state);
@@ -253,7 +260,7 @@ void sim_state_release(struct sim_state *state, int gpu, int instance, uint64_t 
 void sim_state_add_context(struct sim_state *state, int gpu, int instance, int change)
 {
     lock(state);
-    struct row *row = own_row(state, gpu, instance);
+    struct row *row = change > 0 ? own_row(state, gpu, instance) : find_own_row(state, gpu, instance);
     if (row)
         row->contexts += change;
     unlock(state);

@@ -320,6 +320,15 @@ answer(create(4 * MIB), cuda.cuMemExportToShareableHandle(ctypes.byref(descripto
         mapped = [0, 0]
         assert ask(self.PROGRAM + program, memory="1GiB") == [0, 0, 0, GIB - RESERVE - 4 * MIB, mapped, mapped, 0, [0, 5]]
 
+    def test_what_cannot_be_imported_leaves_no_descriptor(self) -> None:
+        program = """
+empty = os.memfd_create("empty")
+before = os.listdir("/proc/self/fd")
+answer(cuda.cuMemImportFromShareableHandle(ctypes.byref(imported), ctypes.c_void_p(empty), 1),
+       cuda.cuMemImportFromShareableHandle(None, ctypes.c_void_p(empty), 1), os.listdir("/proc/self/fd") == before)
+"""
+        assert ask(self.PROGRAM + program, memory="1GiB") == [1, 1, True]
+
 
 @needs_cuda_torch
 class TestAllocators:

@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { GRANULARITY = 2 << 20, FILE_DESCRIPTOR_HANDLE = 1, ON_DEVICE = 1, READ_AND_WRITE = 3, MAX_LOCATIONS = 4096 };
+enum { GRANULARITY = 2 << 20, FILE_DESCRIPTOR_HANDLE = 1, ON_DEVICE = 1, READ_AND_WRITE = 3 };
 
 struct location {
     int type;
@@ -234,12 +234,18 @@ SIM_EXPORT CUresult cuMemImportFromShareableHandle(void **handle, void *os_handl
     if (handle_type != FILE_DESCRIPTOR_HANDLE)
         return ERROR_NOT_SUPPORTED;
     struct stat status;
-    int file = fcntl((int)(intptr_t)os_handle, F_DUPFD_CLOEXEC, 0);
-    if (!handle || file < 0 || fstat(file, &status) != 0 || status.st_size == 0)
+    int given = (int)(intptr_t)os_handle;
+    if (!handle || fstat(given, &status) != 0 || status.st_size == 0)
         return ERROR_INVALID_VALUE;
+    int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    if (file < 0)
+        return ERROR_OPERATING_SYSTEM;
     struct sim_device *device = current_context();
     struct properties properties = {1, FILE_DESCRIPTOR_HANDLE, {ON_DEVICE, device ? device->ordinal : 0}, NULL, {0}};
-    return new_physical(file, (size_t)status.st_size, &properties, false, handle);
+    CUresult result = new_physical(file, (size_t)status.st_size, &properties, false, handle);
+    if (result != SUCCESS)
+        close(file);
+    return result;
 }
 
 SIM_EXPORT CUresult cuMemRetainAllocationHandle(void **handle, void *address)

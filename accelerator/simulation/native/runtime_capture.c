@@ -75,9 +75,10 @@ static struct capture *find_capture(uint64_t id)
 static cudaError_t begin(struct stream *stream, struct graph *graph, int mode)
 {
     struct capture *capture = calloc(1, sizeof *capture);
-    if (!capture)
+    if (!capture || !(capture->graph = graph ? graph : graph_new())) {
+        free(capture);
         return ERROR_OUT_OF_MEMORY;
-    capture->graph = graph ? graph : graph_new();
+    }
     capture->extends_graph = graph != NULL;
     capture->id = ++last_id;
     capture->mode = (enum capture_mode)mode;

@@ -37,8 +37,6 @@ struct graph *graph_new(void)
 
 bool graph_append(struct graph *graph, const struct work *work)
 {
-    if (!graph)
-        return false;
     if (graph->node_count == graph->node_capacity) {
         size_t capacity = graph->node_capacity ? 2 * graph->node_capacity : 16;
         struct node **grown = realloc(graph->nodes, capacity * sizeof(struct node *));

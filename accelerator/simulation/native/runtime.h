@@ -62,7 +62,6 @@ struct capture;
 struct stream {
     uint32_t magic;
     int device;
-    unsigned flags;
     int priority;
     _Atomic int64_t idle_at; /* nanoseconds of CLOCK_MONOTONIC; 0 if nothing ever took time */
     _Atomic(struct capture *) capture;

@@ -44,7 +44,7 @@ static void remember_name(const void *function, const char *name)
         size_t capacity = kernel_capacity ? 2 * kernel_capacity : 4096;
         void *grown = realloc(kernels, capacity * sizeof *kernels);
         if (!grown)
-            return; /* the message will have no name */
+            return; /* the kernel fails without a message */
         kernels = grown;
         kernel_capacity = capacity;
     }
@@ -75,10 +75,9 @@ EXPORT void accelerator_simulation_cannot_compute(const char *reason)
 static cudaError_t refuse(const void *function)
 {
     pthread_mutex_lock(&lock);
-    const char *name = "(unknown)";
     for (size_t i = 0; i < kernel_count; i++)
         if (kernels[i].function == function && kernels[i].name) {
-            name = kernels[i].name;
+            const char *name = kernels[i].name;
             kernels[i].name = NULL; /* it is named once */
             void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
             char *(*demangle)(const char *, char *, size_t *, int *) =

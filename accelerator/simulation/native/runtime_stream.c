@@ -144,7 +144,6 @@ EXPORT cudaError_t cudaStreamCreateWithPriority(struct stream **handle, unsigned
     memset(stream, 0, sizeof *stream);
     stream->magic = STREAM_MAGIC;
     stream->device = device->ordinal;
-    stream->flags = flags;
     stream->priority = priority < HIGHEST ? HIGHEST : priority > LOWEST ? LOWEST : priority;
     *handle = stream;
     return SUCCESS;

@@ -163,9 +163,10 @@ def build(root: Path) -> Path:
         return directory
     parent = directory.parent
     parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    if parent.stat().st_uid != os.geteuid():
-        raise _Unusable(f"{parent} belongs to another user")
-    _take_from_others(parent)
+    for place in (root, parent) if _is_exposed(root) else (parent,):
+        if place.lstat().st_uid != os.geteuid():
+            raise _Unusable(f"{place} belongs to another user")
+        _take_from_others(place)
     with _lock(parent / ".simulation.lock"):
         if not _is_sound(directory):
             for left in parent.glob(".building-*"):  # by a process that was killed: whoever builds holds the lock
@@ -231,13 +232,21 @@ def _digest() -> str:
 
 def _is_sound(directory: Path) -> bool:
     """Tell whether a build is whole, and nobody but this user and root could have changed it."""
+    root, parent = directory.parents[1], directory.parent
     try:
-        parts = (directory.parent, *(directory / name for name in (*_DIRECTORIES, *_FILES, _LIST)))
+        parts = [parent, *(directory / name for name in (*_DIRECTORIES, *_FILES, _LIST))]
+        if _is_exposed(root):
+            parts.append(root)
         if not all(_is_safe(part.lstat()) for part in parts):
             return False
         return (directory / _LIST).read_text(encoding="ascii") == _sums(directory)
     except (OSError, ValueError):
         return False
+
+
+def _is_exposed(root: Path) -> bool:
+    """Tell whether everybody may make something of this name: who did could replace what is in it."""
+    return bool(root.parent.stat().st_mode & stat.S_IWOTH)
 
 
 def _is_safe(status: os.stat_result) -> bool:

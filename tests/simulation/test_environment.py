@@ -419,6 +419,28 @@ def test_the_cache_of_another_user(tmp_path: Path) -> None:
     assert "belongs to another user" in python(BUILD, env=env).stderr.splitlines()[-1]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
+@pytest.mark.parametrize("kind", ["directory", "link"])
+def test_somebody_was_there_first(kind: str, tmp_path: Path) -> None:
+    """Who made the directory that the cache is in could replace the cache after it was looked at."""
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    theirs = tmp_path / f"tmp/accelerator-{os.geteuid()}"
+    (theirs if kind == "directory" else tmp_path / "elsewhere").mkdir()
+    if kind == "link":
+        theirs.symlink_to(tmp_path / "elsewhere")
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "file/cache"), "TMPDIR": str(tmp_path / "tmp")}
+    env["CC"] = str(make_compiler(tmp_path, PRETEND))
+    (tmp_path / "file").touch()
+    theirs.chmod(0o777)
+    done = python(BUILD, env=env)
+    if kind == "directory":  # of this user, and open: it is closed
+        assert Path(done.stdout.strip()).is_relative_to(theirs), done.stderr
+        assert theirs.stat().st_mode & 0o022 == 0
+    os.chown(theirs, 1, 1, follow_symlinks=False)
+    assert "belongs to another user" in python(BUILD, env=env).stderr.splitlines()[-1]
+
+
 def test_progress_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
     import pty
 

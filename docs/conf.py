@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import builtins
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,9 @@ autodoc_preserve_defaults = True
 napoleon_google_docstring = True
 napoleon_use_rtype = False
 napoleon_use_ivar = True
-# Type variables and the classes behind functions that act as context managers have no entry of their own.
 # "Raises: Nothing." names no exception.
 nitpick_ignore = [("py:exc", "Nothing.")]
+# Type variables and the classes behind functions that act as context managers have no entry of their own.
 nitpick_ignore_regex = [("py:class", r"accelerator\.(.*\._?[A-Z]\w*|_\w+\..*)")]
 python_use_unqualified_type_names = True
 myst_heading_anchors = 3
@@ -82,7 +83,7 @@ def _elsewhere(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     head = target.partition(".")[0]
     if head == "torch":
         uri = f"https://docs.pytorch.org/docs/stable/search.html?q={target}"
-    elif head in sys.stdlib_module_names or hasattr(__builtins__, target) or target in _TYPING:
+    elif head in sys.stdlib_module_names or hasattr(builtins, target) or target in _TYPING:
         uri = f"https://docs.python.org/3/search.html?q={target}"
     else:
         return None

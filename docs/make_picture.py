@@ -54,7 +54,7 @@ def plain(text: str) -> str:
 
 
 def svg(text: str) -> str:
-    """A picture of a terminal's text, one tspan for each run of equal style."""
+    """A picture of a terminal's text, one element for each run of equal style."""
     lines = text.rstrip("\n").split("\n")
     width = max(len(plain(line)) for line in lines) * CHARACTER + 2 * MARGIN
     height = len(lines) * LINE + 2 * MARGIN
@@ -66,7 +66,7 @@ def svg(text: str) -> str:
     ]
     for number, line in enumerate(lines):
         y = MARGIN + (number + 0.75) * LINE
-        drawn.extend(f"{run}" for run in _runs(line, y))
+        drawn.extend(_runs(line, y))
     return "\n".join([*drawn, "</g>", "</svg>", ""])
 
 

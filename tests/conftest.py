@@ -19,7 +19,7 @@ import pytest
 import accelerator as acc
 from accelerator._machine import torch_build
 
-# What these tests depend on no torch: one run of them is enough where several builds are tested one after the other.
+# These tests depend on no torch: one run of them is enough where several builds are tested one after the other.
 TORCH_FREE = (
     "questions/test_grammar.py",
     "questions/test_launching.py",

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -110,6 +110,16 @@ def test_the_workflow_is_one_that_can_be_read() -> None:
     for job in read["jobs"].values():
         assert set(job) == {"runs-on", "steps"}
         assert all(set(step) <= {"uses", "with", "run"} for step in job["steps"])
+
+
+@pytest.mark.parametrize("name", ["int", "ValueError", "typing.Any", "torch.device"])
+def test_types_of_others_are_linked(name: str) -> None:
+    nodes = pytest.importorskip("docutils.nodes")
+    conf = ROOT / "docs" / "conf.py"
+    settings: dict[str, Any] = {"__file__": str(conf)}
+    exec(compile(conf.read_text(encoding="utf-8"), conf, "exec"), settings)  # as Sphinx reads it
+    link = settings["_elsewhere"](None, None, {"reftarget": name}, nodes.Text(name))
+    assert link["refuri"].endswith(f"?q={name}")
 
 
 def _beside_the_miniature_library(script: str, directory: Path) -> str:

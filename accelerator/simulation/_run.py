@@ -85,8 +85,8 @@ def main(argv: list[str]) -> int:
                 name=options.name or ["Simulated GPU"],
                 capability=_split(options.capability or ["9.0"]),
                 mig=[None if word == "off" else int(word) for word in _split(options.mig or ["off"])],
-                nvlink=options.nvlink,
-                numa=options.numa,
+                nvlink=_groups(_split(options.nvlink or ["off"])),
+                numa=[int(word) for word in _split(options.numa or ["0"])],
                 driver=options.driver,
                 nvml=options.nvml,
                 compute=not options.no_compute,
@@ -115,8 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--name", action="append", metavar="NAME", help='name of a GPU; give it again for the next ("Simulated GPU")')
     add("--capability", action="append", metavar="X.Y", help="compute capability of a GPU (9.0)")
     add("--mig", action="append", type=_mig, metavar="K", help="MIG instances of a GPU, or off (off)")
-    add("--nvlink", type=_nvlink, default=False, metavar="GROUP", help="group of GPUs linked by NVLink, all or off (off)")
-    add("--numa", type=_nodes, default=0, metavar="NODE", help="NUMA node of a GPU (0)")
+    add("--nvlink", action="append", type=_nvlink, metavar="GROUP", help="group of GPUs linked by NVLink, all or off (off)")
+    add("--numa", action="append", type=_nodes, metavar="NODE", help="NUMA node of a GPU (0)")
     add(
         "--driver",
         choices=("present", "absent", "old", "broken"),
@@ -146,20 +146,27 @@ def _mig(text: str) -> str:
     return text
 
 
-def _nvlink(text: str) -> bool | list[int | None]:
-    """Read the words of --nvlink."""
-    if text in ("all", "off"):
-        return text == "all"
-    if re.fullmatch(r"(off|[0-9]+)(,(off|[0-9]+))*", text) is None:
+def _nvlink(text: str) -> str:
+    """Check the words of --nvlink."""
+    if re.fullmatch(r"all|(off|[0-9]+)(,(off|[0-9]+))*", text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not all, off, or a group for each GPU")
-    return [None if word == "off" else int(word) for word in text.split(",")]
+    return text
 
 
-def _nodes(text: str) -> list[int]:
-    """Read the numbers of --numa."""
+def _groups(words: Sequence[str]) -> bool | list[int | None]:
+    """Read the words of --nvlink."""
+    if list(words) == ["all"]:
+        return True
+    if "all" in words:
+        raise ValueError("nvlink must be all, or off or a group for each GPU, not both")
+    return [None if word == "off" else int(word) for word in words]
+
+
+def _nodes(text: str) -> str:
+    """Check the numbers of --numa."""
     if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a node for each GPU")
-    return [int(word) for word in text.split(",")]
+    return text
 
 
 def _split(values: Sequence[str]) -> list[str]:

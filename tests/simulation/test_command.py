@@ -50,6 +50,15 @@ def test_options_reach_the_command() -> None:
 
 
 @takes_cuda_build
+def test_options_may_be_repeated() -> None:
+    options = "--gpus 3 --nvlink 0 --nvlink off --numa 0 --numa 1,2 --mig 2 --mig off --capability 9.0 --capability 8.6"
+    names = ("NVLINK", "NUMA", "MIG", "CAPABILITIES")
+    done = simulate(*options.split(), "--", "printenv", *(f"ACCELERATOR_SIM_{name}" for name in names))
+    assert done.stdout.splitlines() == ["0,off", "1,2,4", "2,off", "9.0,8.6"], done.stderr
+    assert simulate("--nvlink", "all", "--", "printenv", "ACCELERATOR_SIM_NVLINK").stdout == "0\n"
+
+
+@takes_cuda_build
 def test_a_name_may_have_commas() -> None:
     program = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(1)))"
     assert simulate("--gpus", "2", "--name", "Foo, Bar", "--", sys.executable, "-c", program).stdout == "Foo, Bar\n"
@@ -88,6 +97,7 @@ def test_input_and_output_belong_to_the_command() -> None:
         (["--build", "/proc/no", "--", "true"], 2, "--build takes no command"),
         (["--build", "/proc/no"], 2, "cannot build into /proc/no: "),
         (["--nvlink", "yes", "--", "true"], 2, "'yes' is not all, off, or a group for each GPU"),
+        (["--nvlink", "all", "--nvlink", "0", "--", "true"], 2, "nvlink must be all, or off or a group for each GPU, not both"),
         (["--numa", "all", "--", "true"], 2, "'all' is not a node for each GPU"),
         (["--gpus", "many", "--", "true"], 2, "invalid int value: 'many'"),
         (["--gpus", "500", "--", "true"], 2, "gpus must be between 0 and 128, not 500"),

@@ -299,6 +299,46 @@ def test_what_cannot_be_collected_there(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
+def test_a_server_that_ends(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import os, signal, time
+        import pytest
+
+        @pytest.mark.simulated_machine(gpus=3)
+        def test_never():
+            pass
+
+        @pytest.mark.simulated_machine(gpus=3)
+        def test_never_either():
+            pass
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_before():
+            pass
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_that_ends_it():
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(60)
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_after():
+            pass
+        """,
+    )
+    write(tmp_path, "", "conftest.py").write_text(
+        "import os\nif os.environ.get('ACCELERATOR_SIM_GPUS') == '3':\n"
+        "    open('starts', 'a').write('.')\n    raise SystemExit('no three here')\n"
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"passed": 2, "error": 3}, done.stdout
+    assert done.stdout.count("the server process of the test's simulated machine ended by SIGKILL") == 1
+    assert (tmp_path / "starts").read_text() == "."  # what does not start for one test does not for the next
+
+
+@on_simulated_gpus
 def test_stopping(tmp_path: Path) -> None:
     write(
         tmp_path,

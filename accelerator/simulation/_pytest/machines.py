@@ -85,7 +85,7 @@ class Machines:
 
     def _server(self, machine: _Machine) -> _Server:
         server = self._servers.pop(machine, None)
-        if server is None:
+        if server is None or server.is_spent:
             while len(self._servers) >= _ALIVE:
                 self._end([self._servers.pop(next(iter(self._servers)))])
             server = self._start(machine)
@@ -155,6 +155,8 @@ class _Server:
     """A pytest on a simulated machine that has collected the tests of it and waits for their names."""
 
     def __init__(self, order: Order, machine: dict[str, str], directory: Path) -> None:
+        self._has_served = False
+        self._problem: str | None = None  # once it has ended
         ours, its = socket.socketpair()
         with its:
             self._process = subprocess.Popen(
@@ -167,15 +169,23 @@ class _Server:
         self._channel = Channel(ours)
         self._channel.send(order)
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether it ended after it had run tests, so that another one may run the rest."""
+        return self._problem is not None and self._has_served
+
     def run(self, nodeid: str) -> Ended:
         """Have it run a test."""
-        self._channel.send(nodeid)
-        ended = self._channel.receive()
-        if ended is not None:
-            return ended
-        self.leave()
-        status = _status(self.wait())
-        return Ended(f"the server process of the test's simulated machine ended {status}; it may have said why above")
+        if self._problem is None:
+            self._channel.send(nodeid)
+            ended = self._channel.receive()
+            if ended is not None:
+                self._has_served = True
+                return ended
+            self.leave()
+            status = _status(self.wait())
+            self._problem = f"the server process of the test's simulated machine ended {status}; it may have said why above"
+        return Ended(self._problem)
 
     def leave(self) -> None:
         """Tell it that there is nothing left to do."""

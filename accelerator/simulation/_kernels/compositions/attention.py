@@ -373,9 +373,9 @@ def _efficient_mask(custom_mask_type: int, window_size: int | None) -> _Mask:
 
 
 def _padded(logsumexp: Tensor, wanted: bool) -> Tensor:
-    length = -(-logsumexp.size(-1) // 32) * 32 if wanted else 0
     if not wanted:
         return logsumexp.new_empty((*logsumexp.shape[:-1], 0), dtype=torch.float32)
+    length = -(-logsumexp.size(-1) // 32) * 32
     return torch.nn.functional.pad(logsumexp.to(torch.float32), (0, length - logsumexp.size(-1)), value=float("inf"))
 
 

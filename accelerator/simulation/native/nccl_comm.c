@@ -2,8 +2,6 @@
 #define _GNU_SOURCE
 #include "nccl.h"
 
-#include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>

@@ -5,8 +5,6 @@
 #include "nccl.h"
 
 #include <dlfcn.h>
-#include <stdio.h>
-#include <string.h>
 
 struct runtime {
     int major;

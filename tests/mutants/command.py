@@ -102,6 +102,12 @@ MUTANTS = (
     ),
     Mutant(
         "simulation/_pytest/machines.py",
+        "if self._problem is None:",
+        "if True:",
+        (f"{PLUGIN}::test_a_server_that_ends",),
+    ),
+    Mutant(
+        "simulation/_pytest/machines.py",
         'item.add_marker(pytest.mark.skip(reason=f"cannot simulate GPUs: {problem}"))',
         "pass",
         (f"{PLUGIN}::test_machines_that_cannot_be_simulated_skip",),

@@ -89,6 +89,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ("simulation/test_misuse.py::test_memory_after_exec_is_the_new_programs",),
     ),
     Mutant(
+        _NATIVE + "state.c",
+        "    struct row *row = find_own_row(state, gpu, instance);\n    if (row)\n        row->memory -= bytes;",
+        "    struct row *row = own_row(state, gpu, instance);\n    if (row)\n        row->memory -= bytes;",
+        ("simulation/test_misuse.py::test_memory_that_is_freed_late_is_nobody_elses",),
+    ),
+    Mutant(
         _NATIVE + "visible.c",
         "    return matches == 1;",
         "    return matches > 0;",
@@ -120,6 +126,12 @@ MUTANTS: tuple[Mutant, ...] = (
         ("simulation/test_nvidia_smi.py::test_failures",),
     ),
     Mutant(
+        _NATIVE + "smi.h",
+        "SMI_MAX_PROCESSES = 4096",
+        "SMI_MAX_PROCESSES = 256",
+        ("simulation/test_nvidia_smi.py::test_as_many_processes_as_there_are",),
+    ),
+    Mutant(
         _NATIVE + "exit.c",
         "while (is_autograd_thread())",
         "while (false)",
@@ -149,6 +161,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "shutil.rmtree(left, ignore_errors=True)",
         "pass",
         ("simulation/test_environment.py::test_a_build_that_cannot_be_trusted_is_replaced",),
+    ),
+    Mutant(
+        "simulation/_build.py",
+        "(root, parent) if _is_exposed(root) else (parent,)",
+        "(parent,)",
+        ("simulation/test_environment.py::test_somebody_was_there_first",),
     ),
     # The environment, and the command
     Mutant(
@@ -186,6 +204,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "return code if code >= 0 else _SIGNALLED - code",
         "return abs(code)",
         ("simulation/test_command.py::test_status_of_the_command",),
+    ),
+    Mutant(
+        "simulation/_run.py",
+        "is_ignored = signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN",
+        "is_ignored = False",
+        ("simulation/test_command.py::test_a_caller_that_ignores_the_end_of_children",),
+    ),
+    Mutant(
+        "simulation/_run.py",
+        '"--numa", action="append", ',
+        '"--numa", ',
+        ("simulation/test_command.py::test_options_may_be_repeated",),
     ),
 )
 """Small deliberate faults, each with the tests that must notice it."""

@@ -178,9 +178,15 @@ def arch_flags() -> str | None:
 
 @cache
 def _ask_child(binding: str) -> str:
+    python = process.python()
+    if python is None:
+        raise RuntimeError(
+            "What this torch is compiled for can only be asked in a child process, and there is no Python executable to start "
+            "one; once the accelerator is initialized it is asked here"
+        )
     folders = [os.fspath(folder) for folder in sys.path]
     code = f"import sys; sys.path[:] = {folders!r}; import torch; print(torch._C.{binding}() or '')"
-    child = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    child = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
     if child.returncode:
         raise RuntimeError(f"A child process could not tell what this torch is compiled for: {child.stderr.strip()[-500:]}")
     return child.stdout

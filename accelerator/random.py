@@ -43,10 +43,9 @@ def manual_seed(seed: int) -> None:
 
     Raises:
         ValueError: if the seed is out of range; with older torches a RuntimeError, as their generators raise it.
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Before initialization it waits for it; mirrors ``torch.cuda.manual_seed``. When the CPU stands in, seeds the CPU's generator
-    alone.
+    Before initialization it waits for it, also in a forked child that can never have it; mirrors ``torch.cuda.manual_seed``.
+    When the CPU stands in, seeds the CPU's generator alone.
 
     Fork: safe, initializes nothing.
 
@@ -73,10 +72,9 @@ def manual_seed_all(seed: int) -> None:
 
     Raises:
         ValueError: if the seed is out of range; with older torches a RuntimeError, as their generators raise it.
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Before initialization it waits for it; mirrors ``torch.cuda.manual_seed_all``. When the CPU stands in, seeds the CPU's
-    generator; otherwise leaves that alone.
+    Before initialization it waits for it, also in a forked child that can never have it; mirrors
+    ``torch.cuda.manual_seed_all``. When the CPU stands in, seeds the CPU's generator; otherwise leaves that alone.
 
     Fork: safe, initializes nothing.
 
@@ -270,7 +268,8 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
     Raises:
         ValueError: if an index is out of range or a device is of another type.
         TypeError: if one is no device at all.
-        RuntimeError: for a string that names no device, where ``devices=[]`` still works.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator, where ``devices=[]`` still works.
 
     Fork: safe, initializes nothing.
 
@@ -317,7 +316,6 @@ def _generators() -> list[torch.Generator]:
 
 
 def _checked_seed(seed: int) -> int:
-    # A seed that no generator takes is to fail here and not at the initialization.
     # A seed that no generator takes is to fail here and not at the initialization.
     try:
         number = int(seed)

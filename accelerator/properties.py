@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from . import discovery
 from ._machine import host_memory
 from ._machine.compiled import constant
 from ._machine.device_argument import Device
@@ -49,8 +48,7 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
     if seen.kind == "cpu":
         return {"supported_dtypes": set(_dtypes())}
     if seen.kind == "cuda":
-        capability = discovery.visible_devices()[seen.number].compute_capability
-        return {"supported_dtypes": set(_dtypes()), "compute_capability": capability}
+        return {"supported_dtypes": set(_dtypes()), "compute_capability": runtime.capability_of(seen.number)}
     found: dict[str, Any] = dict(torch.accelerator.get_device_capability(seen.number))
     return found
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from . import discovery
 from ._machine.device_argument import Device
 from ._torch import lazy, runtime, tracing
 from ._torch.tracing import traced_as
@@ -282,7 +281,7 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
         1
     """
     if devices is None:
-        numbers = list(range(0 if runtime.look().kind == "cpu" else discovery.device_count()))
+        numbers = list(range(0 if runtime.look().kind == "cpu" else runtime.device_count()))
     else:
         numbers = [seen.number for seen in map(runtime.look, devices) if seen.kind != "cpu"]
     return _forked(numbers)
@@ -308,7 +307,7 @@ def default_generator(device: Device = None) -> torch.Generator:
 
 
 def _count() -> int:
-    return 1 if runtime.kind == "cpu" else discovery.device_count()
+    return 1 if runtime.kind == "cpu" else runtime.device_count()
 
 
 def _generators() -> list[torch.Generator]:

@@ -88,9 +88,9 @@ MUTANTS = (
     ),
     _kernel(
         "operations.py",
-        "if len(args) > 1 and isinstance(args[1], _NUMBERS) and self.with_scalar is not None:",
-        "if False:",
-        "TestArguments::test_numbers_beside_tensors",
+        "if (other := self.with_numbers(numbers)) is not None:",
+        "if (other := None) is not None:",
+        "TestArguments::test_numbers_in_every_place_where_ops_take_them",
     ),
     _kernel(
         "registration.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,34 @@ def both(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
         assert there.stride() == here.stride()
 
 
+def ops_that_take_numbers() -> list[tuple[Any, list[bool]]]:
+    """The overloads with numbers beside tensors where another one of the op has only tensors, and in which places."""
+    found = []
+    for schema in torch._C._jit_get_all_schemas():
+        name = schema.name.removeprefix("aten::")
+        kinds = [str(a.type) for a in schema.arguments if not a.has_default_value()]
+        # The CPU alone has the one that adds and clips.
+        if name == schema.name or name.startswith("_add_relu") or {*kinds} != {"Tensor", "number"}:
+            continue
+        names = [a.name for a in schema.arguments]
+        for overload in torch._C._jit_get_operation(schema.name)[1]:
+            other = torch._C._get_schema(schema.name, overload).arguments
+            if [a.name for a in other] == names and {str(a.type) for a in other[: len(kinds)]} == {"Tensor"}:
+                op = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default")
+                found.append((op, [kind == "number" for kind in kinds]))
+                break
+    return found
+
+
+def outcome(op: Any, values: list[Any], device: str) -> Any:
+    """What the op gives, its type included, or that it fails."""
+    try:
+        result = op(*(v.to(device, copy=True) if isinstance(v, torch.Tensor) else v for v in values))
+    except RuntimeError:
+        return RuntimeError
+    return (result.dtype, result.nan_to_num().tolist()) if isinstance(result, torch.Tensor) else result
+
+
 class TestArguments:
     @pytest.mark.parametrize("number", [97, 2.5, True])
     @pytest.mark.parametrize("op", ["remainder", "fmod", "pow", "mul", "eq", "floor_divide", "atan2", "maximum"])
@@ -61,10 +90,15 @@ class TestArguments:
                 assert there.dtype == here.dtype
                 assert torch.equal(there.cpu(), here)
 
-    def test_numbers_beside_tensors_of_an_op_without_a_python_function(self) -> None:
-        x = torch.arange(2.0, 9.0)
-        for _ in range(2):
-            torch.testing.assert_close(torch.special.zeta(x.cuda(), 2.5).cpu(), torch.special.zeta(x, 2.5))
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int32, torch.int64, torch.bool])
+    def test_numbers_in_every_place_where_ops_take_them(self, dtype: torch.dtype) -> None:
+        ops = ops_that_take_numbers()
+        assert len(ops) > 100
+        for op, places in ops:
+            for tensor, number in itertools.product([torch.tensor(3), torch.arange(1, 4)], [2, 1.5, True]):
+                values = [number if is_number else tensor.to(dtype) for is_number in places]
+                here, there = (outcome(op, values, device) for device in ("cpu", "cuda"))
+                assert there == here, (op, values)
 
     def test_defaults_are_those_of_the_op(self) -> None:
         x, y = torch.randn(5), torch.randn(5)

@@ -101,8 +101,8 @@ SITES = (
     ),
     Site(
         "transformers",
-        "https://github.com/huggingface/transformers/blob/71e0f4e7946cb77104e3bc2cc4162afeeaf69215/src/transformers/utils/import_utils.py",
-        "bfloat16 (`is_torch_bf16_gpu_available`)",
+        "https://github.com/huggingface/transformers/blob/v5.23.0/src/transformers/utils/import_utils.py#L643-L669",
+        "bfloat16",
         """
         import torch
         answer = torch.cuda.is_available() and torch.cuda.is_bf16_supported()

@@ -91,6 +91,7 @@ class Operation:
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
         self.takes_host_tensors = short in _MIXES_DEVICES or short.startswith(("_foreach", "_fused_", "_nested", "_amp"))
         self.takes_host_numbers = self.takes_host_tensors or torch.Tag.pointwise in tags or short in _MIXES_NUMBERS
+        self._with_numbers: dict[frozenset[str], Operation | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
         self.is_copy = short == "copy_"
         self.is_dense = key == torch._C.DispatchKey.CPU
@@ -101,12 +102,12 @@ class Operation:
 
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on the CPU."""
-        for name, value in zip(self.names, args, strict=False):
-            if isinstance(value, _NUMBERS) and name in self.tensor_names:
-                return self.compute_with_numbers(list(args), kwargs)
-        for name, value in kwargs.items():
-            if isinstance(value, _NUMBERS) and name in self.tensor_names:
-                return self.compute_with_numbers(list(args), kwargs)
+        tensors = self.tensor_names
+        numbers = [n for n, v in zip(self.names, args, strict=False) if isinstance(v, _NUMBERS) and n in tensors]
+        if kwargs:
+            numbers += [n for n, v in kwargs.items() if isinstance(v, _NUMBERS) and n in tensors]
+        if numbers:
+            return self.compute_with_numbers(frozenset(numbers), list(args), kwargs)
         return self._plainly(*args, **kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -124,19 +125,27 @@ class Operation:
             return False  # for others torch has resolved what is negated lazily
         return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
 
-    @functools.cached_property
-    def with_scalar(self) -> Operation | None:
-        """The op that takes a number in place of the tensor ``other``, if there is one."""
-        base, _, overload = self.name.partition(".")
-        name = f"{base}.{overload.replace('Tensor', 'Scalar')}"
-        if "Tensor" not in overload or self.names[:2] != ["self", "other"]:
-            return None
-        try:
-            return Operation(name, self.key)
-        except (RuntimeError, NotImplementedError):
-            return None
+    def with_numbers(self, numbers: frozenset[str]) -> Operation | None:
+        """The overload of this op that takes numbers for these arguments, if there is one."""
+        if numbers not in self._with_numbers:
+            self._with_numbers[numbers] = self._find_with_numbers(numbers)
+        return self._with_numbers[numbers]
 
-    def compute_with_numbers(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _find_with_numbers(self, numbers: frozenset[str]) -> Operation | None:
+        base = self.name.partition(".")[0]
+        for overload in torch._C._jit_get_operation(base)[1]:
+            arguments = torch._C._get_schema(base, overload).arguments
+            taken = {a.name for a in arguments if str(a.type) in ("number", "Optional[number]")}
+            tensors = {a.name for a in arguments if "Tensor" in str(a.type)}
+            if [a.name for a in arguments] != self.names or not numbers <= taken or tensors != self.tensor_names - taken:
+                continue
+            try:
+                return Operation(f"{base}.{overload}" if overload else base, self.key)
+            except NotImplementedError:
+                continue
+        return None
+
+    def compute_with_numbers(self, numbers: frozenset[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Compute where numbers stand for tensors.
 
         A number that meets a tensor is a tensor of its own sort to torch, which does not decide the result's type beside
@@ -144,11 +153,10 @@ class Operation:
         """
         if self.name.partition("::")[2].partition(".")[0].rstrip("_") in _TAKES_NUMBERS:
             return self._plainly(*args, **kwargs)
-        if len(args) > 1 and isinstance(args[1], _NUMBERS) and self.with_scalar is not None:
-            return self.with_scalar.compute(*args, **kwargs)
-        tensors = self.tensor_names
-        args = [_as_tensor(v) if n in tensors else v for n, v in zip(self.names, args, strict=False)]
-        kwargs = {n: _as_tensor(v) if n in tensors else v for n, v in kwargs.items()}
+        if (other := self.with_numbers(numbers)) is not None:
+            return other.compute(*args, **kwargs)
+        args = [_as_tensor(v) if n in numbers else v for n, v in zip(self.names, args, strict=False)]
+        kwargs = {n: _as_tensor(v) if n in numbers else v for n, v in kwargs.items()}
         return self._plainly(*args, **kwargs)
 
     def shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -170,8 +178,8 @@ class Operation:
         return results, given
 
 
-def _as_tensor(value: Any) -> Any:
-    return torch.scalar_tensor(value, dtype=_type_of(value), device="cpu") if isinstance(value, _NUMBERS) else value
+def _as_tensor(value: complex) -> torch.Tensor:
+    return torch.scalar_tensor(value, dtype=_type_of(value), device="cpu")
 
 
 def _type_of(number: complex) -> torch.dtype:

@@ -248,7 +248,7 @@ def __getattr__(name: str) -> Any:
         return launching.device_type()
     room = name if name in _SUBMODULES else _ROOM_OF_NAME.get(name)
     if room is None:
-        raise AttributeError(f"module 'accelerator' has no attribute {name!r}")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # The rooms that need torch all begin with this one.
     opened = _process.room(room if room in _WITHOUT_TORCH else "discovery", __name__)
     if room not in _WITHOUT_TORCH:

@@ -73,16 +73,12 @@ def _text(options: argparse.Namespace) -> str:
 
 
 def _seconds(text: str) -> float:
-    return _positive(text, "a number of seconds such as 2 or 0.5")
-
-
-def _positive(text: str, what: str) -> float:
     try:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds such as 2 or 0.5")
     return seconds
 
 

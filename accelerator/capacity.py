@@ -76,7 +76,7 @@ def _located(device: Device, *, negative_is_current: bool = False) -> tuple[Foun
     if process.is_in_bad_fork():
         raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
     if negative_is_current:
-        number = device_argument.index(device, discovery.device_name().partition(":")[0])
+        number = device_argument.index(device, discovery.device_name())
         device = None if number is not None and number < 0 else device
     return discovery.located(device)
 

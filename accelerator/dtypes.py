@@ -56,8 +56,8 @@ def is_fp16_supported() -> bool:
     Fork: safe, initializes nothing on CUDA; on other accelerators as creating a tensor.
 
     Example:
-        >>> import accelerator as acc, torch
-        >>> acc.is_fp16_supported() == (torch.float16 in acc.supported_dtypes())
+        >>> import accelerator as acc
+        >>> acc.is_fp16_supported()
         True
     """
     kind = runtime.look().kind
@@ -79,7 +79,7 @@ def is_fp64_supported() -> bool:
 
     Example:
         >>> import accelerator as acc
-        >>> isinstance(acc.is_fp64_supported(), bool)
+        >>> acc.is_fp64_supported()
         True
     """
     return runtime.look().kind in ("cuda", "cpu") or _can_hold(torch.float64)
@@ -96,7 +96,7 @@ def is_tf32_supported() -> bool:
 
     Example:
         >>> import accelerator as acc
-        >>> isinstance(acc.is_tf32_supported(), bool)
+        >>> acc.is_tf32_supported()
         True
     """
     if runtime.look().kind != "cuda":
@@ -141,8 +141,8 @@ def supported_dtypes() -> list[torch.dtype]:
 
     Example:
         >>> import accelerator as acc
-        >>> acc.supported_dtypes()[0]
-        torch.float32
+        >>> acc.supported_dtypes()
+        [torch.float32, torch.float16, torch.bfloat16]
     """
     found = [torch.float32]
     if is_fp16_supported():
@@ -162,8 +162,8 @@ def amp() -> ModuleType:
 
     Example:
         >>> import accelerator as acc
-        >>> hasattr(acc.amp(), "autocast")
-        True
+        >>> acc.amp().__name__
+        'torch.cuda.amp'
     """
     runtime.look()
     module: ModuleType = getattr(runtime.device_module(), "amp", torch.amp)

@@ -50,13 +50,13 @@ class Graph:
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
-        >>> import accelerator as acc, torch
-        >>> if acc.is_available():
-        ...     tensor = torch.zeros(4, device=acc.current_accelerator())
-        ...     graph = acc.Graph()
-        ...     with acc.stream(acc.Stream()), graph:
-        ...         copy = tensor.clone()
-        ...     graph.replay()
+        >>> import accelerator as acc
+        >>> tensor, graph = acc.FloatTensor([1.0, 2.0]), acc.Graph()
+        >>> with acc.stream(acc.Stream()), graph:
+        ...     double = 2 * tensor
+        >>> graph.replay()
+        >>> double.tolist()
+        [2.0, 4.0]
     """
 
     # What torch's classes have, for type checkers; the object is one of them too.
@@ -145,8 +145,8 @@ def create_graph() -> Graph:
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     graph = acc.create_graph()
+        >>> acc.create_graph().capture_error_mode
+        'default'
     """
     return Graph()
 
@@ -172,13 +172,13 @@ def capture_to_graph(
     Fork: safe, initializes nothing that a graph has not.
 
     Example:
-        >>> import accelerator as acc, torch
-        >>> if acc.is_available():
-        ...     graph = acc.create_graph()
-        ...     tensor = torch.zeros(4, device=acc.current_accelerator())
-        ...     with acc.capture_to_graph(graph):
-        ...         copy = tensor.clone()
-        ...     acc.replay_graph(graph)
+        >>> import accelerator as acc
+        >>> graph, tensor = acc.create_graph(), acc.FloatTensor([1.0, 2.0])
+        >>> with acc.capture_to_graph(graph):
+        ...     double = 2 * tensor
+        >>> acc.replay_graph(graph)
+        >>> double.tolist()
+        [2.0, 4.0]
     """
     refuse_on_cpu()
     _check_graph("capture_to_graph", graph)
@@ -195,8 +195,12 @@ def _captured(graph: Any, pool: tuple[int, int] | None, stream: torch.Stream | N
     _make_room()
     with streams.stream(_capture_stream() if stream is None else stream):
         if isinstance(graph, Graph):
-            graph.graph_pool = graph.graph_pool if pool is None else pool
-            graph.capture_begin()
+            own = graph.graph_pool
+            graph.graph_pool = own if pool is None else pool
+            try:
+                graph.capture_begin()
+            finally:
+                graph.graph_pool = own
         else:
             graph.capture_begin(pool=pool)
         try:
@@ -230,11 +234,13 @@ def replay_graph(graph: Any) -> None:
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     graph, tensor = acc.create_graph(), acc.FloatTensor([1.0])
-        ...     with acc.capture_to_graph(graph):
-        ...         copy = tensor.clone()
+        >>> graph, total = acc.create_graph(), acc.FloatTensor([0.0])
+        >>> with acc.capture_to_graph(graph):
+        ...     total = total.add_(1)
+        >>> for _ in range(3):
         ...     acc.replay_graph(graph)
+        >>> total.item()
+        3.0
     """
     refuse_on_cpu()
     _check_graph("replay_graph", graph)
@@ -256,8 +262,9 @@ def graph_pool_handle() -> tuple[int, int]:
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available():
-        ...     graph = acc.Graph(pool=acc.graph_pool_handle())
+        >>> pool = acc.graph_pool_handle()
+        >>> acc.Graph(pool=pool).graph_pool == pool, acc.graph_pool_handle() == pool
+        (True, False)
     """
     refuse_on_cpu()
     handle: tuple[int, int] = _of_device("graph_pool_handle")()
@@ -312,9 +319,10 @@ def make_graphed_callables(
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
-        >>> import accelerator as acc, torch
-        >>> if acc.is_available():
-        ...     double = acc.make_graphed_callables(lambda x: x + x, (torch.ones(2, device=acc.current_accelerator()),))
+        >>> import accelerator as acc
+        >>> double = acc.make_graphed_callables(lambda x: x + x, (acc.FloatTensor([1.0, 1.0]),))
+        >>> double(acc.FloatTensor([3.0, 4.0])).tolist()
+        [6.0, 8.0]
     """
     refuse_on_cpu()
     runtime.initialize()

@@ -206,7 +206,10 @@ def communication_backend_version() -> tuple[int, ...] | None:
         return None
     torch: Any = sys.modules.get("torch")
     if torch is not None:
-        version: tuple[int, ...] = torch.cuda.nccl.version()
+        try:
+            version: tuple[int, ...] = torch.cuda.nccl.version()
+        except AttributeError:  # built without NCCL, torch has no binding for it
+            return None
         return version
     build = torch_build.read()
     if build is None or build.cuda is None:

@@ -59,7 +59,9 @@ def lazy_call(callback: Callable[[], object]) -> None:
 
     Example:
         >>> import accelerator as acc
-        >>> acc.lazy_call(lambda: None)
+        >>> acc.init()
+        >>> acc.lazy_call(lambda: print("initialized"))
+        initialized
     """
     if not callable(callback):
         raise TypeError(f"lazy_call() takes a function, not {type(callback).__name__}")
@@ -93,14 +95,16 @@ def cudart() -> Any:
         The module that ``torch.cuda.cudart`` returns.
 
     Raises:
-        RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no CUDA runtime;.
+        RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no CUDA runtime, and in a child
+            forked from a process that had initialized the accelerator.
 
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
         >>> import accelerator as acc
-        >>> if acc.is_available() and acc.device_name() == "cuda":
-        ...     free, total = acc.cudart().cudaMemGetInfo(0)
+        >>> free, total = acc.cudart().cudaMemGetInfo(0)
+        >>> total == acc.total_memory(0)
+        True
     """
     return _of_cuda("cudart", "The CUDA runtime")()
 
@@ -112,7 +116,8 @@ def current_blas_handle() -> int:
         A ``cublasHandle_t`` as an address. Mirrors ``torch.cuda.current_blas_handle``.
 
     Raises:
-        RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no such handle;.
+        RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no such handle, and in a child
+            forked from a process that had initialized the accelerator.
 
     Fork: initializes the accelerator; forked children cannot use it.
 

@@ -147,7 +147,9 @@ def memory_stats(device_index: Device = None, /) -> OrderedDict[str, Any]:
 
     Example:
         >>> import accelerator as acc
-        >>> stats = acc.memory_stats()
+        >>> kept = acc.FloatTensor([1.0])
+        >>> acc.memory_stats()["allocated_bytes.all.current"] == acc.memory_allocated()
+        True
     """
     return OrderedDict(sorted(_flat("", _statistics(device_index))))
 
@@ -166,7 +168,9 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
 
     Example:
         >>> import accelerator as acc
-        >>> stats = acc.memory_stats_as_nested_dict()
+        >>> kept = acc.FloatTensor([1.0])
+        >>> acc.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"] == acc.memory_allocated()
+        True
     """
     seen = runtime.look(device)
     if not seen.up:
@@ -189,7 +193,10 @@ def host_memory_stats() -> OrderedDict[str, Any]:
 
     Example:
         >>> import accelerator as acc
-        >>> stats = acc.host_memory_stats()
+        >>> kept = acc.pin_empty(1 << 20)
+        >>> stats = acc.host_memory_stats()  # torch 2.6 keeps none
+        >>> not stats or stats["active_bytes.current"] >= kept.nbytes
+        True
     """
     return OrderedDict(sorted(_flat("", host_memory_stats_as_nested_dict())))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from . import discovery
 from ._machine import host_memory
 from ._machine.compiled import constant
 from ._machine.device_argument import Device
@@ -49,8 +48,7 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
     if seen.kind == "cpu":
         return {"supported_dtypes": set(_dtypes())}
     if seen.kind == "cuda":
-        capability = discovery.visible_devices()[seen.number].compute_capability
-        return {"supported_dtypes": set(_dtypes()), "compute_capability": capability}
+        return {"supported_dtypes": set(_dtypes()), "compute_capability": runtime.capability_of(seen.number)}
     found: dict[str, Any] = dict(torch.accelerator.get_device_capability(seen.number))
     return found
 
@@ -137,11 +135,14 @@ def get_arch_list() -> list[str]:
         build and for accelerators that have none. Mirrors ``torch.cuda.get_arch_list``. Before CUDA is initialized a child
         process asks torch, once, for asking it here would make torch refuse to work in forked children.
 
+    Raises:
+        RuntimeError: if that process cannot be started or fails, as in a frozen program, which has no Python to start.
+
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> all(isinstance(arch, str) for arch in acc.get_arch_list())
+        >>> "sm_90" in acc.get_arch_list()
         True
     """
     flags = runtime.arch_flags()
@@ -155,11 +156,14 @@ def get_gencode_flags() -> str:
         nvcc's ``-gencode`` flags, on ROCm ``--offload-arch``, on XPU ``-device``; empty where ``get_arch_list`` is. Mirrors
         ``torch.cuda.get_gencode_flags``.
 
+    Raises:
+        RuntimeError: as ``get_arch_list``.
+
     Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
-        >>> bool(acc.get_gencode_flags()) == bool(acc.get_arch_list())
+        >>> "-gencode compute=compute_90,code=sm_90" in acc.get_gencode_flags()
         True
     """
     archs = get_arch_list()

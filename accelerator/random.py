@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from . import discovery
 from ._machine.device_argument import Device
 from ._torch import lazy, runtime, tracing
 from ._torch.tracing import traced_as
@@ -43,10 +42,9 @@ def manual_seed(seed: int) -> None:
 
     Raises:
         ValueError: if the seed is out of range; with older torches a RuntimeError, as their generators raise it.
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Before initialization it waits for it; mirrors ``torch.cuda.manual_seed``. When the CPU stands in, seeds the CPU's generator
-    alone.
+    Before initialization it waits for it, also in a forked child that can never have it; mirrors ``torch.cuda.manual_seed``.
+    When the CPU stands in, seeds the CPU's generator alone.
 
     Fork: safe, initializes nothing.
 
@@ -73,10 +71,9 @@ def manual_seed_all(seed: int) -> None:
 
     Raises:
         ValueError: if the seed is out of range; with older torches a RuntimeError, as their generators raise it.
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
 
-    Before initialization it waits for it; mirrors ``torch.cuda.manual_seed_all``. When the CPU stands in, seeds the CPU's
-    generator; otherwise leaves that alone.
+    Before initialization it waits for it, also in a forked child that can never have it; mirrors
+    ``torch.cuda.manual_seed_all``. When the CPU stands in, seeds the CPU's generator; otherwise leaves that alone.
 
     Fork: safe, initializes nothing.
 
@@ -270,7 +267,8 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
     Raises:
         ValueError: if an index is out of range or a device is of another type.
         TypeError: if one is no device at all.
-        RuntimeError: for a string that names no device, where ``devices=[]`` still works.
+        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
+            accelerator, where ``devices=[]`` still works.
 
     Fork: safe, initializes nothing.
 
@@ -283,7 +281,7 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
         1
     """
     if devices is None:
-        numbers = list(range(0 if runtime.look().kind == "cpu" else discovery.device_count()))
+        numbers = list(range(0 if runtime.look().kind == "cpu" else runtime.device_count()))
     else:
         numbers = [seen.number for seen in map(runtime.look, devices) if seen.kind != "cpu"]
     return _forked(numbers)
@@ -309,7 +307,7 @@ def default_generator(device: Device = None) -> torch.Generator:
 
 
 def _count() -> int:
-    return 1 if runtime.kind == "cpu" else discovery.device_count()
+    return 1 if runtime.kind == "cpu" else runtime.device_count()
 
 
 def _generators() -> list[torch.Generator]:
@@ -317,7 +315,6 @@ def _generators() -> list[torch.Generator]:
 
 
 def _checked_seed(seed: int) -> int:
-    # A seed that no generator takes is to fail here and not at the initialization.
     # A seed that no generator takes is to fail here and not at the initialization.
     try:
         number = int(seed)

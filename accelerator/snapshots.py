@@ -108,7 +108,7 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
     Args:
         mempool_id: the id of a memory pool, from a graph's ``pool()``, whose segments alone are wanted; needs torch 2.7.
         include_traces: whether to collect the history of allocations too, which no segment shows but takes time; False needs
-            torch 2.15.
+            torch 2.13.
 
     Returns:
         One dictionary a segment; none while the accelerator is not initialized and when the CPU stands in. Mirrors
@@ -122,7 +122,9 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
 
     Example:
         >>> import accelerator as acc
-        >>> total = sum(segment["total_size"] for segment in acc.memory_snapshot())
+        >>> kept = acc.FloatTensor([1.0])
+        >>> sum(segment["total_size"] for segment in acc.memory_snapshot() if segment["device"] == 0) == acc.memory_reserved(0)
+        True
     """
     if not runtime.look().up:
         return []
@@ -133,7 +135,7 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
     except TypeError as error:
         if "include_traces" not in str(error):
             raise
-        raise RuntimeError(f"include_traces=False needs torch 2.15 or newer, this is {torch.__version__}") from None
+        raise RuntimeError(f"include_traces=False needs torch 2.13 or newer, this is {torch.__version__}") from None
     return segments
 
 

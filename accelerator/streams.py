@@ -206,10 +206,10 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
     Fork: initializes the accelerator; forked children cannot use it.
 
     Example:
-        >>> import accelerator as acc
-        >>> if acc.is_available() and acc.device_name() == "cuda":
-        ...     side = acc.Stream(acc.device())
-        ...     stream = acc.external_stream(0)
+        >>> import accelerator as acc, torch
+        >>> address = torch.cuda.Stream(1).cuda_stream  # as another library would have it
+        >>> acc.external_stream(address, 1).device
+        device(type='cuda', index=1)
     """
     address = operator.index(data_ptr)
     if not 0 <= address < 2**64:

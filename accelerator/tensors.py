@@ -116,7 +116,7 @@ def HalfTensor(data: Any) -> torch.Tensor:
 
 
 def IntTensor(data: Any) -> torch.Tensor:
-    """Return a int32 tensor with some data on the current device.
+    """Return an int32 tensor with some data on the current device.
 
     Args:
         data: what ``torch.tensor`` takes: a number, numbers in sequences, an array, or a tensor; always copied.
@@ -135,7 +135,7 @@ def IntTensor(data: Any) -> torch.Tensor:
 
 
 def LongTensor(data: Any) -> torch.Tensor:
-    """Return a int64 tensor with some data on the current device.
+    """Return an int64 tensor with some data on the current device.
 
     Args:
         data: what ``torch.tensor`` takes: a number, numbers in sequences, an array, or a tensor; always copied.

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+from .report import UNREAD
 from .terminal import WIDTH, styled
 
 _NAME_WIDTH = 24
@@ -132,7 +133,6 @@ def _processes(devices: list[dict[str, Any]], color: bool) -> list[str]:
 
 def _hidden(facts: dict[str, Any], color: bool) -> list[str]:
     """What this process does not see, and why: one line for each reason."""
-    gpus = {device["physical_index"] for device in facts["hidden"]}
     with_instances = {device["physical_index"] for device in [*facts["hidden"], *facts["devices"]] if device["mig"]}
     by_mig = [device for device in facts["hidden"] if device["physical_index"] in with_instances and not device["mig"]]
     others = [device for device in facts["hidden"] if device not in by_mig]
@@ -140,10 +140,10 @@ def _hidden(facts: dict[str, Any], color: bool) -> list[str]:
     if by_mig:
         lines += wrapped(f"in MIG instances: {', '.join(map(_called, by_mig))}")
     if others:
-        why = next((name for name in facts["environment"] if name.endswith("VISIBLE_DEVICES")), None)
+        read = [name for name, entry in facts["environment"].items() if entry["reading"] != UNREAD]
+        why = next((name for name in read if name.endswith("VISIBLE_DEVICES")), None)
         because = f"by {why}" if why else "from this torch" if not facts["devices"] else "as a process sees one MIG instance"
         lines += wrapped(f"hidden {because}: {', '.join(map(_called, others))}")
-    assert bool(lines) == bool(gpus)
     return [styled(line, "dim", color) for line in lines]
 
 

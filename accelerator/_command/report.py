@@ -16,6 +16,9 @@ from .._machine.found import Failed, NotSupported, Seen
 
 SCHEMA = 1
 
+# How a variable was read that decides nothing here.
+UNREAD = "not read, as this torch has no use for it"
+
 
 def collect(*, strict: bool = False) -> dict[str, Any]:
     """All that the report says, in types that JSON has; what is not known is None.
@@ -171,7 +174,7 @@ def _reading(name: str) -> str:
     rocm = torch_build.is_rocm()
     unread = ("CUDA_DEVICE_ORDER",) if rocm else ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     if torch_build.accelerator_type() != "cuda" or name in unread:
-        return "not read, as this torch has no use for it"
+        return UNREAD
     if driver.device_count() is not None:
         return "not followed any more: the driver of this process read it when it was initialized"
     if name == "CUDA_DEVICE_ORDER":

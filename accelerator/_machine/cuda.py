@@ -201,7 +201,7 @@ def _joined(devices: Sequence[driver_child.Device], gpus: Sequence[Gpu] | None =
     for gpu in nameless:
         bus = nvml.pci_bus_id(gpu.handle)
         known.update(
-            (device.uuid, Seen(gpu)) for device in devices if device.pci_bus_id and bus == plain_bus(device.pci_bus_id)
+            (device.uuid, Seen(gpu)) for device in devices if device.pci_bus_id and bus == nvml.plain_bus(device.pci_bus_id)
         )
     lost = [device.uuid for device in devices if device.uuid not in known]
     matched = {seen.gpu for seen in known.values()}
@@ -211,11 +211,6 @@ def _joined(devices: Sequence[driver_child.Device], gpus: Sequence[Gpu] | None =
     failing = any(gpu.problem for gpu in gpus)
     joined = tuple(known.get(device.uuid, Seen(None))._replace(driver=device) for device in devices)
     return joined, answered and not failing
-
-
-def plain_bus(bus: str) -> str:
-    """A PCI bus id as NVML spells it, with eight digits of domain."""
-    return bus.rjust(len("00000000:00:00.0"), "0").upper()
 
 
 def _too_old(driver: tuple[int, int]) -> str | None:

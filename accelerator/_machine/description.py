@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import host_memory
+from . import host_memory, nvml
 from .found import Failed, NotSupported, Seen
 
 
@@ -86,7 +86,7 @@ def name(device: Seen, backend: ModuleType | None) -> str:
 def pci_bus_id(device: Seen, backend: ModuleType | None) -> str | None:
     """Domain, bus and device of the GPU, the domain in eight digits."""
     found = read_or_none(device._replace(instance=None), backend, "PCI bus id") or (device.driver and device.driver.pci_bus_id)
-    return found and found.rjust(len("00000000:00:00.0"), "0").upper()
+    return found and nvml.plain_bus(found)
 
 
 def compute_capability(device: Seen, backend: ModuleType | None) -> tuple[int, int] | None:

@@ -267,6 +267,11 @@ def pci_bus_id(handle: Handle) -> str | None:
         return None
 
 
+def plain_bus(bus: str) -> str:
+    """A PCI bus id as NVML spells it, with eight digits of domain, from whoever it is."""
+    return bus.rjust(len("00000000:00:00.0"), "0").upper()
+
+
 def text(value: Any) -> Any:
     """Text from NVML as str: older bindings give bytes. Any other value as it is."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value

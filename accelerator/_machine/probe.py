@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -101,16 +100,15 @@ def _run(environment: Mapping[str, str | None], *, use: bool, hip: str | None) -
         import subprocess
     except OSError as error:  # too many open files
         return Answer(f"no child process could be started to ask {whom} ({error})")
-    source = _source()
-    # The executable of a frozen program is that program: starting it again would ask again, without an end.
-    if not sys.executable or getattr(sys, "frozen", False) or source is None:
+    python, source = process.python(), _source()
+    if python is None or source is None:
         return Answer(f"{whom} can only be asked in a child process, and there is no Python executable to start one")
     mark = os.urandom(16).hex()
     variables = {**os.environ, **environment}
     try:
         child = subprocess.Popen(
             [
-                sys.executable,
+                python,
                 "-I",
                 "-S",
                 "-c",

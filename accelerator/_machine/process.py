@@ -114,6 +114,14 @@ def _ask_torch_for_bad_fork() -> bool:
     return _in_bad_fork
 
 
+def python() -> str | None:
+    """The executable of Python, to start a child process with; None without one.
+
+    That of a frozen program is the program itself: starting it again would ask again, without an end.
+    """
+    return None if getattr(sys, "frozen", False) else sys.executable or None
+
+
 def is_fork_safe() -> bool:
     """Whether a child forked now could use the accelerator."""
     # torch marks children as bad as soon as it has merely counted devices, even where there is no driver; the driver itself

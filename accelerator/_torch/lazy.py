@@ -14,6 +14,9 @@ import torch
 
 from . import runtime
 
+# The room whose calls set random states, by whatever name this package was vendored.
+_RANDOM = f"{__name__.rpartition('._torch.')[0]}.random"
+
 
 class States:
     """The states of some devices' generators, taken when this is called, which may be at the initialization.
@@ -104,7 +107,7 @@ def _settle(module: Any) -> None:
 
 
 def _drop_random(calls: list[tuple[Any, Any]], start: int, module: Any) -> None:
-    rooms = (__name__, "accelerator.random", f"{module.__name__}.random")
+    rooms = (__name__, _RANDOM, f"{module.__name__}.random")
     calls[start:] = [entry for entry in calls[start:] if getattr(entry[0], "__module__", None) not in rooms]
 
 

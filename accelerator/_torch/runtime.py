@@ -102,17 +102,17 @@ def refuse() -> NoReturn:
     raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
 
 
-def initialize(device: Any = None, *, optional: bool = True, negative: bool = False) -> Look:
+def initialize(device: Any = None, *, negative: bool = False) -> Look:
     """Look, and initialize the accelerator if there is one and nobody has; an error in the argument is no reason to.
 
     Raises:
         RuntimeError, ValueError, TypeError: as ``look``; RuntimeError also if torch cannot.
     """
-    seen = look(device, optional=optional, negative=negative)
+    seen = look(device, negative=negative)
     if seen.up or seen.kind == "cpu":
         return seen
     device_module().init()
-    return look(device, optional=optional, negative=negative)
+    return look(device, negative=negative)
 
 
 def resolve(device: Any, *, optional: bool = True, negative: bool = False) -> int:
@@ -130,9 +130,21 @@ def device_module() -> Any:
     return getattr(torch, kind)
 
 
+def device_count() -> int:
+    """How many devices there are, which no environment changes any more once they are up."""
+    return count if up else discovery.device_count()
+
+
 def compute_capability() -> tuple[int, int]:
     """The current CUDA device's compute capability, without initializing anything; (0, 0) where nobody can tell it."""
-    return discovery.visible_devices()[look().number].compute_capability or (0, 0)
+    return capability_of(look().number) or (0, 0)
+
+
+def capability_of(number: int) -> tuple[int, int] | None:
+    """A device's compute capability, without initializing anything; None where nobody can tell it, and on ROCm."""
+    if up and torch.version.cuda:
+        return torch.cuda.get_device_capability(number)
+    return discovery.compute_capability(number)
 
 
 def explain(number: Any, error: Exception) -> Exception:
@@ -178,9 +190,15 @@ def arch_flags() -> str | None:
 
 @cache
 def _ask_child(binding: str) -> str:
+    python = process.python()
+    if python is None:
+        raise RuntimeError(
+            "What this torch is compiled for can only be asked in a child process, and there is no Python executable to start "
+            "one; once the accelerator is initialized it is asked here"
+        )
     folders = [os.fspath(folder) for folder in sys.path]
     code = f"import sys; sys.path[:] = {folders!r}; import torch; print(torch._C.{binding}() or '')"
-    child = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    child = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
     if child.returncode:
         raise RuntimeError(f"A child process could not tell what this torch is compiled for: {child.stderr.strip()[-500:]}")
     return child.stdout

@@ -13,7 +13,7 @@ from .groups import ALONE, Group
 
 def digest(tensor: torch.Tensor) -> int:
     """A number that two tensors share only if their bytes are, in all likelihood, the same."""
-    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8).to(torch.int64)
+    data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).to(torch.int64)
     # Weights that repeat only after a prime number of bytes, so that swapped elements are noticed.
     weights = torch.arange(data.numel(), device=data.device) % 8191 + 1
     return int((data * weights).sum()) * 1_000_003 + int(data.sum())

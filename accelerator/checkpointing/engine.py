@@ -64,9 +64,10 @@ def checkpoint(function: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _R:
         What the function returns.
 
     Raises:
-        RuntimeError: for a world without a group, and what the function raises. Backward
-            raises one for arguments that were edited in place and for a process group that was destroyed meanwhile, and
-            ``torch.utils.checkpoint.CheckpointError`` if the function does something else the second time.
+        RuntimeError: for a world of several ranks without a group, if the function is what initializes the accelerator, and
+            what the function raises. Backward raises one for arguments that were edited in place and for a process group that
+            was destroyed meanwhile, and ``torch.utils.checkpoint.CheckpointError`` if the function does something else the
+            second time.
 
     Fork: safe, initializes nothing.
 

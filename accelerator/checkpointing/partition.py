@@ -218,7 +218,7 @@ def share(tensor: torch.Tensor, settings: Settings, position: int, hooks: tuple[
     """What to keep of an activation under these settings; None where that is the tensor itself.
 
     Raises:
-        RuntimeError: for buffers without room, and a world without a group.
+        RuntimeError: for a world of several ranks without a group.
     """
     group = partition_group(settings) if settings.partition_activations else ALONE
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not is_activation(tensor, group.size):

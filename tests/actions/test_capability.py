@@ -124,3 +124,26 @@ def test_what_needs_the_accelerator_initializes_it_through_torch(call: Callable[
     assert not acc.is_initialized()
     call()
     assert acc.is_initialized()
+
+
+def test_an_environment_that_changes_too_late_changes_nothing() -> None:
+    """Once the accelerator is up functions go on acting on it, and on all of its devices."""
+    code = """
+import os, torch
+import accelerator as acc
+acc.set_device_index(1)
+os.environ["ACCELERATOR_BACKEND"] = "cpu"
+assert acc.device().type == "cuda"
+assert acc.get_device_capability(0)["compute_capability"] == (7, 5)
+assert acc.get_device_capability()["compute_capability"] == (9, 0)
+assert (acc.is_bf16_supported(False), acc.is_fp8_supported()) == (True, True)
+acc.manual_seed_all(9)
+with acc.fork_rng():
+    acc.seed_all()
+    assert torch.cuda.initial_seed() != 9
+assert [generator.initial_seed() for generator in torch.cuda.default_generators] == [9, 9]
+states = acc.get_rng_state_all()
+assert len(states) == 2
+acc.set_rng_state_all(states)
+"""
+    run(code, simulated_environment(gpus=2, capability=["7.5", "9.0"]))

@@ -75,6 +75,12 @@ def test_the_pool_of_the_graph_is_used_when_none_is_given() -> None:
         kept = torch.ones(1024, device="cuda")
     assert tuple(graph.pool()) == tuple(pool)
     assert kept.is_cuda
+    other = acc.graph_pool_handle()
+    for given, used in ((other, other), (None, pool)):
+        graph.reset()
+        with acc.capture_to_graph(graph, given):
+            kept = torch.ones(1024, device="cuda")
+        assert tuple(graph.pool()) == tuple(used)
 
 
 def test_an_exception_ends_the_capture() -> None:

@@ -226,6 +226,26 @@ def test_debug_notices_values_that_differ() -> None:
     assert a.grad is not None
 
 
+def test_debug_compares_conjugates_too() -> None:
+    """A conjugate is a view that is not computed before somebody needs it, and has no bytes of its own to compare."""
+    runs: list[int] = []
+
+    def square(a: torch.Tensor) -> torch.Tensor:
+        return (a.conj() * a.conj()).real.sum()
+
+    def function(a: torch.Tensor) -> torch.Tensor:
+        runs.append(1)
+        return square(a * len(runs))
+
+    given, plain = (torch.tensor([1 + 1j, 2 - 3j], requires_grad=True) for _ in range(2))
+    checkpointing.configure(determinism_check="debug")
+    checkpointing.checkpoint(square, given).backward()
+    square(plain).backward()
+    assert torch.equal(given.grad, plain.grad)
+    with pytest.raises(torch_checkpoint.CheckpointError, match="digest"):
+        checkpointing.checkpoint(function, given).backward()
+
+
 @pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
 def test_in_place_edit_of_an_argument_is_an_error(ckpt: Checkpoint) -> None:
     a = x() * 1

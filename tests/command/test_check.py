@@ -135,6 +135,21 @@ sys.exit(check.main())
     ]
 
 
+def test_a_process_that_is_made_to_leave_says_by_what() -> None:
+    program = """
+import sys
+from accelerator._command import collective
+collective.reduce = lambda *arguments: sys.exit("a signal")
+try:
+    print(collective.across([0]))
+except collective.Failed as error:
+    print(error.problems)
+"""
+    environment = plain_environment(ACCELERATOR_BACKEND="cpu")
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=200)
+    assert done.stdout == "[(0, 'SystemExit: a signal')]\n"
+
+
 def test_torch_without_numpy_says_nothing_of_it(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['numpy'] = None\n")
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")

@@ -110,6 +110,15 @@ def test_what_is_hidden() -> None:
 
 
 @on_simulated_gpus
+def test_a_variable_that_is_not_read_hides_nothing() -> None:
+    out_of_use = simulated_environment({"CUDA_VISIBLE_DEVICES": "0", "ACCELERATOR_BACKEND": "cpu"}, gpus=1)
+    assert text(out_of_use).splitlines()[-1] == "hidden from this torch: GPU 0 (Simulated GPU)"
+    one_instance = simulated_environment({"HIP_VISIBLE_DEVICES": "0"}, gpus=2, mig=[2, None])
+    said = re.sub("\n +", " ", text(one_instance)).splitlines()
+    assert said[-1].startswith("hidden as a process sees one MIG instance: GPU 0 MIG")
+
+
+@on_simulated_gpus
 def test_strict() -> None:
     machine = simulated_environment(gpus=3, errors={"cuDevicePrimaryCtxRetain*@1": 999})
     told = facts(machine)

@@ -371,6 +371,33 @@ def test_the_architectures_with_paths_of_any_kind() -> None:
     assert told(program) == [True, True]
 
 
+def test_the_architectures_in_a_frozen_program() -> None:
+    """Its executable is the program itself, which must not be started in place of Python."""
+    program = """
+        import torch
+        executable, sys.executable, sys.frozen = sys.executable, "/nowhere/program", True
+        answers = []
+        def ask():
+            try:
+                answers.append(acc.get_arch_list() == torch.cuda.get_arch_list())
+            except RuntimeError as error:
+                answers.append(str(error))
+        ask()
+        sys.executable = ""
+        del sys.frozen
+        ask()
+        answers.append(acc.is_fork_safe())
+        acc.init()
+        ask()
+        print(json.dumps(answers))
+    """
+    frozen, nameless, safe, after = told(program)
+    assert frozen == nameless
+    assert frozen.startswith("What this torch is compiled for can only be asked in a child process, and there is no Python")
+    assert safe
+    assert after is True
+
+
 WRONG_KINDS = """
     wrong = {
         "visible_devices": [lambda: acc.visible_devices(3), lambda: acc.visible_devices([("A", "B")])],

@@ -109,6 +109,17 @@ def test_a_process_so_started_sees_the_devices_meant() -> None:
     assert quiet
 
 
+@on_simulated_gpus
+def test_a_torch_that_was_built_without_nccl() -> None:
+    program = """
+        import torch
+        import accelerator as acc
+        del torch._C._nccl_version
+        print(json.dumps(acc.communication_backend_version()))
+    """
+    assert ask_simulated(program, gpus=1) is None
+
+
 # A torch for Intel's GPUs, as far as these questions look.
 XPU = {
     "version.py": "__version__ = '9.0+xpu'\ncuda = hip = None\nxpu = '20260000'\n",

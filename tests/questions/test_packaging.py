@@ -68,6 +68,34 @@ def test_vendored(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
+def test_seeds_wait_in_order_where_it_is_vendored(tmp_path: Path) -> None:
+    target = tmp_path / "mylib/_vendor"
+    shutil.copytree(PACKAGE, target / "accelerator", ignore=shutil.ignore_patterns("__pycache__"))
+    (target / "__init__.py").touch()
+    (target.parent / "__init__.py").touch()
+    program = """
+        import sys
+        sys.modules["accelerator"] = None
+        from mylib._vendor import accelerator as acc
+        import torch
+        acc.manual_seed_all(1)
+        with acc.fork_rng():
+            acc.manual_seed_all(2)
+        print([acc.initial_seed(number) for number in range(2)])
+        try:
+            acc.no_such_name
+        except AttributeError as error:
+            print(error)
+    """
+    environment = simulated_environment(gpus=2)
+    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[1, 1]", "module 'mylib._vendor.accelerator' has no attribute 'no_such_name'"]
+
+
+@on_simulated_gpus
 def test_zipped(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:
         for path in PYTHON_FILES:

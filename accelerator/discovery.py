@@ -256,11 +256,13 @@ def is_nvlink_connected(device: Device, peer_device: Device) -> bool | None:
     """
     found = _now()
     one, other = _index_in(found, device), _index_in(found, peer_device)
-    if found.number == 0 or found.backend is None:
+    if found.number == 0:
         return None
+    if one == other:
+        return True
     gpu, peer = found.devices[one].gpu, found.devices[other].gpu
-    if one == other or gpu is None or peer is None:
-        return True if one == other else None
+    if found.backend is None or gpu is None or peer is None:
+        return None
     try:
         connected: bool | None = found.backend.is_linked(gpu.handle, peer.handle)
     except (NotSupported, Failed):

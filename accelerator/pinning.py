@@ -39,7 +39,7 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1, *, make_copy: bool = 
     Raises:
         TypeError: if it is no tensor.
         ValueError: if ``align_bytes`` is less than 1.
-        RuntimeError: if the tensor is not on the CPU.
+        RuntimeError: if the tensor is not on the CPU and is to be copied.
 
     Fork: initializes the accelerator; forked children cannot use it.
 

@@ -235,7 +235,11 @@ def fork() -> str:
     expect(acc.is_fork_safe(), "asking so far has made fork unsafe")
     child = os.fork()
     if child == 0:
-        os._exit(int(acc.is_in_bad_fork()))
+        is_bad = True
+        try:
+            is_bad = acc.is_in_bad_fork()
+        finally:  # whatever happens: this process is no second check
+            os._exit(is_bad)
     expect(os.waitpid(child, 0)[1] == 0, "a child forked after all these questions could not use the accelerator")
     return "safe after all these questions"
 

@@ -198,9 +198,13 @@ def _ask_child(binding: str) -> str:
         )
     folders = [os.fspath(folder) for folder in sys.path]
     code = f"import sys; sys.path[:] = {folders!r}; import torch; print(torch._C.{binding}() or '')"
-    child = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    said = "A child process could not tell what this torch is compiled for"
+    try:
+        child = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RuntimeError(f"{said}: {error}") from error
     if child.returncode:
-        raise RuntimeError(f"A child process could not tell what this torch is compiled for: {child.stderr.strip()[-500:]}")
+        raise RuntimeError(f"{said}: {child.stderr.strip()[-500:]}")
     return child.stdout
 
 

@@ -52,6 +52,7 @@ def test_the_other_rooms_answer_or_say_what_is_missing() -> None:
 assert not acc.is_bf16_supported() and not acc.is_fp16_supported() and not acc.is_fp64_supported()
 assert acc.is_tf32_supported() is False and acc.supported_dtypes() == [torch.float32]
 assert acc.amp() is torch.amp
+assert acc.is_nvlink_connected(0, 0) is True
 assert acc.on_accelerator(torch.ones(1)) is False and acc.is_pinned(torch.ones(1)) is False
 assert acc.is_current_stream_capturing() is acc.is_triton_supported() is acc.prefer_triton_grouped_mm() is False
 assert acc.op_builder_dir() == "deepspeed.ops.op_builder.fakeacc" and acc.get_op_builder("AdamBuilder") is None

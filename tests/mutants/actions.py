@@ -191,4 +191,22 @@ MUTANTS: tuple[Mutant, ...] = (
         "if mode > runtime.get_sync_debug_mode():",
         ("actions/test_lowlevel_simulated.py::test_sync_debug_mode",),
     ),
+    Mutant(
+        "_torch/lazy.py",
+        "(__name__, _RANDOM,",
+        '(__name__, "accelerator.random",',
+        ("questions/test_packaging.py::test_seeds_wait_in_order_where_it_is_vendored",),
+    ),
+    Mutant(
+        "_torch/runtime.py",
+        "return count if up else discovery.device_count()",
+        "return discovery.device_count()",
+        ("actions/test_capability.py::test_an_environment_that_changes_too_late_changes_nothing",),
+    ),
+    Mutant(
+        "graphs.py",
+        "            finally:\n                graph.graph_pool = own\n",
+        "            finally:\n                pass\n",
+        ("actions/test_graph_functions_simulated.py::test_the_pool_of_the_graph_is_used_when_none_is_given",),
+    ),
 )

@@ -210,4 +210,10 @@ MUTANTS: tuple[Mutant, ...] = (
         "        self.open_end = False\n",
         (f"{_TORCH_NESTED}::test_gradients_of_checkpoints_of_gradients",),
     ),
+    Mutant(
+        "checkpointing/checks.py",
+        ".resolve_conj()",
+        "",
+        ("checkpointing/test_engine_cpu.py::test_debug_compares_conjugates_too",),
+    ),
 )

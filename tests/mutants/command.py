@@ -124,4 +124,10 @@ MUTANTS = (
         "poisoned = None",
         (f"{PLUGIN}::test_collecting_that_initializes_the_driver",),
     ),
+    Mutant(
+        "_command/picture.py",
+        ' if entry["reading"] != UNREAD',
+        "",
+        ("command/test_report.py::test_a_variable_that_is_not_read_hides_nothing",),
+    ),
 )

@@ -224,4 +224,10 @@ MUTANTS: tuple[Mutant, ...] = (
         '["type"]) != xgmi',
         ("questions/test_rocm.py::test_links_nodes_and_fans_through_amdsmi",),
     ),
+    Mutant(
+        "_machine/process.py",
+        'None if getattr(sys, "frozen", False) else sys.executable or None',
+        "sys.executable",
+        ("questions/test_failures.py::test_the_architectures_in_a_frozen_program",),
+    ),
 )

@@ -386,13 +386,17 @@ def test_the_architectures_in_a_frozen_program() -> None:
         sys.executable = ""
         del sys.frozen
         ask()
+        sys.executable = "/nowhere/program"
+        ask()
         answers.append(acc.is_fork_safe())
         acc.init()
         ask()
         print(json.dumps(answers))
     """
-    frozen, nameless, safe, after = told(program)
+    frozen, nameless, missing, safe, after = told(program)
     assert frozen == nameless
+    assert "could not tell" in missing
+    assert "/nowhere/program" in missing
     assert frozen.startswith("What this torch is compiled for can only be asked in a child process, and there is no Python")
     assert safe
     assert after is True

@@ -246,7 +246,8 @@ class Replay:
             tensor = tensor.detach()
         if frame is None or number >= self.expected:
             if self.stops:
-                # The function caught the exception that was to end it.
+                # The function caught the exception that was to end it, and went on.
+                self.count = number
                 raise _Stop
             return tensor
         holder = frame.holders[number]()

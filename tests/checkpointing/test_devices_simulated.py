@@ -307,3 +307,23 @@ def test_a_slot_on_the_device_is_not_what_the_function_gets() -> None:
     assert buffers is not None
     (buffer,) = buffers._buffers.values()
     assert seen[1].untyped_storage().data_ptr() != buffer.memory.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("preserve", [True, False])
+def test_an_accelerator_that_is_initialized_inside_of_a_checkpoint(preserve: bool) -> None:
+    program = """
+import sys, torch
+from accelerator import checkpointing
+checkpointing.configure(preserve_rng_state=sys.argv[1] == "True")
+x = torch.ones(3, requires_grad=True)
+on_the_device = lambda h: (2 * h.exp().cuda()).cpu()
+try:
+    checkpointing.checkpoint(on_the_device, x)
+    print("quiet")
+except RuntimeError as error:
+    print(error)
+out = checkpointing.checkpoint(on_the_device, x)
+assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(on_the_device(x).sum(), x)[0])
+"""
+    said = support.run(program, support.simulated_environment(gpus=1), str(preserve))
+    assert said.startswith("The accelerator was initialized inside of a checkpoint" if preserve else "quiet")

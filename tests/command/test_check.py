@@ -53,6 +53,15 @@ def test_every_area_on_every_device() -> None:
 
 
 @on_simulated_gpus
+def test_devices_that_do_not_compute() -> None:
+    done = check(simulated_environment(gpus=1, compute=False))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "arithmetic: not computed on these simulated GPUs" in done.stdout
+    assert "checkpointing: a gradient came back" in done.stdout
+    assert passed(done.stdout) == AREAS
+
+
+@on_simulated_gpus
 def test_a_device_without_memory_fails_by_name() -> None:
     done = check(simulated_environment(gpus=2, errors={"cuMemAlloc*@1": 2}))
     assert done.returncode == 1

@@ -151,6 +151,13 @@ def test_what_failed_is_named(nvml: str, name: str) -> None:
 
 
 @on_simulated_gpus
+def test_a_device_that_is_slowed_down() -> None:
+    machine = simulated_environment(gpus=2, clock_reasons=[0x40, 0x1])  # by heat, and by having nothing to do
+    assert [device["throttled"] for device in facts(machine)["devices"]] == [True, False]
+    assert [line.split()[0] for line in text(machine).splitlines() if line.endswith("slow")] == ["0"]
+
+
+@on_simulated_gpus
 def test_a_device_that_fails_is_named() -> None:
     machine = simulated_environment(gpus=2, errors={"nvmlDeviceGetTemperature*@1": 15, "nvmlDeviceGetClockInfo@0": 3})
     told = facts(machine)

@@ -216,4 +216,16 @@ MUTANTS: tuple[Mutant, ...] = (
         "",
         ("checkpointing/test_engine_cpu.py::test_debug_compares_conjugates_too",),
     ),
+    Mutant(
+        "checkpointing/engine.py",
+        "if settings.preserve_rng_state and frame.surroundings.up is None and accelerator() is not None:",
+        "if False:",
+        ("checkpointing/test_devices_simulated.py::test_an_accelerator_that_is_initialized_inside_of_a_checkpoint",),
+    ),
+    Mutant(
+        "checkpointing/frames.py",
+        "                self.count = number\n                raise _Stop",
+        "                raise _Stop",
+        ("checkpointing/test_engine_cpu.py::test_early_stop_survives_being_caught_all_the_same",),
+    ),
 )

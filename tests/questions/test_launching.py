@@ -56,6 +56,7 @@ def test_ids_count_what_is_let_through(value: str | None, ids: list[Any], expect
         (None, [-1], "A local accelerator id is not negative, as -1 is"),
         (None, ["x"], "A local accelerator id is the index of a device, not 'x'"),
         (None, [1.5], "A local accelerator id is the index of a device, not 1.5"),
+        (None, [True], "A local accelerator id is the index of a device, not True"),
         (None, [None], "A local accelerator id is the index of a device, not None"),
         (None, [1, 1], "A device comes twice among 1,1, which would hide every device"),
         ("4,5", [0, 0], "A device comes twice among 4,4, which would hide every device"),

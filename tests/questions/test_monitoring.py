@@ -201,6 +201,7 @@ def test_processes_of_others(tmp_path: Path) -> None:
             assert library.cuInit(0) == 0 and library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
             return [os.getpid(), acc.processes(1)]
         print(json.dumps([acc.processes(1), in_child(child), acc.list_gpu_processes(1)]))
+        assert acc.list_gpu_processes(1) == acc.list_gpu_processes(acc.visible_devices()[1])
     """
     nobody, (pid, found), text = monitored(program, gpus=2, state=tmp_path / "state")
     assert nobody == []

@@ -100,6 +100,23 @@ class TestArguments:
                 here, there = (outcome(op, values, device) for device in ("cpu", "cuda"))
                 assert there == here, (op, values)
 
+    @pytest.mark.parametrize("op", ["add_", "logical_xor_", "logical_and_", "eq_", "atan2_", "clamp_min_"])
+    def test_a_tensor_is_not_resized_in_place(self, op: str) -> None:
+        for device in ("cpu", "cuda"):
+            x = torch.ones(3, 1, device=device)
+            with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+                getattr(x, op)(torch.ones(3, 4, device=device))
+            assert x.size() == (3, 1)
+            assert getattr(x, op)(torch.ones(3, 1, device=device)) is x
+
+    @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+    def test_the_one_op_that_resizes_in_place(self) -> None:
+        one, other = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+        x, neighbor = torch.ones(1, device="cuda"), torch.ones(1, device="cuda")
+        assert x.addbmm_(one.cuda(), other.cuda()) is x
+        torch.testing.assert_close(x.cpu(), torch.ones(1).addbmm_(one, other))
+        assert neighbor.item() == 1
+
     def test_defaults_are_those_of_the_op(self) -> None:
         x, y = torch.randn(5), torch.randn(5)
         for loss in (F.smooth_l1_loss, F.huber_loss, F.mse_loss):

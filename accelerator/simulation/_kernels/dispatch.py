@@ -37,7 +37,7 @@ _CPU_KEY = torch._C.DispatchKey.CPU
 class Call:
     """One call of an op: which device it is on, and what it is to write."""
 
-    __slots__ = ("device", "generator", "host", "may_resize", "name", "operation", "outs")
+    __slots__ = ("device", "generator", "given_outs", "host", "may_resize", "name", "operation", "outs")
 
     def __init__(self, operation: Operation, may_resize: bool = False) -> None:
         self.operation = operation
@@ -45,6 +45,7 @@ class Call:
         self.device: torch.device | None = None
         self.generator: torch.Generator | None = None  # what the op draws from, once it is known
         self.host: tuple[str, torch.Tensor] | None = None
+        self.given_outs: list[Any] = []
         self.outs: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.name = ""
 
@@ -77,11 +78,17 @@ class Call:
             if self.name in self.operation.written:
                 self.outs.append((result, tensor))
             return result
-        if self.name in self.operation.out:
+        if self.name in self.operation.out or any(tensor is out for out in self.given_outs):
+            return self._given_out(tensor)
+        return alias(tensor)
+
+    def _given_out(self, tensor: torch.Tensor) -> torch.Tensor:
+        """One tensor in all its places: by that an op knows that it writes one of its inputs, which it then does not resize."""
+        result = next((result for result, known in self.outs if known is tensor), None)
+        if result is None:
             result = alias(tensor).clone() if self.may_resize else alias_of_storage(tensor)
             self.outs.append((result, tensor))
-            return result
-        return alias(tensor)
+        return result
 
     def mixed(self, other: torch.device) -> RuntimeError:
         short = self.operation.name.partition("::")[2].partition(".")[0]
@@ -92,6 +99,7 @@ class Call:
 
     def convert(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         here: list[Any] = []
+        self.given_outs = [kwargs.get(name) for name in self.operation.out]
         for name, value in zip(self.operation.names, args, strict=False):
             self.name = name
             here.append(self.to_cpu(value))

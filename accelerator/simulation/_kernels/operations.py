@@ -79,7 +79,8 @@ class Operation:
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         self.written = frozenset(written)
-        self.out = frozenset(n for n, a in written.items() if a.kwarg_only)
+        # What the op may resize: addbmm_ alone does so in place.
+        self.out = frozenset(n for n, a in written.items() if a.kwarg_only or short == "addbmm_")
         # For each result the name of the argument that it is, or None for a new tensor.
         self.results: list[str | None] = []
         for result in schema.returns:

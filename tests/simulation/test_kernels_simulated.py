@@ -126,6 +126,16 @@ class TestArguments:
     def test_a_remainder_by_a_number(self) -> None:
         assert (torch.arange(200, device="cuda") % 97).cpu().equal(torch.arange(200) % 97)
 
+    def test_conjugates_in_place(self) -> None:
+        x = torch.randn(5, dtype=torch.complex64)
+        assert torch.equal(x.cuda().conj_physical_().cpu(), x.conj_physical())
+
+    def test_the_mode_into_given_tensors(self) -> None:
+        x = torch.tensor([[1.0, 2, 2], [3, 1, 3]])
+        values, indices = torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.int64, device="cuda")
+        torch.mode(x.cuda(), 1, out=(values, indices))
+        assert (values.tolist(), indices.tolist()) == tuple(found.tolist() for found in torch.mode(x, 1))
+
     def test_strides_survive(self) -> None:
         both(lambda x: x * 2, torch.randn(2, 3, 4).permute(2, 0, 1))
         both(torch.exp, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))

@@ -33,6 +33,7 @@ _TORCHS_OWN = frozenset(
 _BESIDES = (
     *("aten::convolution", "aten::convolution_backward", "aten::_convolution"),
     *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
+    *("aten::conj_physical_", "aten::mode.values"),
 )
 
 # Of the kernels for sparse and nested tensors most do their work by dense ops; these have device code of their own.

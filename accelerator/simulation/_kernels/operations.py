@@ -138,7 +138,7 @@ class Operation:
             arguments = torch._C._get_schema(base, overload).arguments
             taken = {a.name for a in arguments if str(a.type) in ("number", "Optional[number]")}
             tensors = {a.name for a in arguments if "Tensor" in str(a.type)}
-            if [a.name for a in arguments] != self.names or not numbers <= taken or tensors != self.tensor_names - taken:
+            if [a.name for a in arguments] != self.names or not numbers <= taken or tensors != {*self.tensor_names} - taken:
                 continue
             try:
                 return Operation(f"{base}.{overload}" if overload else base, self.key)

@@ -332,6 +332,14 @@ def test_the_second_build_does_nothing(tmp_path: Path) -> None:
     assert (root / "driver/libcuda.so.1").is_file()
 
 
+def test_a_compiler_that_does_not_start(tmp_path: Path) -> None:
+    broken = tmp_path / "cc"
+    broken.write_bytes(b"\x7fELF, and no more")
+    broken.chmod(0o755)
+    done = python(BUILD, env={**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(broken)})
+    assert f"RuntimeError: the C compiler {broken} does not start: Exec format error" in done.stderr
+
+
 def test_a_build_is_found_without_a_compiler(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
     built = python(BUILD, env=env).stdout

@@ -210,6 +210,7 @@ def case_group_destroyed_between_forward_and_backward() -> None:
     raises(RuntimeError, "destroyed between forward and backward", lambda: h.sum().backward())
     assert torch.equal(before, torch.get_rng_state())
     assert x.grad is None
+    raises(ValueError, "group cannot be used", lambda: checkpointing.configure(group=group))
     # The dead group is not carried over silently.
     raises(ValueError, "no group", lambda: checkpointing.configure(partition_activations=True))
     checkpointing.configure(partition_activations=True, group=world())
@@ -478,6 +479,8 @@ def case_arguments_that_differ_between_ranks() -> None:
     checkpointing.configure(partition_activations=True, group=world(), determinism_check="debug")
     x = torch.full((8,), float(dist.get_rank()), requires_grad=True)
     raises(RuntimeError, "argument 0", lambda: checkpointing.checkpoint(torch.exp, x))
+    more = [x] if dist.get_rank() else [x, torch.ones(8)]
+    raises(RuntimeError, "their numbers differ", lambda: checkpointing.checkpoint(lambda *all_of_them: sum(all_of_them), *more))
     same_everywhere = torch.ones(8, requires_grad=True)
     checkpointing.checkpoint(lambda h: h.sin().exp(), same_everywhere).sum().backward()
 

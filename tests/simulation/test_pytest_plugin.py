@@ -334,7 +334,8 @@ def test_a_server_that_ends(tmp_path: Path) -> None:
     )
     done = start(tmp_path)
     assert counts(done) == {"passed": 2, "error": 3}, done.stdout
-    assert done.stdout.count("the server process of the test's simulated machine ended by SIGKILL") == 1
+    reports, _, _ = done.stdout.partition("short test summary")
+    assert reports.count("the server process of the test's simulated machine ended by SIGKILL") == 1
     assert (tmp_path / "starts").read_text() == "."  # what does not start for one test does not for the next
 
 

@@ -56,7 +56,7 @@ def across(indices: Sequence[int]) -> str:
     return f"{len(indices)} processes over {backend}"
 
 
-def in_one_line(error: Exception) -> str:
+def in_one_line(error: BaseException) -> str:
     """An error by its first sentence, which is the same wherever it comes from the same cause."""
     text = str(error).strip().partition("\n")[0].partition(". ")[0]
     if text:
@@ -106,7 +106,7 @@ def _fork(backend: str, path: str, rank: int, index: int, size: int) -> tuple[in
         problem = reduce(backend, dist.FileStore(path, size), rank, index, size, DEADLINE_S)
         os.write(its, (problem or "ok").encode())
     except BaseException as error:  # its standard error leads nowhere by now
-        os.write(its, f"{type(error).__name__}: {error}".encode())
+        os.write(its, in_one_line(error).encode())
     finally:
         os._exit(0)
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
-import pytest
-
 from tests.support import environment, simulated_environment
+from tests.support.discovery import compiled
 from tests.support.simulation import DEADLINE, MIB, PRELUDE, linux_only, python, run
 
 pytestmark = linux_only
@@ -71,11 +69,8 @@ __attribute__((destructor)) static void release(void)
 
 
 def test_memory_that_is_freed_late_is_nobody_elses(tmp_path: Path) -> None:
-    (tmp_path / "late.c").write_text(LATE)
-    compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
     for name in ("before.so", "after.so"):  # libraries are left in an order that depends on that in which they were loaded
-        command = [compiler, "-shared", "-fPIC", "-o", tmp_path / name, tmp_path / "late.c", "-ldl"]
-        subprocess.run(command, check=True, timeout=DEADLINE)
+        compiled(LATE, tmp_path / name, "-shared", "-fPIC")
     child = simulated_environment(memory="1GiB", state=tmp_path / "state")
     program = f"""
         before = ctypes.CDLL({str(tmp_path / "before.so")!r})

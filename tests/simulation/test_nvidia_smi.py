@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support import environment
+from tests.support.discovery import compiled
 from tests.support.simulation import DEADLINE, MIB, ask, linux_only
 
 pytestmark = linux_only
@@ -128,11 +129,8 @@ int main(void)
 
 
 def test_as_many_processes_as_there_are(tmp_path: Path) -> None:
-    (tmp_path / "crowd.c").write_text(CROWD)
-    compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
-    subprocess.run([compiler, "-o", tmp_path / "crowd", tmp_path / "crowd.c", "-ldl"], check=True, timeout=DEADLINE)
     child = environment(state=tmp_path / "state")
-    done = subprocess.run([tmp_path / "crowd"], env=child, capture_output=True, text=True, timeout=DEADLINE)
+    done = subprocess.run([compiled(CROWD, tmp_path / "crowd")], env=child, capture_output=True, text=True, timeout=DEADLINE)
     assert (done.returncode, done.stdout) == (0, "257\n"), done.stderr
 
 

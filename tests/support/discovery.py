@@ -121,10 +121,16 @@ __attribute__((constructor)) static void noise(void)
 
 def noisy_library(folder: Path) -> Path:
     """A library that prints when it is loaded, built in this folder."""
-    (folder / "noise.c").write_text(NOISE)
+    return compiled(NOISE, folder / "noise.so", "-shared", "-fPIC")
+
+
+def compiled(source: str, output: Path, *flags: str) -> Path:
+    """A program or library in C, built where there is a compiler; the test is skipped elsewhere."""
     compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "noise.so", folder / "noise.c"], check=True, timeout=60)
-    return folder / "noise.so"
+    text = output.with_suffix(".c")
+    text.write_text(source)
+    subprocess.run([compiler, *flags, "-o", output, text, "-ldl"], check=True, timeout=60)
+    return output
 
 
 def original_pynvml() -> Path:

@@ -13,20 +13,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    # Never executed: so that what freezes programs finds the rooms that are opened by name below.
-    from . import capacity as capacity
     from . import checkpointing as checkpointing
     from . import compiling as compiling
+    from . import deepspeed_bridge as deepspeed_bridge
     from . import deprecated as deprecated
     from . import devices as devices
     from . import discovery as discovery
     from . import dtypes as dtypes
     from . import extensions as extensions
     from . import graphs as graphs
-    from . import interop as interop
     from . import launching as launching
-    from . import lowlevel as lowlevel
+    from . import low_level as low_level
     from . import memory as memory
+
+    # Never executed: so that what freezes programs finds the rooms that are opened by name below.
+    from . import memory_info as memory_info
     from . import monitoring as monitoring
     from . import pinning as pinning
     from . import profiling as profiling
@@ -115,7 +116,7 @@ _NAMES_OF_ROOM = {
         "synchronize",
         "use_host_timers",
     ),
-    "lowlevel": (
+    "low_level": (
         "cudart",
         "current_blas_handle",
         "get_sync_debug_mode",
@@ -142,7 +143,7 @@ _NAMES_OF_ROOM = {
         "reset_peak_memory_stats",
         "set_per_process_memory_fraction",
     ),
-    "capacity": (
+    "memory_info": (
         "available_memory",
         "get_memory_info",
         "is_out_of_memory_error",
@@ -206,7 +207,7 @@ _NAMES_OF_ROOM = {
         "unpin_memory",
         "unregister_host_memory",
     ),
-    "interop": ("use_in_deepspeed",),
+    "deepspeed_bridge": ("use_in_deepspeed",),
     "profiling": ("annotate", "range_pop", "range_push", "supports_nvtx_domain"),
     "compiling": ("get_compile_backend", "is_triton_supported", "prefer_triton_grouped_mm", "set_compile_backend"),
     "extensions": (
@@ -229,7 +230,7 @@ _ROOM_OF_NAME = {name: room for room, names in _NAMES_OF_ROOM.items() for name i
 _SUBMODULES = ("checkpointing", "random", "simulation")
 
 # What can be imported without torch, and so under the lock that a fork waits for.
-_WITHOUT_TORCH = ("capacity", "discovery", "launching", "monitoring", "simulation")
+_WITHOUT_TORCH = ("memory_info", "discovery", "launching", "monitoring", "simulation")
 
 # Which class these are depends on whether the CPU stands in, which may change.
 _NOT_KEPT = ("Event", "Stream")

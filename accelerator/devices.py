@@ -9,11 +9,11 @@ import torch
 
 from . import discovery
 from ._machine import torch_build
-from ._machine.compiled import constant
 from ._machine.device_argument import Device
+from ._machine.dynamo import assume_constant
 from ._torch import runtime, tracing
+from ._torch.contexts import DeviceContext, FirstDeviceContext
 from ._torch.runtime import get_index, set_index, up
-from ._torch.scopes import DeviceScope, FirstDeviceScope
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 
-@constant
+@assume_constant
 def current_accelerator(check_available: bool = False) -> torch.device | None:
     """Return the accelerator that torch is built for, as a device without an index.
 
@@ -135,17 +135,17 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
     if up:
         if type(device) is int:
             if device >= 0:
-                return DeviceScope(device)
+                return DeviceContext(device)
         elif type(device) is _Device or type(device) is str:
             number = _known(device)
             if number is not None:
-                return DeviceScope(number)
+                return DeviceContext(number)
     if isinstance(device, torch.Tensor):
         device = device.device
     seen = runtime.look(device, negative=True)
     if seen.kind == "cpu" or seen.given is None or seen.given < 0:
         return _NO_CHANGE
-    return DeviceScope(seen.given) if seen.up else FirstDeviceScope(seen.given)
+    return DeviceContext(seen.given) if seen.up else FirstDeviceContext(seen.given)
 
 
 @traced_as(tracing.device_of)

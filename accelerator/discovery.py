@@ -6,11 +6,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ._machine import answer, description, device_argument, nvml, process, torch_build, trial
-from ._machine.compiled import constant
+from ._machine import description, device_argument, discovery_cache, nvml, process, torch_build, usability
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
-from ._machine.found import Failed, Found, NotSupported
+from ._machine.discovery_result import DiscoveryResult, Failed, NotSupported
+from ._machine.dynamo import assume_constant
 
 __all__ = [
     "Device",
@@ -41,10 +41,10 @@ BAD_FORK = (
     "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
 )
 
-_now = answer.now
+_now = discovery_cache.current
 
 
-@constant
+@assume_constant
 def device_count() -> int:
     """Return how many devices torch can use: what the driver would enumerate in a fresh process.
 
@@ -65,7 +65,7 @@ def device_count() -> int:
     return _now().number
 
 
-@constant
+@assume_constant
 def is_available(*, strict: bool = False) -> bool:
     """Return whether at least one device is there that torch could use.
 
@@ -116,7 +116,7 @@ def unavailable_reason(*, strict: bool = False) -> str | None:
         return found.problem
     if process.is_in_bad_fork():
         return BAD_FORK
-    return trial.problem(found) if strict else None
+    return usability.problem(found) if strict else None
 
 
 def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice, ...]:
@@ -143,11 +143,11 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
     """
     if env is not None and not isinstance(env, Mapping):
         raise TypeError(f"env is a mapping of variables, as os.environ is, not {type(env).__name__}")
-    found = _now() if env is None else answer.of(env)
+    found = _now() if env is None else discovery_cache.for_environment(env)
     return _described(found)
 
 
-def _described(found: Found) -> tuple[VisibleDevice, ...]:
+def _described(found: DiscoveryResult) -> tuple[VisibleDevice, ...]:
     return tuple(description.visible(index, device, found.backend) for index, device in enumerate(found.devices))
 
 
@@ -169,7 +169,7 @@ def physical_devices() -> tuple[PhysicalDevice, ...]:
         [(0, None), (1, 0)]
         >>> del os.environ["CUDA_VISIBLE_DEVICES"]
     """
-    backend, devices = answer.physical()
+    backend, devices = discovery_cache.physical()
     visible = {(seen.gpu and seen.gpu.physical_index, seen.mig): index for index, seen in enumerate(_now().devices)}
     return tuple(
         description.physical(device, backend, visible.get((device.gpu and device.gpu.physical_index, device.mig)))
@@ -194,7 +194,7 @@ def usable_devices() -> tuple[VisibleDevice, ...]:
     found = _now()
     if found.number == 0 or process.is_in_bad_fork():
         return ()
-    return tuple(device for device, usable in zip(_described(found), trial.usable(found), strict=True) if usable)
+    return tuple(device for device, usable in zip(_described(found), usability.usable(found), strict=True) if usable)
 
 
 def compute_capability(device: Device = None) -> tuple[int, int] | None:
@@ -318,7 +318,7 @@ def get_device_index(device: Device = None, *, optional: bool = True) -> int:
     return _index_in(_now(), device, optional=optional)
 
 
-@constant
+@assume_constant
 def device_name(device_index: Device = None) -> str:
     """Return a device's name in torch, such as "cuda:1"; the product's name says ``get_device_name``.
 
@@ -346,17 +346,17 @@ def device_name(device_index: Device = None) -> str:
     return accelerator if accelerator == "cpu" else f"{accelerator}:{checked}"
 
 
-def _type_of(found: Found) -> str:
+def _type_of(found: DiscoveryResult) -> str:
     return (torch_build.accelerator_type() if found.number else None) or "cpu"
 
 
-def located(device: Device) -> tuple[Found, int]:
+def located(device: Device) -> tuple[DiscoveryResult, int]:
     """The present answer, and the index in it that a device argument names; 0 for the CPU where it stands in."""
     found = _now()
     return found, _index_in(found, device)
 
 
-def _index_in(found: Found, device: Device, *, optional: bool = True) -> int:
+def _index_in(found: DiscoveryResult, device: Device, *, optional: bool = True) -> int:
     if type(device) is int and 0 <= device < found.number:
         return device
     accelerator = _type_of(found)
@@ -375,7 +375,7 @@ def current_index() -> int:
     return index
 
 
-@constant
+@assume_constant
 def is_initialized() -> bool:
     """Return whether torch has initialized the accelerator in this process.
 
@@ -442,7 +442,7 @@ def refresh() -> None:
         >>> acc.device_count()
         2
     """
-    answer.forget()
+    discovery_cache.clear()
 
 
 def driver_version() -> str | None:

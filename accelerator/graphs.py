@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 
 from . import memory, streams
-from ._machine.compiled import constant
+from ._machine.dynamo import assume_constant
 from ._torch import runtime
 
 __all__ = [
@@ -247,7 +247,7 @@ def replay_graph(graph: Any) -> None:
     graph.replay()
 
 
-@constant
+@assume_constant
 def graph_pool_handle() -> tuple[int, int]:
     """Return the handle of a new memory pool for graphs to share.
 

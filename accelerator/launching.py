@@ -9,7 +9,7 @@ from collections.abc import Iterable, MutableMapping
 from typing import Any, NamedTuple, TypeVar
 
 from . import discovery
-from ._machine import answer, grammar, process, torch_build
+from ._machine import discovery_cache, grammar, process, torch_build
 
 __all__ = [
     "communication_backend_name",
@@ -58,7 +58,7 @@ def visible_devices_envs() -> tuple[str, ...]:
         ('CUDA_VISIBLE_DEVICES',)
     """
     name = _VISIBLE.get(torch_build.accelerator_type() or "cuda")
-    return (name,) if name else answer.backend().VARIABLES
+    return (name,) if name else discovery_cache.backend().VARIABLES
 
 
 def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: Iterable[int | str]) -> Environment:
@@ -107,7 +107,7 @@ class _LetThrough(NamedTuple):
 
 def _let_through(env: MutableMapping[str, str], variable: str) -> _LetThrough:
     others = variable in _VISIBLE.values()
-    limiting = variable if others else answer.backend().limiting(env)
+    limiting = variable if others else discovery_cache.backend().limiting(env)
     value = env.get(limiting)
     if value is None:
         return _LetThrough(limiting, "", None)

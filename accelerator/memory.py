@@ -6,9 +6,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ._machine.compiled import constant
 from ._machine.device_argument import Device
-from ._torch import lazy, runtime, tracing
+from ._machine.dynamo import assume_constant
+from ._torch import lazy_calls, runtime, tracing
 from ._torch.runtime import get_index, set_index, up
 from ._torch.tracing import traced_as
 
@@ -383,11 +383,11 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
     if seen.kind == "cpu":
         return
     limit, number = runtime.function("set_per_process_memory_fraction"), seen.number
-    lazy.run(lambda: _keeping_current(limit, fraction, number))
+    lazy_calls.run(lambda: _keeping_current(limit, fraction, number))
     _fractions[number] = fraction
 
 
-@constant
+@assume_constant
 def get_per_process_memory_fraction(device: Device = None) -> float:
     """Return how much of a device's memory this process's allocator may take.
 

@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from . import discovery
-from ._machine import answer, description
+from ._machine import description, discovery_cache
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
-from ._machine.found import Failed, NotSupported, Seen
+from ._machine.discovery_result import DiscoveredDevice, Failed, NotSupported
 
 __all__ = [
     "Process",
@@ -77,10 +77,10 @@ class Telemetry(NamedTuple):
     throttled: bool | None = None
 
 
-_now = answer.now
+_now = discovery_cache.current
 
 
-def _locate(device: AnyDevice) -> tuple[Seen, ModuleType | None, str]:
+def _locate(device: AnyDevice) -> tuple[DiscoveredDevice, ModuleType | None, str]:
     """A device, what reads it, and how to call it."""
     if isinstance(device, (VisibleDevice, PhysicalDevice)):
         return _listed(device)
@@ -90,8 +90,8 @@ def _locate(device: AnyDevice) -> tuple[Seen, ModuleType | None, str]:
     return found.devices[index], found.backend, f"Device {index}"
 
 
-def _listed(device: VisibleDevice | PhysicalDevice) -> tuple[Seen, ModuleType | None, str]:
-    backend, devices = answer.physical()
+def _listed(device: VisibleDevice | PhysicalDevice) -> tuple[DiscoveredDevice, ModuleType | None, str]:
+    backend, devices = discovery_cache.physical()
     index = device.index if isinstance(device, PhysicalDevice) else device.physical_index
     for seen in devices:
         assert seen.gpu is not None  # from the list of the backend
@@ -116,7 +116,7 @@ def _read(device: AnyDevice, field: str) -> Any:
         raise _unread(field, called, seen, error) from None
 
 
-def _unread(field: str, called: str, seen: Seen, error: Exception) -> RuntimeError:
+def _unread(field: str, called: str, seen: DiscoveredDevice, error: Exception) -> RuntimeError:
     if isinstance(error, NotSupported):
         return RuntimeError(f"{called}, {seen.name}, does not report its {field}: {error}")
     return RuntimeError(f"The {field} of {called[0].lower()}{called[1:]}, {seen.name}, cannot be read: {error}")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ._machine import host_memory
-from ._machine.compiled import constant
 from ._machine.device_argument import Device
+from ._machine.dynamo import assume_constant
 from ._torch import runtime
 
 __all__ = [
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-@constant
+@assume_constant
 def get_device_capability(device: Device = None, /) -> dict[str, Any]:
     """Return what a device can hold and compute.
 
@@ -69,7 +69,7 @@ def _converts(dtype: torch.dtype) -> bool:
         return False
 
 
-@constant
+@assume_constant
 def get_device_properties(device: Device = None) -> Any:
     """Return the properties of a device as torch has them: ``name``, ``total_memory``, ``multi_processor_count``, ...
 
@@ -126,7 +126,7 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
     return bool(runtime.function("can_device_access_peer")(runtime.look(device).number, peer.number))
 
 
-@constant
+@assume_constant
 def get_arch_list() -> list[str]:
     """Return the architectures that this torch was compiled for.
 

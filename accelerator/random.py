@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ._machine.device_argument import Device
-from ._torch import lazy, runtime, tracing
+from ._torch import lazy_calls, runtime, tracing
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -60,7 +60,7 @@ def manual_seed(seed: int) -> None:
     def seed_current() -> None:
         runtime.generator(runtime.get_index()).manual_seed(value)
 
-    lazy.run_seed(seed_current, every_device=False)
+    lazy_calls.run_seed(seed_current, every_device=False)
 
 
 def manual_seed_all(seed: int) -> None:
@@ -90,7 +90,7 @@ def manual_seed_all(seed: int) -> None:
         for generator in _generators():
             generator.manual_seed(value)
 
-    lazy.run_seed(seed_every, every_device=True)
+    lazy_calls.run_seed(seed_every, every_device=True)
 
 
 @traced_as(tracing.seed)
@@ -112,7 +112,7 @@ def seed() -> None:
     def seed_current() -> None:
         runtime.generator(runtime.get_index()).seed()
 
-    lazy.run_seed(seed_current, every_device=False)
+    lazy_calls.run_seed(seed_current, every_device=False)
 
 
 @traced_as(tracing.seed_all)
@@ -137,7 +137,7 @@ def seed_all() -> None:
         for generator in others:
             generator.manual_seed(number)
 
-    lazy.run_seed(seed_every, every_device=True)
+    lazy_calls.run_seed(seed_every, every_device=True)
 
 
 def initial_seed(device: Device = None, /) -> int:
@@ -341,21 +341,21 @@ def _set_state(state: torch.Tensor, number: int | None) -> None:
     def set_state() -> None:
         runtime.generator(runtime.get_index() if number is None else number).set_state(state)
 
-    lazy.run(set_state)
+    lazy_calls.run(set_state)
 
 
 @contextmanager
 def _forked(numbers: list[int]) -> Generator[None, None, None]:
     cpu_state = torch.default_generator.get_state()
-    states = lazy.States(numbers)
+    states = lazy_calls.States(numbers)
     if numbers:
-        lazy.run(states)
+        lazy_calls.run(states)
     try:
         yield
     finally:
         torch.default_generator.set_state(cpu_state)
         if numbers:
-            lazy.forget_since(states)
+            lazy_calls.forget_since(states)
             states.restore()
 
 

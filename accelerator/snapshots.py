@@ -12,7 +12,7 @@ import torch
 
 from . import memory
 from ._machine.device_argument import Device
-from ._torch import lazy, runtime
+from ._torch import lazy_calls, runtime
 
 __all__ = [
     "dump_memory_snapshot",
@@ -189,7 +189,7 @@ def record_memory_history(
     def record_now() -> None:
         record(enabled, context, stacks, max_entries, **options)
 
-    lazy.run(record_now)
+    lazy_calls.run(record_now)
 
 
 def _check_word(name: str, word: Any, words: tuple[str | None, ...]) -> None:

@@ -12,9 +12,9 @@ from . import discovery
 from ._machine import device_argument
 from ._machine.device_argument import Device
 from ._torch import runtime, tracing
+from ._torch.contexts import StreamContext
 from ._torch.cpu_streams import CPUEvent, CPUStream, cpu_stream
 from ._torch.runtime import get_index, get_stream, up
-from ._torch.scopes import StreamScope
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -159,7 +159,7 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
         return nullcontext()
     if stream.device.type != runtime.kind:
         raise ValueError(f"{stream.device.type} doesn't match the current accelerator {runtime.kind}.")
-    return StreamScope(stream)
+    return StreamContext(stream)
 
 
 def default_stream(device: Device = None) -> torch.Stream:

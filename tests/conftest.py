@@ -21,9 +21,9 @@ from accelerator._machine import torch_build
 
 # These tests depend on no torch: one run of them is enough where several builds are tested one after the other.
 TORCH_FREE = (
-    "questions/test_grammar.py",
-    "questions/test_launching.py",
-    "questions/test_rocm.py",
+    "queries/test_grammar.py",
+    "queries/test_launching.py",
+    "queries/test_rocm.py",
     "simulation/test_command.py",
     "simulation/test_environment.py",
     "simulation/test_nvml.py",
@@ -34,8 +34,8 @@ TORCH_FREE = (
 
 # Files whose tests share what is dear to set up, or several processes that all compute: one worker runs all of a group.
 TOGETHER = {
-    "tests/actions/test_capability.py": "machines",
-    "tests/actions/test_devices_streams_memory.py": "machines",
+    "tests/runtime/test_capability.py": "machines",
+    "tests/runtime/test_devices_streams_memory.py": "machines",
     "tests/checkpointing/test_distributed.py": "worlds",
     "tests/checkpointing/test_nccl.py": "worlds",
     "tests/command/test_cluster.py": "cluster",

@@ -18,7 +18,7 @@ ROOMS = [
     if not module.name.endswith("__main__")
 ]
 # Their examples show what is so before anything has initialized the driver.
-QUESTIONS = ("discovery", "monitoring", "capacity", "launching")
+QUESTIONS = ("discovery", "monitoring", "memory_info", "launching")
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")

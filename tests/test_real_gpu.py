@@ -14,8 +14,8 @@ import pytest
 
 import accelerator as acc
 from accelerator._machine import grammar, nvml, probe
-from accelerator._machine.found import Failed
-from tests.questions.test_grammar import TABLE
+from accelerator._machine.discovery_result import Failed
+from tests.queries.test_grammar import TABLE
 from tests.support import plain_environment
 from tests.support.discovery import CUDA, ask
 

@@ -11,8 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from .. import __version__, discovery, monitoring, simulation
-from .._machine import answer, description, driver, grammar, nvml, process, torch_build
-from .._machine.found import Failed, NotSupported, Seen
+from .._machine import description, discovery_cache, driver, grammar, nvml, process, torch_build
+from .._machine.discovery_result import DiscoveredDevice, Failed, NotSupported
 
 SCHEMA = 1
 
@@ -129,7 +129,7 @@ _FIELDS = {
 
 def _problem(index: int, now: monitoring.Telemetry) -> str | None:
     """Why something is not known of a device that it should tell; that a device has no such thing is no problem."""
-    found = answer.now()
+    found = discovery_cache.current()
     device = found.devices[index]
     if device.gpu is None:
         return None
@@ -143,7 +143,7 @@ def _problem(index: int, now: monitoring.Telemetry) -> str | None:
     return device.gpu.problem
 
 
-def _try(device: Seen, backend: ModuleType | None, field: str) -> None:
+def _try(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> None:
     try:
         description.read(device, backend, field)
     except NotSupported:
@@ -179,9 +179,9 @@ def _reading(name: str) -> str:
         return "not followed any more: the driver of this process read it when it was initialized"
     if name == "CUDA_DEVICE_ORDER":
         return "devices in the order of their PCI bus" if value == "PCI_BUS_ID" else "the fastest device first"
-    selection = answer.now().selection
+    selection = discovery_cache.current().selection
     if selection is None or rocm:
-        return f"read by {answer.now().source}"
+        return f"read by {discovery_cache.current().source}"
     return _explained(selection)
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import process
+from .discovery_result import DiscoveredDevice, Failed, Gpu, NotSupported
 from .driver_child import Device
-from .found import Failed, Gpu, NotSupported, Seen
 
 _NONE = "N/A"
 _XGMI = 2  # of the link types, where the enumeration has another name
@@ -20,7 +20,7 @@ class _Session:
 
     def __init__(self, smi: Any) -> None:
         self.smi = smi
-        self.gpus: tuple[Seen, ...] | None = None
+        self.gpus: tuple[DiscoveredDevice, ...] | None = None
 
 
 _lock = threading.RLock()
@@ -40,7 +40,7 @@ def _begun() -> _Session:
         return _session
 
 
-def gpus() -> tuple[Seen, ...]:
+def gpus() -> tuple[DiscoveredDevice, ...]:
     """All GPUs in HIP's order.
 
     Raises:
@@ -75,7 +75,7 @@ def _hip_index(smi: Any, index: int, handle: Any) -> int:
     return found if isinstance(found, int) else index
 
 
-def _describe(smi: Any, index: int, handle: Any) -> Seen:
+def _describe(smi: Any, index: int, handle: Any) -> DiscoveredDevice:
     about = _or_none(smi, lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
     serial = str(about.get("asic_serial") or _NONE)
     total = _or_none(smi, lambda: smi.amdsmi_get_gpu_vram_usage(handle)["vram_total"])
@@ -86,7 +86,7 @@ def _describe(smi: Any, index: int, handle: Any) -> Seen:
         compute_capability=None,
         total_memory=total << 20 if isinstance(total, int) else None,
     )
-    return Seen(Gpu(index, handle, device.uuid and f"GPU-{device.uuid}", device.name), None, device)
+    return DiscoveredDevice(Gpu(index, handle, device.uuid and f"GPU-{device.uuid}", device.name), None, device)
 
 
 def _or_none(smi: Any, read: Callable[[], Any]) -> Any:

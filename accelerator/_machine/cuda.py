@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import driver, driver_child, grammar, nvml, probe, telemetry, torch_build
-from .found import Failed, Found, Gpu, Seen
+from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, Gpu
 
 FROM_DRIVER = "the driver, which is initialized in this process"
 FROM_NVML = "NVML and the environment"
@@ -23,7 +23,7 @@ _READ = (*VARIABLES, "CUDA_DEVICE_ORDER")
 _NO_DRIVER = f"there is no CUDA driver: {driver.NAME} is missing beside NVML"
 
 
-def find(env: Mapping[str, str]) -> Found:
+def find(env: Mapping[str, str]) -> DiscoveryResult:
     """Which devices the driver would enumerate in a fresh process with this environment."""
     visible, order = env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")
     try:
@@ -43,8 +43,8 @@ def find(env: Mapping[str, str]) -> Found:
     selection = grammar.select(visible, [grammar.Gpu(gpu.uuid or "", gpu.instances) for gpu in gpus])
     if problem or grammar.hides_all(visible):
         return _none(problem or _nothing_visible(visible, gpus, selection), FROM_NVML, selection)
-    seen = tuple(Seen(gpus[target.gpu], target.instance) for target in selection.targets)
-    ours = Found(len(seen), None, FROM_NVML, seen, backend=_SELF, selection=selection)
+    seen = tuple(DiscoveredDevice(gpus[target.gpu], target.instance) for target in selection.targets)
+    ours = DiscoveryResult(len(seen), None, FROM_NVML, seen, backend=_SELF, selection=selection)
     if not seen:
         ours = _none(_nothing_visible(visible, gpus, selection), FROM_NVML, selection)
     ordered = order == "PCI_BUS_ID" or grammar.needs_uuids(visible) or _alike(gpus)
@@ -54,10 +54,10 @@ def find(env: Mapping[str, str]) -> Found:
     if ordered or not seen:
         return ours
     in_order = lambda: _in_the_driver_s_order(visible, order, gpus, seen)  # noqa: E731
-    return Found(len(seen), None, FROM_NVML, in_order, backend=_SELF, selection=selection)
+    return DiscoveryResult(len(seen), None, FROM_NVML, in_order, backend=_SELF, selection=selection)
 
 
-def of_driver(count: int) -> Found:
+def of_driver(count: int) -> DiscoveryResult:
     """What the driver that is up in this process enumerates."""
     library = driver.loaded()
     try:
@@ -68,17 +68,19 @@ def of_driver(count: int) -> Found:
         problem = problem or "the CUDA driver of this process was initialized with no visible device"
     if problem:
         return _none(problem, FROM_DRIVER)
-    return Found(count, None, FROM_DRIVER, lambda: _joined(driver_child.devices(library, count)), backend=_SELF)
+    return DiscoveryResult(count, None, FROM_DRIVER, lambda: _joined(driver_child.devices(library, count)), backend=_SELF)
 
 
-def physical() -> tuple[Seen, ...]:
+def physical() -> tuple[DiscoveredDevice, ...]:
     """Every GPU in NVML's order, each followed by its MIG instances.
 
     Raises:
         Failed: if NVML cannot list them.
     """
     return tuple(
-        seen for gpu in nvml.gpus() for seen in (Seen(gpu), *(Seen(gpu, instance) for instance in gpu.instances or ()))
+        seen
+        for gpu in nvml.gpus()
+        for seen in (DiscoveredDevice(gpu), *(DiscoveredDevice(gpu, instance) for instance in gpu.instances or ()))
     )
 
 
@@ -94,14 +96,14 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
     return telemetry.is_nvlink_connected(handle, peer)
 
 
-def driver_says(seen: Seen) -> driver_child.Device | None:
+def driver_says(seen: DiscoveredDevice) -> driver_child.Device | None:
     """What the driver says of a device, in a child process where it is not known yet; None where it does not."""
     if seen.driver is not None or seen.uuid is None:
         return seen.driver
     return next(iter(probe.ask({"CUDA_VISIBLE_DEVICES": seen.uuid}).devices), None)
 
 
-def try_out(found: Found, *, anew: bool) -> probe.Answer:
+def try_out(found: DiscoveryResult, *, anew: bool) -> probe.Answer:
     """Have a child process create a context on each device of an answer, which is this process's own."""
     environment = {name: os.environ.get(name) for name in _READ}
     uuids = [seen.uuid for seen in found.devices]
@@ -129,8 +131,8 @@ def forget() -> None:
 _SELF = sys.modules[__name__]
 
 
-def _none(problem: str, source: str, selection: grammar.Selection | None = None, *, lasting: bool = True) -> Found:
-    return Found(0, problem, source, backend=_SELF, selection=selection, lasting=lasting)
+def _none(problem: str, source: str, selection: grammar.Selection | None = None, *, lasting: bool = True) -> DiscoveryResult:
+    return DiscoveryResult(0, problem, source, backend=_SELF, selection=selection, lasting=lasting)
 
 
 def _alike(gpus: Sequence[Gpu]) -> bool:
@@ -147,7 +149,7 @@ def _unsure(visible: str | None, gpus: Sequence[Gpu], *, ordered: bool) -> str |
     return next((gpu.problem for gpu in gpus if gpu.problem), None)
 
 
-def _of_child(visible: str | None, order: str | None, nvml_problem: str, ours: Found | None) -> Found:
+def _of_child(visible: str | None, order: str | None, nvml_problem: str, ours: DiscoveryResult | None) -> DiscoveryResult:
     """The driver's answer from a child; where it does not start, NVML's, if it has one.
 
     Args:
@@ -160,7 +162,9 @@ def _of_child(visible: str | None, order: str | None, nvml_problem: str, ours: F
         return _none(f"{_hidden(visible)}; {nvml_problem}", FROM_NVML)
     answer = probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
     if answer.error and ours:
-        return Found(ours.number, ours.problem, FROM_NVML, ours.devices, backend=_SELF, selection=ours.selection, lasting=False)
+        return DiscoveryResult(
+            ours.number, ours.problem, FROM_NVML, ours.devices, backend=_SELF, selection=ours.selection, lasting=False
+        )
     problem = answer.error or (answer.version and _too_old(answer.version))
     if not problem and not answer.devices:
         problem = (ours and ours.problem) or _hidden(visible) or "the CUDA driver finds no device"
@@ -168,12 +172,12 @@ def _of_child(visible: str | None, order: str | None, nvml_problem: str, ours: F
     if problem:
         return _none(problem if ours else f"{problem}; {nvml_problem}", FROM_CHILD, lasting=False)
     number = len(answer.devices)
-    return Found(number, None, FROM_CHILD, _joined(answer.devices)[0], backend=_SELF, lasting=False)
+    return DiscoveryResult(number, None, FROM_CHILD, _joined(answer.devices)[0], backend=_SELF, lasting=False)
 
 
 def _in_the_driver_s_order(
-    visible: str | None, order: str | None, gpus: Sequence[Gpu], seen: tuple[Seen, ...]
-) -> tuple[tuple[Seen, ...], bool]:
+    visible: str | None, order: str | None, gpus: Sequence[Gpu], seen: tuple[DiscoveredDevice, ...]
+) -> tuple[tuple[DiscoveredDevice, ...], bool]:
     """Unlike GPUs as a child process finds them, in NVML's order where that fails; and whether it did not.
 
     There are as many as were counted: what the driver does not know comes last.
@@ -186,7 +190,9 @@ def _in_the_driver_s_order(
     return (*found, *(device for device in seen if device.uuid not in listed))[: len(seen)], bool(answer.devices)
 
 
-def _joined(devices: Sequence[driver_child.Device], gpus: Sequence[Gpu] | None = None) -> tuple[tuple[Seen, ...], bool]:
+def _joined(
+    devices: Sequence[driver_child.Device], gpus: Sequence[Gpu] | None = None
+) -> tuple[tuple[DiscoveredDevice, ...], bool]:
     """What the driver says of devices with what NVML has of them, by UUID or else by PCI bus; and whether NVML answered."""
     answered = True
     if gpus is None:
@@ -194,22 +200,26 @@ def _joined(devices: Sequence[driver_child.Device], gpus: Sequence[Gpu] | None =
             gpus = nvml.gpus()
         except Failed:
             gpus, answered = (), False
-    known: dict[str | None, Seen] = {gpu.uuid.removeprefix("GPU-"): Seen(gpu) for gpu in gpus if gpu.uuid}
+    known: dict[str | None, DiscoveredDevice] = {
+        gpu.uuid.removeprefix("GPU-"): DiscoveredDevice(gpu) for gpu in gpus if gpu.uuid
+    }
     for gpu in gpus:
-        known.update((instance.uuid.removeprefix("MIG-"), Seen(gpu, instance)) for instance in gpu.instances or ())
+        known.update((instance.uuid.removeprefix("MIG-"), DiscoveredDevice(gpu, instance)) for instance in gpu.instances or ())
     nameless = [gpu for gpu in gpus if not gpu.uuid]
     for gpu in nameless:
         bus = nvml.pci_bus_id(gpu.handle)
         known.update(
-            (device.uuid, Seen(gpu)) for device in devices if device.pci_bus_id and bus == nvml.plain_bus(device.pci_bus_id)
+            (device.uuid, DiscoveredDevice(gpu))
+            for device in devices
+            if device.pci_bus_id and bus == nvml.plain_bus(device.pci_bus_id)
         )
     lost = [device.uuid for device in devices if device.uuid not in known]
     matched = {seen.gpu for seen in known.values()}
     unmatched = [gpu for gpu in nameless if gpu not in matched]
     if len(lost) == len(unmatched) == 1 and len(devices) == len(gpus):
-        known[lost[0]] = Seen(unmatched[0])  # by elimination
+        known[lost[0]] = DiscoveredDevice(unmatched[0])  # by elimination
     failing = any(gpu.problem for gpu in gpus)
-    joined = tuple(known.get(device.uuid, Seen(None))._replace(driver=device) for device in devices)
+    joined = tuple(known.get(device.uuid, DiscoveredDevice(None))._replace(driver=device) for device in devices)
     return joined, answered and not failing
 
 

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from . import host_memory, nvml
-from .found import Failed, NotSupported, Seen
+from .discovery_result import DiscoveredDevice, Failed, NotSupported
 
 
 class VisibleDevice(NamedTuple):
@@ -57,19 +57,19 @@ class PhysicalDevice(NamedTuple):
     visible_index: int | None
 
 
-def visible(index: int, device: Seen, backend: ModuleType | None) -> VisibleDevice:
+def visible(index: int, device: DiscoveredDevice, backend: ModuleType | None) -> VisibleDevice:
     """Describe the device that torch calls by this index."""
     physical_index = None if device.gpu is None else device.gpu.physical_index
     return VisibleDevice(index, device.uuid, *_about(device, backend), physical_index, device.mig)
 
 
-def physical(device: Seen, backend: ModuleType, visible_index: int | None) -> PhysicalDevice:
+def physical(device: DiscoveredDevice, backend: ModuleType, visible_index: int | None) -> PhysicalDevice:
     """Describe a device of the machine."""
     assert device.gpu is not None  # from the list of the backend
     return PhysicalDevice(device.gpu.physical_index, device.uuid, *_about(device, backend), device.mig, visible_index)
 
 
-def _about(device: Seen, backend: ModuleType | None) -> tuple[str, str | None, tuple[int, int] | None, int | None]:
+def _about(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[str, str | None, tuple[int, int] | None, int | None]:
     try:
         total = total_memory(device, backend)
     except Failed:
@@ -77,19 +77,19 @@ def _about(device: Seen, backend: ModuleType | None) -> tuple[str, str | None, t
     return name(device, backend), pci_bus_id(device, backend), compute_capability(device, backend), total
 
 
-def name(device: Seen, backend: ModuleType | None) -> str:
+def name(device: DiscoveredDevice, backend: ModuleType | None) -> str:
     """The product's name."""
     # The list has the whole GPU's, which an instance's own name says more than.
     return (device.instance and read_or_none(device, backend, "name")) or device.name
 
 
-def pci_bus_id(device: Seen, backend: ModuleType | None) -> str | None:
+def pci_bus_id(device: DiscoveredDevice, backend: ModuleType | None) -> str | None:
     """Domain, bus and device of the GPU, the domain in eight digits."""
     found = read_or_none(device._replace(instance=None), backend, "PCI bus id") or (device.driver and device.driver.pci_bus_id)
     return found and nvml.plain_bus(found)
 
 
-def compute_capability(device: Seen, backend: ModuleType | None) -> tuple[int, int] | None:
+def compute_capability(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[int, int] | None:
     """Major and minor; from the driver where the library that lists GPUs fails, None where nobody can tell."""
     if device.driver and device.driver.compute_capability:
         return device.driver.compute_capability
@@ -103,7 +103,7 @@ def compute_capability(device: Seen, backend: ModuleType | None) -> tuple[int, i
     return found
 
 
-def total_memory(device: Seen, backend: ModuleType | None) -> int:
+def total_memory(device: DiscoveredDevice, backend: ModuleType | None) -> int:
     """Bytes; the host's where the device has none of its own.
 
     Raises:
@@ -117,7 +117,7 @@ def total_memory(device: Seen, backend: ModuleType | None) -> int:
         raise
 
 
-def memory(device: Seen, backend: ModuleType | None) -> tuple[int, int, int]:
+def memory(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[int, int, int]:
     """Free, total and used bytes, all processes counted; the host's where the device has none of its own.
 
     Raises:
@@ -134,7 +134,7 @@ def memory(device: Seen, backend: ModuleType | None) -> tuple[int, int, int]:
     return available, total, total - available
 
 
-def read(device: Seen, backend: ModuleType | None, field: str) -> Any:
+def read(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> Any:
     """A field of a device.
 
     Raises:
@@ -146,7 +146,7 @@ def read(device: Seen, backend: ModuleType | None, field: str) -> Any:
     return backend.read(device.handle, field)
 
 
-def read_or_none(device: Seen, backend: ModuleType | None, field: str) -> Any:
+def read_or_none(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> Any:
     """The same, None where it cannot be had."""
     try:
         return read(device, backend, field)

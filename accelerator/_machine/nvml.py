@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from . import process
-from .found import RETRY_AFTER_S, Failed, Gpu, NotSupported
+from .discovery_result import RETRY_AFTER_S, Failed, Gpu, NotSupported
 from .grammar import Instance
 
 LIBRARY_NOT_FOUND = 12

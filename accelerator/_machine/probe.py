@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import driver, grammar, process
+from .discovery_result import RETRY_AFTER_S
 from .driver_child import Device
-from .found import RETRY_AFTER_S
 
 if TYPE_CHECKING:
     import subprocess

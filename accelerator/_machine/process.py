@@ -30,10 +30,10 @@ _FORK_WAITS_S = 0.1
 # What the first question opens, each after all that it imports itself, so that none takes long.
 _FIRST_ROOMS = (
     *("collections", "functools", "contextlib", "enum", "re", "typing", "json", "threading", "importlib.util"),
-    *("._machine.driver_child", "._machine.grammar", "._machine.found", "._machine.nvml", "._machine.probe"),
+    *("._machine.driver_child", "._machine.grammar", "._machine.discovery_result", "._machine.nvml", "._machine.probe"),
     *("._machine.telemetry", "._machine.torch_build", "._machine.cuda", "._machine.amdsmi", "._machine.rocm"),
-    *("._machine.answer", "._machine.host_memory", "._machine.description", "._machine.device_argument"),
-    *("._machine.trial", "._machine.compiled", ".discovery"),
+    *("._machine.discovery_cache", "._machine.host_memory", "._machine.description", "._machine.device_argument"),
+    *("._machine.usability", "._machine.dynamo", ".discovery"),
 )
 
 ENVIRONMENT = (

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import amdsmi, driver_child, grammar, probe, torch_build
-from .found import Failed, Found, Seen
+from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed
 
 FROM_AMDSMI = "amdsmi and the environment"
 FROM_CHILD = "the ROCm runtime, asked in a child process"
@@ -20,7 +20,7 @@ VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _READ = (*VARIABLES, "CUDA_VISIBLE_DEVICES")
 
 
-def find(env: Mapping[str, str]) -> Found:
+def find(env: Mapping[str, str]) -> DiscoveryResult:
     """Which devices the ROCm runtime would enumerate in a fresh process with this environment."""
     try:
         listed = amdsmi.gpus()
@@ -31,10 +31,10 @@ def find(env: Mapping[str, str]) -> Found:
     seen, hidden_by, selection = _select(env, listed)
     if not seen:
         return _none(_hidden(hidden_by or "", env, selection), FROM_AMDSMI, selection)
-    return Found(len(seen), None, FROM_AMDSMI, tuple(seen), backend=_SELF, selection=selection)
+    return DiscoveryResult(len(seen), None, FROM_AMDSMI, tuple(seen), backend=_SELF, selection=selection)
 
 
-def physical() -> tuple[Seen, ...]:
+def physical() -> tuple[DiscoveredDevice, ...]:
     """Every GPU, in HIP's order.
 
     Raises:
@@ -55,12 +55,12 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
     return amdsmi.is_linked(handle, peer)
 
 
-def driver_says(seen: Seen) -> driver_child.Device | None:
+def driver_says(seen: DiscoveredDevice) -> driver_child.Device | None:
     """What is known of a device beside what is read by its handle."""
     return seen.driver
 
 
-def try_out(found: Found, *, anew: bool) -> probe.Answer:
+def try_out(found: DiscoveryResult, *, anew: bool) -> probe.Answer:
     """Have a child process create a context on each device of an answer, which is this process's own."""
     return probe.ask({name: os.environ.get(name) for name in _READ}, use=True, hip=library(), anew=anew)
 
@@ -83,11 +83,13 @@ def forget() -> None:
 _SELF = sys.modules[__name__]
 
 
-def _none(problem: str, source: str, selection: grammar.Selection | None = None, *, lasting: bool = True) -> Found:
-    return Found(0, problem, source, backend=_SELF, selection=selection, lasting=lasting)
+def _none(problem: str, source: str, selection: grammar.Selection | None = None, *, lasting: bool = True) -> DiscoveryResult:
+    return DiscoveryResult(0, problem, source, backend=_SELF, selection=selection, lasting=lasting)
 
 
-def _select(env: Mapping[str, str], listed: Sequence[Seen]) -> tuple[Sequence[Seen], str | None, grammar.Selection | None]:
+def _select(
+    env: Mapping[str, str], listed: Sequence[DiscoveredDevice]
+) -> tuple[Sequence[DiscoveredDevice], str | None, grammar.Selection | None]:
     """Apply the variables one after the other, each to what the one before it left."""
     selection, hidden_by = None, None
     # The driver below HIP reads its own first.
@@ -113,11 +115,11 @@ def library() -> str:
     return next((path for path in candidates if os.path.exists(path)), "libamdhip64.so")
 
 
-def _of_child(env: Mapping[str, str], amdsmi_problem: str) -> Found:
+def _of_child(env: Mapping[str, str], amdsmi_problem: str) -> DiscoveryResult:
     answer = probe.ask({name: env.get(name) for name in _READ}, hip=library())
     if answer.error or not answer.devices:
         hidden_by = next((name for name in _READ if env.get(name)), None)
         problem = answer.error or (hidden_by and _hidden(hidden_by, env)) or "the ROCm runtime finds no device"
         return _none(f"{problem}; {amdsmi_problem}", FROM_CHILD, lasting=False)
-    devices = tuple(Seen(None, None, device) for device in answer.devices)
-    return Found(len(devices), None, FROM_CHILD, devices, backend=_SELF, lasting=False)
+    devices = tuple(DiscoveredDevice(None, None, device) for device in answer.devices)
+    return DiscoveryResult(len(devices), None, FROM_CHILD, devices, backend=_SELF, lasting=False)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import nvml
-from .found import Failed, NotSupported
+from .discovery_result import Failed, NotSupported
 from .nvml import Handle, call, newest
 
 _GPU_SENSOR = 0

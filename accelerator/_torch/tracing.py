@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from .._machine.compiled import constant
+from .._machine.dynamo import assume_constant
 from . import runtime
 
 _P = ParamSpec("_P")
@@ -29,13 +29,13 @@ def traced_as(replacement: Callable[..., Any]) -> Callable[[Callable[_P, _R]], C
     return mark
 
 
-@constant
+@assume_constant
 def kind() -> str:
     """The type of the device that functions act on, in a child that cannot use the accelerator too."""
     return runtime.look(poisoned=True).kind
 
 
-@constant
+@assume_constant
 def _only_of_cuda() -> bool:
     """Whether torch.compile knows torch.cuda's functions but not those of torch.accelerator, as that of torch 2.6."""
     return kind() == "cuda" and torch.__version__.startswith("2.6.")
@@ -83,7 +83,7 @@ def current_stream(device: Any = None, /) -> torch.Stream:
     return torch.accelerator.current_stream() if number is None else torch.accelerator.current_stream(number)
 
 
-@constant
+@assume_constant
 def _cpu_stream() -> torch.Stream:
     from .cpu_streams import cpu_stream
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from . import bindings, configuration
 from .arguments import ATOMS, Arguments, tensors_in
+from .forward_state import ForwardState, accelerator
 from .frames import LARGE, Frame, Replay, inside, unpack
 from .rng import tracker
-from .surroundings import Surroundings, accelerator
 from .timing import Region
 
 __all__ = ["checkpoint", "non_reentrant_checkpoint"]
@@ -138,12 +138,12 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
             else:
                 simple = False
     if simple:
-        frame = Frame(function, settings, Surroundings(settings.preserve_rng_state, devices))
+        frame = Frame(function, settings, ForwardState(settings.preserve_rng_state, devices))
         frame.args = args
         frame.versions = versions
     else:
         devices = {tensor.device for tensor in tensors_in((args, kwargs)) if not tensor.is_cpu}
-        frame = Frame(function, settings, Surroundings(settings.preserve_rng_state, devices))
+        frame = Frame(function, settings, ForwardState(settings.preserve_rng_state, devices))
         nested = inside.depth > 0 if blind else hooks is not None and type(hooks[0]) in (Frame, Replay)
         frame.arguments = Arguments(args, kwargs, settings, hooks, inside=nested, blind=blind)
         if frame.arguments.links:

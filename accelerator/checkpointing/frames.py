@@ -27,8 +27,8 @@ from torch.utils.checkpoint import CheckpointError
 from . import bindings, checks
 from .arguments import Arguments
 from .configuration import Settings
+from .forward_state import ForwardState
 from .partition import changed
-from .surroundings import Surroundings
 from .timing import Region
 
 _backward_id = bindings.backward_id
@@ -99,7 +99,7 @@ class Frame:
     # With this and _user_hooks torch's selective checkpoints tell hooks like this from those of a user.
     _checkpoint_internal = True
 
-    def __init__(self, function: Callable[..., Any], settings: Settings, surroundings: Surroundings) -> None:
+    def __init__(self, function: Callable[..., Any], settings: Settings, surroundings: ForwardState) -> None:
         self.function = function
         self.settings = settings
         self.surroundings = surroundings

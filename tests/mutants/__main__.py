@@ -20,12 +20,12 @@ from pathlib import Path
 
 from accelerator._machine import torch_build
 
-from . import actions, checkpointing, command, kernels, machine, questions
+from . import checkpointing, command, kernels, machine, queries, runtime
 from .mutant import Mutant
 
 MUTANTS = (
-    *questions.MUTANTS,
-    *actions.MUTANTS,
+    *queries.MUTANTS,
+    *runtime.MUTANTS,
     *checkpointing.MUTANTS,
     *kernels.MUTANTS,
     *machine.MUTANTS,

@@ -9,7 +9,7 @@ _DEFECTS = "checkpointing/test_defects_cpu.py"
 _DEVICES = "checkpointing/test_devices_simulated.py"
 _ENGINE = "checkpointing/test_engine_cpu.py"
 _MEMORY = "checkpointing/test_memory_cpu.py"
-_SURROUNDINGS = "checkpointing/test_surroundings_cpu.py"
+_SURROUNDINGS = "checkpointing/test_forward_state_cpu.py"
 _TORCH = "checkpointing/test_torch_cpu.py"
 _TORCH_NESTED = "checkpointing/test_torch_nested_cpu.py"
 _TORCH_SELECTIVE = "checkpointing/test_torch_selective_cpu.py"
@@ -115,7 +115,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # What was in force in forward is not in force in the recomputation, or stays so.
     Mutant(
-        "checkpointing/surroundings.py",
+        "checkpointing/forward_state.py",
         "            if device != self._device:\n",
         "            if False:\n",
         (f"{_SURROUNDINGS}::test_in_force_again[a device-nothing-True]",),
@@ -127,31 +127,31 @@ MUTANTS: tuple[Mutant, ...] = (
         (f"{_DEVICES}::test_a_default_device_without_an_index_follows_the_current_device[context]",),
     ),
     Mutant(
-        "checkpointing/surroundings.py",
+        "checkpointing/forward_state.py",
         "cache_enabled=cached)",
         "cache_enabled=True)",
         (f"{_SURROUNDINGS}::test_a_cast_weight_is_computed_again_without_the_cache",),
     ),
     Mutant(
-        "checkpointing/surroundings.py",
+        "checkpointing/forward_state.py",
         "                for device in devices or ():\n",
         "                for device in ():\n",
         (f"{_DEVICES}::test_tensors_inside_of_arguments_count_too",),
     ),
     Mutant(
-        "checkpointing/surroundings.py",
+        "checkpointing/forward_state.py",
         "if type(state) is not tuple or state != now:",
         "if type(state) is not tuple:",
         (f"{_VALUES}::test_gradients_under_dropout_and_autocast[checkpoint-plain-float32-cuda:0]",),
     ),
     Mutant(
-        "checkpointing/surroundings.py",
+        "checkpointing/forward_state.py",
         "                _write_cpu(self._cpu)\n",
         "",
         (f"{_TORCH}::test_dropout_draws_the_same_again[checkpoint]",),
     ),
     Mutant(
-        "checkpointing/surroundings.py",
+        "checkpointing/forward_state.py",
         "                _write_cpu(cpu)\n",
         "",
         (f"{_DEFECTS}::test_4_random_states_are_restored_after_an_exception",),

@@ -65,7 +65,7 @@ class _Mine(threading.local):
 _mine = _Mine()
 
 
-class DeviceScope(Scope):
+class DeviceContext(Scope):
     """A scope in which a device is the current one, given by its index; the accelerator is up."""
 
     __slots__ = ()
@@ -85,8 +85,8 @@ class DeviceScope(Scope):
         restore_index(self._leave_again() if self._again else self._before)
 
 
-class FirstDeviceScope(DeviceScope):
-    """As ``DeviceScope`` where the accelerator was not up when this was made: it is initialized by entering."""
+class FirstDeviceContext(DeviceContext):
+    """As ``DeviceContext`` where the accelerator was not up when this was made: it is initialized by entering."""
 
     __slots__ = ()
 
@@ -110,7 +110,7 @@ def _restore_streams(before: tuple[torch.Stream, ...]) -> None:
         set_stream(stream)
 
 
-class StreamScope(Scope):
+class StreamContext(Scope):
     """A scope in which a stream and its device are the current ones."""
 
     __slots__ = ()

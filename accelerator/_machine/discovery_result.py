@@ -51,7 +51,7 @@ class Gpu(NamedTuple):
     problem: str | None = None
 
 
-class Seen(NamedTuple):
+class DiscoveredDevice(NamedTuple):
     """A device: what the library that lists GPUs has about it, what the driver said of it, or both."""
 
     gpu: Gpu | None
@@ -80,7 +80,7 @@ class Seen(NamedTuple):
         return (self.instance.gi, self.instance.ci) if self.instance else None
 
 
-class Found:
+class DiscoveryResult:
     """What is visible. Made once and replaced as a whole; all that is learned of its devices hangs on it.
 
     Attributes:
@@ -99,7 +99,7 @@ class Found:
         number: int,
         problem: str | None,
         source: str,
-        devices: tuple[Seen, ...] | Callable[[], tuple[tuple[Seen, ...], bool]] = (),
+        devices: tuple[DiscoveredDevice, ...] | Callable[[], tuple[tuple[DiscoveredDevice, ...], bool]] = (),
         *,
         backend: ModuleType | None = None,
         selection: grammar.Selection | None = None,
@@ -112,7 +112,7 @@ class Found:
         self._devices = None if callable(devices) else devices
 
     @property
-    def devices(self) -> tuple[Seen, ...]:
+    def devices(self) -> tuple[DiscoveredDevice, ...]:
         """The ``number`` devices in torch's order, kept unless who lists them says that the order may yet turn out another."""
         if self._devices is None:
             assert self._list is not None

@@ -116,7 +116,7 @@ def differences() -> list[str]:
 
 
 def _answers(environment: dict[str, str], prelude: str = "") -> list[str]:
-    code = f"import torch\n{prelude}\nfrom tests.actions.test_tracing import differences\nprint('found', differences())"
+    code = f"import torch\n{prelude}\nfrom tests.runtime.test_tracing import differences\nprint('found', differences())"
     return run(code, environment, timeout=300).splitlines()
 
 
@@ -151,7 +151,7 @@ def program_of_effects(tensor: torch.Tensor, side: Any) -> tuple[Any, ...]:
 def test_one_program_traces_on_the_cpu_and_on_devices() -> None:
     code = """
     import sys, torch, accelerator as acc
-    from tests.actions.test_tracing import program_of_effects
+    from tests.runtime.test_tracing import program_of_effects
     if sys.argv[1] == "cuda":
         torch.cuda.init()
     side = acc.Stream() if sys.argv[1] == "cuda" else None

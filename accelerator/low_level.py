@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._torch import lazy, runtime, tracing
+from ._torch import lazy_calls, runtime, tracing
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -66,7 +66,7 @@ def lazy_call(callback: Callable[[], object]) -> None:
     if not callable(callback):
         raise TypeError(f"lazy_call() takes a function, not {type(callback).__name__}")
     runtime.look()
-    lazy.run(callback)
+    lazy_calls.run(callback)
 
 
 @traced_as(tracing.ipc_collect)

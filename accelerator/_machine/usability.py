@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from . import probe, torch_build
-from .found import Found
+from .discovery_result import DiscoveryResult
 
 
-def problem(found: Found) -> str | None:
+def problem(found: DiscoveryResult) -> str | None:
     """What a child process finds wrong when it creates a context on each visible device, or None."""
     general, errors = _try_out(found, anew=False)
     return general or next((error for error in errors if error), None)
 
 
-def usable(found: Found) -> list[bool]:
+def usable(found: DiscoveryResult) -> list[bool]:
     """Of each visible device whether a child process could create a context on it just now."""
     general, errors = _try_out(found, anew=True)
     return [general is None and error is None for error in errors]
 
 
-def _try_out(found: Found, *, anew: bool) -> tuple[str | None, list[str | None]]:
+def _try_out(found: DiscoveryResult, *, anew: bool) -> tuple[str | None, list[str | None]]:
     """What is wrong with all of them, and with each."""
     devices, backend = found.devices, found.backend
     if backend is None or torch_build.accelerator_type() != "cuda":

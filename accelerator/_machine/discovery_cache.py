@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from . import cuda, driver, probe, process, rocm, torch_build
+from .discovery_result import RETRY_AFTER_S, DiscoveredDevice, DiscoveryResult, Failed
 from .driver_child import Device
-from .found import RETRY_AFTER_S, Failed, Found, Seen
 
 _driver_count = driver.device_count
 _torch_accelerator = process.torch_accelerator
@@ -26,21 +26,21 @@ class _Kept(NamedTuple):
     key: Any
     whole_key: Any
     until: float
-    found: Found
+    found: DiscoveryResult
 
 
-_NOTHING = _Kept(_NO_KEY, _NO_KEY, 0.0, Found(0, None, ""))
+_NOTHING = _Kept(_NO_KEY, _NO_KEY, 0.0, DiscoveryResult(0, None, ""))
 _kept = _NOTHING
 
 
-def now() -> Found:
+def current() -> DiscoveryResult:
     """What this process sees."""
     key = _driver_count(), _torch_accelerator(), _environment()
     kept = _kept
     return kept[3] if kept[0] == key else _look(key)
 
 
-def _look(key: tuple[int | None, Any, tuple[Any, ...]]) -> Found:
+def _look(key: tuple[int | None, Any, tuple[Any, ...]]) -> DiscoveryResult:
     """Find out anew, and keep the answer for as long as nothing that it depends on changes."""
     global _kept
     before = _kept
@@ -58,13 +58,13 @@ def _look(key: tuple[int | None, Any, tuple[Any, ...]]) -> Found:
     return found
 
 
-def of(env: Mapping[str, str]) -> Found:
+def for_environment(env: Mapping[str, str]) -> DiscoveryResult:
     """What a fresh process with another environment would see."""
     accelerator = torch_build.accelerator_type(env)
-    return now() if accelerator not in (None, "cuda") else _find_fresh(accelerator, env)
+    return current() if accelerator not in (None, "cuda") else _find_fresh(accelerator, env)
 
 
-def _find(driver_count: int | None, env: Mapping[str, str]) -> Found:
+def _find(driver_count: int | None, env: Mapping[str, str]) -> DiscoveryResult:
     accelerator = torch_build.accelerator_type(env)
     if accelerator not in (None, "cuda") or (accelerator and backend() is rocm and process.torch_is_up()):
         return _of_torch(accelerator)
@@ -73,20 +73,20 @@ def _find(driver_count: int | None, env: Mapping[str, str]) -> Found:
     return _find_fresh(accelerator, env)
 
 
-def _find_fresh(accelerator: str | None, env: Mapping[str, str]) -> Found:
+def _find_fresh(accelerator: str | None, env: Mapping[str, str]) -> DiscoveryResult:
     if accelerator is None:
-        return Found(0, _no_accelerator(env), "torch's build", lasting=torch_build.is_settled())
-    found: Found = backend().find(env)
+        return DiscoveryResult(0, _no_accelerator(env), "torch's build", lasting=torch_build.is_settled())
+    found: DiscoveryResult = backend().find(env)
     return found
 
 
-def _of_torch(accelerator: str) -> Found:
+def _of_torch(accelerator: str) -> DiscoveryResult:
     import torch
 
     module: Any = getattr(torch, accelerator)
     count: int = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
-    devices = tuple(Seen(None, None, Device(None, accelerator, None, None, None)) for _ in range(count))
-    return Found(count, None if count else f"torch finds no usable {accelerator} device", "torch", devices)
+    devices = tuple(DiscoveredDevice(None, None, Device(None, accelerator, None, None, None)) for _ in range(count))
+    return DiscoveryResult(count, None if count else f"torch finds no usable {accelerator} device", "torch", devices)
 
 
 def _no_accelerator(env: Mapping[str, str]) -> str:
@@ -103,7 +103,7 @@ def backend() -> ModuleType:
     return rocm if torch_build.is_rocm() else cuda
 
 
-def physical() -> tuple[ModuleType, tuple[Seen, ...]]:
+def physical() -> tuple[ModuleType, tuple[DiscoveredDevice, ...]]:
     """Every GPU and MIG instance of the machine, and the backend that reads them; none where no library lists any."""
     fitting = backend()
     try:
@@ -118,7 +118,7 @@ def physical() -> tuple[ModuleType, tuple[Seen, ...]]:
         return fitting, ()
 
 
-def forget() -> None:
+def clear() -> None:
     """Look anew at the next question."""
     global _kept
     _kept = _NOTHING._replace(whole_key=object())  # another object than any thread that is finding out began with

@@ -84,7 +84,7 @@ def _autocast_state(kinds: tuple[str, ...]) -> _Autocast:
     return states, torch.is_autocast_cache_enabled()
 
 
-class Surroundings:
+class ForwardState:
     """The surroundings of one forward."""
 
     __slots__ = ("_autocast", "_cpu", "_device", "_devices", "_generators", "_random", "_snapshot", "_switches", "up")

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support import ROOT
 from tests.support.discovery import on_simulated_gpus
-from tests.support.todays_code import SITES, Site, row
+from tests.support.downstream_code import SITES, Site, row
 
 
 @on_simulated_gpus

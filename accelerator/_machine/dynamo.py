@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     _R = TypeVar("_R")
 
 
-def constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def assume_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Have ``torch.compile`` call the function while it traces, and take its answer for constant in the graph."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
     return function

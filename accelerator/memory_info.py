@@ -8,9 +8,9 @@ import sys
 
 from . import discovery
 from ._machine import description, device_argument, host_memory, process
-from ._machine.compiled import constant
 from ._machine.device_argument import Device
-from ._machine.found import Failed, Found
+from ._machine.discovery_result import DiscoveryResult, Failed
+from ._machine.dynamo import assume_constant
 
 __all__ = [
     "available_memory",
@@ -71,7 +71,7 @@ def _memory_info_from_torch(device: Device) -> tuple[int, int]:
     return free, total
 
 
-def _located(device: Device, *, negative_is_current: bool = False) -> tuple[Found, int]:
+def _located(device: Device, *, negative_is_current: bool = False) -> tuple[DiscoveryResult, int]:
     """What there is, and the index in it, for a process in which torch has not initialized the accelerator."""
     if process.is_in_bad_fork():
         raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
@@ -85,7 +85,7 @@ def _unknown(number: int, error: Failed) -> RuntimeError:
     return RuntimeError(f"The memory of device {number}, {discovery.get_device_name(number)}, cannot be told: {error}")
 
 
-@constant
+@assume_constant
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Return the free and the total memory of a device: ``get_memory_info`` under the name that ``torch.cuda`` has for it.
 

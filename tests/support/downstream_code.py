@@ -1,4 +1,4 @@
-"""``python -m tests.support.todays_code``: what nine projects write today, what it answers, and one line of ours.
+"""``python -m tests.support.downstream_code``: what nine projects write today, what it answers, and one line of ours.
 
 Prints README's table. Each piece is the shortest equivalent of the code that the table links to, written anew. It runs in a
 fresh process on simulated machines, and so does ours: two GPUs, the second of them chosen by its UUID, a MIG instance chosen

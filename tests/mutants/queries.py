@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from .mutant import Mutant
 
-_FAILURES = "questions/test_failures.py"
-_FORK = "questions/test_fork.py"
-_LAUNCHING = "questions/test_launching.py"
-_MONITORING = "questions/test_monitoring.py"
-_ROCM = "questions/test_rocm.py"
+_FAILURES = "queries/test_failures.py"
+_FORK = "queries/test_fork.py"
+_LAUNCHING = "queries/test_launching.py"
+_MONITORING = "queries/test_monitoring.py"
+_ROCM = "queries/test_rocm.py"
 
 MUTANTS: tuple[Mutant, ...] = (
     # The host's memory for a GPU's.
@@ -56,7 +56,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "_machine/nvml.py",
         "(isinstance(_session, _Failure) and time.monotonic() > _session.until)",
         "(isinstance(_session, _Failure) and False)",
-        ("questions/test_discovery_sources.py::test_a_failed_start_is_remembered_for_a_second_only",),
+        ("queries/test_discovery_sources.py::test_a_failed_start_is_remembered_for_a_second_only",),
     ),
     # A question that changes another's answer.
     Mutant(
@@ -79,14 +79,14 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     # What failed kept as long as what lasts.
     Mutant(
-        "_machine/answer.py",
+        "_machine/discovery_cache.py",
         '    until = float("inf") if found.lasting else time.monotonic() + RETRY_AFTER_S',
         '    until = float("inf")',
         (f"{_FAILURES}::test_a_failed_child_is_forgotten_after_a_second_and_leaves_nothing",),
     ),
     # The answer of one environment kept under another.
     Mutant(
-        "_machine/answer.py",
+        "_machine/discovery_cache.py",
         '    until = float("inf") if found.lasting else time.monotonic() + RETRY_AFTER_S',
         '    until = float("inf")\n    whole_key = (_driver_count(), _torch_accelerator(), _environment()), False',
         (f"{_FAILURES}::test_an_answer_belongs_to_the_environment_it_was_asked_in",),
@@ -105,7 +105,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "_machine/process.py",
-        '    *("._machine.answer", "._machine.host_memory", "._machine.description", "._machine.device_argument"),\n',
+        '    *("._machine.discovery_cache", "._machine.host_memory", "._machine.description", "._machine.device_argument"),\n',
         "",
         (f"{_FORK}::test_first_imports_are_short_pieces",),
     ),
@@ -138,13 +138,13 @@ MUTANTS: tuple[Mutant, ...] = (
         (f"{_FAILURES}::test_a_failed_child_is_forgotten_after_a_second_and_leaves_nothing",),
     ),
     Mutant(
-        "_machine/trial.py",
+        "_machine/usability.py",
         "    if error is None or (busy and own):",
         "    if error is None:",
         (f"{_FAILURES}::test_a_device_of_one_s_own_is_not_busy",),
     ),
     Mutant(
-        "_machine/trial.py",
+        "_machine/usability.py",
         "_try_out(found, anew=True)",
         "_try_out(found, anew=False)",
         (f"{_FAILURES}::test_busy_is_never_remembered_and_strict_leaves_no_trace",),
@@ -193,7 +193,7 @@ MUTANTS: tuple[Mutant, ...] = (
         (f"{_MONITORING}::test_every_entry_of_both_lists",),
     ),
     Mutant(
-        "capacity.py",
+        "memory_info.py",
         "    if process.is_in_bad_fork():\n",
         "    if False:\n",
         (f"{_FORK}::test_a_child_of_a_process_whose_driver_was_up",),
@@ -216,18 +216,18 @@ MUTANTS: tuple[Mutant, ...] = (
         "_machine/amdsmi.py",
         "return None if node < 0 else node",
         "return node",
-        ("questions/test_rocm.py::test_links_nodes_and_fans_through_amdsmi",),
+        ("queries/test_rocm.py::test_links_nodes_and_fans_through_amdsmi",),
     ),
     Mutant(
         "_machine/amdsmi.py",
         '["type"]) == xgmi',
         '["type"]) != xgmi',
-        ("questions/test_rocm.py::test_links_nodes_and_fans_through_amdsmi",),
+        ("queries/test_rocm.py::test_links_nodes_and_fans_through_amdsmi",),
     ),
     Mutant(
         "_machine/process.py",
         'None if getattr(sys, "frozen", False) else sys.executable or None',
         "sys.executable",
-        ("questions/test_failures.py::test_the_architectures_in_a_frozen_program",),
+        ("queries/test_failures.py::test_the_architectures_in_a_frozen_program",),
     ),
 )

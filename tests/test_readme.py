@@ -9,6 +9,8 @@ import pytest
 import accelerator
 from tests.support import ROOT
 
+pytestmark = pytest.mark.torch_free
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

@@ -16,6 +16,8 @@ import pytest
 from tests.support import plain_environment, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
+pytestmark = pytest.mark.xdist_group("cluster")
+
 # A node's eight where everything is tested; three show the same in less time.
 RANKS = 8 if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else 3
 

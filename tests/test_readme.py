@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def test_the_table_of_deviations_is_the_one_that_the_differential_tests_use() -> None:
     pytest.importorskip("torch")
-    from tests.support.deviations import ROWS
+    from tests.mirror.deviations import ROWS
 
     table = README.partition("## Where it differs")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)

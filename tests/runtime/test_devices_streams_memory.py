@@ -14,8 +14,7 @@ import torch
 import accelerator as acc
 from accelerator._machine import torch_build
 from accelerator._torch import runtime
-from tests.support import in_child, plain_environment, run, simulated_environment
-from tests.support.device_arguments import (
+from tests.runtime.device_arguments import (
     DIGITS_ARE_FINE,
     FUNCTIONS,
     HUGE,
@@ -25,6 +24,7 @@ from tests.support.device_arguments import (
     WRONG,
     Index,
 )
+from tests.support import in_child, plain_environment, run, simulated_environment
 from tests.support.simulation_driver import is_driver_up
 
 build = torch_build.read()

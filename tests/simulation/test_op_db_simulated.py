@@ -9,7 +9,7 @@ import zlib
 
 import pytest
 
-from tests.support import operators
+from tests.simulation import operators
 
 PARTS = 8
 CHUNKS = 16

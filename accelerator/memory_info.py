@@ -55,18 +55,18 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
 
 
 def _memory_info_from_torch(device: Device) -> tuple[int, int]:
-    from ._torch import runtime
+    from ._torch import bindings, state
 
-    seen = runtime.look(device, negative=True)
-    if seen.kind == "cpu":
+    runtime = state.current(device, allow_negative=True)
+    if runtime.device_type == "cpu":
         return host_memory.available(), host_memory.total()
     try:
-        free, total = runtime.memory_info(seen.number)
+        free, total = bindings.memory_info(runtime.device_index)
     except RuntimeError as error:
-        if runtime.without_allocator(error):
+        if bindings.lacks_allocator(error):
             import torch
 
-            raise RuntimeError(f"torch {torch.__version__} cannot tell the memory of {seen.kind} devices") from None
+            raise RuntimeError(f"torch {torch.__version__} cannot tell the memory of {runtime.device_type} devices") from None
         raise
     return free, total
 
@@ -164,13 +164,13 @@ def available_memory(device: Device = None) -> int:
 
 def _shares_host_memory(device: Device) -> bool:
     # What such a device itself calls free leaves out the pages that the host would give up at once.
-    from ._torch import runtime
+    from ._torch import state
 
-    seen = runtime.look(device)
-    if seen.kind == "cpu":
+    runtime = state.current(device)
+    if runtime.device_type == "cpu":
         return True
-    properties = getattr(runtime.device_module(), "get_device_properties", None)
-    return bool(properties and getattr(properties(seen.number), "is_integrated", False))
+    properties = getattr(runtime.device_module, "get_device_properties", None)
+    return bool(properties and getattr(properties(runtime.device_index), "is_integrated", False))
 
 
 # What the libraries say that torch calls, and torch of its own allocators, when memory cannot be had. They say no more after

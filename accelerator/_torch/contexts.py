@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from . import runtime
-from .runtime import exchange_index, get_index, get_stream, restore_index, set_stream, up
+from . import state
+from .bindings import exchange_index, get_index, get_stream, restore_index, set_stream
+from .state import initialized
 
 
 class Scope:
@@ -45,7 +46,7 @@ class Scope:
         try:
             _mine.entered.append((self, self._change(self._to)))
         except (RuntimeError, TypeError) as error:
-            raise runtime.explain(self._to, error) from None
+            raise state.choose_error(self._to, error) from None
 
     def _leave_again(self) -> Any:
         """What was current before this thread entered last; what it entered first, it leaves last."""
@@ -79,25 +80,25 @@ class DeviceContext(Scope):
         except AttributeError:
             self._enter_again()
         except (RuntimeError, TypeError) as error:
-            raise runtime.explain(self._to, error) from None
+            raise state.choose_error(self._to, error) from None
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         restore_index(self._leave_again() if self._again else self._before)
 
 
 class FirstDeviceContext(DeviceContext):
-    """As ``DeviceContext`` where the accelerator was not up when this was made: it is initialized by entering."""
+    """As ``DeviceContext`` where the accelerator was not initialized when this was made: it is initialized by entering."""
 
     __slots__ = ()
 
     def __enter__(self) -> None:
-        runtime.initialize(self._to)
+        state.initialize(self._to)
         super().__enter__()
 
 
 def _exchange_stream(stream: torch.Stream) -> tuple[torch.Stream, ...]:
-    if not up:
-        runtime.initialize()
+    if not initialized:
+        state.initialize()
     index, here = stream.device_index, get_index()
     # Restoring a stream makes its device the current one, so that of the present device is the last to restore.
     before = (get_stream(here),) if index == here else (get_stream(index), get_stream(here))

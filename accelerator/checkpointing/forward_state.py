@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .._machine import process
-from .._torch import runtime
+from .._torch.bindings import get_index
 from . import bindings
 from .rng import read_state, tracker, write_state
 
@@ -106,7 +106,7 @@ class ForwardState:
             self._snapshot = tracker.snapshot() if tracker.has_streams else None
             self._generators: tuple[tuple[torch.Generator, Any], ...] = ()
             if kind is not None:
-                current = runtime.get_index()
+                current = get_index()
                 generator = _generator(kind, current)
                 self._generators = ((generator, read_state(generator, kind)),)
                 for device in devices or ():

@@ -102,7 +102,7 @@ def is_pinned(tensor: torch.Tensor) -> bool:
     """
     _check_tensor("is_pinned", tensor)
     runtime = state.current()
-    return runtime.device_type != "cpu" and (runtime.is_initialized or process.driver_is_up()) and tensor.is_pinned()
+    return runtime.device_type != "cpu" and (runtime.is_initialized or process.is_driver_initialized()) and tensor.is_pinned()
 
 
 def unpin_memory(tensor: torch.Tensor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -97,14 +96,9 @@ def _discover(allow_bad_fork: bool) -> Accelerator:
         raise_bad_fork()
     count = discovery.device_count()
     accelerator = Accelerator((torch_build.accelerator_type() if count else None) or "cpu", count)
-    if accelerator.device_type != "cpu" and not in_bad_fork and _is_initialized(accelerator.device_type):
+    if accelerator.device_type != "cpu" and not in_bad_fork and process.is_initialized():
         initialized.append(accelerator)
     return accelerator
-
-
-def _is_initialized(device_type: str) -> bool:
-    # Backends without lazy initialization are initialized once they are loaded.
-    return process.torch_is_up() or not hasattr(getattr(torch, device_type), "is_initialized")
 
 
 def raise_bad_fork() -> NoReturn:
@@ -145,10 +139,7 @@ def choose_error(index: Any, error: Exception) -> Exception:
     return error
 
 
+@process.reset_after_fork
 def _reset_after_fork() -> None:
     initialized.clear()
     index_cache.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)

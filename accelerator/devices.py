@@ -13,8 +13,8 @@ from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
 from ._torch import state, tracing
 from ._torch.bindings import get_index, set_index
-from ._torch.contexts import DeviceContext, FirstDeviceContext
-from ._torch.state import initialized
+from ._torch.contexts import DeviceContext, InitializingDeviceContext
+from ._torch.state import cached_index, initialized
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -93,22 +93,15 @@ def set_device_index(device: Device, /) -> None:
         >>> import accelerator as acc
         >>> acc.set_device_index(0)
     """
-    if not initialized:
-        runtime = state.current(device, optional=False, allow_negative=True)
-        if runtime.device_type == "cpu" or (runtime.requested_index is not None and runtime.requested_index < 0):
-            return
+    if initialized:
+        index = device if type(device) is int else cached_index(device)
+        if index is not None and 0 <= index < initialized[0].device_count:
+            return set_index(index)
+    runtime = state.current(device, optional=False, allow_negative=True)
+    index = runtime.requested_index
+    if runtime.device_type != "cpu" and index is not None and index >= 0:
         state.initialize()
-    number = device if type(device) is int else state.resolve_device(device, optional=False, allow_negative=True)
-    try:
-        set_index(number)
-    except (RuntimeError, TypeError) as error:
-        if number >= 0:  # a negative index may be so far out of range that the binding does not take it
-            raise state.choose_error(number, error) from None
-
-
-_Device = torch.device
-_known = state.index_cache.get
-_NO_CHANGE: AbstractContextManager[None] = nullcontext()
+        set_index(index)
 
 
 @traced_as(tracing.device_index)
@@ -134,19 +127,16 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
         0
     """
     if initialized:
-        if type(device) is int:
-            if device >= 0:
-                return DeviceContext(device)
-        elif type(device) is _Device or type(device) is str:
-            number = _known(device)
-            if number is not None:
-                return DeviceContext(number)
+        index = device if type(device) is int else cached_index(device)
+        if index is not None and 0 <= index < initialized[0].device_count:
+            return DeviceContext(index)
     if isinstance(device, torch.Tensor):
         device = device.device
     runtime = state.current(device, allow_negative=True)
-    if runtime.device_type == "cpu" or runtime.requested_index is None or runtime.requested_index < 0:
-        return _NO_CHANGE
-    return DeviceContext(runtime.requested_index) if runtime.is_initialized else FirstDeviceContext(runtime.requested_index)
+    index = runtime.requested_index
+    if runtime.device_type == "cpu" or index is None or index < 0:
+        return nullcontext()
+    return DeviceContext(index) if runtime.is_initialized else InitializingDeviceContext(index)
 
 
 @traced_as(tracing.device_of)

@@ -32,20 +32,19 @@ __all__ = [
     "set_per_process_memory_fraction",
 ]
 
-_statistics_of = bindings.memory_statistics
-
 
 def _statistics(device: Device) -> dict[str, Any]:
     """The allocator's statistics as torch keeps them, nested; empty while the accelerator is not initialized."""
-    if not initialized and not state.current(device).is_initialized:
+    runtime = state.current(device)
+    if not runtime.is_initialized:
         return {}
-    number = get_index() if device is None else device if type(device) is int else state.resolve_device(device)
     try:
-        return _statistics_of(number)
-    except (RuntimeError, TypeError, ValueError) as error:  # torch 2.15 garbles the message for -1: UnicodeDecodeError
+        statistics: dict[str, Any] = bindings.memory_statistics(runtime.device_index)
+    except RuntimeError as error:
         if bindings.lacks_allocator(error):
             return {}
-        raise state.choose_error(number, error) from None
+        raise
+    return statistics
 
 
 def memory_allocated(device_index: Device = None, /) -> int:

@@ -14,7 +14,7 @@ from ._torch import bindings, state, tracing
 from ._torch.bindings import get_index, get_stream
 from ._torch.contexts import StreamContext
 from ._torch.cpu_streams import CPUEvent, CPUStream, cpu_stream
-from ._torch.state import initialized
+from ._torch.state import cached_index, initialized
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -62,11 +62,10 @@ def current_stream(device: Device = None, /) -> torch.Stream:
         return cpu_stream()
     if device is None:
         return get_stream(get_index())
-    number = device if type(device) is int else state.resolve_device(device, allow_negative=True)
-    # torch 2.6 ends the process for an index out of range, so it is never asked for one.
-    if 0 <= number < initialized[0].device_count:
-        return get_stream(number)
-    return get_stream(state.current(number, allow_negative=True).device_index)
+    index = device if type(device) is int else cached_index(device)
+    if index is None or not 0 <= index < initialized[0].device_count:
+        index = state.current(device, allow_negative=True).device_index
+    return get_stream(index)
 
 
 @traced_as(tracing.set_stream)
@@ -118,11 +117,10 @@ def synchronize(device: Device = None, /) -> None:
         return
     if device is None:
         return _synchronize(get_index())
-    number = device if type(device) is int else state.resolve_device(device, allow_negative=True)
-    try:
-        _synchronize(number if number >= 0 else get_index())
-    except (RuntimeError, TypeError) as error:
-        raise state.choose_error(number, error) from None
+    index = device if type(device) is int else cached_index(device)
+    if index is None or not 0 <= index < initialized[0].device_count:
+        index = state.current(device, allow_negative=True).device_index
+    _synchronize(index)
 
 
 @traced_as(tracing.stream)

@@ -23,7 +23,7 @@ class Accelerator(NamedTuple):
 initialized: list[Accelerator] = []
 
 # Index of each string and torch.device that was resolved since initialization: a lookup is faster than parsing again.
-index_cache: dict[str | torch.device, int] = {}
+_index_cache: dict[str | torch.device, int] = {}
 
 
 class RuntimeState(NamedTuple):
@@ -85,7 +85,7 @@ def current(
     if index is not None and not (allow_negative and index < 0):
         index = device_argument.check(index, count or 1, device_type)
         if initialized and isinstance(device, (str, torch.device)):
-            index_cache[device] = index
+            _index_cache[device] = index
     return RuntimeState(device_type, index, bool(initialized))
 
 
@@ -119,27 +119,15 @@ def initialize(device: Any = None, *, allow_negative: bool = False) -> RuntimeSt
     return current(device, allow_negative=allow_negative)
 
 
-def resolve_device(device: Any, *, optional: bool = True, allow_negative: bool = False) -> int:
-    """Return the index that a device argument names once the accelerator is initialized."""
+def cached_index(device: Any) -> int | None:
+    """Return the index of a string or torch.device that was resolved since initialization, else None."""
     try:
-        return index_cache[device]
-    except (KeyError, TypeError):
-        pass  # outside of the handler, so that an error of the next line has no context
-    index = current(device, optional=optional, allow_negative=allow_negative).requested_index
-    return get_index() if index is None else index
-
-
-def choose_error(index: Any, error: Exception) -> Exception:
-    """Return the ValueError for an index that is out of range, else the error that the call on the device raised."""
-    device_type, count = initialized[0]
-    try:
-        device_argument.check(index, count, device_type)
-    except (TypeError, ValueError) as out_of_range:
-        return out_of_range if isinstance(out_of_range, ValueError) else error
-    return error
+        return _index_cache.get(device)
+    except TypeError:  # what cannot be hashed is no device
+        return None
 
 
 @process.reset_after_fork
 def _reset_after_fork() -> None:
     initialized.clear()
-    index_cache.clear()
+    _index_cache.clear()

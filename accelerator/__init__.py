@@ -251,7 +251,7 @@ def __getattr__(name: str) -> Any:
     if room is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # The rooms that need torch all begin with this one.
-    opened = _process.room(room if room in _WITHOUT_TORCH else "discovery", __name__)
+    opened = _process.import_public(room if room in _WITHOUT_TORCH else "discovery", __name__)
     if room not in _WITHOUT_TORCH:
         from importlib import import_module
 

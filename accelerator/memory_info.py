@@ -45,11 +45,11 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
     """
     if process.is_initialized():
         return _memory_info_from_torch(device_index)
-    found, number = _located(device_index, negative_is_current=True)
-    if not found.number:
+    result, number = _located(device_index, negative_is_current=True)
+    if not result.count:
         return host_memory.available(), host_memory.total()
     try:
-        return description.memory(found.devices[number], found.backend)[:2]
+        return description.memory(result.devices[number], result.backend)[:2]
     except Failed as error:
         raise _unknown(number, error) from None
 
@@ -78,7 +78,7 @@ def _located(device: Device, *, negative_is_current: bool = False) -> tuple[Disc
     if negative_is_current:
         number = device_argument.index(device, discovery.device_name())
         device = None if number is not None and number < 0 else device
-    return discovery.located(device)
+    return discovery.resolve_device(device)
 
 
 def _unknown(number: int, error: Failed) -> RuntimeError:
@@ -127,11 +127,11 @@ def total_memory(device: Device = None) -> int:
     """
     if process.is_initialized():
         return host_memory.total() if _shares_host_memory(device) else get_memory_info(device)[1]
-    found, number = _located(device)
-    if not found.number:
+    result, number = _located(device)
+    if not result.count:
         return host_memory.total()
     try:
-        return description.total_memory(found.devices[number], found.backend)
+        return description.total_memory(result.devices[number], result.backend)
     except Failed as error:
         raise _unknown(number, error) from None
 
@@ -158,8 +158,8 @@ def available_memory(device: Device = None) -> int:
     """
     if process.is_initialized():
         return host_memory.available() if _shares_host_memory(device) else get_memory_info(device)[0]
-    found, number = _located(device)
-    return get_memory_info(number)[0] if found.number else host_memory.available()
+    result, number = _located(device)
+    return get_memory_info(number)[0] if result.count else host_memory.available()
 
 
 def _shares_host_memory(device: Device) -> bool:

@@ -289,20 +289,6 @@ def handles_memory_backpressure() -> bool:
     return is_synchronized_device()
 
 
-def __getattr__(name: str) -> Any:
-    """``Stream`` and ``Event`` name the class that fits now, which a change of the environment may still change."""
-    if name not in ("Event", "Stream"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    classes: tuple[type, type]
-    if not initialized and discovery.is_in_bad_fork():
-        classes = _NoStream, _NoEvent
-    elif not initialized and state.current().device_type == "cpu":
-        classes = CPUStream, CPUEvent
-    else:
-        classes = torch.Stream, torch.Event
-    return classes[name == "Event"]
-
-
 class _NoStream(torch.Stream):
     """The class in a child that cannot use the accelerator: it can make none."""
 
@@ -315,3 +301,16 @@ class _NoEvent(torch.Event):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         state.raise_bad_fork()
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class that ``Stream`` or ``Event`` is now; before initialization the environment can change it."""
+    if name not in ("Event", "Stream"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if initialized:
+        classes: tuple[type, type] = torch.Stream, torch.Event
+    elif not discovery.device_count():
+        classes = CPUStream, CPUEvent
+    else:
+        classes = (_NoStream, _NoEvent) if discovery.is_in_bad_fork() else (torch.Stream, torch.Event)
+    return classes[name == "Event"]

@@ -27,6 +27,8 @@ from tests.runtime.device_arguments import (
 from tests.support import in_child, plain_environment, run, simulated_environment
 from tests.support.simulation_driver import is_driver_up
 
+pytestmark = pytest.mark.xdist_group("machines")
+
 build = torch_build.read()
 needs_simulation = pytest.mark.skipif(
     sys.platform != "linux" or build is None or build.cuda is None, reason="needs a CUDA build of torch on Linux"
@@ -338,8 +340,6 @@ def test_the_state_follows_the_environment_until_the_accelerator_is_initialized(
 COMPILED = """
 import torch
 import accelerator as acc
-
-pytestmark = pytest.mark.xdist_group("machines")
 device = {device}
 def program(tensor):
     with acc.device_index(device):

@@ -36,9 +36,9 @@ def test_the_keys_of_the_report_are_those_that_it_has() -> None:
 
     section = README.partition("## The report's JSON")[2].partition("\n## ")[0]
     of_all, of_a_device = (set[str](), set[str]())
-    for found, table in zip((of_all, of_a_device), section.split("| key")[1:], strict=True):
+    for keys, table in zip((of_all, of_a_device), section.split("| key")[1:], strict=True):
         for cell in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE):
-            found.update(re.findall(r"`(\w+)`", cell))
+            keys.update(re.findall(r"`(\w+)`", cell))
     facts = report.collect()
     assert of_all == set(facts)
     assert all(of_a_device == set(device) for device in facts["devices"])

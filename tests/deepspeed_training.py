@@ -2,8 +2,8 @@
 
 Needs DeepSpeed (``DS_BUILD_OPS=0 pip install deepspeed``). DeepSpeed searches for a package called ``accelerator`` and must not
 use this one unless ``use_in_deepspeed()`` was called. Afterwards it trains with ZeRO 0 to 3, in bfloat16 and with activation
-checkpoints, on one rank and on several. The losses must equal those of its own accelerator, bit by bit. On the CPU it uses gloo,
-on simulated GPUs (``python -m accelerator simulate --gpus 2 -- python -m ...``) nccl.
+checkpoints, on one rank and on several. The losses must equal those of its own accelerator, bit by bit. It uses gloo on the
+CPU, and nccl on simulated GPUs (``python -m accelerator simulate --gpus 2 -- python -m ...``).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def keeps_its_own() -> None:
 
 
 def passes_for_its_own() -> None:
-    """The object that ``use_in_deepspeed`` installs passes DeepSpeed's checks and has each of its names, parameters and results."""
+    """The object that ``use_in_deepspeed`` installs passes DeepSpeed's checks and returns what its own returns."""
     from deepspeed.accelerator import DeepSpeedAccelerator, get_accelerator
 
     own = get_accelerator()

@@ -62,13 +62,13 @@ def _report(arguments: list[str]) -> int:
 
 
 def _text(options: argparse.Namespace) -> str:
-    from ._command import picture, report
+    from ._command import report, report_text
 
     facts = report.collect(strict=options.strict)
     watched = options.watch is not None
     if options.json:
         return json.dumps(facts, indent=None if watched else 2) + "\n"
-    text = picture.draw(facts, color=terminal.has_color(), brief=watched)
+    text = report_text.draw(facts, color=terminal.has_color(), brief=watched)
     return text + "\n" if watched and not terminal.is_terminal() else text
 
 
@@ -97,10 +97,10 @@ def _check(arguments: list[str]) -> int:
         help="how long torchrun's processes wait for each other (60)",
     )
     options = parser.parse_args(arguments)
-    from ._command import check, cluster
+    from ._command import check, cluster_check
 
-    if cluster.is_one():
-        return cluster.main(as_json=options.json, timeout=options.timeout)
+    if cluster_check.is_one():
+        return cluster_check.main(as_json=options.json, timeout=options.timeout)
 
     return check.main(as_json=options.json)
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from . import acc, collective
+from . import acc, all_reduce
 from .terminal import has_color, styled, write
 
 
@@ -181,16 +181,16 @@ def _tried(devices: tuple[acc.VisibleDevice, ...]) -> tuple[str | None, tuple[ac
 def _try(name: str, device: str | None, area: Callable[..., str], *arguments: Any) -> Result:
     try:
         return Result(name, device, area(*arguments), None)
-    except collective.Failed:
+    except all_reduce.Failed:
         raise
     except Exception as error:  # whatever goes wrong in an area is what this is to report
-        return Result(name, device, None, str(error) if isinstance(error, Wrong) else collective.in_one_line(error))
+        return Result(name, device, None, str(error) if isinstance(error, Wrong) else all_reduce.in_one_line(error))
 
 
 def _all_reduce(indices: Sequence[int], kind: str) -> list[Result]:
     try:
-        return [_try("all-reduce", None, collective.across, indices)]
-    except collective.Failed as error:
+        return [_try("all-reduce", None, all_reduce.across, indices)]
+    except all_reduce.Failed as error:
         return [Result("all-reduce", f"{kind}:{index}", None, problem) for index, problem in error.problems]
 
 

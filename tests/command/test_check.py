@@ -124,14 +124,14 @@ def test_areas_that_fail() -> None:
     program = """
 import sys
 import accelerator as acc
-from accelerator._command import check, collective
+from accelerator._command import all_reduce, check
 acc.initial_seed = lambda: 8
 def away(*arguments):
     import os
     if arguments[2]:
         os._exit(3)
     return "the sum is 1, not 3"
-collective.reduce = away
+all_reduce.reduce = away
 sys.exit(check.main())
 """
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")
@@ -147,11 +147,11 @@ sys.exit(check.main())
 def test_a_process_that_is_made_to_leave_says_by_what() -> None:
     program = """
 import sys
-from accelerator._command import collective
-collective.reduce = lambda *arguments: sys.exit("a signal")
+from accelerator._command import all_reduce
+all_reduce.reduce = lambda *arguments: sys.exit("a signal")
 try:
-    print(collective.across([0]))
-except collective.Failed as error:
+    print(all_reduce.across([0]))
+except all_reduce.Failed as error:
     print(error.problems)
 """
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")

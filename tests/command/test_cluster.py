@@ -31,8 +31,8 @@ def free_port() -> int:
 GRACE_S = 2.0
 HASTY = (
     "-c",
-    "import sys; from accelerator import __main__; from accelerator._command import cluster; "
-    f"cluster._GRACE_S = {GRACE_S}; sys.exit(__main__.main(sys.argv[1:]))",
+    "import sys; from accelerator import __main__; from accelerator._command import cluster_check; "
+    f"cluster_check._GRACE_S = {GRACE_S}; sys.exit(__main__.main(sys.argv[1:]))",
 )
 
 

@@ -254,7 +254,7 @@ def test_text_fits_a_terminal(machine: dict[str, Any]) -> None:
 def test_processes_are_listed() -> None:
     program = """
 import ctypes, getpass, os, re
-from accelerator._command import picture, report
+from accelerator._command import report, report_text
 library, context, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
 assert library.cuInit(0) == 0 and library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
 assert library.cuCtxSetCurrent(context) == 0 and library.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(2**30)) == 0
@@ -264,7 +264,7 @@ assert entry["pid"] == os.getpid() and entry["user"] == getpass.getuser() and en
 assert facts["devices"][0]["processes"] == []
 assert facts["fork_safe"] is False
 assert facts["environment"]["CUDA_VISIBLE_DEVICES"]["reading"].startswith("not followed any more"), facts["environment"]
-block = picture.draw(facts).split("\\n\\n")[3].splitlines()
+block = report_text.draw(facts).split("\\n\\n")[3].splitlines()
 assert block[0].split() == ["GPU", "PID", "user", "memory", "process"], block
 assert re.fullmatch(rf"  1  +{os.getpid()}  {getpass.getuser()} +1.[0-9] GiB  python.*", block[1]), block
 """

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from .._machine import torch_build
-from . import acc, check, collective, picture
+from . import acc, all_reduce, check, report_text
 from .terminal import has_color, styled, write
 
 _USAGE = 2
@@ -64,14 +64,14 @@ def main(*, as_json: bool, timeout: float) -> int:
     try:
         store = _store(address, port, place, timeout)
     except Exception as error:  # the store of rank 0 or of the launcher, which may be anything
-        return _complain(f"rank {place.rank}: nobody answers at {address}:{port}: {collective.in_one_line(error)}", 1)
+        return _complain(f"rank {place.rank}: nobody answers at {address}:{port}: {all_reduce.in_one_line(error)}", 1)
     try:
         if place.rank == 0:
             return _lead(store, place, deadline, as_json)
         # Counted from when the store was there, which rank 0 may have come to open long after this one was started.
         return _follow(store, place, time.monotonic() + timeout)
     except Exception as error:  # it went away in the middle
-        return _complain(f"rank {place.rank}: the store at {address}:{port} was lost: {collective.in_one_line(error)}", 1)
+        return _complain(f"rank {place.rank}: the store at {address}:{port} was lost: {all_reduce.in_one_line(error)}", 1)
 
 
 def _store(address: str, port: int, place: _Place, timeout: float) -> Any:
@@ -203,7 +203,7 @@ def _reduced(store: Any, place: _Place, deadline: float) -> str | None:
     count = acc.device_count()
     index = 0 if count <= 1 else place.local_rank
     inner = dist.PrefixStore("all-reduce", store)
-    return _within(seconds, lambda: collective.reduce(backend, inner, place.rank, index, place.size, seconds))
+    return _within(seconds, lambda: all_reduce.reduce(backend, inner, place.rank, index, place.size, seconds))
 
 
 def _within(seconds: float, work: Callable[[], str | None]) -> str | None:
@@ -245,8 +245,8 @@ def _table(told: dict[int, dict[str, Any]], place: _Place, missing: list[int], f
     hosts = len({one["host"] for one in told.values()})
     well = place.size - len(missing) - len(failed)
     where = f"{place.size} ranks on {hosts} {'host' if hosts == 1 else 'hosts'}"
-    lines = picture.wrapped(f"{where}: {well} well, {len(failed)} failed, {len(missing)} missing")
-    lines += ["", *picture.table(_narrowed(rows), "><<<<<<", color)]
+    lines = report_text.wrapped(f"{where}: {well} well, {len(failed)} failed, {len(missing)} missing")
+    lines += ["", *report_text.table(_narrowed(rows), "><<<<<<", color)]
     lines += _causes(told, missing)
     return "\n".join(lines) + "\n"
 
@@ -254,7 +254,7 @@ def _table(told: dict[int, dict[str, Any]], place: _Place, missing: list[int], f
 def _narrowed(rows: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The rows with long names cut, so that they fit the width."""
     widths = (4, 14, 8, 12, 11, 13, 60)
-    return [tuple(picture.shortened(cell, width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return [tuple(report_text.shortened(cell, width) for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
 def _causes(told: dict[int, dict[str, Any]], missing: list[int]) -> list[str]:
@@ -267,7 +267,7 @@ def _causes(told: dict[int, dict[str, Any]], missing: list[int]) -> list[str]:
     if missing:
         lines.append(_marked(False, f"{_ranks(missing)}: no answer by the deadline"))
     lines += [f"differs: {text}" for text in _differences(told)]
-    return [line for text in lines for line in picture.wrapped(text)]
+    return [line for text in lines for line in report_text.wrapped(text)]
 
 
 def _differences(told: dict[int, dict[str, Any]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""``python docs/make_picture.py [FILE]``: draw README's picture of the report, docs/report.svg.
+"""``python docs/make_report_picture.py [FILE]``: draw README's picture of the report, docs/report.svg.
 
 The report is that of ``python -m accelerator`` on a simulated machine of three GPUs, of which one is hidden and one is in use.
 Only the names of the host and of the user are replaced.
@@ -24,13 +24,13 @@ import torch
 held = torch.empty(20 << 30, dtype=torch.uint8, device="cuda:0")  # reserved; nothing is written
 ask = '''
 import sys
-from accelerator._command import picture, report
+from accelerator._command import report, report_text
 facts = report.collect()
 facts["host"] = "node"
 for device in facts["devices"]:
     for process in device["processes"] or ():
         process["user"] = "user"
-sys.stdout.write(picture.draw(facts, color=True))
+sys.stdout.write(report_text.draw(facts, color=True))
 '''
 environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,2", "PYTHONIOENCODING": "utf-8"}
 sys.exit(subprocess.run([sys.executable, "-c", ask], env=environment).returncode)

@@ -30,7 +30,7 @@ facts["host"] = "node"
 for device in facts["devices"]:
     for process in device["processes"] or ():
         process["user"] = "user"
-sys.stdout.write(report_text.draw(facts, color=True))
+sys.stdout.write(report_text.format_report(facts, color=True))
 '''
 environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "0,2", "PYTHONIOENCODING": "utf-8"}
 sys.exit(subprocess.run([sys.executable, "-c", ask], env=environment).returncode)

@@ -224,7 +224,7 @@ def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
         told += [acc.set_visible_devices_envs({"CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
         told += [acc.set_visible_devices_envs({"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
         from accelerator._command import report, report_text
-        told.append(report_text.draw(report.collect()))
+        told.append(report_text.format_report(report.collect()))
         print(json.dumps(told))
     """
     told = asked(program, stand_ins, STAND_IN_LOG=str(tmp_path / "log"))

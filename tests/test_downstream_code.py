@@ -12,4 +12,4 @@ from tests.support.downstream_code import SITES, Site, row
 @on_simulated_gpus
 @pytest.mark.parametrize("site", SITES, ids=lambda site: f"{site.project}: {site.purpose}")
 def test_answers(site: Site) -> None:
-    assert row(site) in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert row(site) in (ROOT / "docs" / "porting.md").read_text(encoding="utf-8").splitlines()

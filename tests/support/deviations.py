@@ -47,7 +47,7 @@ ROWS = (
     "`current_device_index()`, `get_memory_info()` uninitialized",
     "`device_index`",
     "`get_device_capability`, `Graph` on CUDA",
-    "poisoned fork",
+    "bad fork",
 )
 
 

@@ -10,6 +10,8 @@ import pytest
 import accelerator
 from tests.support import ROOT
 
+pytestmark = pytest.mark.torch_free
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 

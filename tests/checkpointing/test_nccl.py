@@ -13,6 +13,7 @@ from tests.support.checkpointing_memory import MODES
 from tests.support.simulation import linux_only
 
 pytestmark = [
+    pytest.mark.xdist_group("worlds"),
     linux_only,
     pytest.mark.skipif(torch.version.cuda is None, reason="simulated GPUs are for CUDA builds of torch"),
 ]

@@ -15,6 +15,8 @@ import pytest
 from tests.support import plain_environment, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
+pytestmark = pytest.mark.xdist_group("cluster")
+
 RANKS = 3
 
 

@@ -15,9 +15,12 @@ import pytest
 from tests.support import plain_environment
 from tests.support.discovery import ask
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not (shutil.which("cc") or shutil.which("gcc")), reason="needs a C compiler on Linux"
-)
+pytestmark = [
+    pytest.mark.torch_free,
+    pytest.mark.skipif(
+        sys.platform != "linux" or not (shutil.which("cc") or shutil.which("gcc")), reason="needs a C compiler on Linux"
+    ),
+]
 
 TORCH = "__version__ = '9.0+rocm7.0'\ncuda = None\nhip = '7.0.1'\n"
 

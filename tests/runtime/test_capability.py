@@ -16,7 +16,10 @@ from accelerator._machine import torch_build
 from tests.support import run, simulated_environment
 
 build = torch_build.read()
-pytestmark = pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch")
+pytestmark = [
+    pytest.mark.xdist_group("machines"),
+    pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch"),
+]
 
 # In processes forked for them from one that has imported torch, which all of a group share.
 on_one_gpu = pytest.mark.simulated_machine(gpus=1)

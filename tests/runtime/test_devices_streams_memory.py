@@ -345,6 +345,8 @@ def test_only_the_look_changes_what_was_found() -> None:
 COMPILED = """
 import torch
 import accelerator as acc
+
+pytestmark = pytest.mark.xdist_group("machines")
 device = {device}
 def program(tensor):
     with acc.device_index(device):

@@ -1,11 +1,10 @@
 """The simulated NCCL between processes: right results, no hang whatever happens to a rank, nothing left behind.
 
-What is the same for many types or sizes is shared out over the days; ``ACCELERATOR_TEST_ALL=1`` runs all of it.
+Each type runs with one number of ranks; the tests marked ``slow`` run it with the others.
 """
 
 from __future__ import annotations
 
-import datetime
 import fcntl
 import json
 import os
@@ -25,16 +24,16 @@ from tests.support.simulation_driver import needs_cuda_torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [linux_only, needs_cuda_torch]
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("nccl")]
 
 GPUS = 16
 TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "e4m3", "e5m2")
 SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 2, 3, 4, 5, 6
-ALL = os.environ.get("ACCELERATOR_TEST_ALL") == "1"
-TODAY = datetime.date.today().toordinal()
-# Each type with one of the numbers of ranks, on every day with another one.
-SHARES = [(count, kind) for count in (2, 3, 4) for kind in range(len(TYPES)) if ALL or (kind + TODAY) % 3 == count - 2]
-SHARE_NAMES = [f"{count}-{TYPES[kind]}" for count, kind in SHARES]
+RANKS_AND_TYPES = [
+    pytest.param(count, index, id=f"{count}-{name}", marks=() if index % 3 == count - 2 else pytest.mark.slow)
+    for count in (2, 3, 4)
+    for index, name in enumerate(TYPES)
+]
 RANKS = [sys.executable, "-m", "tests.support.nccl_ranks"]
 
 
@@ -95,11 +94,11 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 class TestResults:
-    @pytest.mark.parametrize(("count", "kind"), SHARES, ids=SHARE_NAMES)
+    @pytest.mark.parametrize(("count", "kind"), RANKS_AND_TYPES)
     def test_reductions(self, ranks: Ranks, count: int, kind: int) -> None:
         assert ranks.run("reductions", count, kind=kind) == [5 * 13] * count
 
-    @pytest.mark.parametrize(("count", "kind"), SHARES, ids=SHARE_NAMES)
+    @pytest.mark.parametrize(("count", "kind"), RANKS_AND_TYPES)
     def test_movements(self, ranks: Ranks, count: int, kind: int) -> None:
         assert ranks.run("movements", count, kind=kind) == [5 * (4 * count + 3)] * count
 
@@ -283,9 +282,9 @@ class TestMemory:
         assert answers[1]["value"][0] == REMOTE_ERROR
 
     # Of 64 communicators 16 live on, which is more than 64 MiB: some meet elsewhere.
-    SMALL = (("1m", "elsewhere", 8), ("64m", "/dev/shm", 64))
+    SMALL = (("1m", "elsewhere", 8), pytest.param("64m", "/dev/shm", 64, marks=pytest.mark.slow))
 
-    @pytest.mark.parametrize(("size", "directory", "communicators"), SMALL if ALL else [SMALL[TODAY % 2]])
+    @pytest.mark.parametrize(("size", "directory", "communicators"), SMALL)
     def test_small_shared_memory(self, tmp_path: Path, size: str, directory: str, communicators: int) -> None:
         mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
         inside = ["unshare", "--mount", "--map-root-user", "sh", "-ec", f'{mount} && exec "$@"', "sh"]

@@ -13,7 +13,7 @@ import pytest
 from tests.support import simulated_environment
 from tests.support.simulation import GIB, ask, ask_uninitialized, linux_only, run
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.torch_free]
 
 
 # The session

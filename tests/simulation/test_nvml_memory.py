@@ -15,7 +15,7 @@ from tests.support.simulation import GIB, MIB, PRELUDE, ask, linux_only, run
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.torch_free]
 
 
 # Memory and processes

@@ -1,12 +1,7 @@
-"""Trainings shared by several processes over nccl have the losses and gradients of one process on the CPU.
-
-Two ranks and four take turns by day; ``ACCELERATOR_TEST_ALL=1`` runs both.
-"""
+"""Trainings shared by several processes over nccl have the losses and gradients of one process on the CPU."""
 
 from __future__ import annotations
 
-import datetime
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -23,13 +18,10 @@ from tests.support.trainings import assert_same_losses, cross_entropy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [linux_only, needs_cuda_torch]
-
-TODAY = datetime.date.today().toordinal()
-WORLDS = (2, 4) if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else (2 + 2 * (TODAY % 2),)
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("rank trainings")]
 
 
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found."""
     file = tmp_path_factory.mktemp("ranks") / "results"

@@ -11,7 +11,7 @@ from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
 from tests.support.simulation_driver import ask, needs_cuda_torch, uuid_of
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.torch_free]
 
 GIB = 2**30
 

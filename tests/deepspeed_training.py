@@ -1,4 +1,4 @@
-"""``python -m tests.support.deepspeed_training [--ranks N ...]``: DeepSpeed beside this package, and training on it.
+"""``python -m tests.deepspeed_training [--ranks N ...]``: DeepSpeed beside this package, and training on it.
 
 Needs DeepSpeed (``DS_BUILD_OPS=0 pip install deepspeed``). DeepSpeed's own sources look for a package called ``accelerator``
 and must not take this one for theirs. After ``use_in_deepspeed()`` it trains on this module: ZeRO 0 to 3, in bfloat16 and with
@@ -196,7 +196,7 @@ def world(whose: str, size: int) -> list[dict[str, list[float]]]:
             }
             environment = {**os.environ, **{name: str(value) for name, value in variables.items()}, "MASTER_ADDR": "127.0.0.1"}
             arguments = ["--rank", whose, f"{folder}/meeting", f"{folder}/{number}.json"]
-            program = [sys.executable, "-m", "tests.support.deepspeed_training", *arguments]
+            program = [sys.executable, "-m", "tests.deepspeed_training", *arguments]
             with open(f"{folder}/{number}.log", "w") as log:
                 children.append(subprocess.Popen(program, env=environment, text=True, stdout=log, stderr=subprocess.STDOUT))
         try:

@@ -40,7 +40,7 @@ from ._values import CACHE_NAME, MAXIMUM_GPUS
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["LIBRARIES_VARIABLE", "PRELOADED", "build", "libraries", "obstacle", "platform_obstacle"]
+__all__ = ["LIBRARIES_VARIABLE", "PRELOADED", "build", "build_problem", "ensure_built", "platform_problem"]
 
 LIBRARIES_VARIABLE = "ACCELERATOR_SIM_LIBRARIES"
 """Names the directory in which ``simulate --build`` has put the libraries."""
@@ -51,7 +51,7 @@ _FLAGS = (
     f"-DSIM_MAX_GPUS={MAXIMUM_GPUS}",
 )
 _PLACEHOLDER = "@CUDART@"
-_LIST = "SHA256SUMS"
+_CHECKSUMS = "SHA256SUMS"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -82,11 +82,11 @@ PRELOADED = tuple(library.path for library in _LIBRARIES if library.path.startsw
 """The libraries that must be in the process from the start: torch's RPATH would find the real ones."""
 
 
-class _Unusable(OSError):
+class _UnusableDirectory(OSError):
     """A directory in which nothing of ours can be kept."""
 
 
-def platform_obstacle() -> str | None:
+def platform_problem() -> str | None:
     """Say why the libraries would not run here; None if they would."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64") or sys.maxsize < 2**32:
         return (
@@ -96,20 +96,20 @@ def platform_obstacle() -> str | None:
     return None
 
 
-def obstacle() -> str | None:
+def build_problem() -> str | None:
     """Say why the libraries cannot be had here, without building them; None if they can."""
-    reason = platform_obstacle()
+    reason = platform_problem()
     if reason is not None:
         return reason
     try:
-        if _find() is None:
+        if _find_build() is None:
             _compiler()
     except RuntimeError as error:
         return str(error)
     return None
 
 
-def libraries() -> Path:
+def ensure_built() -> Path:
     """Give the directory of the simulated libraries, compiling them if this version of them is not there yet.
 
     Safe with several processes at once: one compiles, the others wait for it, and a build counts when it is whole.
@@ -123,16 +123,16 @@ def libraries() -> Path:
 
     Example:
         >>> from accelerator.simulation import _build
-        >>> (_build.libraries() / "driver/libcuda.so.1").is_file()
+        >>> (_build.ensure_built() / "driver/libcuda.so.1").is_file()
         True
     """
-    reason = obstacle()
+    reason = build_problem()
     if reason is not None:
         raise RuntimeError(reason)
-    found = _find()
-    if found is not None:
-        return found
-    *others, last = _caches()
+    directory = _find_build()
+    if directory is not None:
+        return directory
+    *others, last = _cache_roots()
     for root in others:
         with contextlib.suppress(OSError):  # the next one may do
             return build(root)
@@ -158,40 +158,40 @@ def build(root: Path) -> Path:
         RuntimeError: There is no C compiler, or it failed.
         OSError: The directory cannot be used.
     """
-    directory = _place(root)
-    if _is_sound(directory):
+    directory = _build_directory(root)
+    if _is_intact(directory):
         return directory
     parent = directory.parent
     parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    for place in (root, parent) if _is_exposed(root) else (parent,):
-        if place.lstat().st_uid != os.geteuid():
-            raise _Unusable(f"{place} belongs to another user")
-        _take_from_others(place)
+    for path in (root, parent) if _is_exposed(root) else (parent,):
+        if path.lstat().st_uid != os.geteuid():
+            raise _UnusableDirectory(f"{path} belongs to another user")
+        _forbid_others_to_write(path)
     with _lock(parent / ".simulation.lock"):
-        if not _is_sound(directory):
+        if not _is_intact(directory):
             for left in parent.glob(".building-*"):  # by a process that was killed: whoever builds holds the lock
                 shutil.rmtree(left, ignore_errors=True)
             _install(_compiler(), directory)
-    if not _is_sound(directory):
-        raise _Unusable(f"{directory} could be changed by others")
+    if not _is_intact(directory):
+        raise _UnusableDirectory(f"{directory} could be changed by others")
     return directory
 
 
-def _find() -> Path | None:
+def _find_build() -> Path | None:
     """Find libraries that were built before."""
-    given = os.environ.get(LIBRARIES_VARIABLE)
-    if given:
-        directory = _place(Path(os.path.abspath(given)))
-        if not _is_sound(directory):
+    configured = os.environ.get(LIBRARIES_VARIABLE)
+    if configured:
+        directory = _build_directory(Path(os.path.abspath(configured)))
+        if not _is_intact(directory):
             raise RuntimeError(
-                f"{LIBRARIES_VARIABLE} names {given}, which has no libraries of this version that only root or this user"
-                f" could have written: build them with python -m accelerator simulate --build {shlex.quote(given)}"
+                f"{LIBRARIES_VARIABLE} names {configured}, which has no libraries of this version that only root or this user"
+                f" could have written: build them with python -m accelerator simulate --build {shlex.quote(configured)}"
             )
         return directory
-    return next((place for place in map(_place, _caches()) if _is_sound(place)), None)
+    return next((directory for directory in map(_build_directory, _cache_roots()) if _is_intact(directory)), None)
 
 
-def _caches() -> list[Path]:
+def _cache_roots() -> list[Path]:
     """Name the directories that may keep the libraries: the user's cache, else one of this user in the temporary one."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The specification of XDG_CACHE_HOME has relative paths ignored.
@@ -200,7 +200,7 @@ def _caches() -> list[Path]:
     return [Path(root), temporary] if os.path.isabs(root) else [temporary]
 
 
-def _place(root: Path) -> Path:
+def _build_directory(root: Path) -> Path:
     """Name the build of these sources in a directory."""
     # The loader splits LD_PRELOAD at blanks and colons and has no way to escape them.
     if any(character in str(root) for character in " \t\n:;$"):
@@ -208,7 +208,7 @@ def _place(root: Path) -> Path:
             f"the loader cannot take libraries from {str(root)!r}:"
             " set XDG_CACHE_HOME to a path without blanks, ':', ';' and '$'"
         )
-    return root / (CACHE_NAME + _digest())
+    return root / (CACHE_NAME + _source_digest())
 
 
 @functools.cache
@@ -217,12 +217,12 @@ def _sources() -> dict[str, bytes]:
     from importlib import resources
 
     native = resources.files(__name__.rpartition(".")[0]) / "native"
-    found = {entry.name: entry.read_bytes() for entry in native.iterdir() if entry.name.endswith((".c", ".h", ".map", ".in"))}
-    return dict(sorted(found.items()))
+    sources = {entry.name: entry.read_bytes() for entry in native.iterdir() if entry.name.endswith((".c", ".h", ".map", ".in"))}
+    return dict(sorted(sources.items()))
 
 
 @functools.cache
-def _digest() -> str:
+def _source_digest() -> str:
     """Hash what a build is made of."""
     digest = hashlib.sha256(repr((_FLAGS, _LIBRARIES)).encode())
     for name, content in _sources().items():
@@ -230,16 +230,16 @@ def _digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_sound(directory: Path) -> bool:
+def _is_intact(directory: Path) -> bool:
     """Tell whether a build is whole, and nobody but this user and root could have changed it."""
     root, parent = directory.parents[1], directory.parent
     try:
-        parts = [parent, *(directory / name for name in (*_DIRECTORIES, *_FILES, _LIST))]
+        parts = [parent, *(directory / name for name in (*_DIRECTORIES, *_FILES, _CHECKSUMS))]
         if _is_exposed(root):
             parts.append(root)
         if not all(_is_safe(part.lstat()) for part in parts):
             return False
-        return (directory / _LIST).read_text(encoding="ascii") == _sums(directory)
+        return (directory / _CHECKSUMS).read_text(encoding="ascii") == _checksums(directory)
     except (OSError, ValueError):
         return False
 
@@ -254,12 +254,12 @@ def _is_safe(status: os.stat_result) -> bool:
     return status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_MAY_WRITE and not stat.S_ISLNK(status.st_mode)
 
 
-def _sums(directory: Path) -> str:
+def _checksums(directory: Path) -> str:
     """List the libraries with their hashes."""
     return "".join(f"{hashlib.sha256((directory / name).read_bytes()).hexdigest()}  {name}\n" for name in _FILES)
 
 
-def _take_from_others(path: Path) -> None:
+def _forbid_others_to_write(path: Path) -> None:
     """Let nobody else write there, whatever the process's mask for new files."""
     path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_OTHERS_MAY_WRITE)
 
@@ -276,45 +276,45 @@ def _lock(path: Path) -> Generator[None, None, None]:
 
 def _compiler() -> tuple[str, ...]:
     """Find the C compiler: $CC, which may carry arguments, else cc, gcc or clang."""
-    asked = shlex.split(os.environ.get("CC", ""))
-    for command in [asked] if asked else [["cc"], ["gcc"], ["clang"]]:
+    configured = shlex.split(os.environ.get("CC", ""))
+    for command in [configured] if configured else [["cc"], ["gcc"], ["clang"]]:
         program = shutil.which(command[0])
         if program is not None:
             return (program, *command[1:])
     raise RuntimeError(
-        f"simulated GPUs need a C compiler: CC names {asked[0]!r}, which was not found"
-        if asked
+        f"simulated GPUs need a C compiler: CC names {configured[0]!r}, which was not found"
+        if configured
         else "simulated GPUs need a C compiler, and none of cc, gcc and clang was found; install one or set CC"
     )
 
 
 def _install(compiler: tuple[str, ...], directory: Path) -> None:
     """Compile beside the final place and move there at once."""
-    workplace = Path(tempfile.mkdtemp(prefix=".building-", dir=directory.parent))
+    scratch_directory = Path(tempfile.mkdtemp(prefix=".building-", dir=directory.parent))
     try:
-        _compile_all(compiler, workplace)
-        (workplace / _LIST).write_text(_sums(workplace), encoding="ascii")
-        for name in (*_DIRECTORIES, *_FILES, _LIST):
-            (workplace / name).chmod(0o755 if name in _DIRECTORIES or name.startswith("bin/") else 0o644)
+        _compile_all(compiler, scratch_directory)
+        (scratch_directory / _CHECKSUMS).write_text(_checksums(scratch_directory), encoding="ascii")
+        for name in (*_DIRECTORIES, *_FILES, _CHECKSUMS):
+            (scratch_directory / name).chmod(0o755 if name in _DIRECTORIES or name.startswith("bin/") else 0o644)
         if directory.exists():
             # Damaged, or open to others. Programs that run on it keep what they have loaded.
-            directory.rename(workplace / "replaced")
-        workplace.rename(directory)
+            directory.rename(scratch_directory / "replaced")
+        scratch_directory.rename(directory)
         shutil.rmtree(directory / "replaced", ignore_errors=True)
     finally:
-        shutil.rmtree(workplace, ignore_errors=True)
+        shutil.rmtree(scratch_directory, ignore_errors=True)
 
 
-def _compile_all(compiler: tuple[str, ...], workplace: Path) -> None:
+def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
     """Compile every library into the layout below the given directory, two at a time."""
     for name in _FILES:
-        (workplace / name).parent.mkdir(parents=True, exist_ok=True)
+        (scratch_directory / name).parent.mkdir(parents=True, exist_ok=True)
     for name in _ABSENT:
-        (workplace / name).touch()
+        (scratch_directory / name).touch()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as pool:
         for name, content in _sources().items():
             Path(scratch, name).write_bytes(content)
-        jobs = [pool.submit(_compile, compiler, library, workplace, Path(scratch)) for library in _LIBRARIES]
+        jobs = [pool.submit(_compile, compiler, library, scratch_directory, Path(scratch)) for library in _LIBRARIES]
         _show_progress(0)
         try:
             for done, job in enumerate(as_completed(jobs), 1):
@@ -333,9 +333,9 @@ def _show_progress(done: int | None) -> None:
     sys.stderr.flush()
 
 
-def _compile(compiler: tuple[str, ...], library: _Library, workplace: Path, scratch: Path) -> None:
+def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Path, scratch: Path) -> None:
     """Compile and link one library."""
-    output = workplace / library.path
+    output = scratch_directory / library.path
     script = scratch / library.version_script
     flags = list(_FLAGS)
     if not library.version_script:

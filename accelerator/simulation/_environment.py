@@ -57,9 +57,9 @@ def unavailable_reason() -> str | None:
     build = torch_build.read()
     # Without any torch there is still NVML to be asked.
     if build is None or build.cuda:
-        return _build.obstacle()
-    kind = "ROCm" if build.hip else "XPU" if build.xpu else "the CPU alone"
-    return f"torch {build.version} of {sys.executable} is built for {kind}; install a CUDA build"
+        return _build.build_problem()
+    built_for = "ROCm" if build.hip else "XPU" if build.xpu else "the CPU alone"
+    return f"torch {build.version} of {sys.executable} is built for {built_for}; install a CUDA build"
 
 
 def _where_possible(function: Callable[_Parameters, dict[str, str]]) -> Callable[_Parameters, dict[str, str]]:
@@ -184,7 +184,7 @@ def environment(
     if base is not None and not isinstance(base, Mapping):
         raise TypeError(f"base must be a mapping of variables to values, not {type(base).__name__}")
     result = _without_simulation(os.environ if base is None else base)
-    root = _build.libraries()
+    root = _build.ensure_built()
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
     driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver_is, nvml_is))
     _prepend(result, "LD_LIBRARY_PATH", [driver_root / "driver", nvml_root / "nvml"])

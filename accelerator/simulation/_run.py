@@ -22,7 +22,7 @@ __all__ = ["main", "run"]
 
 _USAGE = 2
 _NOT_EXECUTABLE = 126
-_NOT_FOUND = 127
+_NO_SUCH_COMMAND = 127
 _SIGNALLED = 128
 
 _DESCRIPTION = """\
@@ -176,7 +176,7 @@ def _split(values: Sequence[str]) -> list[str]:
 
 def _build_into(directory: str) -> int:
     """Compile the libraries for machines that have no compiler."""
-    reason = _build.platform_obstacle()
+    reason = _build.platform_problem()
     if reason is not None:
         return _complain(f"cannot simulate GPUs: {reason}", _USAGE)
     try:
@@ -204,7 +204,7 @@ def run(command: list[str], child: Mapping[str, str]) -> int:
             program = shutil.which(command[0], path=child.get("PATH")) or command[0]
             pid = os.posix_spawnp(program, command, child, setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])
         except FileNotFoundError:
-            return _complain(f"{command[0]}: command not found", _NOT_FOUND)
+            return _complain(f"{command[0]}: command not found", _NO_SUCH_COMMAND)
         except OSError as error:
             return _complain(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
         while True:

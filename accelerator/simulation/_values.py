@@ -50,7 +50,7 @@ _UNITS = {
 def count(gpus: object) -> int:
     """Check the number of GPUs."""
     if not isinstance(gpus, int) or isinstance(gpus, bool):
-        raise TypeError(f"gpus must be an int, not {_kind(gpus)}")
+        raise TypeError(f"gpus must be an int, not {_type_name(gpus)}")
     if not 0 <= gpus <= MAXIMUM_GPUS:
         raise ValueError(f"gpus must be between 0 and {MAXIMUM_GPUS}, not {gpus}")
     return gpus
@@ -79,7 +79,7 @@ def memory(argument: str, value: object) -> str:
             raise ValueError(f'{argument} must be bytes or a size such as "8GiB", "512MiB" or "1GB", not {value!r}')
         size = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
     else:
-        raise TypeError(f'{argument} must be an int or a size such as "8GiB", not {_kind(value)}')
+        raise TypeError(f'{argument} must be an int or a size such as "8GiB", not {_type_name(value)}')
     if not 0 < size <= _MAXIMUM_MEMORY:
         raise ValueError(f"{argument} must be more than 0 and at most 256 TiB, not {value!r}")
     return str(size)
@@ -88,7 +88,7 @@ def memory(argument: str, value: object) -> str:
 def name(argument: str, value: object) -> str:
     """Check a GPU's name; ';' separates names on the way to the libraries."""
     if not isinstance(value, str):
-        raise TypeError(f"{argument} must be a str, not {_kind(value)}")
+        raise TypeError(f"{argument} must be a str, not {_type_name(value)}")
     if re.fullmatch(rf"(?! *$)[ -:<-~]{{1,{_MAXIMUM_NAME}}}", value) is None:
         raise ValueError(f"{argument} must be 1 to {_MAXIMUM_NAME} printable ASCII characters without ';', not {value!r}")
     return value
@@ -102,7 +102,7 @@ def capability(argument: str, value: object) -> str:
 def speed(argument: str, value: object) -> str:
     """Check a relative speed: CUDA's default order puts the fastest GPU first."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{argument} must be an int, not {_kind(value)}")
+        raise TypeError(f"{argument} must be an int, not {_type_name(value)}")
     if not -(2**31) <= value < 2**31:
         raise ValueError(f"{argument} must fit 32 bits, not {value}")
     return str(value)
@@ -113,7 +113,7 @@ def mig(argument: str, value: object) -> str:
     if value is None:
         return "off"
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{argument} must be None or an int, not {_kind(value)}")
+        raise TypeError(f"{argument} must be None or an int, not {_type_name(value)}")
     if not 0 <= value <= _MAXIMUM_MIG:
         raise ValueError(f"{argument} must be None or between 0 and {_MAXIMUM_MIG}, not {value}")
     return str(value)
@@ -157,7 +157,7 @@ def cuda_version(argument: str, value: object) -> str:
 def choice(argument: str, value: object, choices: tuple[str, ...]) -> str:
     """Check one of a few words."""
     if not isinstance(value, str):
-        raise TypeError(f"{argument} must be a str, not {_kind(value)}")
+        raise TypeError(f"{argument} must be a str, not {_type_name(value)}")
     if value not in choices:
         raise ValueError(f"{argument} must be one of {', '.join(map(repr, choices))}, not {value!r}")
     return value
@@ -172,7 +172,7 @@ def errors(value: object, gpus: int) -> list[str]:
     elif isinstance(value, Mapping):
         entries = [f"{function}:{code}" for function, code in cast("Mapping[object, object]", value).items()]
     else:
-        raise TypeError(f"errors must be a mapping of functions to codes, or a str, not {_kind(value)}")
+        raise TypeError(f"errors must be a mapping of functions to codes, or a str, not {_type_name(value)}")
     if len(entries) > _MAXIMUM_ERRORS:
         raise ValueError(f"errors has {len(entries)} entries; at most {_MAXIMUM_ERRORS} are possible")
     for entry in entries:
@@ -200,7 +200,7 @@ def file(argument: str, value: Any) -> str:
 def _bounded(argument: str, value: object, limit: int) -> str:
     """Check a number from 0 to below a limit."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{argument} must be an int, not {_kind(value)}")
+        raise TypeError(f"{argument} must be an int, not {_type_name(value)}")
     if not 0 <= value < limit:
         raise ValueError(f"{argument} must be between 0 and {limit - 1}, not {value}")
     return str(value)
@@ -209,12 +209,12 @@ def _bounded(argument: str, value: object, limit: int) -> str:
 def _version(argument: str, value: object, example: str) -> str:
     """Check the text of a version with two parts."""
     if not isinstance(value, str):
-        raise TypeError(f'{argument} must be a str such as "{example}", not {_kind(value)}')
+        raise TypeError(f'{argument} must be a str such as "{example}", not {_type_name(value)}')
     if re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,2}", value) is None:
         raise ValueError(f'{argument} must be two numbers as in "{example}", not {value!r}')
     return value
 
 
-def _kind(value: object) -> str:
+def _type_name(value: object) -> str:
     """Name the type of a wrong argument."""
     return type(value).__name__

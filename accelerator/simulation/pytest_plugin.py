@@ -19,10 +19,10 @@ import pytest
 if TYPE_CHECKING:
     from ._pytest import machines, session
 
-_session: pytest.StashKey[session.Simulated] = pytest.StashKey()
+_session: pytest.StashKey[session.SimulatedSession] = pytest.StashKey()
 _machines: pytest.StashKey[machines.Machines] = pytest.StashKey()
 
-SERVER = "accelerator-simulated-machine"
+SERVER_NAME = "accelerator-simulated-machine"
 
 _MARKS = (
     "min_gpus(n): skip the test where fewer than n GPUs are visible (accelerator)",
@@ -45,13 +45,13 @@ def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, None, None]:
     """Put a pytest on simulated GPUs in this one's place, before capture begins and anything of the tests is imported."""
-    asked = early_config.known_args_namespace
-    if asked.simulate_gpus is None and asked.simulate_memory is not None:
+    options = early_config.known_args_namespace
+    if options.simulate_gpus is None and options.simulate_memory is not None:
         raise pytest.UsageError("--simulate-memory says how large the GPUs of --simulate-gpus are, which is missing")
-    if asked.simulate_gpus is not None and not asked.on_simulated_gpus:
-        from ._pytest.session import prepare
+    if options.simulate_gpus is not None and not options.on_simulated_gpus:
+        from ._pytest.session import take_over
 
-        early_config.stash[_session] = prepare(early_config, parser, args)
+        early_config.stash[_session] = take_over(early_config, parser, args)
     yield
 
 
@@ -83,7 +83,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     """Find the tests that want a machine, and mark those that cannot run as skipped."""
     if config.option.collectonly:
         return
-    is_server = config.pluginmanager.has_plugin(SERVER)
+    is_server = config.pluginmanager.has_plugin(SERVER_NAME)
     elsewhere = [] if is_server else [item for item in items if item.get_closest_marker("simulated_machine")]
     if elsewhere:
         from ._pytest.machines import Machines
@@ -98,17 +98,17 @@ def _require_gpus(item: pytest.Item) -> None:
     from .. import discovery
 
     for mark in item.iter_markers("min_gpus"):
-        wanted = mark.args[0] if len(mark.args) == 1 and not mark.kwargs else mark.kwargs.get("n")
-        if type(wanted) is not int or len(mark.args) + len(mark.kwargs) != 1:
+        needed = mark.args[0] if len(mark.args) == 1 and not mark.kwargs else mark.kwargs.get("n")
+        if type(needed) is not int or len(mark.args) + len(mark.kwargs) != 1:
             raise pytest.UsageError(f"{item.nodeid}: min_gpus takes the number of GPUs, as in min_gpus(2)")
         count = discovery.device_count()
-        if count < wanted:
+        if count < needed:
             reason = "" if count else f": {discovery.unavailable_reason()}"
-            item.add_marker(pytest.mark.skip(reason=f"needs {wanted} GPUs, {count or 'none'} visible{reason}"))
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs, {count or 'none'} visible{reason}"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test on its machine, if it wants one."""
-    known = item.config.stash.get(_machines, None)
-    return None if known is None else known.run(item, nextitem)
+    assigned = item.config.stash.get(_machines, None)
+    return None if assigned is None else assigned.run(item, nextitem)

@@ -125,21 +125,21 @@ def test_help_says_what_computes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "kind"),
+    ("version", "built_for"),
     [
         ("cuda = None", "the CPU alone"),
         ("cuda = None; hip = '6.4'", "ROCm"),
         ("cuda: str | None = None; xpu = '2025'", "XPU"),
     ],
 )
-def test_torch_without_cuda_is_refused(version: str, kind: str, tmp_path: Path) -> None:
+def test_torch_without_cuda_is_refused(version: str, built_for: str, tmp_path: Path) -> None:
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("raise SystemExit('torch was imported')")
     (torch / "version.py").write_text(f"from __future__ import annotations\n__version__ = '2.9.1'\n{version}\n")
     done = simulate("--", "true", PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
     assert done.returncode == 2
-    assert f"torch 2.9.1 of {sys.executable} is built for {kind}; install a CUDA build\n" in done.stderr
+    assert f"torch 2.9.1 of {sys.executable} is built for {built_for}; install a CUDA build\n" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -152,15 +152,15 @@ def test_state_is_shared_and_removed() -> None:
 
 
 @takes_cuda_build
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_are_handed_on(number: signal.Signals) -> None:
-    program = f"import signal, sys; signal.signal({int(number)}, lambda *_: (print('tidied up'), sys.exit(5))); "
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_are_handed_on(signal_number: signal.Signals) -> None:
+    program = f"import signal, sys; signal.signal({int(signal_number)}, lambda *_: (print('tidied up'), sys.exit(5))); "
     program += "print('ready', flush=True); signal.pause()"
     command = [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
+        process.send_signal(signal_number)
         assert process.stdout.read() == "tidied up\n"
         assert process.wait(DEADLINE) == 5
 
@@ -185,11 +185,11 @@ for number in range(5):
         os.chdir(REPOSITORY)
         os.execv(sys.executable, [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", program])
     output = b""
-    for number in range(6):
+    for signal_number in range(6):
         deadline = time.monotonic() + DEADLINE
-        while output.count(b"\n") <= number and time.monotonic() < deadline:
+        while output.count(b"\n") <= signal_number and time.monotonic() < deadline:
             output += os.read(terminal, 1000)
-        if number < 5:
+        if signal_number < 5:
             os.write(terminal, b"\x03")
     said = output.replace(b"^C", b"").split(b"\r\n")
     assert said == [b"ready", *[b"from the kernel"] * 5, b""]

@@ -63,7 +63,7 @@ def test_importing_torch_initializes_nothing(tmp_path: Path) -> None:
     assert len(processes) == 1, "the child alone initialized"
 
 
-def test_questions_do_not_import_torch() -> None:
+def test_queries_do_not_import_torch() -> None:
     program = """
         import sys
         import accelerator as acc

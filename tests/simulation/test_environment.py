@@ -21,8 +21,8 @@ from tests.support.simulation import DEADLINE, PRETEND, REPOSITORY, linux_only, 
 
 pytestmark = linux_only
 
-ASK_SIMULATED = "from accelerator.simulation import is_simulated; print(is_simulated())"
-BUILD = "from accelerator.simulation import _build; print(_build.libraries())"
+PRINT_IS_SIMULATED = "from accelerator.simulation import is_simulated; print(is_simulated())"
+BUILD = "from accelerator.simulation import _build; print(_build.ensure_built())"
 
 
 def variable(name: str, *arguments: Any, **machine: Any) -> str | None:
@@ -261,32 +261,32 @@ def test_absence_hides_a_real_library(argument: str, library: str, tmp_path: Pat
 
 @pytest.mark.parametrize("machine", [{}, {"gpus": 0}, {"driver": "absent", "nvml": "absent"}, {"driver": "broken"}])
 def test_is_simulated_inside(machine: dict[str, Any]) -> None:
-    assert python(ASK_SIMULATED, env=environment(**machine, base=plain())).stdout == "True\n"
+    assert python(PRINT_IS_SIMULATED, env=environment(**machine, base=plain())).stdout == "True\n"
 
 
 def test_is_simulated_goes_by_the_process() -> None:
     # The variables alone make no simulation, and taking them away ends none.
     inside = environment(base=plain())
     variables = {key: value for key, value in inside.items() if key.startswith("ACCELERATOR_SIM_")}
-    assert python(ASK_SIMULATED, env={**plain(), **variables}).stdout == "False\n"
-    assert python("import os; os.environ.clear(); " + ASK_SIMULATED, env=inside).stdout == "True\n"
+    assert python(PRINT_IS_SIMULATED, env={**plain(), **variables}).stdout == "False\n"
+    assert python("import os; os.environ.clear(); " + PRINT_IS_SIMULATED, env=inside).stdout == "True\n"
 
 
 def test_why_not(tmp_path: Path) -> None:
-    ask = "from accelerator import simulation; print(simulation.unavailable_reason())\n"
-    ask += "try: simulation.environment(); print('given')\nexcept RuntimeError as error: print(error)"
+    program = "from accelerator import simulation; print(simulation.unavailable_reason())\n"
+    program += "try: simulation.environment(); print('given')\nexcept RuntimeError as error: print(error)"
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise SystemExit('torch was imported')")
     version = tmp_path / "torch/version.py"
     env = {**plain(), "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
     version.write_text("__version__ = '2.9.1'\ncuda = '13.0'\n")
-    assert python(ask, env=env).stdout == "None\ngiven\n"
+    assert python(program, env=env).stdout == "None\ngiven\n"
     bare = {**env, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": "/nowhere", "CC": ""}
     no_compiler = "simulated GPUs need a C compiler, and none of cc, gcc and clang was found; install one or set CC"
-    assert python(ask, env=bare).stdout == f"{no_compiler}\n" * 2
+    assert python(program, env=bare).stdout == f"{no_compiler}\n" * 2
     version.write_text("__version__ = '2.9.1'\ncuda = None\n")
     cpu = f"torch 2.9.1 of {sys.executable} is built for the CPU alone; install a CUDA build"
-    assert python(ask, env=bare).stdout == f"{cpu}\n" * 2
+    assert python(program, env=bare).stdout == f"{cpu}\n" * 2
 
 
 def test_in_a_zip_application(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_a_compiler_that_does_not_start(tmp_path: Path) -> None:
     assert f"RuntimeError: the C compiler {broken} does not start: Exec format error" in done.stderr
 
 
-def test_a_build_is_found_without_a_compiler(tmp_path: Path) -> None:
+def test_a_build_needs_no_compiler_later(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
     built = python(BUILD, env=env).stdout
     assert python(BUILD, env={**env, "PATH": "/nowhere", "CC": "no-such-compiler"}).stdout == built
@@ -353,8 +353,8 @@ def test_a_directory_for_machines_without_a_compiler(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     env = {**plain(), "PATH": "/nowhere", "ACCELERATOR_SIM_LIBRARIES": str(tmp_path / "prebuilt")}
     env["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    found = python(BUILD, env=env)
-    assert found.stdout == built.stdout, found.stderr
+    second = python(BUILD, env=env)
+    assert second.stdout == built.stdout, second.stderr
     assert not (tmp_path / "cache").exists()
     nested = "from tests.support import environment; child = environment(1); "
     nested += "print(child['LD_PRELOAD'], environment(2, base=child)['ACCELERATOR_SIM_LIBRARIES'])"
@@ -428,21 +428,21 @@ def test_the_cache_of_another_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
-@pytest.mark.parametrize("kind", ["directory", "link"])
-def test_somebody_was_there_first(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("theirs_is", ["directory", "link"])
+def test_somebody_was_there_first(theirs_is: str, tmp_path: Path) -> None:
     """Who made the directory that the cache is in could replace the cache after it was looked at."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     theirs = tmp_path / f"tmp/accelerator-{os.geteuid()}"
-    (theirs if kind == "directory" else tmp_path / "elsewhere").mkdir()
-    if kind == "link":
+    (theirs if theirs_is == "directory" else tmp_path / "elsewhere").mkdir()
+    if theirs_is == "link":
         theirs.symlink_to(tmp_path / "elsewhere")
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "file/cache"), "TMPDIR": str(tmp_path / "tmp")}
     env["CC"] = str(make_compiler(tmp_path, PRETEND))
     (tmp_path / "file").touch()
     theirs.chmod(0o777)
     done = python(BUILD, env=env)
-    if kind == "directory":  # of this user, and open: it is closed
+    if theirs_is == "directory":  # of this user, and open: it is closed
         assert Path(done.stdout.strip()).is_relative_to(theirs), done.stderr
         assert theirs.stat().st_mode & 0o022 == 0
     os.chown(theirs, 1, 1, follow_symlinks=False)

@@ -36,7 +36,7 @@ def counts(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
     """What pytest says last, such as {"passed": 2}."""
     last = [line for line in done.stdout.splitlines() if re.search(r" in [0-9.]+s", line)]
     assert last, done.stdout + done.stderr
-    return {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|xpassed|error)", last[-1])}
+    return {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|xpassed|error)", last[-1])}
 
 
 def results(path: Path) -> list[tuple[str, list[tuple[str, str | None, str]]]]:
@@ -54,7 +54,7 @@ def clean(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|pid \d+", "...", text)
 
 
-EVERY_KIND = """
+EVERY_OUTCOME = """
     import os, sys, unittest, warnings
     import pytest
 
@@ -133,7 +133,7 @@ EVERY_KIND = """
 
 @on_simulated_gpus
 def test_everything_arrives_as_in_a_normal_run(tmp_path: Path) -> None:
-    write(tmp_path, EVERY_KIND)
+    write(tmp_path, EVERY_OUTCOME)
     normal = start(tmp_path, "--junitxml=normal.xml", "-rA")
     marked = start(tmp_path, "--junitxml=marked.xml", "-rA", MARKED="1")
     assert counts(marked) == counts(normal) == {"failed": 4, "passed": 7, "skipped": 3, "xfailed": 1, "error": 2}
@@ -429,8 +429,8 @@ print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, ob
     assert first[0] == "1"
     assert lines[-1] == "4"
     assert lines[-2] == "5"
-    told = next(line.split()[1] for line in lines if line.startswith("given"))
-    assert told != first[1]
+    printed = next(line.split()[1] for line in lines if line.startswith("given"))
+    assert printed != first[1]
     assert "cannot follow; name its module with -p" in done.stderr
 
 

@@ -17,7 +17,7 @@ class Order(NamedTuple):
     workerinput: dict[str, Any]
 
 
-class Ended(NamedTuple):
+class Outcome(NamedTuple):
     """How a test's process ended.
 
     Attributes:

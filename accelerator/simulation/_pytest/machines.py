@@ -17,14 +17,14 @@ import pytest
 
 from .._environment import environment, unavailable_reason
 from . import python
-from .channel import Channel, Ended, Order
+from .channel import Channel, Order, Outcome
 
 # A server holds a torch and the tests' modules in memory; the one not used for longest makes room for a fifth.
 _ALIVE = 4
 
 _GRACE_S = 30.0
 
-_PDB = (
+_PDB_NOTE = (
     "The test ran in a process of its own, on its simulated machine, where --pdb cannot follow. For a debugger run it with\n"
     "the mark taken off, on such a machine: python -m accelerator simulate ... -- python -m pytest --pdb "
 )
@@ -49,11 +49,11 @@ class Machines:
         self._base = dict(os.environ)
         reason = unavailable_reason()
         for item in items:
-            problem = reason or self._find(item)
+            problem = reason or self._find_machine(item)
             if problem is not None:
                 item.add_marker(pytest.mark.skip(reason=f"cannot simulate GPUs: {problem}"))
 
-    def _find(self, item: pytest.Item) -> str | None:
+    def _find_machine(self, item: pytest.Item) -> str | None:
         """Find the machine that a test asks for; gives the reason where there cannot be one."""
         mark = item.get_closest_marker("simulated_machine")
         assert mark is not None
@@ -109,31 +109,31 @@ class Machines:
         )
         return _Server(order, environment(*arguments, **keywords), config.invocation_params.dir)
 
-    def _pass_on(self, item: pytest.Item, ended: Ended) -> None:
+    def _pass_on(self, item: pytest.Item, outcome: Outcome) -> None:
         """Pass on what a test reported, and what became of its process if it did not report its end."""
         config, reported = item.config, ["setup", "call", "teardown"]
-        records = io.BytesIO(ended.records)
-        leaving: tuple[str, int | None] | None = None
+        records = io.BytesIO(outcome.records)
+        exit_request: tuple[str, int | None] | None = None
         while True:
             try:
-                kind, value = pickle.load(records)
+                record_type, value = pickle.load(records)
             except (EOFError, pickle.UnpicklingError):  # the end, or what the process was about to say when it ended
                 break
-            if kind == "warning":
+            if record_type == "warning":
                 _pass_on_warning(config, *value)
-            elif kind == "exit":
-                leaving = value
+            elif record_type == "exit":
+                exit_request = value
             else:
                 report = config.hook.pytest_report_from_serializable(config=config, data=value)
                 if report.when in reported:
                     del reported[: reported.index(report.when) + 1]
                 if report.failed and (config.option.usepdb or config.option.trace):
-                    report.sections.append(("--pdb", _PDB + item.nodeid))
+                    report.sections.append(("--pdb", _PDB_NOTE + item.nodeid))
                 item.ihook.pytest_runtest_logreport(report=report)
-        if leaving is not None:
-            pytest.exit(*leaving)
-        if ended.problem is not None or ended.status or "teardown" in reported:
-            for report in _failure(item, ended, reported):
+        if exit_request is not None:
+            pytest.exit(*exit_request)
+        if outcome.problem is not None or outcome.status or "teardown" in reported:
+            for report in _failure(item, outcome, reported):
                 item.ihook.pytest_runtest_logreport(report=report)
 
     def _end(self, servers: list[_Server]) -> None:
@@ -174,18 +174,18 @@ class _Server:
         """Whether it ended after it had run tests, so that another one may run the rest."""
         return self._problem is not None and self._has_served
 
-    def run(self, nodeid: str) -> Ended:
+    def run(self, nodeid: str) -> Outcome:
         """Have it run a test."""
         if self._problem is None:
             self._channel.send(nodeid)
-            ended = self._channel.receive()
-            if ended is not None:
+            outcome = self._channel.receive()
+            if outcome is not None:
                 self._has_served = True
-                return ended
+                return outcome
             self.leave()
             status = _status(self.wait())
             self._problem = f"the server process of the test's simulated machine ended {status}; it may have said why above"
-        return Ended(self._problem)
+        return Outcome(self._problem)
 
     def leave(self) -> None:
         """Tell it that there is nothing left to do."""
@@ -200,12 +200,12 @@ class _Server:
             return self._process.wait()
 
 
-def _failure(item: pytest.Item, ended: Ended, missing: list[str]) -> list[pytest.TestReport]:
+def _failure(item: pytest.Item, outcome: Outcome, missing: list[str]) -> list[pytest.TestReport]:
     """What is reported of a test whose process did not come to its end: the phase that it was in has failed."""
     when = missing[0] if missing else "teardown"
-    problem = ended.problem or f"The test's process ended {_status(ended.status)} in its {when} and reported no more of it."
+    problem = outcome.problem or f"The test's process ended {_status(outcome.status)} in its {when} and reported no more of it."
     sections = [
-        (f"Captured {stream} {when}", text) for stream, text in zip(("stdout", "stderr"), ended.output, strict=True) if text
+        (f"Captured {stream} {when}", text) for stream, text in zip(("stdout", "stderr"), outcome.output, strict=True) if text
     ]
     keywords = dict.fromkeys(item.keywords, 1)
     whole: Any = pytest.TestReport

@@ -18,8 +18,8 @@ from typing import IO, Any
 import pytest
 
 from ... import discovery
-from ..pytest_plugin import SERVER
-from .channel import Channel, Ended, Order
+from ..pytest_plugin import SERVER_NAME
+from .channel import Channel, Order, Outcome
 
 # What the session does and a server does not.
 _ALONE: dict[str, Any] = {
@@ -37,7 +37,7 @@ _ALONE: dict[str, Any] = {
     "maxfail": 0,
 }
 
-_POISONED = (
+_DRIVER_INITIALIZED = (
     "Collecting the tests initialized the CUDA driver, so that a process forked for a test could not use the simulated GPUs. "
     "Ask for devices in tests and fixtures, not while a module is imported; torch.cuda.is_available() and everything in "
     "accelerator's discovery may be asked anywhere."
@@ -60,7 +60,7 @@ class _Server:
     """The plug-in that makes a pytest a server."""
 
     def __init__(self, channel: Channel, order: Order) -> None:
-        self.__name__ = SERVER  # under which pytest registers it
+        self.__name__ = SERVER_NAME  # under which pytest registers it
         self._channel = channel
         self._order = order
         self._items: dict[str, pytest.Item] = {}
@@ -98,11 +98,11 @@ class _Server:
             factory.getbasetemp()  # here, for the first use empties it
         if importlib.util.find_spec("torch") is not None:
             import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]  # once, for all tests
-        poisoned = None if discovery.is_fork_safe() else _POISONED
+        refusal = None if discovery.is_fork_safe() else _DRIVER_INITIALIZED
         while (nodeid := self._channel.receive()) is not None:
             item = self._items.get(nodeid)
-            problem = poisoned or (self._missing() if item is None else None)
-            self._channel.send(self._run(item) if item is not None and problem is None else Ended(problem))
+            problem = refusal or (self._missing() if item is None else None)
+            self._channel.send(self._run(item) if item is not None and problem is None else Outcome(problem))
         return True
 
     def _missing(self) -> str:
@@ -110,16 +110,16 @@ class _Server:
             return "The test could not be collected on its simulated machine:\n" + "\n".join(self._failed)
         return "The test was collected by the session, and on its simulated machine it was not."
 
-    def _run(self, item: pytest.Item) -> Ended:
+    def _run(self, item: pytest.Item) -> Outcome:
         with tempfile.TemporaryFile() as records:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of threads that were started while collecting
                 pid = os.fork()
             if pid == 0:
-                self._be_test(item, records)
+                self._become_test(item, records)
             status = self._wait(pid)
             records.seek(0)
-            return Ended(None, status, records.read(), self._unreported())
+            return Outcome(None, status, records.read(), self._unreported())
 
     def _wait(self, pid: int) -> int:
         ended = os.pidfd_open(pid)
@@ -139,7 +139,7 @@ class _Server:
         out, err = capture.read_global_capture()
         return out, err
 
-    def _be_test(self, item: pytest.Item, records: IO[bytes]) -> None:
+    def _become_test(self, item: pytest.Item, records: IO[bytes]) -> None:
         """Be the process of a test."""
         status = 1
         try:
@@ -160,9 +160,9 @@ class _Server:
             sys.stderr.flush()
             os._exit(status)
 
-    def _record(self, kind: str, value: object) -> None:
+    def _record(self, record_type: str, value: object) -> None:
         if self._records is not None:
-            self._records.write(pickle.dumps((kind, value)))
+            self._records.write(pickle.dumps((record_type, value)))
             self._records.flush()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

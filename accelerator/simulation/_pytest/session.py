@@ -15,7 +15,7 @@ from .._environment import environment
 from . import python
 
 
-class Simulated:
+class SimulatedSession:
     """The pytest that takes the place of this one."""
 
     def __init__(self, arguments: list[str], gpus: int, memory: str) -> None:
@@ -36,13 +36,13 @@ class Simulated:
             return _run.run(command, machine)
 
 
-def prepare(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> Simulated:
+def take_over(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> SimulatedSession:
     """Take note of what this pytest was asked for, and let it load and capture nothing itself."""
-    asked = config.known_args_namespace
-    simulated = Simulated(_arguments(config), asked.simulate_gpus, asked.simulate_memory or "8GiB")
+    options = config.known_args_namespace
+    simulated = SimulatedSession(_arguments(config), options.simulate_gpus, options.simulate_memory or "8GiB")
     args.clear()
     nothing = parser.parse_known_args([], namespace=copy.copy(config.option))
-    nothing.noconftest, nothing.capture, nothing.confcutdir = True, "no", asked.confcutdir
+    nothing.noconftest, nothing.capture, nothing.confcutdir = True, "no", options.confcutdir
     config.known_args_namespace = nothing
     return simulated
 

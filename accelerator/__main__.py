@@ -17,9 +17,9 @@ def main(arguments: list[str]) -> int:
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "report"
     rest = arguments[1:] if arguments[:1] == [command] else arguments
     if command == "simulate":
-        from .simulation import _run
+        from ._command import simulate
 
-        return _run.main(rest)
+        return simulate.main(rest)
     try:
         if command == "check":
             return _check(rest)

@@ -25,7 +25,7 @@ takes_cuda_build = pytest.mark.skipif(
     torch_build is not None and not torch_build.cuda, reason="simulate refuses a torch that is not built for CUDA"
 )
 
-SIMULATE = "import sys; from accelerator.simulation._run import main; sys.exit(main(sys.argv[1:]))"
+SIMULATE = "import sys; from accelerator._command.simulate import main; sys.exit(main(sys.argv[1:]))"
 
 
 def simulate(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:

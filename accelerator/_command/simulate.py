@@ -32,7 +32,7 @@ Other compiled kernels (an extension, cupy, numba) fail and are named."""
 _EPILOG = """\
 Options that take a value for each GPU separate the values by commas (names do
 not) or are repeated; the last value repeats:
-  python -m accelerator simulate --gpus 4 --memory 80GiB,24GiB -- python -m pytest
+  python -m accelerator simulate --gpus 4 --memory 80GiB,24GiB -- pytest
 A machine without any NVIDIA driver: --driver absent --nvml absent
 
 The exit status is COMMAND's: 128 + N if signal N ended it, 126 if it is not
@@ -83,6 +83,9 @@ def main(argv: list[str]) -> int:
                 driver=options.driver,
                 nvml=options.nvml,
                 compute=not options.no_compute,
+                fill=options.fill,
+                triton=not options.no_triton,
+                compile=options.compile,
                 state=Path(directory, "state"),
             )
         except ValueError as error:
@@ -125,6 +128,20 @@ def _parser() -> argparse.ArgumentParser:
         help="the NVML library: present, absent, broken (fails to start) or mismatch (with its kernel driver) (present)",
     )
     add("--no-compute", action="store_true", help="kernel launches succeed and compute nothing: to test device management")
+    add(
+        "--fill",
+        choices=("zero", "nan"),
+        default="zero",
+        help="content of new device memory; nan exposes reads of uninitialized memory (zero)",
+    )
+    add("--no-triton", action="store_true", help="launching a Triton kernel fails")
+    add(
+        "--compile",
+        choices=("cpp", "triton"),
+        default="cpp",
+        help="what torch.compile generates: C++ for the CPU, or the Triton code of a real GPU, which the interpreter runs "
+        "slowly (cpp)",
+    )
     add(
         "--build",
         metavar="DIR",

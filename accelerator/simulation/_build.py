@@ -318,7 +318,9 @@ def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as pool:
         for name, content in _sources().items():
             Path(scratch, name).write_bytes(content)
-        list(pool.map(lambda library: _compile(compiler, library, scratch_directory, Path(scratch)), _LIBRARIES))
+        jobs = [pool.submit(_compile, compiler, library, scratch_directory, Path(scratch)) for library in _LIBRARIES]
+        for job in jobs:
+            job.result()
 
 
 def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Path, scratch: Path) -> None:

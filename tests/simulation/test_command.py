@@ -143,7 +143,7 @@ def test_help_says_what_computes() -> None:
 def test_help_fits_80_columns() -> None:
     lines = simulate("--help", COLUMNS="80").stdout.splitlines()
     assert max(map(len, lines)) <= 80
-    assert not [line for line in lines if line.endswith("-")], "no word is broken"
+    assert not [line for line in lines if re.search(r"\w-$", line)], "no word is broken"
 
 
 @pytest.mark.parametrize(

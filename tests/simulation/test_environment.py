@@ -1,4 +1,4 @@
-"""Describing a simulated machine, and compiling its libraries."""
+"""Description of a simulated machine, and compilation of its libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUILD = "from accelerator.simulation import _build; print(_build.ensure_built())
 
 
 def variable(name: str, *arguments: Any, **machine: Any) -> str | None:
-    """What one of the variables that describe the machine says."""
+    """Return one of the variables that describe the machine."""
     return environment(*arguments, **machine).get("ACCELERATOR_SIM_" + name)
 
 
@@ -120,7 +120,7 @@ def test_failures() -> None:
     assert variable("ERRORS", nvml="broken") == "nvmlInit*:9"
     assert variable("ERRORS", nvml="mismatch", driver="broken") == "cuInit:999,nvmlInit*:18"
     assert variable("ERRORS", errors={"cuInit": 3, "nvmlDevice*@0": 15}) == "cuInit:3,nvmlDevice*@0:15"
-    # The first entry that fits counts, so what the caller says goes first.
+    # The first matching entry counts, so the caller's entries come first.
     assert variable("ERRORS", errors="nvmlInit_v2:4,", nvml="broken") == "nvmlInit_v2:4,nvmlInit*:9"
 
 
@@ -274,7 +274,7 @@ def test_is_simulated_inside(machine: dict[str, Any]) -> None:
 
 
 def test_is_simulated_goes_by_the_process() -> None:
-    # The variables alone make no simulation, and taking them away ends none.
+    # The variables alone do not make a simulation, and removing them does not end one.
     inside = environment(base=plain())
     variables = {key: value for key, value in inside.items() if key.startswith("ACCELERATOR_SIM_")}
     assert python(PRINT_IS_SIMULATED, env={**plain(), **variables}).stdout == "False\n"
@@ -320,7 +320,7 @@ def test_is_simulated_here() -> None:
 
 
 def compilations(directory: Path) -> int:
-    """How many libraries the compiler made."""
+    """Return how many libraries were compiled."""
     calls = directory / "calls"
     return calls.read_text().count(" -o ") if calls.exists() else 0
 
@@ -335,7 +335,7 @@ def test_the_second_build_does_nothing(tmp_path: Path) -> None:
     second = python(BUILD, env=env)
     assert second.stdout == first.stdout
     assert compilations(tmp_path) == len(_build._LIBRARIES)
-    # Cleaners of cache directories take single files.
+    # Programs that clean caches delete single files.
     (root / "driver/libcuda.so.1").unlink()
     assert python(BUILD, env=env).stdout == first.stdout
     assert (root / "driver/libcuda.so.1").is_file()
@@ -451,7 +451,7 @@ def test_somebody_was_there_first(theirs_is: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     theirs.chmod(0o777)
     done = python(BUILD, env=env)
-    if theirs_is == "directory":  # of this user, and open: it is closed
+    if theirs_is == "directory":  # owned by this user and writable by all: it is made private
         assert Path(done.stdout.strip()).is_relative_to(theirs), done.stderr
         assert theirs.stat().st_mode & 0o022 == 0
     os.chown(theirs, 1, 1, follow_symlinks=False)

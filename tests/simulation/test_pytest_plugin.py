@@ -472,7 +472,7 @@ def test_a_wrong_mark_fails_its_test_alone(tmp_path: Path) -> None:
     messages = {
         "simulated_machine(gpus=200)": "simulated_machine: gpus must be between 0 and 128, not 200",
         "simulated_machine(compute='no')": "simulated_machine: compute must be True or False, not 'no'",
-        "simulated_machine(gpu=2)": "simulated_machine: got an unexpected keyword argument 'gpu'; the arguments are gpus, memory,",
+        "simulated_machine(gpu=2)": "simulated_machine: got an unexpected keyword argument 'gpu'; the arguments are gpus, ",
         "simulated_machine(1, 2)": "simulated_machine: too many positional arguments; the arguments are gpus, memory,",
         "min_gpus('2')": "min_gpus takes the number of GPUs, as in min_gpus(2)",
         "min_gpus": "min_gpus takes the number of GPUs, as in min_gpus(2)",

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from . import capture, random
-from .capture import captures
-from .memory import (
+from .aliases import (
     _MANY_BYTES,
     _START,
     CPU,
@@ -19,13 +18,14 @@ from .memory import (
     _empty_here,
     _everything_real,
     _view,
-    alias,
-    alias_of_storage,
+    cpu_alias,
+    cpu_alias_of_storage,
     to_device,
     write_back,
 )
-from .operations import Operation
-from .sparse import alias_of_parts, to_device_by_parts, write_back_parts
+from .capture import captures
+from .ops import Op
+from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
 
 __all__ = ["copy_kernel", "kernel"]
 
@@ -37,10 +37,10 @@ _CPU_KEY = torch._C.DispatchKey.CPU
 class Call:
     """One call of an op: which device it is on, and what it is to write."""
 
-    __slots__ = ("device", "generator", "given_outs", "host", "may_resize", "name", "operation", "outs")
+    __slots__ = ("device", "generator", "given_outs", "host", "may_resize", "name", "op", "outs")
 
-    def __init__(self, operation: Operation, may_resize: bool = False) -> None:
-        self.operation = operation
+    def __init__(self, op: Op, may_resize: bool = False) -> None:
+        self.op = op
         self.may_resize = may_resize
         self.device: torch.device | None = None
         self.generator: torch.Generator | None = None  # what the op draws from, once it is known
@@ -64,34 +64,34 @@ class Call:
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         device = tensor.device
         if device.type == "cpu":
-            if self.host is None and not (tensor.dim() == 0 and self.operation.takes_host_numbers):
+            if self.host is None and not (tensor.dim() == 0 and self.op.takes_host_numbers):
                 self.host = (self.name, tensor)
             return tensor
         if device.type != "cuda":
             raise self.mixed(device)
         if self.device is None:
             self.device = device
-        elif self.device != device and not self.operation.is_copy:
+        elif self.device != device and not self.op.is_copy:
             raise self.mixed(device)
-        if not self.operation.is_dense:
-            result = alias_of_parts(tensor)
-            if self.name in self.operation.written:
+        if not self.op.is_dense:
+            result = cpu_alias_of_parts(tensor)
+            if self.name in self.op.written:
                 self.outs.append((result, tensor))
             return result
-        if self.name in self.operation.out or any(tensor is out for out in self.given_outs):
+        if self.name in self.op.out or any(tensor is out for out in self.given_outs):
             return self._given_out(tensor)
-        return alias(tensor)
+        return cpu_alias(tensor)
 
     def _given_out(self, tensor: torch.Tensor) -> torch.Tensor:
         """One tensor in all its places: by that an op knows that it writes one of its inputs, which it then does not resize."""
         result = next((result for result, known in self.outs if known is tensor), None)
         if result is None:
-            result = alias(tensor).clone() if self.may_resize else alias_of_storage(tensor)
+            result = cpu_alias(tensor).clone() if self.may_resize else cpu_alias_of_storage(tensor)
             self.outs.append((result, tensor))
         return result
 
     def mixed(self, other: torch.device) -> RuntimeError:
-        short = self.operation.name.partition("::")[2].partition(".")[0]
+        short = self.op.name.partition("::")[2].partition(".")[0]
         return RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {self.device} and {other}!"
             f" (when checking argument for argument {self.name} in method wrapper_CUDA_{short})"
@@ -99,8 +99,8 @@ class Call:
 
     def convert(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         here: list[Any] = []
-        self.given_outs = [kwargs.get(name) for name in self.operation.out]
-        for name, value in zip(self.operation.names, args, strict=False):
+        self.given_outs = [kwargs.get(name) for name in self.op.out]
+        for name, value in zip(self.op.names, args, strict=False):
             self.name = name
             here.append(self.to_cpu(value))
         named: dict[str, Any] = {}
@@ -109,7 +109,7 @@ class Call:
             named[name] = self.to_cpu(value)
         if self.device is None or self.device == torch.device("cuda"):
             self.device = torch.device("cuda", torch.cuda.current_device())
-        if self.host is not None and not self.operation.takes_host_tensors:
+        if self.host is not None and not self.op.takes_host_tensors:
             self.name = self.host[0]
             raise self.mixed(CPU)
         return here, named
@@ -119,25 +119,25 @@ class Call:
         if isinstance(value, _Tensor):
             if value.device.type != "cpu":
                 return value
-            dense = self.operation.is_dense and value.layout is torch.strided
+            dense = self.op.is_dense and value.layout is torch.strided
             return to_device(value, self.device) if dense else to_device_by_parts(value, self.device)
         if isinstance(value, (list, tuple)):
             return [self.to_device(item) for item in value]
         return value
 
     def compute(self, here: list[Any], named: dict[str, Any]) -> Any:
-        operation = self.operation
-        if not operation.is_random:
-            return operation.compute(*here, **named)
+        op = self.op
+        if not op.is_random:
+            return op.compute(*here, **named)
         generator = self.generator or self.find_generator(here, named)
-        if not operation.has_generator:
-            return random.draw(generator, operation.compute, here, named)
-        return random.draw_with_generator(generator, operation.compute, here, named, operation.names)
+        if not op.has_generator:
+            return random.draw(generator, op.compute, here, named)
+        return random.draw_with_generator(generator, op.compute, here, named, op.names)
 
     def find_generator(self, here: list[Any], named: dict[str, Any]) -> torch.Generator:
         """The CUDA generator that the op draws from: the caller's, or the device's."""
         assert self.device is not None
-        generator = self.operation.bind(tuple(here), named).get("generator")
+        generator = self.op.bind(tuple(here), named).get("generator")
         if generator is None:
             return random.default_generator(self.device.index)
         if generator.device.type != "cuda":
@@ -151,48 +151,48 @@ class Call:
                 write_back_parts(result, tensor)
             elif result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
                 write_back(result, tensor)
-        kinds = self.operation.results
+        kinds = self.op.results
         if not kinds:
             return None
         if len(kinds) == 1:
-            return self.to_device(computed) if kinds[0] is None else self.operation.bind(args, kwargs)[kinds[0]]
-        given = self.operation.bind(args, kwargs) if any(kinds) else {}
+            return self.to_device(computed) if kinds[0] is None else self.op.bind(args, kwargs)[kinds[0]]
+        given = self.op.bind(args, kwargs) if any(kinds) else {}
         return tuple(
             self.to_device(value) if kind is None else given[kind] for kind, value in zip(kinds, computed, strict=True)
         )
 
     def record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Put the op on the stream that captures, and give the tensors that will have its results after each replay."""
-        operation = self.operation
+        op = self.op
         assert self.device is not None
-        if operation.needs_host:
+        if op.needs_host:
             capture.refuse(self.device)
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-            shapes, given = operation.shapes(args, kwargs)
-        for name in operation.out:
+            shapes, given = op.shapes(args, kwargs)
+        for name in op.out:
             wanted, tensor = given.get(name), kwargs.get(name)
             if isinstance(tensor, _Tensor) and isinstance(wanted, _Tensor) and tensor.size() != wanted.size():
                 tensor.resize_(wanted.size())
-        again = Call(operation)
+        again = Call(op)
         here, named = again.convert(args, kwargs)
-        if operation.is_random:
+        if op.is_random:
             # The state that the generator has now: it may get another one before the replay.
             again.generator = again.find_generator(here, named).graphsafe_get_state()
-        new = [shape for kind, shape in zip(operation.results, shapes, strict=True) if kind is None]
+        new = [shape for kind, shape in zip(op.results, shapes, strict=True) if kind is None]
         results = [_like(shape, self.device) for shape in new]
         targets = [_aliases(result) for result in results]
 
         def replay() -> None:
             computed = again.compute(here, named)
-            values = [computed] if len(operation.results) == 1 else computed or ()
-            new = [value for kind, value in zip(operation.results, values, strict=True) if kind is None]
+            values = [computed] if len(op.results) == 1 else computed or ()
+            new = [value for kind, value in zip(op.results, values, strict=True) if kind is None]
             for target, value in zip(targets, new, strict=True):
                 _fill(target, value)
 
         capture.put_on_stream(self.device, replay)
-        given = operation.bind(args, kwargs)
+        given = op.bind(args, kwargs)
         rest = iter(results)
-        all_results = [next(rest) if kind is None else given[kind] for kind in operation.results]
+        all_results = [next(rest) if kind is None else given[kind] for kind in op.results]
         return None if not all_results else all_results[0] if len(all_results) == 1 else tuple(all_results)
 
 
@@ -206,7 +206,7 @@ def _like(shape: Any, device: torch.device) -> Any:
 
 def _aliases(result: Any) -> Any:
     if isinstance(result, _Tensor):
-        return alias(result)
+        return cpu_alias(result)
     return [_aliases(item) for item in result] if isinstance(result, (list, tuple)) else result
 
 
@@ -218,8 +218,8 @@ def _fill(target: Any, value: Any) -> None:
             _fill(one, other)
 
 
-def _run(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    call = Call(operation)
+def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = Call(op)
     with torch._C.DisableTorchFunction():
         here, named = call.convert(args, kwargs)
         if captures.value and call.device is not None and capture.is_capturing(call.device):
@@ -230,7 +230,7 @@ def _run(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             if not call.outs or _NOT_RESIZABLE not in str(error):
                 raise
             # The op, which has warned of it, makes an argument larger than its memory: it gets memory that can grow.
-            call = Call(operation, may_resize=True)
+            call = Call(op, may_resize=True)
             here, named = call.convert(args, kwargs)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -255,23 +255,23 @@ def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any
     no random numbers and give new tensors or write their first argument, with plain strided tensors on one device, outside
     captures. All else goes to `_run`, which begins anew.
     """
-    operation: Any = None  # until the first call: describing an op takes longer than many a program runs
+    op: Any = None  # until the first call: describing an op takes longer than many a program runs
     compute: Callable[..., Any] = _no_op
     is_plain = is_cast = returns_first = is_single = False
     wants_tensor: tuple[bool, ...] = ()
 
-    def prepare() -> Operation:
-        nonlocal operation, compute, is_plain, is_cast, returns_first, is_single, wants_tensor
-        found = Operation(name, key)
+    def prepare() -> Op:
+        nonlocal op, compute, is_plain, is_cast, returns_first, is_single, wants_tensor
+        found = Op(name, key)
         compute, is_plain, is_cast, is_single = found.directly, found.is_plain, found.is_cast, len(found.results) == 1
         returns_first = is_plain and found.results[0] is not None
         wants_tensor = tuple(argument in found.tensor_names for argument in found.names)
-        operation = found
+        op = found
         return found
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not is_plain or captures.value or _mode_count() or (is_cast and _is_autocasting("cpu")):
-            return _run(operation or prepare(), args, kwargs)
+            return _run(op or prepare(), args, kwargs)
         index = _NONE
         here: list[Any] = []
         take = here.append
@@ -281,30 +281,30 @@ def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any
                 where = value.get_device()
                 if where != index:
                     if index != _NONE or where < 0:
-                        return _run(operation, args, kwargs)
+                        return _run(op, args, kwargs)
                     index = where
                 found = _everything_real.get(value.dtype)
                 address = value.data_ptr()
                 if found is None or not address:
-                    return _run(operation, args, kwargs)
+                    return _run(op, args, kwargs)
                 everything, size = found
                 if address % size:
-                    return _run(operation, args, kwargs)
+                    return _run(op, args, kwargs)
                 take(_view(everything, tuple(value.shape), value.stride(), (address - _START) // size))
             elif kind in _PLAIN:
                 if kind in _LISTED and wants_tensor[len(here)]:
-                    return _run(operation, args, kwargs)
+                    return _run(op, args, kwargs)
                 take(value)
             elif kind is list and (not value or type(value[0]) in _LISTED):
                 take(value)
             else:
-                return _run(operation, args, kwargs)
+                return _run(op, args, kwargs)
         if index == _NONE:
-            return _run(operation, args, kwargs)
+            return _run(op, args, kwargs)
         if kwargs:
             for value in kwargs.values():
                 if type(value) not in _PLAIN:
-                    return _run(operation, args, kwargs)
+                    return _run(op, args, kwargs)
             result = compute(*here, **kwargs)
         else:
             result = compute(*here)

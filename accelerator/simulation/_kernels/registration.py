@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from .compositions import CHOICES, COMPOSITIONS
+from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS
 from .dispatch import copy_kernel, kernel
-from .operations import not_simulated
+from .ops import not_simulated
 
 __all__ = ["install"]
 
@@ -101,7 +101,7 @@ def _replaced() -> list[str]:
         if name.startswith("aten::") and name[6:].partition(".")[0] not in _TORCHS_OWN and not _is_view(name)
     ]
     known = set(torch._C._dispatch_get_all_op_names())
-    return [*names, *filter(_stands_for_itself, _BESIDES), *(CHOICES.keys() & known - set(names))]
+    return [*names, *filter(_stands_for_itself, _BESIDES), *(CUDNN_SELECTION.keys() & known - set(names))]
 
 
 def _stands_for_itself(name: str) -> bool:
@@ -120,9 +120,9 @@ def _is_view(name: str) -> bool:
 
 
 def _kernel(name: str) -> Callable[..., Any]:
-    if name in CHOICES:
-        return CHOICES[name]
-    if name in COMPOSITIONS or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
+    if name in CUDNN_SELECTION:
+        return CUDNN_SELECTION[name]
+    if name in DECOMPOSITIONS or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
         return kernel(name)
 
     def refuse(*args: Any, **kwargs: Any) -> Any:

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import torch
 
-from .memory import CPU, alias, alias_of_storage, to_device
+from .aliases import CPU, cpu_alias, cpu_alias_of_storage, to_device
 
-__all__ = ["alias_of_parts", "to_device_by_parts", "write_back_parts"]
+__all__ = ["cpu_alias_of_parts", "to_device_by_parts", "write_back_parts"]
 
 _BY_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 
-def alias_of_parts(tensor: torch.Tensor) -> torch.Tensor:
+def cpu_alias_of_parts(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of any CUDA tensor."""
     if tensor.is_nested:
         sizes, strides = tensor._nested_tensor_size(), tensor._nested_tensor_strides()
         return torch.ops.aten._nested_view_from_buffer(
-            alias_of_storage(_buffer(tensor)), sizes, strides, tensor._nested_tensor_storage_offsets()
+            cpu_alias_of_storage(_buffer(tensor)), sizes, strides, tensor._nested_tensor_storage_offsets()
         )
     if tensor.layout == torch.strided:
-        return alias(tensor)
+        return cpu_alias(tensor)
     if tensor.layout == torch.sparse_coo:
         return torch.sparse_coo_tensor(
-            alias(tensor._indices()),
-            alias(tensor._values()),
+            cpu_alias(tensor._indices()),
+            cpu_alias(tensor._values()),
             tensor.size(),
             is_coalesced=tensor.is_coalesced(),
             check_invariants=False,
         )
-    outer, inner, values = (alias(part) for part in _parts(tensor))
+    outer, inner, values = (cpu_alias(part) for part in _parts(tensor))
     return torch.sparse_compressed_tensor(
         outer, inner, values, tensor.size(), dtype=tensor.dtype, layout=tensor.layout, device=CPU, check_invariants=False
     )

@@ -1,4 +1,4 @@
-"""What several compositions share: the type to compute in, and results written where the caller wants them."""
+"""What several decompositions share: the type to compute in, and results written where the caller wants them."""
 
 from __future__ import annotations
 

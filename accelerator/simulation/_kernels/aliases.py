@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["alias", "alias_of_storage", "to_device", "write_back"]
+__all__ = ["cpu_alias", "cpu_alias_of_storage", "to_device", "write_back"]
 
 CPU = torch.device("cpu")
 # One storage spans all of the address space but its first page; a tensor over any address is a view of it, which is the
@@ -42,7 +42,7 @@ def _span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
     return found
 
 
-def alias(tensor: torch.Tensor) -> torch.Tensor:
+def cpu_alias(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor over the memory of a strided CUDA tensor."""
     dtype = tensor.dtype
     everything, size = _everything.get(dtype) or _span(dtype)
@@ -51,7 +51,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
         return _without_memory(tensor)
     offset, rest = divmod(address - _START, size)
     if rest:
-        return alias_of_storage(tensor)
+        return cpu_alias_of_storage(tensor)
     result = _view(everything, tuple(tensor.shape), tensor.stride(), offset)
     if tensor.is_neg():
         result = torch.ops.aten._neg_view(result)
@@ -65,7 +65,7 @@ def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=CPU)
 
 
-def alias_of_storage(tensor: torch.Tensor) -> torch.Tensor:
+def cpu_alias_of_storage(tensor: torch.Tensor) -> torch.Tensor:
     """A CPU tensor with a storage of the very bytes of the CUDA tensor's: to make it larger is an error."""
     storage = tensor.untyped_storage()
     address = storage.data_ptr()
@@ -89,7 +89,7 @@ def to_device(result: torch.Tensor, device: torch.device) -> torch.Tensor:
         if there.stride() == result.stride():
             (_copy_few if count < _MANY_BYTES else _copy_many)(there.data_ptr(), result.data_ptr(), count)
         else:
-            alias(there).copy_(result)
+            cpu_alias(there).copy_(result)
     return there
 
 
@@ -104,4 +104,4 @@ def write_back(result: torch.Tensor, tensor: torch.Tensor) -> None:
             if result.numel() and storage.nbytes() < needed:
                 storage.resize_(int(needed))
             tensor.as_strided_(result.size(), result.stride())
-    alias(tensor).copy_(result)
+    cpu_alias(tensor).copy_(result)

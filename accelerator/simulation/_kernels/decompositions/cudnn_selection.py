@@ -11,7 +11,7 @@ def never(*arguments: object) -> bool:
     return False
 
 
-CHOICES = {
+CUDNN_SELECTION = {
     "aten::cudnn_is_acceptable": never,
     "aten::_use_cudnn_ctc_loss": never,
     "aten::_use_cudnn_ctc_loss.Tensor": never,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._common import compute_type, widened, write
+from .common import compute_type, widened, write
 
 
 def _per_channel(statistic: Tensor, like: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def rms_norm_backward(
     return grad_input, grad_weight
 
 
-COMPOSITIONS = {
+DECOMPOSITIONS = {
     "aten::batch_norm_stats": stats,
     "aten::batch_norm_elemt": elemt,
     "aten::batch_norm_elemt.out": elemt_out,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._common import write
+from .common import write
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -134,7 +134,7 @@ def sparse_addmm(
     return product.to(out_dtype or mat2.dtype)
 
 
-COMPOSITIONS = {
+DECOMPOSITIONS = {
     "aten::mm.dtype": mm,
     "aten::mm.dtype_out": mm_out,
     "aten::bmm.dtype": mm,

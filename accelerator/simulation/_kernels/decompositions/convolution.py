@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import write
+from .common import write
 
 _aten = torch.ops.aten
 
@@ -109,7 +109,7 @@ def affine_grid_backward(grad: Tensor, N: int, C: int, H: int, W: int) -> Tensor
     return _aten.affine_grid_generator_backward(grad, [N, C, H, W], _ALIGN_CORNERS)
 
 
-COMPOSITIONS = {
+DECOMPOSITIONS = {
     "aten::_conv_depthwise2d": depthwise,
     "aten::_conv_depthwise2d.out": depthwise_out,
     "aten::conv_depthwise3d": depthwise,

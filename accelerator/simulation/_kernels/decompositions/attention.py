@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._common import laid_out_like, widened
+from .common import laid_out_like, widened
 
 
 class _Mask(NamedTuple):
@@ -634,7 +634,7 @@ def sdp_cudnn(
     )
 
 
-COMPOSITIONS = {
+DECOMPOSITIONS = {
     "aten::_flash_attention_forward": flash_forward,
     "aten::_flash_attention_forward_no_dropout_inplace": flash_forward_inplace,
     "aten::_flash_attention_backward": flash_backward,

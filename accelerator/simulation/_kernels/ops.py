@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from .compositions import COMPOSITIONS
-from .memory import alias
+from .aliases import cpu_alias
+from .decompositions import DECOMPOSITIONS
 
-__all__ = ["Operation", "not_simulated"]
+__all__ = ["Op", "not_simulated"]
 
 # These take tensors of the host beside those of the device, as their CUDA kernels do.
 _MIXES_DEVICES = frozenset(
@@ -57,7 +57,7 @@ def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKe
     raise not_simulated(name)
 
 
-class Operation:
+class Op:
     """One op of torch, as its kernel on simulated GPUs needs to know it."""
 
     def __init__(self, name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> None:
@@ -67,14 +67,14 @@ class Operation:
         operator, by_key, tags = torch._C._get_operation_overload(base, overload)
         self.schema = schema = torch._C._get_schema(base, overload)
         self.call_anywhere: Callable[..., Any] = operator
-        composition = COMPOSITIONS.get(name)
+        decomposition = DECOMPOSITIONS.get(name)
         # The CPU's kernel itself, past what the dispatcher does above it, all of which was done for the CUDA tensors.
         self.key = key
-        self._plainly: Callable[..., Any] = composition or functools.partial(by_key, _registered_key(name, key))
+        self._plainly: Callable[..., Any] = decomposition or functools.partial(by_key, _registered_key(name, key))
         self.compute = self._compute
         # For plain arguments: the function that Python's users call, which takes half of the time to get there. It is not past
         # the CPU's autocast.
-        self.directly = composition or next((f for b in _BINDINGS if (f := getattr(b, short, None))), operator)
+        self.directly = decomposition or next((f for b in _BINDINGS if (f := getattr(b, short, None))), operator)
         self.is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
@@ -92,7 +92,7 @@ class Operation:
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
         self.takes_host_tensors = short in _MIXES_DEVICES or short.startswith(("_foreach", "_fused_", "_nested", "_amp"))
         self.takes_host_numbers = self.takes_host_tensors or torch.Tag.pointwise in tags or short in _MIXES_NUMBERS
-        self._with_numbers: dict[frozenset[str], Operation | None] = {}
+        self._with_numbers: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
         self.is_copy = short == "copy_"
         self.is_dense = key == torch._C.DispatchKey.CPU
@@ -126,13 +126,13 @@ class Operation:
             return False  # for others torch has resolved what is negated lazily
         return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
 
-    def with_numbers(self, numbers: frozenset[str]) -> Operation | None:
+    def with_numbers(self, numbers: frozenset[str]) -> Op | None:
         """The overload of this op that takes numbers for these arguments, if there is one."""
         if numbers not in self._with_numbers:
             self._with_numbers[numbers] = self._find_with_numbers(numbers)
         return self._with_numbers[numbers]
 
-    def _find_with_numbers(self, numbers: frozenset[str]) -> Operation | None:
+    def _find_with_numbers(self, numbers: frozenset[str]) -> Op | None:
         base = self.name.partition(".")[0]
         for overload in torch._C._jit_get_operation(base)[1]:
             arguments = torch._C._get_schema(base, overload).arguments
@@ -141,7 +141,7 @@ class Operation:
             if [a.name for a in arguments] != self.names or not numbers <= taken or tensors != {*self.tensor_names} - taken:
                 continue
             try:
-                return Operation(f"{base}.{overload}" if overload else base, self.key)
+                return Op(f"{base}.{overload}" if overload else base, self.key)
             except NotImplementedError:
                 continue
         return None
@@ -205,7 +205,7 @@ def _on_meta(value: Any) -> Any:
 
 def _copies(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return alias(value).clone() if value.device.type == "cuda" else value
+        return cpu_alias(value).clone() if value.device.type == "cuda" else value
     if isinstance(value, (list, tuple)):
         return [_copies(item) for item in value]
     if isinstance(value, torch.device):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._common import widened
+from .common import widened
 
 
 def _biased(gates: Tensor, bias: Tensor | None) -> Tensor:
@@ -82,7 +82,7 @@ def flatten_weight(weight_arr: list[Tensor], *layout: object) -> Tensor:
     return torch.cat([weight.reshape(-1) for weight in weight_arr])
 
 
-COMPOSITIONS = {
+DECOMPOSITIONS = {
     "aten::_cudnn_rnn_flatten_weight": flatten_weight,
     "aten::_thnn_fused_lstm_cell": lstm_cell,
     "aten::_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,

@@ -16,4 +16,4 @@ def masked_scale(self: Tensor, mask: Tensor, scale: float) -> Tensor:
     return self * mask.to(self.dtype) * scale
 
 
-COMPOSITIONS = {"aten::_fused_dropout": fused_dropout, "aten::_masked_scale": masked_scale}
+DECOMPOSITIONS = {"aten::_fused_dropout": fused_dropout, "aten::_masked_scale": masked_scale}

@@ -26,4 +26,4 @@ def zero_(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-COMPOSITIONS: dict[str, Callable[..., Any]] = {"aten::zero_": zero_}
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {"aten::zero_": zero_}

@@ -1,4 +1,4 @@
-"""What one op is: its schema, which of its arguments are written, which function computes it on the CPU."""
+"""What a kernel override knows of an op: its schema, the arguments that it writes, the function that computes it on the CPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .decompositions import DECOMPOSITIONS
 
 __all__ = ["Op", "not_simulated"]
 
-# These take tensors of the host beside those of the device, as their CUDA kernels do.
-_MIXES_DEVICES = frozenset(
+# Their CUDA kernels take tensors of the host beside those of the device.
+_TAKES_HOST_TENSORS = frozenset(
     (
         "index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put",
         "ctc_loss", "_ctc_loss", "_ctc_loss_backward", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "_cudnn_rnn",
@@ -22,7 +22,8 @@ _MIXES_DEVICES = frozenset(
         "_pack_padded_sequence", "tensor_split", "copy_", "set_",
     )
 )  # fmt: skip
-_MIXES_NUMBERS = frozenset(
+# These take tensors without dimensions of the host, as pointwise ops do.
+_TAKES_HOST_SCALARS = frozenset(
     (
         "fill_", "fill", "masked_fill_", "masked_fill", "index_fill_", "index_fill", "lerp", "lerp_", "where", "clamp",
         "clamp_", "clamp_min", "clamp_max", "bucketize", "searchsorted",
@@ -34,11 +35,11 @@ _MIXES_NUMBERS = frozenset(
 
 
 _NUMBERS = (int, float, complex)  # bool is an int
-# The ops for which torch makes tensors of numbers by itself.
-_TAKES_NUMBERS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
+# torch itself makes tensors of numbers for these ops.
+_CONVERTS_NUMBERS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
 _C: Any = torch._C
-_BINDINGS = (_C._VariableFunctions, _C.TensorBase)  # those of torch._C._nn have other defaults than their ops
-_FOR_MANY_KEYS = (
+_BINDINGS = (_C._VariableFunctions, _C.TensorBase)  # not torch._C._nn, whose functions have other defaults than their ops
+_COMPOSITE_KEYS = (
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeImplicitAutograd,
@@ -50,37 +51,37 @@ def not_simulated(name: str) -> NotImplementedError:
 
 
 def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKey:
-    """Under which key the kernel for a key stands: its own, or one for many keys."""
-    for candidate in (key, *_FOR_MANY_KEYS):
+    """Return the key under which the kernel for a key is registered: its own or a composite one."""
+    for candidate in (key, *_COMPOSITE_KEYS):
         if torch._C._dispatch_has_kernel_for_dispatch_key(name, candidate.name):
             return candidate
     raise not_simulated(name)
 
 
 class Op:
-    """One op of torch, as its kernel on simulated GPUs needs to know it."""
+    """One op of torch."""
 
     def __init__(self, name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> None:
         self.name = name
         base, _, overload = name.partition(".")
-        short = base.partition("::")[2]
+        self.short_name = short_name = base.partition("::")[2]
         operator, by_key, tags = torch._C._get_operation_overload(base, overload)
         self.schema = schema = torch._C._get_schema(base, overload)
-        self.call_anywhere: Callable[..., Any] = operator
+        self.operator: Callable[..., Any] = operator
         decomposition = DECOMPOSITIONS.get(name)
-        # The CPU's kernel itself, past what the dispatcher does above it, all of which was done for the CUDA tensors.
+        # The CPU's kernel itself. The dispatcher has done for the CUDA tensors what it does before a kernel.
         self.key = key
-        self._plainly: Callable[..., Any] = decomposition or functools.partial(by_key, _registered_key(name, key))
+        self._kernel: Callable[..., Any] = decomposition or functools.partial(by_key, _registered_key(name, key))
         self.compute = self._compute
-        # For plain arguments: the function that Python's users call, which takes half of the time to get there. It is not past
-        # the CPU's autocast.
-        self.directly = decomposition or next((f for b in _BINDINGS if (f := getattr(b, short, None))), operator)
+        # For plain arguments: the function of torch's Python API, which takes half of the time. Unlike the kernel, it is
+        # subject to the CPU's autocast.
+        self.plain_function = decomposition or next((f for b in _BINDINGS if (f := getattr(b, short_name, None))), operator)
         self.is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         self.written = frozenset(written)
-        # What the op may resize: addbmm_ alone does so in place.
-        self.out = frozenset(n for n, a in written.items() if a.kwarg_only or short == "addbmm_")
+        # The arguments that the op may resize. Only addbmm_ resizes in place.
+        self.out = frozenset(n for n, a in written.items() if a.kwarg_only or short_name == "addbmm_")
         # For each result the name of the argument that it is, or None for a new tensor.
         self.results: list[str | None] = []
         for result in schema.returns:
@@ -90,13 +91,14 @@ class Op:
             self.results.append(same[0] if same else None)
         self.has_generator = "generator" in self.names
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
-        self.takes_host_tensors = short in _MIXES_DEVICES or short.startswith(("_foreach", "_fused_", "_nested", "_amp"))
-        self.takes_host_numbers = self.takes_host_tensors or torch.Tag.pointwise in tags or short in _MIXES_NUMBERS
-        self._with_numbers: dict[frozenset[str], Op | None] = {}
+        prefixes = ("_foreach", "_fused_", "_nested", "_amp")
+        self.takes_host_tensors = short_name in _TAKES_HOST_TENSORS or short_name.startswith(prefixes)
+        self.takes_host_scalars = self.takes_host_tensors or torch.Tag.pointwise in tags or short_name in _TAKES_HOST_SCALARS
+        self._number_overloads: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
-        self.is_copy = short == "copy_"
+        self.is_copy = short_name == "copy_"
         self.is_dense = key == torch._C.DispatchKey.CPU
-        # Whether its results, or their sizes, are known to the host only once it was computed.
+        # Whether the host reads results or their sizes, so that the op waits for its stream.
         self.needs_host = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)) or any(
             str(result.type) not in ("Tensor", "List[Tensor]") for result in schema.returns
         )
@@ -108,31 +110,31 @@ class Op:
         if kwargs:
             numbers += [n for n, v in kwargs.items() if isinstance(v, _NUMBERS) and n in tensors]
         if numbers:
-            return self.compute_with_numbers(frozenset(numbers), list(args), kwargs)
-        return self._plainly(*args, **kwargs)
+            return self._compute_with_numbers(frozenset(numbers), list(args), kwargs)
+        return self._kernel(*args, **kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """The arguments that were given, by name."""
+        """Return the arguments of a call by name."""
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
 
     @property
     def is_plain(self) -> bool:
-        """Whether it draws no random numbers and gives new tensors, or writes its first argument alone."""
+        """Whether the op draws no random numbers, and returns new tensors or writes only its first argument."""
         tensors = bool(self.results) and all(str(result.type) == "Tensor" for result in self.schema.returns)
         first = not self.written or (self.written == frozenset(self.names[:1]) and self.results == [self.names[0]])
         if "sparse" in self.name or "nested" in self.name:
-            return False  # what it gives may have parts
+            return False  # its results may have parts
         if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):
-            return False  # for others torch has resolved what is negated lazily
+            return False  # for other ops torch resolves lazy negation before the kernel
         return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
 
-    def with_numbers(self, numbers: frozenset[str]) -> Op | None:
-        """The overload of this op that takes numbers for these arguments, if there is one."""
-        if numbers not in self._with_numbers:
-            self._with_numbers[numbers] = self._find_with_numbers(numbers)
-        return self._with_numbers[numbers]
+    def _number_overload(self, numbers: frozenset[str]) -> Op | None:
+        """Return the overload that takes numbers for these arguments, or None."""
+        if numbers not in self._number_overloads:
+            self._number_overloads[numbers] = self._find_number_overload(numbers)
+        return self._number_overloads[numbers]
 
-    def _find_with_numbers(self, numbers: frozenset[str]) -> Op | None:
+    def _find_number_overload(self, numbers: frozenset[str]) -> Op | None:
         base = self.name.partition(".")[0]
         for overload in torch._C._jit_get_operation(base)[1]:
             arguments = torch._C._get_schema(base, overload).arguments
@@ -146,68 +148,68 @@ class Op:
                 continue
         return None
 
-    def compute_with_numbers(self, numbers: frozenset[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Compute where numbers stand for tensors.
+    def _compute_with_numbers(self, numbers: frozenset[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute with numbers for some tensor arguments.
 
-        A number that meets a tensor is a tensor of its own sort to torch, which does not decide the result's type beside
-        others. It reaches a kernel of Python's as a plain number.
+        torch wraps a number that meets a tensor into a tensor that does not decide the result's type. A kernel in Python gets
+        a plain number instead.
         """
-        if self.name.partition("::")[2].partition(".")[0].rstrip("_") in _TAKES_NUMBERS:
-            return self._plainly(*args, **kwargs)
-        if (other := self.with_numbers(numbers)) is not None:
-            return other.compute(*args, **kwargs)
+        if self.short_name.rstrip("_") in _CONVERTS_NUMBERS:
+            return self._kernel(*args, **kwargs)
+        if (overload := self._number_overload(numbers)) is not None:
+            return overload.compute(*args, **kwargs)
         args = [_as_tensor(v) if n in numbers else v for n, v in zip(self.names, args, strict=False)]
         kwargs = {n: _as_tensor(v) if n in numbers else v for n, v in kwargs.items()}
-        return self._plainly(*args, **kwargs)
+        return self._kernel(*args, **kwargs)
 
-    def shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """What the op returns and what it was given, on the meta device: sizes, strides and types, and nothing computed.
+    def infer_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the results and the arguments as meta tensors, which have sizes, strides and types.
 
-        Where torch knows no meta kernel the CPU computes on copies, whose values do not matter.
+        If torch has no meta kernel, the CPU computes on copies, whose values do not matter.
         """
 
         def compute(prepare: Callable[[Any], Any], function: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
-            here = [prepare(value) for value in args]
-            named = {name: prepare(value) for name, value in kwargs.items()}
-            return function(*here, **named), self.bind(tuple(here), named)
+            prepared_args = [prepare(value) for value in args]
+            prepared_kwargs = {name: prepare(value) for name, value in kwargs.items()}
+            return function(*prepared_args, **prepared_kwargs), self.bind(tuple(prepared_args), prepared_kwargs)
 
         try:
-            returned, given = compute(_on_meta, self.call_anywhere)
+            returned, arguments = compute(_to_meta, self.operator)
         except NotImplementedError:
-            returned, given = compute(_copies, self.compute)
+            returned, arguments = compute(_to_cpu_copy, self.compute)
         results = [] if not self.results else [returned] if len(self.results) == 1 else list(returned)
-        return results, given
+        return results, arguments
 
 
 def _as_tensor(value: complex) -> torch.Tensor:
-    return torch.scalar_tensor(value, dtype=_type_of(value), device="cpu")
+    return torch.scalar_tensor(value, dtype=_number_dtype(value), device="cpu")
 
 
-def _type_of(number: complex) -> torch.dtype:
+def _number_dtype(number: complex) -> torch.dtype:
     if isinstance(number, (bool, int)):
         return torch.bool if isinstance(number, bool) else torch.int64
     default = torch.get_default_dtype()
     return default if isinstance(number, float) else default.to_complex()
 
 
-def _on_meta(value: Any) -> Any:
+def _to_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.device.type != "cuda":
             return value
         result = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
         return result.conj() if value.is_conj() else result
     if isinstance(value, (list, tuple)):
-        return [_on_meta(item) for item in value]
+        return [_to_meta(item) for item in value]
     if isinstance(value, torch.device):
         return torch.device("meta")
     return None if isinstance(value, torch.Generator) else value
 
 
-def _copies(value: Any) -> Any:
+def _to_cpu_copy(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return cpu_alias(value).clone() if value.device.type == "cuda" else value
     if isinstance(value, (list, tuple)):
-        return [_copies(item) for item in value]
+        return [_to_cpu_copy(item) for item in value]
     if isinstance(value, torch.device):
         return torch.device("cpu")
     return None if isinstance(value, torch.Generator) else value

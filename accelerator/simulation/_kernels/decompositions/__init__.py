@@ -1,16 +1,15 @@
-"""What the CPU has no kernel for, or not the right one, as functions of CPU tensors.
+"""Kernel overrides that are composed of other ops, for ops without a suitable CPU kernel.
 
-``DECOMPOSITIONS`` maps an op as the dispatcher spells it ("aten::mm.dtype", "aten::_thnn_fused_lstm_cell") to a function
-that is called in place of the CPU's kernel, with the same arguments: each CUDA tensor is a CPU tensor over the same
-memory, wrapped numbers are numbers, a device is the CPU. It returns what the op returns: new CPU tensors, or for an
-argument that the schema says is written, anything (the caller's own argument is handed on). Written arguments are to be
-written in place; an ``out=`` may be resized.
+``DECOMPOSITIONS`` maps an op's name in the dispatcher ("aten::mm.dtype", "aten::_thnn_fused_lstm_cell") to a function that
+replaces the CPU's kernel and has the same arguments: CUDA tensors are CPU aliases, wrapped numbers are numbers, devices are the
+CPU. It returns the op's results: new CPU tensors, and anything for an argument that the op writes, since the caller gets its
+own argument back. It writes such arguments in place, and may resize an ``out=`` tensor.
 
-Random numbers are drawn from the CPU's default generator (or from ``generator``, where the op has one), which is seeded
-from the CUDA generator around the call of every op that torch tags ``nondeterministic_seeded``. The functions are pure
-otherwise: while a stream captures they run at each replay. They run below autograd and must not ask for gradients.
+It draws random numbers from the CPU's default generator, or from its argument ``generator``. Both are seeded from the CUDA
+generator if the op has such an argument or torch tags it ``nondeterministic_seeded``. Apart from that, decompositions are pure:
+if a stream captures, they run at each replay. They run below autograd and do not compute gradients with it.
 
-``CUDNN_SELECTION`` are kernels as they are: the host asks them which way to go, and they look at no memory.
+``CUDNN_SELECTION`` has kernels that replace CUDA's as they are: they read no memory.
 """
 
 from __future__ import annotations
@@ -18,13 +17,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from . import attention, convolution, dropout, matmul, normalization, recurrent, zeroing
+from . import (
+    convolution,
+    cudnn_attention,
+    dropout,
+    efficient_attention,
+    flash_attention,
+    matmul,
+    normalization,
+    recurrent,
+    zeroing,
+)
 from .cudnn_selection import CUDNN_SELECTION
 
 __all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS"]
 
+_MODULES = (
+    convolution,
+    cudnn_attention,
+    dropout,
+    efficient_attention,
+    flash_attention,
+    matmul,
+    normalization,
+    recurrent,
+    zeroing,
+)
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
-    name: function
-    for room in (attention, convolution, dropout, zeroing, matmul, normalization, recurrent)
-    for name, function in room.DECOMPOSITIONS.items()
+    name: function for module in _MODULES for name, function in module.DECOMPOSITIONS.items()
 }

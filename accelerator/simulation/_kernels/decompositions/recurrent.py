@@ -16,11 +16,12 @@ def lstm_cell(
     input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     gates = _biased(input_gates, input_bias) + _biased(hidden_gates, hidden_bias)
-    into, forget, candidate, output = gates.chunk(4, 1)
-    into, forget, candidate, output = into.sigmoid(), forget.sigmoid(), candidate.tanh(), output.sigmoid()
-    cy = forget * widened(cx) + into * candidate
-    hy = output * cy.tanh()
-    workspace = torch.cat([into, forget, candidate, output], 1)
+    input_gate, forget_gate, candidate, output_gate = gates.chunk(4, 1)
+    input_gate, forget_gate, output_gate = input_gate.sigmoid(), forget_gate.sigmoid(), output_gate.sigmoid()
+    candidate = candidate.tanh()
+    cy = forget_gate * widened(cx) + input_gate * candidate
+    hy = output_gate * cy.tanh()
+    workspace = torch.cat([input_gate, forget_gate, candidate, output_gate], 1)
     dtype = cx.dtype
     return hy.to(dtype), cy.to(dtype), workspace.to(dtype)
 
@@ -30,22 +31,22 @@ def lstm_cell_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if grad_hy is None and grad_cy is None:
         return None, None, None
-    into, forget, candidate, output = widened(workspace).chunk(4, 1)
+    input_gate, forget_gate, candidate, output_gate = widened(workspace).chunk(4, 1)
     squashed = widened(cy).tanh()
     dhy = torch.zeros_like(squashed) if grad_hy is None else widened(grad_hy)
-    dcy = dhy * output * (1 - squashed * squashed)
+    dcy = dhy * output_gate * (1 - squashed * squashed)
     if grad_cy is not None:
         dcy = dcy + widened(grad_cy)
     gates = torch.cat(
         [
-            dcy * candidate * into * (1 - into),
-            dcy * widened(cx) * forget * (1 - forget),
-            dcy * into * (1 - candidate * candidate),
-            dhy * squashed * output * (1 - output),
+            dcy * candidate * input_gate * (1 - input_gate),
+            dcy * widened(cx) * forget_gate * (1 - forget_gate),
+            dcy * input_gate * (1 - candidate * candidate),
+            dhy * squashed * output_gate * (1 - output_gate),
         ],
         1,
     ).to(workspace.dtype)
-    return gates, (dcy * forget).to(cx.dtype), gates.sum(0) if has_bias else None
+    return gates, (dcy * forget_gate).to(cx.dtype), gates.sum(0) if has_bias else None
 
 
 def gru_cell(
@@ -78,7 +79,7 @@ def gru_cell_backward(
 
 
 def flatten_weight(weight_arr: list[Tensor], *layout: object) -> Tensor:
-    """The weights one after the other, as cuDNN wants them. Nothing reads them from there: the weights stay where they are."""
+    """Return the weights in one tensor, as cuDNN wants them. Nothing reads it, since the weights keep their own memory."""
     return torch.cat([weight.reshape(-1) for weight in weight_arr])
 
 

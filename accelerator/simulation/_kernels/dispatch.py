@@ -240,7 +240,7 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 _NO_DEVICE = -2  # a tensor of the host has index -1
 _PLAIN_TYPES = frozenset((int, float, bool, complex, type(None), str, torch.dtype, torch.layout, torch.memory_format))
-_NUMBER_TYPES = frozenset((int, float, bool, complex))
+_SCALAR_TYPES = frozenset((int, float, bool, complex))
 _Parameter = torch.nn.Parameter
 _STRIDED = torch.strided
 _is_autocasting = torch.is_autocast_enabled
@@ -292,10 +292,10 @@ def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable
                     return _run(op, args, kwargs)
                 append(_view(tensor, tuple(value.shape), value.stride(), (address - _START) // size))
             elif value_type in _PLAIN_TYPES:
-                if value_type in _NUMBER_TYPES and takes_tensor[len(cpu_args)]:
+                if value_type in _SCALAR_TYPES and takes_tensor[len(cpu_args)]:
                     return _run(op, args, kwargs)
                 append(value)
-            elif value_type is list and (not value or type(value[0]) in _NUMBER_TYPES):
+            elif value_type is list and (not value or type(value[0]) in _SCALAR_TYPES):
                 append(value)
             else:
                 return _run(op, args, kwargs)

@@ -34,9 +34,9 @@ _TAKES_HOST_SCALARS = frozenset(
 )  # fmt: skip
 
 
-_NUMBERS = (int, float, complex)  # bool is an int
+_SCALARS = (int, float, complex)  # bool is an int
 # torch itself makes tensors of numbers for these ops.
-_CONVERTS_NUMBERS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
+_CONVERTS_SCALARS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
 _C: Any = torch._C
 _BINDINGS = (_C._VariableFunctions, _C.TensorBase)  # not torch._C._nn, whose functions have other defaults than their ops
 _COMPOSITE_KEYS = (
@@ -94,7 +94,7 @@ class Op:
         prefixes = ("_foreach", "_fused_", "_nested", "_amp")
         self.takes_host_tensors = short_name in _TAKES_HOST_TENSORS or short_name.startswith(prefixes)
         self.takes_host_scalars = self.takes_host_tensors or torch.Tag.pointwise in tags or short_name in _TAKES_HOST_SCALARS
-        self._number_overloads: dict[frozenset[str], Op | None] = {}
+        self._scalar_overloads: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
         self.is_copy = short_name == "copy_"
         self.is_dense = key == torch._C.DispatchKey.CPU
@@ -106,11 +106,11 @@ class Op:
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on the CPU."""
         tensors = self.tensor_names
-        numbers = [n for n, v in zip(self.names, args, strict=False) if isinstance(v, _NUMBERS) and n in tensors]
+        scalars = [n for n, v in zip(self.names, args, strict=False) if isinstance(v, _SCALARS) and n in tensors]
         if kwargs:
-            numbers += [n for n, v in kwargs.items() if isinstance(v, _NUMBERS) and n in tensors]
-        if numbers:
-            return self._compute_with_numbers(frozenset(numbers), list(args), kwargs)
+            scalars += [n for n, v in kwargs.items() if isinstance(v, _SCALARS) and n in tensors]
+        if scalars:
+            return self._compute_with_scalars(frozenset(scalars), list(args), kwargs)
         return self._kernel(*args, **kwargs)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -128,19 +128,19 @@ class Op:
             return False  # for other ops torch resolves lazy negation before the kernel
         return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
 
-    def _number_overload(self, numbers: frozenset[str]) -> Op | None:
+    def _scalar_overload(self, scalars: frozenset[str]) -> Op | None:
         """Return the overload that takes numbers for these arguments, or None."""
-        if numbers not in self._number_overloads:
-            self._number_overloads[numbers] = self._find_number_overload(numbers)
-        return self._number_overloads[numbers]
+        if scalars not in self._scalar_overloads:
+            self._scalar_overloads[scalars] = self._find_scalar_overload(scalars)
+        return self._scalar_overloads[scalars]
 
-    def _find_number_overload(self, numbers: frozenset[str]) -> Op | None:
+    def _find_scalar_overload(self, scalars: frozenset[str]) -> Op | None:
         base = self.name.partition(".")[0]
         for overload in torch._C._jit_get_operation(base)[1]:
             arguments = torch._C._get_schema(base, overload).arguments
             taken = {a.name for a in arguments if str(a.type) in ("number", "Optional[number]")}
             tensors = {a.name for a in arguments if "Tensor" in str(a.type)}
-            if [a.name for a in arguments] != self.names or not numbers <= taken or tensors != {*self.tensor_names} - taken:
+            if [a.name for a in arguments] != self.names or not scalars <= taken or tensors != {*self.tensor_names} - taken:
                 continue
             try:
                 return Op(f"{base}.{overload}" if overload else base, self.key)
@@ -148,18 +148,18 @@ class Op:
                 continue
         return None
 
-    def _compute_with_numbers(self, numbers: frozenset[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _compute_with_scalars(self, scalars: frozenset[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Compute with numbers for some tensor arguments.
 
         torch wraps a number that meets a tensor into a tensor that does not decide the result's type. A kernel in Python gets
         a plain number instead.
         """
-        if self.short_name.rstrip("_") in _CONVERTS_NUMBERS:
+        if self.short_name.rstrip("_") in _CONVERTS_SCALARS:
             return self._kernel(*args, **kwargs)
-        if (overload := self._number_overload(numbers)) is not None:
+        if (overload := self._scalar_overload(scalars)) is not None:
             return overload.compute(*args, **kwargs)
-        args = [_as_tensor(v) if n in numbers else v for n, v in zip(self.names, args, strict=False)]
-        kwargs = {n: _as_tensor(v) if n in numbers else v for n, v in kwargs.items()}
+        args = [_as_tensor(v) if n in scalars else v for n, v in zip(self.names, args, strict=False)]
+        kwargs = {n: _as_tensor(v) if n in scalars else v for n, v in kwargs.items()}
         return self._kernel(*args, **kwargs)
 
     def infer_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -182,14 +182,14 @@ class Op:
 
 
 def _as_tensor(value: complex) -> torch.Tensor:
-    return torch.scalar_tensor(value, dtype=_number_dtype(value), device="cpu")
+    return torch.scalar_tensor(value, dtype=_scalar_dtype(value), device="cpu")
 
 
-def _number_dtype(number: complex) -> torch.dtype:
-    if isinstance(number, (bool, int)):
-        return torch.bool if isinstance(number, bool) else torch.int64
+def _scalar_dtype(value: complex) -> torch.dtype:
+    if isinstance(value, (bool, int)):
+        return torch.bool if isinstance(value, bool) else torch.int64
     default = torch.get_default_dtype()
-    return default if isinstance(number, float) else default.to_complex()
+    return default if isinstance(value, float) else default.to_complex()
 
 
 def _to_meta(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The fused cells of LSTM and GRU."""
+"""The fused cells of LSTM and GRU. The gates have the names of torch.nn.LSTM's formula."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ def lstm_cell(
     input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     gates = _biased(input_gates, input_bias) + _biased(hidden_gates, hidden_bias)
-    input_gate, forget_gate, candidate, output_gate = gates.chunk(4, 1)
-    input_gate, forget_gate, output_gate = input_gate.sigmoid(), forget_gate.sigmoid(), output_gate.sigmoid()
-    candidate = candidate.tanh()
-    cy = forget_gate * widened(cx) + input_gate * candidate
-    hy = output_gate * cy.tanh()
-    workspace = torch.cat([input_gate, forget_gate, candidate, output_gate], 1)
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * widened(cx) + i * g
+    hy = o * cy.tanh()
+    workspace = torch.cat([i, f, g, o], 1)
     dtype = cx.dtype
     return hy.to(dtype), cy.to(dtype), workspace.to(dtype)
 
@@ -31,22 +30,22 @@ def lstm_cell_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if grad_hy is None and grad_cy is None:
         return None, None, None
-    input_gate, forget_gate, candidate, output_gate = widened(workspace).chunk(4, 1)
+    i, f, g, o = widened(workspace).chunk(4, 1)
     squashed = widened(cy).tanh()
     dhy = torch.zeros_like(squashed) if grad_hy is None else widened(grad_hy)
-    dcy = dhy * output_gate * (1 - squashed * squashed)
+    dcy = dhy * o * (1 - squashed * squashed)
     if grad_cy is not None:
         dcy = dcy + widened(grad_cy)
     gates = torch.cat(
         [
-            dcy * candidate * input_gate * (1 - input_gate),
-            dcy * widened(cx) * forget_gate * (1 - forget_gate),
-            dcy * input_gate * (1 - candidate * candidate),
-            dhy * squashed * output_gate * (1 - output_gate),
+            dcy * g * i * (1 - i),
+            dcy * widened(cx) * f * (1 - f),
+            dcy * i * (1 - g * g),
+            dhy * squashed * o * (1 - o),
         ],
         1,
     ).to(workspace.dtype)
-    return gates, (dcy * forget_gate).to(cx.dtype), gates.sum(0) if has_bias else None
+    return gates, (dcy * f).to(cx.dtype), gates.sum(0) if has_bias else None
 
 
 def gru_cell(

@@ -17,9 +17,9 @@ def main(arguments: list[str]) -> int:
     rest = arguments[1:] if arguments[:1] == [command] else arguments
     try:
         if command == "simulate":
-            from .simulation import _run
+            from ._command import simulate
 
-            return _run.main(rest)
+            return simulate.main(rest)
         if command == "check":
             return _check(rest)
         if command == "report":

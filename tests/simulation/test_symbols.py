@@ -111,7 +111,7 @@ def imported(torch_directory: Path) -> dict[str, set[Symbol]]:
 
 @pytest.fixture(scope="module")
 def simulated() -> set[Symbol]:
-    root = _build.libraries()
+    root = _build.ensure_built()
     files = [*_build.PRELOADED, "driver/libcuda.so.1", "nvml/libnvidia-ml.so.1"]
     return set().union(*(ElfSymbols(root / file).defined for file in files))
 

@@ -1,15 +1,15 @@
-"""Batch norm across processes and in cuDNN's form, and the backward of the fused RMS norm."""
+"""Batch norm across processes, cuDNN's batch norm, and the backward of the fused RMS norm."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ._common import compute_type, widened, write
+from .common import compute_type, widened, write
 
 
 def _per_channel(statistic: Tensor, like: Tensor) -> Tensor:
-    """One value for each channel, shaped to go with ``like``."""
+    """Reshape one value for each channel so that it broadcasts with ``like``."""
     return widened(statistic).view(1, -1, *[1] * (like.dim() - 2))
 
 
@@ -17,13 +17,13 @@ def _all_but_channel(tensor: Tensor) -> list[int]:
     return [dim for dim in range(tensor.dim()) if dim != 1]
 
 
-def _move(running: Tensor | None, value: Tensor, momentum: float) -> None:
+def _update_running(running: Tensor | None, value: Tensor, momentum: float) -> None:
     if running is not None:
         running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
 def _statistics(input: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel."""
+    """Return mean and biased variance of each channel."""
     variance, mean = torch.var_mean(widened(input), _all_but_channel(input), correction=0)
     return mean, variance
 
@@ -62,8 +62,8 @@ def gather_stats_with_counts(
     total = counts.sum()
     all_mean = (mean * counts).sum(0) / total
     squares = ((invstd.pow(-2) - eps + (mean - all_mean).square()) * counts).sum(0)
-    _move(running_mean, all_mean, momentum)
-    _move(running_var, squares / (total - 1), momentum)
+    _update_running(running_mean, all_mean, momentum)
+    _update_running(running_var, squares / (total - 1), momentum)
     return all_mean, (squares / total + eps).rsqrt()
 
 
@@ -82,7 +82,7 @@ def gather_stats(
 
 
 def _sums(grad_out: Tensor, input: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """For each channel, the sum of the gradient, and of the gradient times the input's distance from the mean."""
+    """Return for each channel the sum of the gradient, and of the gradient times the centered input."""
     grad = widened(grad_out)
     dims = _all_but_channel(input)
     return grad.sum(dims), (grad * (widened(input) - _per_channel(mean, input))).sum(dims)
@@ -141,13 +141,13 @@ def cudnn_batch_norm(
         assert running_mean is not None
         assert running_var is not None
         invstd = (widened(running_var) + epsilon).rsqrt()
-        nothing = weight.new_empty(0)
-        return elemt(input, weight, bias, running_mean, invstd, epsilon), nothing, nothing.clone(), reserve
+        empty = weight.new_empty(0)
+        return elemt(input, weight, bias, running_mean, invstd, epsilon), empty, empty.clone(), reserve
     mean, variance = _statistics(input)
     invstd = (variance + epsilon).rsqrt()
     elements = input.numel() / input.size(1)
-    _move(running_mean, mean, exponential_average_factor)
-    _move(running_var, variance * (elements / (elements - 1)), exponential_average_factor)
+    _update_running(running_mean, mean, exponential_average_factor)
+    _update_running(running_var, variance * (elements / (elements - 1)), exponential_average_factor)
     return elemt(input, weight, bias, mean, invstd, epsilon), mean.to(weight.dtype), invstd.to(weight.dtype), reserve
 
 
@@ -187,7 +187,7 @@ def rms_norm_backward(
     return grad_input, grad_weight
 
 
-COMPOSITIONS = {
+DECOMPOSITIONS = {
     "aten::batch_norm_stats": stats,
     "aten::batch_norm_elemt": elemt,
     "aten::batch_norm_elemt.out": elemt_out,

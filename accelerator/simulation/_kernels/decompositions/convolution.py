@@ -1,4 +1,4 @@
-"""Convolutions under cuDNN's names, the depthwise ones, and cuDNN's sampling of grids."""
+"""Depthwise convolutions, cuDNN's convolutions, and cuDNN's sampling of grids."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._common import write
+from .common import write
 
 _aten = torch.ops.aten
 
@@ -89,7 +89,7 @@ def with_add_and_relu(
     return result.add_(z, alpha=1 if alpha is None else alpha).relu_()
 
 
-# cuDNN interpolates bilinearly, takes zeros outside and lets -1 and 1 mean the centers of the corner pixels.
+# cuDNN interpolates bilinearly, pads with zeros, and maps -1 and 1 to the centers of the corner pixels.
 _BILINEAR, _ZEROS, _ALIGN_CORNERS = 0, 0, True
 
 
@@ -109,7 +109,7 @@ def affine_grid_backward(grad: Tensor, N: int, C: int, H: int, W: int) -> Tensor
     return _aten.affine_grid_generator_backward(grad, [N, C, H, W], _ALIGN_CORNERS)
 
 
-COMPOSITIONS = {
+DECOMPOSITIONS = {
     "aten::_conv_depthwise2d": depthwise,
     "aten::_conv_depthwise2d.out": depthwise_out,
     "aten::conv_depthwise3d": depthwise,

@@ -1,7 +1,7 @@
-"""Whether work goes to cuDNN or MIOpen, where that is an op: never, torch's own kernels do it.
+"""Ops by which torch selects cuDNN or MIOpen: never, so that torch's own kernels run.
 
-cuDNN's recurrent nets are reached without a look at the dispatcher, also by a program that switches cuDNN on. These ops are
-asked by the host, also while a stream captures, and look at no values.
+torch calls cuDNN's recurrent nets past the dispatcher, also if a program switches cuDNN on. The host calls these ops, also
+while a stream captures; they read no values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ def never(*arguments: object) -> bool:
     return False
 
 
-CHOICES = {
+CUDNN_SELECTION = {
     "aten::cudnn_is_acceptable": never,
     "aten::_use_cudnn_ctc_loss": never,
     "aten::_use_cudnn_ctc_loss.Tensor": never,

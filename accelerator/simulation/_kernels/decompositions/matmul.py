@@ -1,11 +1,11 @@
-"""Products whose result has a type of its own, those of scaled 8-bit floats, and of 2:4 sparse matrices."""
+"""Products with a result type, of scaled 8-bit floats, and of 2:4 sparse matrices."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ._common import write
+from .common import write
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -20,7 +20,7 @@ def mm_out(self: Tensor, mat2: Tensor, out_dtype: torch.dtype, *, out: Tensor) -
 
 def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1) -> Tensor:
     product = mm(mat1, mat2, out_dtype) * alpha
-    # As in every addmm, beta = 0 means that self is not looked at, NaN or not.
+    # As in every addmm, beta = 0 ignores self, even if it has NaN.
     return product if beta == 0 else product + self.to(out_dtype) * beta
 
 
@@ -43,7 +43,7 @@ def _limits(dtype: torch.dtype) -> tuple[float, float]:
 
 
 def _spread(scale: Tensor, rows: int, columns: int) -> Tensor:
-    """One scale for each value from one for the tensor, for each row or column, or for each block of up to 128 x 128."""
+    """Expand scales of the tensor, of rows or columns, or of blocks of up to 128 x 128, to one for each value."""
     if scale.dtype != torch.float32:
         raise NotImplementedError(f"aten::_scaled_mm with scales of {scale.dtype} is not simulated")
     if scale.numel() == 1:
@@ -108,7 +108,7 @@ def _dense(values: Tensor, meta: Tensor) -> Tensor:
 
 
 def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """The product in the type that the GPU sums in: integers for integers, else float."""
+    """Return the product in the type that the GPU accumulates in: int32 for integers, else float32."""
     wide = torch.float32 if left.dtype.is_floating_point else torch.int32
     return left.to(wide) @ right.to(wide)
 
@@ -129,12 +129,12 @@ def sparse_addmm(
 ) -> Tensor:
     product = _wide_product(_dense(mat1, mat1_meta), mat2) * alpha
     if beta != 0:
-        # The input is one value for each row of the result.
+        # The input has one value for each row of the result.
         product = product + input.to(product.dtype).reshape(-1, 1) * beta
     return product.to(out_dtype or mat2.dtype)
 
 
-COMPOSITIONS = {
+DECOMPOSITIONS = {
     "aten::mm.dtype": mm,
     "aten::mm.dtype_out": mm_out,
     "aten::bmm.dtype": mm,

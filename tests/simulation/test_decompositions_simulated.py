@@ -1,4 +1,4 @@
-"""What the CPU has no kernel for is right on simulated GPUs: forward and backward, against what torch computes on the CPU."""
+"""Decompositions, forward and backward, equal the result of other ops on the CPU."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def drawn(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> tor
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors in a result, the floating-point ones."""
-    found = list(value) if isinstance(value, (tuple, list)) else [value]
-    flat = [t for item in found for t in (tensors(item) if isinstance(item, (tuple, list)) else [item])]
+    """Return the floating-point tensors in a result."""
+    actual = list(value) if isinstance(value, (tuple, list)) else [value]
+    flat = [t for item in actual for t in (tensors(item) if isinstance(item, (tuple, list)) else [item])]
     return [t for t in flat if isinstance(t, torch.Tensor) and t.is_floating_point()]
 
 
 def results(function: Callable[..., Any], arguments: list[torch.Tensor], device: str) -> list[torch.Tensor]:
-    """Outputs, and gradients of a sum of the outputs in which each element weighs another amount."""
+    """Return outputs, and gradients of a weighted sum of the outputs. Each element has another weight."""
     here = [t.detach().to(device) for t in arguments]
     wanting = [t.requires_grad_() for t in here if t.is_floating_point()]
     outputs = tensors(function(*here))
@@ -45,28 +45,28 @@ def compare(
     reference: Callable[..., Any] | None = None,
     tolerance: float | None = None,
 ) -> None:
-    """A function gives on a simulated GPU, forward and backward, what it or its reference gives on the CPU."""
+    """Compare a function on a simulated GPU, forward and backward, with itself or its reference on the CPU."""
     expected = results(reference or function, list(arguments), "cpu")
-    found = results(function, list(arguments), "cuda")
-    assert len(found) == len(expected)
+    actual = results(function, list(arguments), "cuda")
+    assert len(actual) == len(expected)
     tolerance = TOLERANCES[arguments[0].dtype] if tolerance is None else tolerance
-    for mine, theirs in zip(found, expected, strict=True):
+    for mine, theirs in zip(actual, expected, strict=True):
         assert mine.dtype == theirs.dtype
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)
 
 
 class TestRecurrentCells:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-    @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+    @pytest.mark.parametrize("cell_class", [nn.LSTMCell, nn.GRUCell])
     @pytest.mark.parametrize("bias", [True, False])
-    def test_cell(self, kind: type[nn.RNNCellBase], dtype: torch.dtype, bias: bool) -> None:
-        cell = kind(4, 5, bias)  # type: ignore[arg-type]
+    def test_cell(self, cell_class: type[nn.RNNCellBase], dtype: torch.dtype, bias: bool) -> None:
+        cell = cell_class(4, 5, bias)  # type: ignore[arg-type]
         names = [name for name, _ in cell.named_parameters()]
 
         def step(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, *weights: torch.Tensor) -> Any:
-            state = (h, c) if kind is nn.LSTMCell else h
+            state = (h, c) if cell_class is nn.LSTMCell else h
             result = torch.func.functional_call(cell, dict(zip(names, weights, strict=True)), (x, state))
-            return (*result,) if kind is nn.LSTMCell else (result, c * 1)
+            return (*result,) if cell_class is nn.LSTMCell else (result, c * 1)
 
         weights = [drawn(*parameter.shape, dtype=dtype, seed=n) for n, parameter in enumerate(cell.parameters())]
         inputs = [drawn(3, width, dtype=dtype, seed=width) for width in (4, 5)]
@@ -94,7 +94,7 @@ def by_hand(
     kept: torch.Tensor | None = None,
     window: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """Attention written out; ``kept`` are the factors of a dropout."""
+    """Compute attention by its formula; ``kept`` are the factors of a dropout."""
     groups = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
@@ -148,7 +148,7 @@ class TestAttentionKernels:
     @pytest.mark.parametrize("keys", [7, 11])
     def test_causal(self, name: str, keys: int) -> None:
         kernel = KERNELS[name]
-        # Flash lets the last query see the last key, the others let the first see the first.
+        # In flash the last query attends up to the last key, in the others the first query only to the first key.
         causal = "last" if name == "flash" else "first"
         compare(
             lambda *x: kernel(*x, is_causal=True),
@@ -203,7 +203,7 @@ class TestAttentionKernelsWithBias:
             return
         compare(KERNELS[name], *inputs(5, 9), bias, reference=by_hand, tolerance=1e-6)
 
-    def test_query_that_sees_nothing_gives_zeros(self, name: str) -> None:
+    def test_query_without_keys_has_zero_output(self, name: str) -> None:
         bias = torch.zeros(2, 4, 7, 7, dtype=torch.float64)
         bias[:, :, 3] = float("-inf")
         q, k, v = (t.cuda().requires_grad_() for t in inputs())
@@ -217,7 +217,7 @@ class TestAttentionKernelsWithBias:
 
 
 class TestAttention:
-    """Through the function that everyone calls."""
+    """scaled_dot_product_attention."""
 
     @pytest.mark.parametrize(
         "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
@@ -239,10 +239,10 @@ class TestAttention:
     @pytest.mark.parametrize("mask", [torch.bool, torch.float32])
     def test_masks(self, mask: torch.dtype) -> None:
         hidden = torch.ones(6, 10, dtype=torch.bool).tril(2)
-        given = hidden if mask is torch.bool else drawn(6, 10)
+        attn_mask = hidden if mask is torch.bool else drawn(6, 10)
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=given.to(q.device))
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask.to(q.device))
 
         compare(attend, drawn(2, 4, 6, 8), drawn(2, 4, 10, 8), drawn(2, 4, 10, 8, seed=1))
 
@@ -250,7 +250,7 @@ class TestAttention:
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
-        # One bias for all heads, of a width that the kernel has to pad.
+        # One bias for all heads; the kernel has to pad its width.
         compare(attend, drawn(2, 4, 6, 8), drawn(2, 4, 5, 8), drawn(2, 4, 5, 8, seed=1), drawn(1, 1, 6, 5))
 
     def test_groups(self) -> None:
@@ -263,7 +263,7 @@ class TestAttention:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_sequences_of_several_lengths(self, dtype: torch.dtype) -> None:
-        """Nested tensors, which are packed for the kernels."""
+        """Nested tensors, which torch packs for the kernels."""
         lengths = [3, 6, 1]
         parts = [[drawn(length, 2, 8, dtype=dtype, seed=n) for length in lengths] for n in range(3)]
 
@@ -280,7 +280,7 @@ class TestAttention:
 
 
 class TestPackedAttention:
-    """The kernels that take sequences one after the other."""
+    """Kernels of packed sequences."""
 
     STARTS = (0, 3, 9, 10)
 
@@ -306,21 +306,21 @@ class TestPackedAttention:
 
         compare(attend, *self.packed(), reference=lambda *rows: self.one_by_one(*rows, **options))
 
-    @pytest.mark.parametrize("kind", [0, 1, 2])
-    def test_efficient(self, kind: int) -> None:
+    @pytest.mark.parametrize("mask_type", [0, 1, 2])
+    def test_efficient(self, mask_type: int) -> None:
         def attend(*rows: torch.Tensor) -> torch.Tensor:
             starts = torch.tensor(self.STARTS, dtype=torch.int32, device=rows[0].device)
             batch = [t.unsqueeze(0) for t in rows]
-            return aten._efficient_attention_forward(*batch, None, starts, starts, 6, 6, 0.0, kind, True)[0][0]
+            return aten._efficient_attention_forward(*batch, None, starts, starts, 6, 6, 0.0, mask_type, True)[0][0]
 
-        causal = {0: None, 1: "first", 2: "last"}[kind]
+        causal = {0: None, 1: "first", 2: "last"}[mask_type]
         compare(attend, *self.packed(), reference=lambda *rows: self.one_by_one(*rows, causal=causal))
 
     def test_efficient_with_bias(self) -> None:
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
             turned = [t.transpose(1, 2) for t in (q, k, v)]
-            found = aten._efficient_attention_forward(*turned, bias, None, None, None, None, 0.0, 0, True)
-            return found[0].transpose(1, 2)
+            actual = aten._efficient_attention_forward(*turned, bias, None, None, None, None, 0.0, 0, True)
+            return actual[0].transpose(1, 2)
 
         compare(attend, drawn(2, 4, 6, 8), drawn(2, 4, 9, 8), drawn(2, 4, 9, 8, seed=1), drawn(2, 4, 6, 9), reference=by_hand)
 
@@ -340,15 +340,15 @@ class TestPackedAttention:
             aten._cudnn_attention_forward(*rows, None, starts, others, 6, 6, True, 0.0, True, False)
 
     @pytest.mark.skipif(not hasattr(aten, "_flash_attention_forward_no_dropout_inplace"), reason="torch 2.6 has no such op")
-    def test_flash_into_a_given_tensor(self) -> None:
+    def test_flash_in_place(self) -> None:
         starts = torch.tensor(self.STARTS, dtype=torch.int32, device="cuda")
         rows = [t.cuda() for t in self.packed()]
         options = (starts, starts, 6, 6, 0.0, True, False)
         expected, logsumexp, *_ = aten._flash_attention_forward(*rows, *options)
         out = torch.empty_like(expected)
-        found = aten._flash_attention_forward_no_dropout_inplace(out, *rows, *options)
+        actual = aten._flash_attention_forward_no_dropout_inplace(out, *rows, *options)
         assert torch.equal(out, expected)
-        assert torch.equal(found, logsumexp)
+        assert torch.equal(actual, logsumexp)
 
     def test_dropout_differs_between_sequences_and_repeats_in_the_backward(self) -> None:
         def attend(*rows: torch.Tensor) -> torch.Tensor:
@@ -362,8 +362,8 @@ class TestPackedAttention:
         output = attend(*rows)
         assert not torch.equal(output[:3], output[3:])
 
-    def test_numbers_of_the_dropout_mask(self) -> None:
-        """What torch's own tests compare with the probability to drop."""
+    def test_dropout_mask(self) -> None:
+        """torch's own tests compare it with the probability of dropping."""
         q, k, v = (drawn(1, 1, 6, 8, seed=n) for n in range(3))
         torch.cuda.manual_seed(5)
         output, _, seed, offset = aten._scaled_dot_product_efficient_attention(
@@ -380,7 +380,7 @@ class TestBatchNorm:
     @pytest.mark.parametrize("affine", [True, False])
     @pytest.mark.parametrize("counted", [True, False])
     def test_statistics_of_parts_are_those_of_the_whole(self, dtype: torch.dtype, affine: bool, counted: bool) -> None:
-        """What SyncBatchNorm does, with one part for each process; the parts are unequal where they are counted."""
+        """SyncBatchNorm with one part for each process. The parts are unequal if they are counted."""
         whole = drawn(8, 3, 4, dtype=dtype) + 1
         grad = drawn(8, 3, 4, dtype=dtype, seed=1)
         weight, bias = (drawn(3, dtype=dtype, seed=n) if affine else None for n in (1, 2))
@@ -394,7 +394,8 @@ class TestBatchNorm:
         parts = [part.cuda() for part in whole.split(sizes)]
         grads = [part.cuda() for part in grad.split(sizes)]
         running_mean, running_var = torch.zeros(3, dtype=dtype).cuda(), torch.ones(3, dtype=dtype).cuda()
-        mean, invstd = (torch.stack(kind) for kind in zip(*(torch.batch_norm_stats(part, 1e-5) for part in parts), strict=True))
+        part_statistics = zip(*(torch.batch_norm_stats(part, 1e-5) for part in parts), strict=True)
+        mean, invstd = (torch.stack(statistics) for statistics in part_statistics)
         counts = torch.tensor([float(part.numel() / 3) for part in parts], device="cuda", dtype=dtype)
         gather: Any = torch.batch_norm_gather_stats_with_counts if counted else torch.batch_norm_gather_stats
         mean, invstd = gather(
@@ -422,7 +423,7 @@ class TestBatchNorm:
             close(sum(r[3] for r in reduced), expected_grads[2])
 
     @pytest.mark.parametrize("training", [True, False])
-    def test_under_cudnns_name(self, training: bool) -> None:
+    def test_cudnn_name(self, training: bool) -> None:
         def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
             mean, var = torch.full((3,), 0.5, device=x.device), torch.full((3,), 2.0, device=x.device)
             if x.is_cuda:
@@ -469,20 +470,20 @@ class TestTypedProducts:
         for batch in ((), (3,)):
             left, right, _ = self.inputs(*batch)
             product: Any = torch.bmm if batch else torch.mm
-            found = product(left.cuda(), right.cuda(), out_dtype=torch.float32)
-            assert found.dtype == torch.float32
-            torch.testing.assert_close(found.cpu(), self.expected(left, right), rtol=1e-5, atol=1e-2)
+            actual = product(left.cuda(), right.cuda(), out_dtype=torch.float32)
+            assert actual.dtype == torch.float32
+            torch.testing.assert_close(actual.cpu(), self.expected(left, right), rtol=1e-5, atol=1e-2)
             out = torch.empty(0, device="cuda")
             getattr(aten, product.__name__).dtype_out(left.cuda(), right.cuda(), torch.float32, out=out)
-            assert torch.equal(out, found)
+            assert torch.equal(out, actual)
 
     def test_addmm_and_baddbmm(self) -> None:
         for batch in ((), (3,)):
             left, right, added = self.inputs(*batch)
             product: Any = torch.baddbmm if batch else torch.addmm
-            found = product(added.cuda(), left.cuda(), right.cuda(), out_dtype=torch.float32, beta=0.5, alpha=2)
+            actual = product(added.cuda(), left.cuda(), right.cuda(), out_dtype=torch.float32, beta=0.5, alpha=2)
             expected = 0.5 * added.float() + 2 * self.expected(left, right)
-            torch.testing.assert_close(found.cpu(), expected, rtol=1e-5, atol=1e-2)
+            torch.testing.assert_close(actual.cpu(), expected, rtol=1e-5, atol=1e-2)
             nothing = torch.full_like(added, float("nan")).cuda()
             ignored = product(nothing, left.cuda(), right.cuda(), out_dtype=torch.float32, beta=0)
             torch.testing.assert_close(ignored.cpu(), self.expected(left, right), rtol=1e-5, atol=1e-2)
@@ -497,34 +498,34 @@ class TestScaledProducts:
         left, right = self.quantized()
         a, b = torch.tensor(0.5), torch.tensor(3.0)
         bias = drawn(48).to(torch.bfloat16) if out is torch.bfloat16 else None
-        found = torch._scaled_mm(
+        actual = torch._scaled_mm(
             left.cuda(), right.cuda(), a.cuda(), b.cuda(), bias=None if bias is None else bias.cuda(), out_dtype=out
         )
         expected = (left.float() * a) @ (right.float() * b) + (0 if bias is None else bias.float())
-        assert found.dtype == out
-        torch.testing.assert_close(found.cpu(), expected.to(out))
+        assert actual.dtype == out
+        torch.testing.assert_close(actual.cpu(), expected.to(out))
 
     def test_scale_for_each_row(self) -> None:
         left, right = self.quantized()
         a, b = torch.rand(32, 1) + 0.5, torch.rand(1, 48) + 0.5
-        found = torch._scaled_mm(left.cuda(), right.cuda(), a.cuda(), b.cuda(), out_dtype=torch.bfloat16)
-        torch.testing.assert_close(found.cpu(), ((left.float() * a) @ (right.float() * b)).bfloat16())
+        actual = torch._scaled_mm(left.cuda(), right.cuda(), a.cuda(), b.cuda(), out_dtype=torch.bfloat16)
+        torch.testing.assert_close(actual.cpu(), ((left.float() * a) @ (right.float() * b)).bfloat16())
 
     def test_result_in_8_bits_stays_in_range(self) -> None:
         left, right = self.quantized()
         one, large = torch.tensor(1.0).cuda(), torch.tensor(1e6).cuda()
-        found = torch._scaled_mm(left.cuda(), right.cuda(), one, large, out_dtype=torch.float8_e4m3fn)
-        assert found.float().abs().max().item() == 448
+        actual = torch._scaled_mm(left.cuda(), right.cuda(), one, large, out_dtype=torch.float8_e4m3fn)
+        assert actual.float().abs().max().item() == 448
 
     def test_scale_for_each_block(self) -> None:
         left, right = drawn(32, 256).to(torch.float8_e4m3fn), drawn(48, 256, seed=1).to(torch.float8_e4m3fn).t()
         a, b = torch.rand(32, 2) + 0.5, torch.rand(2, 1) + 0.5
-        found = torch._scaled_mm(left.cuda(), right.cuda(), a.cuda(), b.cuda(), out_dtype=torch.bfloat16)
+        actual = torch._scaled_mm(left.cuda(), right.cuda(), a.cuda(), b.cuda(), out_dtype=torch.bfloat16)
         halves = [slice(0, 128), slice(128, 256)]
         expected = sum((left.float()[:, h] * a[:, n : n + 1]) @ (right.float()[h] * b[n]) for n, h in enumerate(halves))
-        torch.testing.assert_close(found.cpu(), expected.bfloat16())  # type: ignore[union-attr]
+        torch.testing.assert_close(actual.cpu(), expected.bfloat16())  # type: ignore[union-attr]
 
-    def test_scaled_result_in_a_given_tensor(self) -> None:
+    def test_scaled_result_in_out(self) -> None:
         left, right = self.quantized()
         one, half = torch.tensor(1.0).cuda(), torch.tensor(0.5).cuda()
         out = torch.empty(32, 48, dtype=torch.float8_e4m3fn, device="cuda")
@@ -556,11 +557,11 @@ class TestSparse24:
         other = drawn(64, 32, seed=1).half()
         added = drawn(64, seed=2).half()
         expected = dense.float() @ other.float()
-        found = aten._sparse_semi_structured_mm(values.cuda(), meta.cuda(), other.cuda())
-        torch.testing.assert_close(found.cpu(), expected.half(), rtol=1e-2, atol=1e-2)
-        found = aten._sparse_semi_structured_addmm(added.cuda(), values.cuda(), meta.cuda(), other.cuda(), alpha=2, beta=0.5)
+        actual = aten._sparse_semi_structured_mm(values.cuda(), meta.cuda(), other.cuda())
+        torch.testing.assert_close(actual.cpu(), expected.half(), rtol=1e-2, atol=1e-2)
+        actual = aten._sparse_semi_structured_addmm(added.cuda(), values.cuda(), meta.cuda(), other.cuda(), alpha=2, beta=0.5)
         wanted = (2 * expected + 0.5 * added.float().unsqueeze(1)).half()
-        torch.testing.assert_close(found.cpu(), wanted, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(actual.cpu(), wanted, rtol=1e-2, atol=1e-2)
 
 
 class TestDropout:
@@ -579,8 +580,8 @@ class TestDropout:
 
     def test_masked_scale(self) -> None:
         x, mask = drawn(3, 4), torch.tensor([0, 1, 1, 0], dtype=torch.uint8)
-        found = torch._masked_scale(x.cuda(), mask.expand(3, 4).contiguous().cuda(), 2.0)
-        assert torch.equal(found.cpu(), x * mask * 2)
+        actual = torch._masked_scale(x.cuda(), mask.expand(3, 4).contiguous().cuda(), 2.0)
+        assert torch.equal(actual.cpu(), x * mask * 2)
 
 
 class TestConvolutions:
@@ -592,21 +593,21 @@ class TestConvolutions:
         compare(lambda *tensors: convolve(*tensors, groups=4, **options), x, weight, bias)
         op: Any = torch._C._nn._conv_depthwise2d if dimensions == 2 else torch._C._nn.conv_depthwise3d
         lists = [[options.get(name, usual)] * dimensions for name, usual in (("stride", 1), ("padding", 0), ("dilation", 1))]
-        found = op(x.cuda(), weight.cuda(), [3] * dimensions, bias.cuda(), *lists)
-        torch.testing.assert_close(found.cpu(), convolve(x, weight, bias, groups=4, **options))
+        actual = op(x.cuda(), weight.cuda(), [3] * dimensions, bias.cuda(), *lists)
+        torch.testing.assert_close(actual.cpu(), convolve(x, weight, bias, groups=4, **options))
 
-    def test_under_cudnns_names(self) -> None:
+    def test_cudnn_names(self) -> None:
         x, weight, bias, z = drawn(2, 4, 7, 7), drawn(6, 2, 3, 3), drawn(6), drawn(2, 6, 4, 4)
         here = [t.cuda() for t in (x, weight, bias, z)]
         plain = F.conv2d(x, weight, None, 2, 1, 1, 2)
         biased = F.conv2d(x, weight, bias, 2, 1, 1, 2)
         lists = ([1, 1], [2, 2], [1, 1])
-        found = [
+        actual = [
             torch.cudnn_convolution(here[0], here[1], *lists, 2, False, False, False),
             torch.cudnn_convolution_relu(here[0], here[1], here[2], [2, 2], [1, 1], [1, 1], 2),
             torch.cudnn_convolution_add_relu(here[0], here[1], here[3], 0.5, here[2], [2, 2], [1, 1], [1, 1], 2),
         ]
-        for mine, theirs in zip(found, (plain, biased.relu(), (biased + 0.5 * z).relu()), strict=True):
+        for mine, theirs in zip(actual, (plain, biased.relu(), (biased + 0.5 * z).relu()), strict=True):
             torch.testing.assert_close(mine.cpu(), theirs)
         turned = torch.cudnn_convolution_transpose(here[3], here[1], [1, 1], [0, 0], [2, 2], [1, 1], 2, False, False, False)
         torch.testing.assert_close(turned.cpu(), F.conv_transpose2d(z, weight, None, 2, 1, 0, 2))
@@ -629,7 +630,7 @@ INTO = {
 
 @pytest.mark.parametrize("name", INTO)
 @pytest.mark.parametrize("shape", [(0,), None], ids=["empty", "fitting"])
-def test_results_in_given_tensors(name: str, shape: tuple[int, ...] | None) -> None:
+def test_results_in_out(name: str, shape: tuple[int, ...] | None) -> None:
     arguments = [value.cuda() if isinstance(value, torch.Tensor) else value for value in INTO[name]()]
     operation = getattr(aten, name)
     expected = operation(*arguments)
@@ -640,7 +641,7 @@ def test_results_in_given_tensors(name: str, shape: tuple[int, ...] | None) -> N
 
 def test_ctc_loss_is_torchs_own() -> None:
     def loss(scores: torch.Tensor) -> torch.Tensor:
-        # int32 targets on the host and blank 0 are what cuDNN would take.
+        # cuDNN would take int32 targets on the host with blank 0.
         targets, lengths = torch.tensor([1, 2, 2, 1, 3, 2], dtype=torch.int32), torch.tensor([3, 3], dtype=torch.int32)
         frames = torch.full((2,), 7, dtype=torch.int32)
         with torch.backends.cudnn.flags(enabled=True):
@@ -657,7 +658,7 @@ def test_ctc_loss_is_torchs_own() -> None:
         ("_triton_scaled_dot_attention", ((1, 1, 4, 4), (1, 1, 4, 4), (1, 1, 4, 4))),
     ],
 )
-def test_what_is_not_simulated_says_so(name: str, arguments: tuple[tuple[int, ...], ...]) -> None:
+def test_error_names_op(name: str, arguments: tuple[tuple[int, ...], ...]) -> None:
     tensors = [torch.ones(shape, dtype=torch.half, device="cuda") for shape in arguments]
     with pytest.raises(NotImplementedError, match=f"aten::{name} is not simulated"):
         getattr(aten, name)(*tensors)

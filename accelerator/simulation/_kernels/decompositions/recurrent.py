@@ -1,11 +1,11 @@
-"""The fused cells of LSTM and GRU."""
+"""The fused cells of LSTM and GRU. The gates have the names of torch.nn.LSTM's formula."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ._common import widened
+from .common import widened
 
 
 def _biased(gates: Tensor, bias: Tensor | None) -> Tensor:
@@ -16,11 +16,11 @@ def lstm_cell(
     input_gates: Tensor, hidden_gates: Tensor, cx: Tensor, input_bias: Tensor | None = None, hidden_bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     gates = _biased(input_gates, input_bias) + _biased(hidden_gates, hidden_bias)
-    into, forget, candidate, output = gates.chunk(4, 1)
-    into, forget, candidate, output = into.sigmoid(), forget.sigmoid(), candidate.tanh(), output.sigmoid()
-    cy = forget * widened(cx) + into * candidate
-    hy = output * cy.tanh()
-    workspace = torch.cat([into, forget, candidate, output], 1)
+    i, f, g, o = gates.chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * widened(cx) + i * g
+    hy = o * cy.tanh()
+    workspace = torch.cat([i, f, g, o], 1)
     dtype = cx.dtype
     return hy.to(dtype), cy.to(dtype), workspace.to(dtype)
 
@@ -30,22 +30,22 @@ def lstm_cell_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     if grad_hy is None and grad_cy is None:
         return None, None, None
-    into, forget, candidate, output = widened(workspace).chunk(4, 1)
+    i, f, g, o = widened(workspace).chunk(4, 1)
     squashed = widened(cy).tanh()
     dhy = torch.zeros_like(squashed) if grad_hy is None else widened(grad_hy)
-    dcy = dhy * output * (1 - squashed * squashed)
+    dcy = dhy * o * (1 - squashed * squashed)
     if grad_cy is not None:
         dcy = dcy + widened(grad_cy)
     gates = torch.cat(
         [
-            dcy * candidate * into * (1 - into),
-            dcy * widened(cx) * forget * (1 - forget),
-            dcy * into * (1 - candidate * candidate),
-            dhy * squashed * output * (1 - output),
+            dcy * g * i * (1 - i),
+            dcy * widened(cx) * f * (1 - f),
+            dcy * i * (1 - g * g),
+            dhy * squashed * o * (1 - o),
         ],
         1,
     ).to(workspace.dtype)
-    return gates, (dcy * forget).to(cx.dtype), gates.sum(0) if has_bias else None
+    return gates, (dcy * f).to(cx.dtype), gates.sum(0) if has_bias else None
 
 
 def gru_cell(
@@ -78,11 +78,11 @@ def gru_cell_backward(
 
 
 def flatten_weight(weight_arr: list[Tensor], *layout: object) -> Tensor:
-    """The weights one after the other, as cuDNN wants them. Nothing reads them from there: the weights stay where they are."""
+    """Return the weights in one tensor, as cuDNN wants them. Nothing reads it, since the weights keep their own memory."""
     return torch.cat([weight.reshape(-1) for weight in weight_arr])
 
 
-COMPOSITIONS = {
+DECOMPOSITIONS = {
     "aten::_cudnn_rnn_flatten_weight": flatten_weight,
     "aten::_thnn_fused_lstm_cell": lstm_cell,
     "aten::_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,

@@ -1,4 +1,4 @@
-"""Zeroing as the simulated driver does it: it gives whole pages back, as a simulated GPU may be larger than the host."""
+"""Zeroing by the simulated driver, which releases whole pages: a simulated GPU may have more memory than the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_MANY_BYTES = 1 << 20  # below it the driver writes too
+_MANY_BYTES = 1 << 20  # the driver releases no pages of fewer
 
 
 @functools.cache
@@ -26,4 +26,4 @@ def zero_(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-COMPOSITIONS: dict[str, Callable[..., Any]] = {"aten::zero_": zero_}
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {"aten::zero_": zero_}

@@ -53,7 +53,7 @@ struct visible_device {
 };
 
 /* Fills in what CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER leave, in order; returns how many. */
-int visible_devices(struct visible_device found[SIM_MAX_GPUS]);
+int visible_devices(struct visible_device visible[SIM_MAX_GPUS]);
 
 /* driver_device.c */
 extern struct sim_device devices[SIM_MAX_GPUS];
@@ -87,14 +87,14 @@ void memory_lock(void);
 void memory_unlock(void);
 /* The following are called with the lock held. */
 struct block *block_find(const void *address);
-struct block *block_insert(enum sim_memory_kind kind, void *base, size_t size, int device);
+struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device);
 void block_remove(struct block *block);
 
 size_t round_to_pages(size_t size);
 void *map_anonymous(size_t size);
 int charge(int device, uint64_t bytes);
 void release(int device, uint64_t bytes);
-int find_memory(const void *address, struct sim_memory *found);
+int find_memory(const void *address, struct sim_memory *memory);
 int is_valid_range(const void *address, size_t size);
 void set_pool(void *address, void *pool);
 bool is_shared(const void *address);

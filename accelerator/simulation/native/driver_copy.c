@@ -78,7 +78,7 @@ SIM_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUd
 
 static bool is_on_host(const struct sim_memory *memory)
 {
-    return memory->kind == SIM_PINNED_MEMORY || memory->kind == SIM_REGISTERED_MEMORY;
+    return memory->type == SIM_PINNED_MEMORY || memory->type == SIM_REGISTERED_MEMORY;
 }
 
 enum pointer_attribute {
@@ -115,7 +115,7 @@ SIM_EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdevicept
         *(CUdeviceptr *)value = address;
         return SUCCESS;
     case POINTER_HOST_ADDRESS:
-        if (!is_on_host(&memory) && memory.kind != SIM_MANAGED_MEMORY)
+        if (!is_on_host(&memory) && memory.type != SIM_MANAGED_MEMORY)
             return ERROR_INVALID_VALUE;
         *(CUdeviceptr *)value = address;
         return SUCCESS;
@@ -123,13 +123,13 @@ SIM_EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdevicept
         *(uint64_t *)value = memory.id;
         return SUCCESS;
     case POINTER_IS_MANAGED:
-        *(unsigned *)value = memory.kind == SIM_MANAGED_MEMORY;
+        *(unsigned *)value = memory.type == SIM_MANAGED_MEMORY;
         return SUCCESS;
     case POINTER_DEVICE_ORDINAL:
         *(int *)value = memory.device;
         return SUCCESS;
     case POINTER_IS_IPC_CAPABLE:
-        *(unsigned *)value = memory.kind == SIM_DEVICE_MEMORY;
+        *(unsigned *)value = memory.type == SIM_DEVICE_MEMORY;
         return SUCCESS;
     case POINTER_RANGE_START:
         *(CUdeviceptr *)value = (CUdeviceptr)memory.base;

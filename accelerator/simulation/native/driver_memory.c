@@ -51,7 +51,7 @@ struct block *block_find(const void *address)
     return (const char *)address < block->memory.base + block->memory.size ? block : NULL;
 }
 
-struct block *block_insert(enum sim_memory_kind kind, void *base, size_t size, int device)
+struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device)
 {
     if (block_count == block_capacity) {
         size_t capacity = block_capacity ? 2 * block_capacity : 256;
@@ -64,7 +64,7 @@ struct block *block_insert(enum sim_memory_kind kind, void *base, size_t size, i
     struct block *block = calloc(1, sizeof *block);
     if (!block)
         return NULL;
-    block->memory = (struct sim_memory){kind, base, size, device, ++last_id, NULL};
+    block->memory = (struct sim_memory){type, base, size, device, ++last_id, NULL};
     block->file = -1;
 
     size_t place = blocks_up_to(base);
@@ -107,7 +107,7 @@ void release(int device, uint64_t bytes)
 }
 
 /* Maps memory and records it; `charged` is what it takes of the current device. */
-static CUresult allocate(enum sim_memory_kind kind, size_t size, uint64_t charged, void **address)
+static CUresult allocate(enum sim_memory_type type, size_t size, uint64_t charged, void **address)
 {
     int device = current_context()->ordinal;
     if (charged > 0 && charge(device, charged) != 0)
@@ -117,7 +117,7 @@ static CUresult allocate(enum sim_memory_kind kind, size_t size, uint64_t charge
     struct block *block = NULL;
     if (base) {
         memory_lock();
-        block = block_insert(kind, base, size, device);
+        block = block_insert(type, base, size, device);
         if (block)
             block->charged = charged;
         memory_unlock();
@@ -133,12 +133,12 @@ static CUresult allocate(enum sim_memory_kind kind, size_t size, uint64_t charge
     return SUCCESS;
 }
 
-/* Frees the block that begins at the address, if it is of one of the two kinds. */
-static CUresult deallocate(void *address, enum sim_memory_kind kind, enum sim_memory_kind other_kind)
+/* Frees the block that begins at the address, if it is of one of the two types. */
+static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_memory_type other_type)
 {
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.base == address && (block->memory.kind == kind || block->memory.kind == other_kind);
+    bool fits = block && block->memory.base == address && (block->memory.type == type || block->memory.type == other_type);
     if (fits) {
         size_t size = round_to_pages(block->memory.size);
         int device = block->memory.device;
@@ -223,7 +223,7 @@ SIM_EXPORT CUresult cuMemHostUnregister(void *address)
     ENTER();
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.base == address && block->memory.kind == SIM_REGISTERED_MEMORY;
+    bool fits = block && block->memory.base == address && block->memory.type == SIM_REGISTERED_MEMORY;
     if (fits)
         block_remove(block);
     memory_unlock();
@@ -240,12 +240,12 @@ SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     return SUCCESS;
 }
 
-int find_memory(const void *address, struct sim_memory *found)
+int find_memory(const void *address, struct sim_memory *memory)
 {
     memory_lock();
     struct block *block = block_find(address);
     if (block)
-        *found = block->memory;
+        *memory = block->memory;
     memory_unlock();
     return block != NULL;
 }
@@ -259,10 +259,10 @@ int is_valid_range(const void *address, size_t size)
     /* A tensor in an expandable segment may lie in several mapped blocks, one behind the other; what else happens to
      * lie behind a block is another allocation. */
     while (block && reached < end) {
-        bool is_mapped = block->memory.kind == SIM_MAPPED_MEMORY;
+        bool is_mapped = block->memory.type == SIM_MAPPED_MEMORY;
         reached = (const char *)block->memory.base + block->memory.size;
         block = is_mapped ? block_find(reached) : NULL;
-        if (block && block->memory.kind != SIM_MAPPED_MEMORY)
+        if (block && block->memory.type != SIM_MAPPED_MEMORY)
             block = NULL;
     }
     memory_unlock();

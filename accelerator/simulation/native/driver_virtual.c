@@ -41,9 +41,9 @@ struct physical {
     struct properties properties;
 };
 
-static bool is_granular(uint64_t number)
+static bool is_granular(uint64_t size)
 {
-    return number % GRANULARITY == 0;
+    return size % GRANULARITY == 0;
 }
 
 static void drop(struct physical *physical)
@@ -66,10 +66,10 @@ SIM_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const str
     return SUCCESS;
 }
 
-SIM_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish, uint64_t flags)
+SIM_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, uint64_t flags)
 {
     ENTER();
-    (void)wish, (void)flags;
+    (void)hint, (void)flags;
     if (!address || size == 0 || !is_granular(size))
         return ERROR_INVALID_VALUE;
     if (alignment < GRANULARITY)
@@ -170,7 +170,7 @@ SIM_EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, vo
 static struct block *mapped_block(const char *address, const char *end)
 {
     struct block *block = block_find(address);
-    bool fits = block && block->memory.kind == SIM_MAPPED_MEMORY && block->memory.base == address &&
+    bool fits = block && block->memory.type == SIM_MAPPED_MEMORY && block->memory.base == address &&
                 block->memory.base + block->memory.size <= end;
     return fits ? block : NULL;
 }
@@ -234,10 +234,10 @@ SIM_EXPORT CUresult cuMemImportFromShareableHandle(void **handle, void *os_handl
     if (handle_type != FILE_DESCRIPTOR_HANDLE)
         return ERROR_NOT_SUPPORTED;
     struct stat status;
-    int given = (int)(intptr_t)os_handle;
-    if (!handle || fstat(given, &status) != 0 || status.st_size == 0)
+    int descriptor = (int)(intptr_t)os_handle;
+    if (!handle || fstat(descriptor, &status) != 0 || status.st_size == 0)
         return ERROR_INVALID_VALUE;
-    int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    int file = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
     if (file < 0)
         return ERROR_OPERATING_SYSTEM;
     struct sim_device *device = current_context();
@@ -253,7 +253,7 @@ SIM_EXPORT CUresult cuMemRetainAllocationHandle(void **handle, void *address)
     ENTER();
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.kind == SIM_MAPPED_MEMORY;
+    bool fits = block && block->memory.type == SIM_MAPPED_MEMORY;
     if (fits) {
         struct physical *physical = block->physical;
         physical->users++;

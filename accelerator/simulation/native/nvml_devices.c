@@ -184,11 +184,13 @@ SIM_EXPORT int nvmlDeviceGetCudaComputeCapability(nvml_handle handle, int *major
 SIM_EXPORT int nvmlDeviceGetArchitecture(nvml_handle handle, unsigned *architecture)
 {
     enum { TURING = 6, ADA = 8, UNKNOWN = -1 };
-    static const int of_major[] = {[3] = 2, [5] = 3, [6] = 4, [7] = 5, [8] = 7, [9] = 9, [10] = 10, [12] = 10};
+    static const int generations[] = {[3] = 2, [5] = 3, [6] = 4, [7] = 5, [8] = 7, [9] = 9, [10] = 10, [12] = 10};
     NVML_ENTER_DEVICE(device, handle, architecture);
     int major = nvml_gpu(&device)->major, minor = nvml_gpu(&device)->minor;
-    int found = major < (int)(sizeof of_major / sizeof *of_major) ? of_major[major] : 0;
-    *architecture = (unsigned)(major == 7 && minor >= 5 ? TURING : major == 8 && minor == 9 ? ADA : found ? found : UNKNOWN);
+    int generation = major < (int)(sizeof generations / sizeof *generations) ? generations[major] : 0;
+    *architecture = (unsigned)(major == 7 && minor >= 5 ? TURING : major == 8 && minor == 9 ? ADA
+                               : generation                ? generation
+                                                           : UNKNOWN);
     return NVML_OK;
 }
 

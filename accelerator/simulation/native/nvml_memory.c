@@ -5,7 +5,7 @@
 
 #include "state.h"
 
-static struct sim_memory_figures look_at_memory(const struct nvml_device *device)
+static struct sim_memory_figures read_memory(const struct nvml_device *device)
 {
     return sim_state_memory(sim_state_find(), device->gpu, device->instance);
 }
@@ -15,11 +15,11 @@ struct memory_v1 {
 };
 
 /* The older call counts the reserve as used. */
-SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_handle handle, struct memory_v1 *answer)
+SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_handle handle, struct memory_v1 *info)
 {
-    NVML_ENTER_DEVICE(device, handle, answer);
-    struct sim_memory_figures memory = look_at_memory(&device);
-    *answer = (struct memory_v1){memory.total, memory.free, memory.used + memory.reserved};
+    NVML_ENTER_DEVICE(device, handle, info);
+    struct sim_memory_figures memory = read_memory(&device);
+    *info = (struct memory_v1){memory.total, memory.free, memory.used + memory.reserved};
     return NVML_OK;
 }
 
@@ -29,21 +29,21 @@ struct memory_v2 {
 };
 _Static_assert(sizeof(struct memory_v2) == 40, "the layout of version 2");
 
-SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct memory_v2 *answer)
+SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct memory_v2 *info)
 {
-    NVML_ENTER_DEVICE(device, handle, answer);
-    if (answer->version != (sizeof *answer | 2 << 24))
+    NVML_ENTER_DEVICE(device, handle, info);
+    if (info->version != (sizeof *info | 2 << 24))
         return NVML_VERSION_MISMATCH;
-    answer->memory = look_at_memory(&device);
+    info->memory = read_memory(&device);
     return NVML_OK;
 }
 
 /* The window through which the host reaches the memory: as large, and unused. */
-SIM_EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvml_handle handle, struct memory_v1 *answer)
+SIM_EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvml_handle handle, struct memory_v1 *info)
 {
-    NVML_ENTER_DEVICE(device, handle, answer);
+    NVML_ENTER_DEVICE(device, handle, info);
     uint64_t size = sim_memory_size(device.gpu, device.instance);
-    *answer = (struct memory_v1){.total = size, .free = size};
+    *info = (struct memory_v1){.total = size, .free = size};
     return NVML_OK;
 }
 

@@ -24,14 +24,14 @@ SIM_EXPORT int nvmlDeviceGetMaxMigDeviceCount(nvml_handle handle, unsigned *coun
     return NVML_OK;
 }
 
-SIM_EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(nvml_handle handle, unsigned index, nvml_handle *found)
+SIM_EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(nvml_handle handle, unsigned index, nvml_handle *instance_handle)
 {
-    NVML_ENTER_DEVICE(device, handle, found && index < NVML_MAX_MIG_DEVICES && !nvml_is_instance(&device));
+    NVML_ENTER_DEVICE(device, handle, instance_handle && index < NVML_MAX_MIG_DEVICES && !nvml_is_instance(&device));
     if (!nvml_has_mig(&device))
         return NVML_NOT_SUPPORTED;
     for (int instance = 0; instance < nvml_gpu(&device)->instances; instance++)
         if (index_of_instance(nvml_gpu(&device), instance) == index) {
-            *found = nvml_encode(device.gpu, instance);
+            *instance_handle = nvml_encode(device.gpu, instance);
             return NVML_OK;
         }
     return NVML_NOT_FOUND;

@@ -78,14 +78,14 @@ struct versioned_temperature {
     int degrees;
 };
 
-SIM_EXPORT int nvmlDeviceGetTemperatureV(nvml_handle handle, struct versioned_temperature *answer)
+SIM_EXPORT int nvmlDeviceGetTemperatureV(nvml_handle handle, struct versioned_temperature *reading)
 {
-    NVML_ENTER_GPU(device, handle, answer);
-    if (answer->version != (sizeof *answer | 1 << 24))
+    NVML_ENTER_GPU(device, handle, reading);
+    if (reading->version != (sizeof *reading | 1 << 24))
         return NVML_VERSION_MISMATCH;
-    if (answer->sensor != 0)
+    if (reading->sensor != 0)
         return NVML_INVALID_ARGUMENT;
-    answer->degrees = (int)temperature(device.gpu);
+    reading->degrees = (int)temperature(device.gpu);
     return NVML_OK;
 }
 
@@ -212,8 +212,8 @@ struct field_value {
     int64_t timestamp, latency; /* microseconds */
     int type, result;
     union {
-        unsigned number;
-        uint64_t whole;
+        unsigned u32;
+        uint64_t u64;
     } value;
 };
 _Static_assert(sizeof(struct field_value) == 40, "NVML's layout");
@@ -251,13 +251,13 @@ SIM_EXPORT int nvmlDeviceGetFieldValues(nvml_handle handle, int count, struct fi
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     for (int i = 0; i < count; i++) {
-        unsigned number = 0;
-        bool known = !nvml_is_instance(&device) && read_field(device.gpu, values[i].field, &number);
+        unsigned value = 0;
+        bool is_known = !nvml_is_instance(&device) && read_field(device.gpu, values[i].field, &value);
         values[i].timestamp = now.tv_sec * 1000000 + now.tv_nsec / 1000;
         values[i].latency = 0;
         values[i].type = UNSIGNED_INT;
-        values[i].result = known ? NVML_OK : NVML_NOT_SUPPORTED;
-        values[i].value.whole = number;
+        values[i].result = is_known ? NVML_OK : NVML_NOT_SUPPORTED;
+        values[i].value.u64 = value;
     }
     return NVML_OK;
 }

@@ -57,11 +57,11 @@ SIM_EXPORT int nvmlDeviceGetNvLinkVersion(nvml_handle handle, unsigned link, uns
 }
 
 /* Peers' memory and the host's, and atomic operations on both; no bridges. */
-SIM_EXPORT int nvmlDeviceGetNvLinkCapability(nvml_handle handle, unsigned link, unsigned capability, unsigned *answer)
+SIM_EXPORT int nvmlDeviceGetNvLinkCapability(nvml_handle handle, unsigned link, unsigned capability, unsigned *is_capable)
 {
     enum { PEER_ACCESS, SYSTEM_ACCESS, PEER_ATOMICS, SYSTEM_ATOMICS, CAPABILITIES = 6 };
-    ENTER_LINK(device, end, handle, link, answer && capability < CAPABILITIES);
-    *answer = end != SIM_NO_GPU && capability <= SYSTEM_ATOMICS;
+    ENTER_LINK(device, end, handle, link, is_capable && capability < CAPABILITIES);
+    *is_capable = end != SIM_NO_GPU && capability <= SYSTEM_ATOMICS;
     return NVML_OK;
 }
 
@@ -86,8 +86,8 @@ static int remote_pci_info(const char *function, nvml_handle handle, unsigned li
     int end = nvml_is_instance(&device) ? SIM_NO_GPU : link_end(device.gpu, link);
     if (end == SIM_NO_GPU)
         return NVML_NOT_SUPPORTED;
-    struct nvml_pci_info found = nvml_pci_info(end);
-    memcpy(info, &found, size);
+    struct nvml_pci_info remote = nvml_pci_info(end);
+    memcpy(info, &remote, size);
     return NVML_OK;
 }
 
@@ -133,19 +133,19 @@ SIM_EXPORT int nvmlDeviceGetTopologyCommonAncestor(nvml_handle handle, nvml_hand
     return NVML_OK;
 }
 
-SIM_EXPORT int nvmlDeviceGetTopologyNearestGpus(nvml_handle handle, unsigned level, unsigned *count, nvml_handle *found)
+SIM_EXPORT int nvmlDeviceGetTopologyNearestGpus(nvml_handle handle, unsigned level, unsigned *count, nvml_handle *gpus)
 {
     NVML_ENTER_GPU(device, handle, count && level <= SAME_MACHINE);
-    unsigned capacity = found ? *count : 0;
+    unsigned capacity = gpus ? *count : 0;
     *count = 0;
     for (int other = 0; other < sim_config()->gpu_count; other++) {
         if (other == device.gpu || common_level(device.gpu, other) != level)
             continue;
         if (*count < capacity)
-            found[*count] = nvml_encode(other, SIM_WHOLE_GPU);
+            gpus[*count] = nvml_encode(other, SIM_WHOLE_GPU);
         ++*count;
     }
-    return found && *count > capacity ? NVML_INSUFFICIENT_SIZE : NVML_OK;
+    return gpus && *count > capacity ? NVML_INSUFFICIENT_SIZE : NVML_OK;
 }
 
 enum { WORD_BITS = 64, SCOPES = 2 };

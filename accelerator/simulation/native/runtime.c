@@ -28,7 +28,7 @@ cudaError_t fail(cudaError_t error)
     return error;
 }
 
-static void poison(void)
+static void disable_after_fork(void)
 {
     status = ERROR_NOT_INITIALIZED;
     is_ready_and_plain = false;
@@ -74,7 +74,7 @@ static cudaError_t initialize(void)
     if (error == SUCCESS)
         error = driver->cuDeviceGetCount(&device_count);
     if (error == SUCCESS) {
-        pthread_atfork(NULL, NULL, poison);
+        pthread_atfork(NULL, NULL, disable_after_fork);
         driver->log("cudart");
         driver->use_runtime(accelerator_sim_runtime());
         is_ready_and_plain = !driver->has_injections();

@@ -70,11 +70,11 @@ struct stream {
     bool is_unjoined;        /* some of them are not waited for, directly or not, by the capture's origin */
 };
 
-enum work_kind { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_COMPUTATION };
+enum work_type { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_COMPUTATION };
 
 /* One piece of work, to be done now or to be recorded in a graph and done at its launches. */
 struct work {
-    enum work_kind kind;
+    enum work_type type;
     union {
         struct {
             int64_t duration;

@@ -270,7 +270,7 @@ cudaError_t refuse_captured_stream(struct stream *stream)
     return capture ? ERROR_CAPTURE_UNSUPPORTED : SUCCESS;
 }
 
-static cudaError_t look_up(void *handle, const struct sim_device *device, int *status, unsigned long long *id,
+static cudaError_t read_capture(void *handle, const struct sim_device *device, int *status, unsigned long long *id,
                            struct graph **graph, struct node *const **dependencies, size_t *count)
 {
     struct stream *stream = find_stream(handle, device);
@@ -301,7 +301,7 @@ static cudaError_t look_up(void *handle, const struct sim_device *device, int *s
 EXPORT cudaError_t cudaStreamIsCapturing(void *handle, int *status)
 {
     ENTER_CONTEXT(device);
-    return finish(look_up(handle, device, status, NULL, NULL, NULL, NULL));
+    return finish(read_capture(handle, device, status, NULL, NULL, NULL, NULL));
 }
 
 #if CUDART == 12
@@ -309,7 +309,7 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo_v2(void *handle, int *status, unsign
                                                struct node *const **dependencies, size_t *count)
 {
     ENTER_CONTEXT(device);
-    return finish(look_up(handle, device, status, id, graph, dependencies, count));
+    return finish(read_capture(handle, device, status, id, graph, dependencies, count));
 }
 #else
 EXPORT cudaError_t cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id, struct graph **graph,
@@ -318,7 +318,7 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo(void *handle, int *status, unsigned 
     ENTER_CONTEXT(device);
     if (edges)
         *edges = NULL;
-    return finish(look_up(handle, device, status, id, graph, dependencies, count));
+    return finish(read_capture(handle, device, status, id, graph, dependencies, count));
 }
 #endif
 

@@ -97,7 +97,7 @@ EXPORT cudaError_t cudaEventRecordWithFlags(void *handle, void *stream_handle, u
     if (stream->capture && !(flags & EXTERNAL))
         return finish(capture_event(stream, event));
     event->capture_id = 0;
-    return finish(submit(stream, &(struct work){.kind = WORK_RECORD, .event = event}));
+    return finish(submit(stream, &(struct work){.type = WORK_RECORD, .event = event}));
 }
 
 EXPORT cudaError_t cudaEventRecord(void *handle, void *stream_handle)

@@ -80,7 +80,7 @@ void graph_release(struct graph *graph)
     for (size_t i = 0; i < graph->object_count; i++)
         release_object(graph->objects[i], 1);
     for (size_t i = 0; i < graph->node_count; i++) {
-        if (graph->nodes[i]->work.kind == WORK_COMPUTATION)
+        if (graph->nodes[i]->work.type == WORK_COMPUTATION)
             computation_released(graph->nodes[i]->work.computation.id);
         free(graph->nodes[i]);
     }
@@ -186,7 +186,7 @@ EXPORT cudaError_t cudaGraphDebugDotPrint(struct graph *graph, const char *path,
         return fail(ERROR_INVALID_VALUE);
     fputs("digraph dot {\n", file);
     for (size_t i = 0; i < graph->node_count; i++) {
-        fprintf(file, "\"node_%zu\" [label=\"%s\"];\n", i, names[graph->nodes[i]->work.kind]);
+        fprintf(file, "\"node_%zu\" [label=\"%s\"];\n", i, names[graph->nodes[i]->work.type]);
         if (i > 0)
             fprintf(file, "\"node_%zu\" -> \"node_%zu\";\n", i - 1, i);
     }

@@ -54,12 +54,12 @@ static void remember_name(const void *function, const char *name)
 
 static bool computes(void)
 {
-    static int answer = -1;
-    if (answer < 0) {
+    static int is_set = -1;
+    if (is_set < 0) {
         const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
-        answer = value && strcmp(value, "1") == 0;
+        is_set = value && strcmp(value, "1") == 0;
     }
-    return answer;
+    return is_set;
 }
 
 /* Why the kernels that compute are not in this process, if they are not; set by what should have loaded them. */
@@ -130,7 +130,7 @@ EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(
     struct stream *stream = find_stream(handle, device);
     if (!stream || !compute)
         return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
-    return finish(submit(stream, &(struct work){.kind = WORK_COMPUTATION, .computation = {compute, id}}));
+    return finish(submit(stream, &(struct work){.type = WORK_COMPUTATION, .computation = {compute, id}}));
 }
 
 EXPORT void **__cudaRegisterFatBinary(void *binary)
@@ -212,7 +212,7 @@ static cudaError_t launch(const void *function, struct dim3 grid, struct dim3 bl
     if (!is_spin && computes())
         return refuse(function);
     int64_t cycles = is_spin ? *(const int64_t *)arguments[0] : 0;
-    return submit(stream, &(struct work){.kind = WORK_KERNEL, .kernel = {cycles * 1000000 / SIM_CLOCK_KHZ}});
+    return submit(stream, &(struct work){.type = WORK_KERNEL, .kernel = {cycles * 1000000 / SIM_CLOCK_KHZ}});
 }
 
 EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,

@@ -76,7 +76,7 @@ EXPORT cudaError_t cudaHostUnregister(void *address)
 
 static bool is_on_host(const struct sim_memory *memory)
 {
-    return memory->kind == SIM_PINNED_MEMORY || memory->kind == SIM_REGISTERED_MEMORY;
+    return memory->type == SIM_PINNED_MEMORY || memory->type == SIM_REGISTERED_MEMORY;
 }
 
 EXPORT cudaError_t cudaHostGetDevicePointer(void **target, void *address, unsigned flags)
@@ -118,7 +118,7 @@ EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attribute
         attributes->host_address = address;
         return SUCCESS;
     }
-    attributes->type = is_on_host(&memory) ? HOST : memory.kind == SIM_MANAGED_MEMORY ? MANAGED : DEVICE;
+    attributes->type = is_on_host(&memory) ? HOST : memory.type == SIM_MANAGED_MEMORY ? MANAGED : DEVICE;
     attributes->device = memory.device;
     attributes->device_address = address;
     attributes->host_address = attributes->type == DEVICE ? NULL : address;

@@ -182,19 +182,19 @@ EXPORT cudaError_t cudaMemPoolGetAttribute(struct pool *pool, int attribute, voi
     ENTER();
     if (!is_pool(pool) || !value)
         return fail(ERROR_INVALID_VALUE);
-    uint64_t *number = value;
+    uint64_t *bytes = value;
     cudaError_t error = SUCCESS;
     pthread_mutex_lock(&lock);
     if (attribute == RELEASE_THRESHOLD)
-        *number = pool->threshold;
+        *bytes = pool->threshold;
     else if (attribute == RESERVED_NOW)
-        *number = pool->reserved.now;
+        *bytes = pool->reserved.now;
     else if (attribute == RESERVED_HIGHEST)
-        *number = pool->reserved.highest;
+        *bytes = pool->reserved.highest;
     else if (attribute == USED_NOW)
-        *number = pool->used.now;
+        *bytes = pool->used.now;
     else if (attribute == USED_HIGHEST)
-        *number = pool->used.highest;
+        *bytes = pool->used.highest;
     else if (attribute >= REUSE_FOLLOWS_EVENTS && attribute <= REUSE_INTERNAL_DEPENDENCIES)
         *(int *)value = (int)pool->reuse[attribute - REUSE_FOLLOWS_EVENTS];
     else

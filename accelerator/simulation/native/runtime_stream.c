@@ -31,8 +31,8 @@ void sleep_until(int64_t time)
 
 static void advance(_Atomic int64_t *time, int64_t to)
 {
-    int64_t seen = *time;
-    while (seen < to && !atomic_compare_exchange_weak(time, &seen, to))
+    int64_t current = *time;
+    while (current < to && !atomic_compare_exchange_weak(time, &current, to))
         ;
 }
 
@@ -76,7 +76,7 @@ static int64_t reached_at(const struct stream *stream)
 
 cudaError_t run(struct stream *stream, const struct work *work)
 {
-    switch (work->kind) {
+    switch (work->type) {
     case WORK_KERNEL:
         if (work->kernel.duration > 0)
             delay_stream(stream, reached_at(stream) + work->kernel.duration);
@@ -214,7 +214,7 @@ EXPORT cudaError_t cudaStreamWaitEvent(void *handle, void *event_handle, unsigne
         return fail(ERROR_INVALID_HANDLE);
     if (!(flags & EXTERNAL) && (stream->capture || event->capture_id != 0))
         return finish(capture_wait(stream, event));
-    return finish(submit(stream, &(struct work){.kind = WORK_WAIT, .event = event}));
+    return finish(submit(stream, &(struct work){.type = WORK_WAIT, .event = event}));
 }
 
 EXPORT cudaError_t cudaLaunchHostFunc(void *handle, void (*function)(void *argument), void *argument)
@@ -222,7 +222,7 @@ EXPORT cudaError_t cudaLaunchHostFunc(void *handle, void (*function)(void *argum
     ENTER_STREAM(handle);
     if (!function)
         return fail(ERROR_INVALID_VALUE);
-    return finish(submit(stream, &(struct work){.kind = WORK_HOST, .host = {function, argument}}));
+    return finish(submit(stream, &(struct work){.type = WORK_HOST, .host = {function, argument}}));
 }
 
 EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *stream, cudaError_t status, void *argument),

@@ -53,9 +53,9 @@ EXPORT cudaError_t cudaGetSymbolAddress(void **address, const void *symbol)
     return finish(find_address(address, &size, symbol, device->ordinal));
 }
 
-cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int kind);
+cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int direction);
 
-EXPORT cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *source, size_t count, size_t offset, int kind)
+EXPORT cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *source, size_t count, size_t offset, int direction)
 {
     void *address;
     size_t size;
@@ -63,5 +63,5 @@ EXPORT cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *source, si
     RETURN_IF_ERROR(find_address(&address, &size, symbol, device->ordinal));
     if (offset > size || count > size - offset)
         return fail(ERROR_INVALID_VALUE);
-    return cudaMemcpy((char *)address + offset, source, count, kind);
+    return cudaMemcpy((char *)address + offset, source, count, direction);
 }

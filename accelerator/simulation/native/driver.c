@@ -145,7 +145,7 @@ SIM_EXPORT CUresult cuGetExportTable(const void **table, const void *id)
 /* There is nothing to tell, but PyTorch registers its callback at start and insists on success. */
 SIM_EXPORT CUresult cuLogsRegisterCallback(void *callback, void *argument, void **handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)argument;
     if (!callback)
         return ERROR_INVALID_VALUE;
@@ -156,7 +156,7 @@ SIM_EXPORT CUresult cuLogsRegisterCallback(void *callback, void *argument, void 
 
 SIM_EXPORT CUresult cuLogsUnregisterCallback(void *handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return handle ? SUCCESS : ERROR_INVALID_VALUE;
 }
 

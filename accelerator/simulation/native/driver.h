@@ -7,6 +7,7 @@
 #include "config.h"
 #include "driver_errors.h"
 #include "driver_table.h"
+#include "errors.h"
 #include "state.h"
 
 typedef int CUresult;
@@ -18,34 +19,6 @@ typedef void *CUstream;               /* streams belong to the runtime; the driv
 /* driver.c. The answer of every entry point until cuInit succeeded, and in a child forked after that. */
 extern _Atomic int driver_status;
 extern struct sim_state *driver_state;
-
-static inline CUresult driver_enter(const char *function, int gpu)
-{
-    return driver_status != SUCCESS ? driver_status : sim_injected(function, gpu);
-}
-
-#define RETURN_IF_ERROR(expression)                                                                                    \
-    do {                                                                                                               \
-        CUresult error_ = (expression);                                                                                \
-        if (error_ != SUCCESS)                                                                                         \
-            return error_;                                                                                             \
-    } while (0)
-
-/* The first statement of an entry point that concerns no device, the device given, or that of the current context. */
-#define ENTER() RETURN_IF_ERROR(driver_enter(__func__, SIM_NO_GPU))
-#define ENTER_DEVICE(ordinal)                                                                                          \
-    do {                                                                                                               \
-        RETURN_IF_ERROR(driver_enter(__func__, device_gpu(ordinal)));                                                  \
-        if (!is_device(ordinal))                                                                                       \
-            return ERROR_INVALID_DEVICE;                                                                               \
-    } while (0)
-#define ENTER_CONTEXT()                                                                                                \
-    do {                                                                                                               \
-        struct sim_device *context_ = current_context();                                                               \
-        RETURN_IF_ERROR(driver_enter(__func__, context_ ? context_->gpu : SIM_NO_GPU));                                \
-        if (!context_)                                                                                                 \
-            return ERROR_INVALID_CONTEXT;                                                                              \
-    } while (0)
 
 /* visible.c */
 struct visible_device {
@@ -74,6 +47,31 @@ static inline int device_gpu(int ordinal)
 /* driver_context.c */
 struct sim_device *current_context(void);
 void wait_until(int64_t time);
+
+static inline CUresult driver_enter(const char *function, int gpu)
+{
+    return driver_status != SUCCESS ? driver_status : sim_injected(function, gpu);
+}
+
+/* Every entry point calls one of these first. They return the error that ends the call: the driver is not initialized, an
+ * error is injected, there is no such device, or the thread has no context. */
+static inline CUresult enter(const char *function)
+{
+    return driver_enter(function, SIM_NO_GPU);
+}
+
+static inline CUresult enter_device(const char *function, int ordinal)
+{
+    RETURN_IF_ERROR(driver_enter(function, device_gpu(ordinal)));
+    return is_device(ordinal) ? SUCCESS : ERROR_INVALID_DEVICE;
+}
+
+static inline CUresult enter_context(const char *function)
+{
+    const struct sim_device *context = current_context();
+    RETURN_IF_ERROR(driver_enter(function, context ? context->gpu : SIM_NO_GPU));
+    return context ? SUCCESS : ERROR_INVALID_CONTEXT;
+}
 
 /* driver_memory.c. Blocks are the ranges of addresses that CUDA knows, ordered by address. */
 struct block {

@@ -7,14 +7,13 @@
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "arrays.h"
 #include "driver_api.h"
 
-static struct block **blocks;
-static size_t block_count, block_capacity;
+static struct sorted blocks; /* by address */
 static uint64_t last_id;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -28,57 +27,28 @@ void memory_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The number of blocks that begin at or below the address. */
-static size_t blocks_up_to(const void *address)
-{
-    size_t low = 0, high = block_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (blocks[middle]->memory.base <= (const char *)address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 struct block *block_find(const void *address)
 {
-    size_t place = blocks_up_to(address);
-    if (place == 0)
-        return NULL;
-    struct block *block = blocks[place - 1];
-    return (const char *)address < block->memory.base + block->memory.size ? block : NULL;
+    struct sorted_item *item = sorted_at_or_below(&blocks, (uintptr_t)address);
+    struct block *block = item ? item->value : NULL;
+    return block && (const char *)address < block->memory.base + block->memory.size ? block : NULL;
 }
 
 struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device)
 {
-    if (block_count == block_capacity) {
-        size_t capacity = block_capacity ? 2 * block_capacity : 256;
-        struct block **grown = realloc(blocks, capacity * sizeof *blocks);
-        if (!grown)
-            return NULL;
-        blocks = grown;
-        block_capacity = capacity;
-    }
     struct block *block = calloc(1, sizeof *block);
-    if (!block)
+    if (!block || !sorted_insert(&blocks, (uintptr_t)base, block)) {
+        free(block);
         return NULL;
+    }
     block->memory = (struct sim_memory){type, base, size, device, ++last_id, NULL};
     block->file = -1;
-
-    size_t place = blocks_up_to(base);
-    memmove(&blocks[place + 1], &blocks[place], (block_count - place) * sizeof *blocks);
-    blocks[place] = block;
-    block_count++;
     return block;
 }
 
 void block_remove(struct block *block)
 {
-    size_t place = blocks_up_to(block->memory.base) - 1;
-    block_count--;
-    memmove(&blocks[place], &blocks[place + 1], (block_count - place) * sizeof *blocks);
+    sorted_remove(&blocks, sorted_index(&blocks, (uintptr_t)block->memory.base));
     if (block->file >= 0)
         close(block->file);
     free(block);
@@ -154,7 +124,7 @@ static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_me
 
 SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     if (!address || size == 0)
         return ERROR_INVALID_VALUE;
     if (size > current_context()->memory)
@@ -164,7 +134,7 @@ SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 
 SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     (void)flags;
     if (!address || size == 0)
         return ERROR_INVALID_VALUE;
@@ -175,13 +145,13 @@ SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigne
 
 SIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return deallocate((void *)address, SIM_DEVICE_MEMORY, SIM_MANAGED_MEMORY);
 }
 
 SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     (void)flags;
     if (!address || size == 0)
         return ERROR_INVALID_VALUE;
@@ -192,19 +162,20 @@ SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 
 SIM_EXPORT CUresult cuMemFreeHost(void *address)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return deallocate(address, SIM_PINNED_MEMORY, SIM_PINNED_MEMORY);
 }
 
 static bool overlaps_block(const char *address, size_t size)
 {
-    size_t place = blocks_up_to(address + size - 1);
-    return place > 0 && blocks[place - 1]->memory.base + blocks[place - 1]->memory.size > address;
+    struct sorted_item *item = sorted_at_or_below(&blocks, (uintptr_t)address + size - 1);
+    const struct block *block = item ? item->value : NULL;
+    return block && block->memory.base + block->memory.size > address;
 }
 
 SIM_EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     (void)flags;
     if (!address || size == 0)
         return ERROR_INVALID_VALUE;
@@ -220,7 +191,7 @@ SIM_EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned fl
 
 SIM_EXPORT CUresult cuMemHostUnregister(void *address)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     memory_lock();
     struct block *block = block_find(address);
     bool fits = block && block->memory.base == address && block->memory.type == SIM_REGISTERED_MEMORY;
@@ -232,7 +203,7 @@ SIM_EXPORT CUresult cuMemHostUnregister(void *address)
 
 SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     struct sim_device *device = current_context();
     struct sim_memory_figures memory = sim_state_memory(driver_state, device->gpu, device->instance);
     *total = memory.total;

@@ -58,7 +58,7 @@ static void drop(struct physical *physical)
 
 SIM_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const struct properties *properties, int option)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)option;
     if (!granularity || !properties)
         return ERROR_INVALID_VALUE;
@@ -68,7 +68,7 @@ SIM_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const str
 
 SIM_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, uint64_t flags)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)hint, (void)flags;
     if (!address || size == 0 || !is_granular(size))
         return ERROR_INVALID_VALUE;
@@ -89,7 +89,7 @@ SIM_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_
 
 SIM_EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return munmap((void *)address, size) == 0 ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
@@ -108,7 +108,7 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
     if (!properties)
         return ERROR_INVALID_VALUE;
     int device = properties->location.id;
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     if (!handle || size == 0 || !is_granular(size) || flags != 0 || properties->location.type != ON_DEVICE)
         return ERROR_INVALID_VALUE;
     if (properties->handle_types & ~FILE_DESCRIPTOR_HANDLE)
@@ -130,7 +130,7 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
 
 SIM_EXPORT CUresult cuMemRelease(void *handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!handle)
         return ERROR_INVALID_VALUE;
     memory_lock();
@@ -141,7 +141,7 @@ SIM_EXPORT CUresult cuMemRelease(void *handle)
 
 SIM_EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, void *handle, uint64_t flags)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     struct physical *physical = handle;
     if (!physical || !is_granular(address) || !is_granular(size) || offset != 0 || size != physical->size || flags != 0)
         return ERROR_INVALID_VALUE;
@@ -177,7 +177,7 @@ static struct block *mapped_block(const char *address, const char *end)
 
 SIM_EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     char *reached = (char *)address, *end = reached + size;
     struct block *block;
     memory_lock();
@@ -196,7 +196,7 @@ SIM_EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 
 SIM_EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struct access *accesses, size_t count)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     char *reached = (char *)address, *end = reached + size;
     int protection = PROT_NONE;
     for (size_t i = 0; i < count; i++)
@@ -215,7 +215,7 @@ SIM_EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struc
 
 SIM_EXPORT CUresult cuMemExportToShareableHandle(void *target, void *handle, int handle_type, uint64_t flags)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     struct physical *physical = handle;
     if (!target || !physical || flags != 0)
         return ERROR_INVALID_VALUE;
@@ -230,7 +230,7 @@ SIM_EXPORT CUresult cuMemExportToShareableHandle(void *target, void *handle, int
 
 SIM_EXPORT CUresult cuMemImportFromShareableHandle(void **handle, void *os_handle, int handle_type)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (handle_type != FILE_DESCRIPTOR_HANDLE)
         return ERROR_NOT_SUPPORTED;
     struct stat status;
@@ -250,7 +250,7 @@ SIM_EXPORT CUresult cuMemImportFromShareableHandle(void **handle, void *os_handl
 
 SIM_EXPORT CUresult cuMemRetainAllocationHandle(void **handle, void *address)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     memory_lock();
     struct block *block = block_find(address);
     bool fits = block && block->memory.type == SIM_MAPPED_MEMORY;
@@ -265,7 +265,7 @@ SIM_EXPORT CUresult cuMemRetainAllocationHandle(void **handle, void *address)
 
 SIM_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(struct properties *properties, void *handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!properties || !handle)
         return ERROR_INVALID_VALUE;
     *properties = ((struct physical *)handle)->properties;

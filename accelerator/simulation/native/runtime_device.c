@@ -174,36 +174,35 @@ static void describe(struct properties *properties, const struct sim_device *dev
     memcpy(properties->uuid, device->uuid, sizeof properties->uuid);
 }
 
-#define REQUIRE_DEVICE(ordinal)                                                                                        \
-    do {                                                                                                               \
-        if ((ordinal) < 0 || (ordinal) >= visible_device_count())                                                      \
-            return fail(ERROR_INVALID_DEVICE);                                                                         \
-    } while (0)
+static cudaError_t check_device(int ordinal)
+{
+    return finish(ordinal >= 0 && ordinal < visible_device_count() ? SUCCESS : ERROR_INVALID_DEVICE);
+}
 
 EXPORT cudaError_t cudaGetDeviceProperties(struct properties *properties, int ordinal)
 {
-    ENTER();
-    REQUIRE_DEVICE(ordinal);
+    RETURN_IF_ERROR(enter(__func__));
+    RETURN_IF_ERROR(check_device(ordinal));
     describe(properties, &driver->devices[ordinal]);
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaGetDeviceProperties_v2(struct properties *properties, int ordinal)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaGetDeviceProperties(properties, ordinal);
 }
 
 EXPORT cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int ordinal)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return finish(driver->cuDeviceGetAttribute(value, attribute, ordinal));
 }
 
 EXPORT cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int ordinal)
 {
-    ENTER();
-    REQUIRE_DEVICE(ordinal);
+    RETURN_IF_ERROR(enter(__func__));
+    RETURN_IF_ERROR(check_device(ordinal));
     const struct sim_device *device = &driver->devices[ordinal];
     if (!text || size < 13)
         return fail(ERROR_INVALID_VALUE);
@@ -213,7 +212,7 @@ EXPORT cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int ordinal)
 
 EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (least)
         *least = 0;
     if (greatest)
@@ -229,9 +228,9 @@ static bool can_access(int ordinal, int peer)
 
 EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int ordinal, int peer)
 {
-    ENTER();
-    REQUIRE_DEVICE(ordinal);
-    REQUIRE_DEVICE(peer);
+    RETURN_IF_ERROR(enter(__func__));
+    RETURN_IF_ERROR(check_device(ordinal));
+    RETURN_IF_ERROR(check_device(peer));
     *can = can_access(ordinal, peer);
     return SUCCESS;
 }
@@ -239,8 +238,9 @@ EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int ordinal, int peer)
 EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
     static _Atomic bool is_enabled[SIM_MAX_GPUS][SIM_MAX_GPUS];
-    ENTER_CONTEXT(device);
-    REQUIRE_DEVICE(peer);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    RETURN_IF_ERROR(check_device(peer));
     if (flags != 0)
         return fail(ERROR_INVALID_VALUE);
     if (!can_access(device->ordinal, peer))
@@ -251,7 +251,8 @@ EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 
 EXPORT cudaError_t cudaDeviceSynchronize(void)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     RETURN_IF_ERROR(unsafe_call());
     if (device->busy_until != 0)
         sleep_until(device->busy_until);

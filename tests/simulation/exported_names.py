@@ -16,7 +16,12 @@ from pathlib import Path
 from tests.simulation.elf import ElfSymbols
 
 NATIVE = Path(__file__).parents[2] / "accelerator/simulation/native"
-LIBRARIES = {"cudart_12": "libcudart.so.12", "cudart_13": "libcudart.so.13", "cupti_13": "libcupti.so.13", "nccl": "libnccl.so.2"}
+LIBRARIES = {
+    "cudart_12": "libcudart.so.12",
+    "cudart_13": "libcudart.so.13",
+    "cupti_13": "libcupti.so.13",
+    "nccl": "libnccl.so.2",
+}
 
 
 def symbols(path: Path) -> set[str]:
@@ -49,7 +54,9 @@ def main(directories: list[str]) -> None:
         write(name, [f"NAME({function})" for function in exported])
     driver = set().union(*(driver_functions(path.read_text()) for path in files if path.name == "cuda.h"))
     write("cuda", [f"NAME({function})" for function in driver])
-    management = {key: value for path in files if path.name == "nvml.h" for key, value in management_functions(path.read_text()).items()}
+    management = {
+        key: value for path in files if path.name == "nvml.h" for key, value in management_functions(path.read_text()).items()
+    }
     write("nvml", [f"{'DEVICE_NAME' if takes_device else 'NAME'}({function})" for function, takes_device in management.items()])
 
 

@@ -148,6 +148,45 @@ class TestMemory:
             assert (int(file.read().split()[1]) - before) * 4096 < 64 * MIB
         assert tensor.numel() == 4 * GIB
 
+    def test_managed_memory_is_charged(self, runtime: ctypes.CDLL) -> None:
+        free, address = torch.cuda.mem_get_info()[0], ctypes.c_void_p()
+        assert runtime.cudaMallocManaged(ctypes.byref(address), ctypes.c_size_t(64 * MIB), 1) == 0
+        assert free - torch.cuda.mem_get_info()[0] == 64 * MIB
+        assert runtime.cudaFree(address) == 0
+        assert torch.cuda.mem_get_info()[0] == free
+
+    @pytest.mark.parametrize("threshold", [0, 2 * MIB, 2**64 - 1])
+    def test_a_pool_keeps_up_to_its_release_threshold(self, runtime: ctypes.CDLL, threshold: int) -> None:
+        release_threshold, reserved, reserved_high, used, used_high = 4, 5, 6, 7, 8
+        pool = ctypes.c_void_p()
+        assert runtime.cudaDeviceGetDefaultMemPool(ctypes.byref(pool), 0) == 0
+
+        def read(attribute: int) -> int:
+            value = ctypes.c_uint64()
+            assert runtime.cudaMemPoolGetAttribute(pool, attribute, ctypes.byref(value)) == 0
+            return value.value
+
+        def write(attribute: int, value: int) -> None:
+            assert runtime.cudaMemPoolSetAttribute(pool, attribute, ctypes.byref(ctypes.c_uint64(value))) == 0
+
+        assert (read(reserved), read(used)) == (0, 0)
+        write(release_threshold, threshold)
+        blocks = [ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()]
+        for block in blocks:
+            assert runtime.cudaMallocAsync(ctypes.byref(block), ctypes.c_size_t(MIB), None) == 0
+        assert (read(reserved), read(used)) == (3 * MIB, 3 * MIB)
+        for block in blocks:
+            assert runtime.cudaFreeAsync(block, None) == 0
+        assert (read(reserved), read(used)) == (min(threshold, 3 * MIB), 0)
+        assert (read(reserved_high), read(used_high)) == (3 * MIB, 3 * MIB)
+        write(used_high, 0)
+        write(reserved_high, 0)
+        assert (read(reserved_high), read(used_high)) == (min(threshold, 3 * MIB), 0)
+        write(release_threshold, 0)
+        assert runtime.cudaMemPoolTrimTo(pool, ctypes.c_size_t(0)) == 0
+        assert read(reserved) == 0
+        write(reserved_high, 0)
+
     def test_freeing_what_was_not_allocated_is_an_error(self, runtime: ctypes.CDLL) -> None:
         tensor = torch.empty(2 * MIB, device="cuda")
         assert runtime.cudaFree(ctypes.c_void_p(tensor.data_ptr() + 512)) == 1

@@ -55,6 +55,11 @@ def test_header_and_units() -> None:
     ]
 
 
+def test_power_limits() -> None:
+    limits = "power.min_limit,power.max_limit,power.default_limit,power.limit"
+    assert query(limits) == [["200.00", "700.00", "700.00", "700.00"]]
+
+
 def test_errors_of_nvml_show() -> None:
     errors = {"nvmlDeviceGetPowerUsage@1": 15, "nvmlDeviceGetFanSpeed@1": 3, "nvmlDeviceGetTemperature@1": 999}
     assert query("power.draw,fan.speed,temperature.gpu", gpus=2, errors=errors) == [

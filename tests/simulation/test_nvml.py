@@ -247,7 +247,9 @@ def test_every_function_that_the_binding_knows_is_there() -> None:
     source = Path(importlib.util.find_spec("pynvml").origin).read_text()
     names = sorted(set(re.findall(r"""_nvmlGetFunctionPointer\(\s*["'](nvml\w+)["']""", source)))
     assert len(names) >= 400
-    assert ask(f"names = {names}\n" + textwrap.dedent(program)) == [], "to be added to nvml_unsupported.c"
+    assert ask(f"names = {names}\n" + textwrap.dedent(program)) == [], (
+        "run tests/simulation/exported_names.py with newer headers"
+    )
 
 
 def test_what_is_not_simulated_says_so() -> None:
@@ -359,6 +361,15 @@ def test_each_new_function_can_be_made_to_fail() -> None:
         "MPS",
     )
     assert ask(program, 2, nvlink=True, errors={f"nvmlDeviceGet{name}*@1": 15 for name in failing}) == [15] * 15 + [0]
+
+
+def test_power_limits() -> None:
+    program = """
+        names = ["POWER_MIN_LIMIT", "POWER_MAX_LIMIT", "POWER_DEFAULT_LIMIT", "POWER_CURRENT_LIMIT"]
+        fields = [getattr(n, "NVML_FI_DEV_" + name) for name in names]
+        answer([[value.nvmlReturn, value.value.uiVal] for value in n.nvmlDeviceGetFieldValues(handles()[0], fields)])
+    """
+    assert ask(program) == [[0, 200_000], [0, 700_000], [0, 700_000], [0, 700_000]]
 
 
 def test_a_mig_instance_has_memory_and_no_telemetry() -> None:

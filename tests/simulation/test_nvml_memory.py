@@ -193,6 +193,16 @@ def test_instances_have_memory_and_no_telemetry() -> None:
     assert ask(program, mig=2) == [[3, 0, 0, 0, 0, 0, 0, 0], [3, 3, 3, 3, 3, 3, 3, 0]]
 
 
+def test_an_instance_has_no_reserve() -> None:
+    program = """
+        gpu = n.nvmlDeviceGetHandleByIndex(0)
+        memory = [n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2) for h in [gpu, *instances(gpu).values()]]
+        answer([[info.total, info.reserved, info.free] for info in memory])
+    """
+    whole, instance = [8 * GIB, GIB // 2, 8 * GIB - GIB // 2], [GIB, 0, GIB]
+    assert ask(program, mig=2) == [whole, instance, instance]
+
+
 def test_memory_and_processes_of_an_instance() -> None:
     program = f"""
         kept = allocate({100 * MIB})

@@ -112,9 +112,10 @@ def test_topology() -> None:
         gpus = handles()
         answer([[n.nvmlDeviceGetTopologyCommonAncestor(gpus[0], other) for other in gpus],
                 [[n.nvmlDeviceGetIndex(h) for h in n.nvmlDeviceGetTopologyNearestGpus(gpus[0], level)]
-                 for level in (n.NVML_TOPOLOGY_NODE, n.NVML_TOPOLOGY_SYSTEM, n.NVML_TOPOLOGY_SINGLE)]])
+                 for level in (n.NVML_TOPOLOGY_NODE, n.NVML_TOPOLOGY_SYSTEM, n.NVML_TOPOLOGY_SINGLE,
+                               n.NVML_TOPOLOGY_INTERNAL)]])
     """
-    assert ask(program, 4, numa=[0, 0, 1]) == [[0, 40, 50, 50], [[1], [2, 3], []]]
+    assert ask(program, 4, numa=[0, 0, 1]) == [[0, 40, 50, 50], [[1], [2, 3], [], []]]
 
 
 def test_the_driver_knows_the_node_too() -> None:

@@ -200,7 +200,7 @@ class TestFailures:
         assert message in run(source, simulated_environment(gpus=2, errors=errors))
 
     DRIVERS = (
-        ({"driver": "absent"}, "DiscoveryResult no NVIDIA driver on your system"),
+        ({"driver": "absent"}, "Found no NVIDIA driver on your system"),
         ({"driver": "old"}, "(found version 11040)"),
         ({"driver": "broken"}, "unknown error"),
         ({"gpus": 0}, "No CUDA GPUs are available"),

@@ -119,8 +119,8 @@ static void read_error_rules(void)
 
 static int read_delay(const char *function)
 {
-    const char *found = strstr(variable("INIT_DELAY", ""), function);
-    return found && found[strlen(function)] == ':' ? atoi(found + strlen(function) + 1) : 0;
+    const char *entry = strstr(variable("INIT_DELAY", ""), function);
+    return entry && entry[strlen(function)] == ':' ? atoi(entry + strlen(function) + 1) : 0;
 }
 
 static void read_environment(void)
@@ -229,11 +229,11 @@ void sim_log(const char *format, ...)
     int length = snprintf(line, sizeof line, "%d ", (int)getpid());
     va_list arguments;
     va_start(arguments, format);
-    size_t room = sizeof line - (size_t)length - 1;
-    int written = vsnprintf(line + length, room, format, arguments);
+    size_t space = sizeof line - (size_t)length - 1;
+    int written = vsnprintf(line + length, space, format, arguments);
     va_end(arguments);
     /* What was left out counts in the answer too. */
-    length += written < 0 ? 0 : (size_t)written < room ? written : (int)room - 1;
+    length += written < 0 ? 0 : (size_t)written < space ? written : (int)space - 1;
     line[length++] = '\n';
     if (write(file, line, (size_t)length) != length) {
         /* A log that cannot be written must not disturb the program; the test that reads it will notice. */

@@ -15,24 +15,24 @@ SIM_EXPORT const char accelerator_simulation[] = "cuda";
 _Atomic int driver_status = ERROR_NOT_INITIALIZED;
 struct sim_state *driver_state;
 
-static bool is_poisoned; /* this process was forked from one that had initialized CUDA */
+static bool is_bad_fork; /* this process was forked from one that had initialized CUDA */
 static pthread_mutex_t initializing = PTHREAD_MUTEX_INITIALIZER;
 
-static void poison(void)
+static void disable_after_fork(void)
 {
-    is_poisoned = true;
+    is_bad_fork = true;
     driver_status = ERROR_NOT_INITIALIZED;
 }
 
 __attribute__((destructor)) static void leave_state(void)
 {
     if (driver_status == SUCCESS)
-        sim_state_forget_self(driver_state);
+        sim_state_drop_self(driver_state);
 }
 
 static CUresult initialize(void)
 {
-    if (is_poisoned)
+    if (is_bad_fork)
         return ERROR_NOT_INITIALIZED;
     if (driver_status == SUCCESS)
         return SUCCESS;
@@ -44,8 +44,8 @@ static CUresult initialize(void)
     driver_state = sim_state_open();
     if (!driver_state)
         return ERROR_OPERATING_SYSTEM;
-    sim_state_forget_self(driver_state);
-    pthread_atfork(NULL, NULL, poison);
+    sim_state_drop_self(driver_state);
+    pthread_atfork(NULL, NULL, disable_after_fork);
     sim_log("cuInit");
     driver_status = SUCCESS;
     return SUCCESS;
@@ -53,7 +53,7 @@ static CUresult initialize(void)
 
 SIM_EXPORT CUresult cuInit(unsigned flags)
 {
-    if (is_poisoned)
+    if (is_bad_fork)
         return ERROR_NOT_INITIALIZED;
     RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
     if (flags != 0)
@@ -109,11 +109,11 @@ static void *find_entry_point(const char *name)
         return NULL;
     char versioned[128];
     snprintf(versioned, sizeof versioned, "%s_v2", name);
-    void *found = dlsym(library, versioned);
-    if (!found)
-        found = dlsym(library, name);
+    void *function = dlsym(library, versioned);
+    if (!function)
+        function = dlsym(library, name);
     dlclose(library);
-    return found;
+    return function;
 }
 
 SIM_EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
@@ -145,7 +145,7 @@ SIM_EXPORT CUresult cuGetExportTable(const void **table, const void *id)
 /* There is nothing to tell, but PyTorch registers its callback at start and insists on success. */
 SIM_EXPORT CUresult cuLogsRegisterCallback(void *callback, void *argument, void **handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)argument;
     if (!callback)
         return ERROR_INVALID_VALUE;
@@ -156,7 +156,7 @@ SIM_EXPORT CUresult cuLogsRegisterCallback(void *callback, void *argument, void 
 
 SIM_EXPORT CUresult cuLogsUnregisterCallback(void *handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return handle ? SUCCESS : ERROR_INVALID_VALUE;
 }
 

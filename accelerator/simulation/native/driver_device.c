@@ -34,7 +34,7 @@ void devices_enumerate(void)
 
 SIM_EXPORT CUresult cuDeviceGetCount(int *count)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!count)
         return ERROR_INVALID_VALUE;
     *count = device_count;
@@ -43,14 +43,14 @@ SIM_EXPORT CUresult cuDeviceGetCount(int *count)
 
 SIM_EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
-    ENTER_DEVICE(ordinal);
+    RETURN_IF_ERROR(enter_device(__func__, ordinal));
     *device = ordinal;
     return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     if (!name || size <= 0)
         return ERROR_INVALID_VALUE;
     snprintf(name, (size_t)size, "%s", devices[device].name);
@@ -59,7 +59,7 @@ SIM_EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 
 SIM_EXPORT CUresult cuDeviceGetUuid(unsigned char uuid[16], CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     /* The first version of this function knows GPUs only. */
     sim_uuid(devices[device].gpu, SIM_WHOLE_GPU, uuid, NULL);
     return SUCCESS;
@@ -67,21 +67,21 @@ SIM_EXPORT CUresult cuDeviceGetUuid(unsigned char uuid[16], CUdevice device)
 
 SIM_EXPORT CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     memcpy(uuid, devices[device].uuid, sizeof devices[device].uuid);
     return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     *bytes = devices[device].memory;
     return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     *major = devices[device].major;
     *minor = devices[device].minor;
     return SUCCESS;
@@ -89,7 +89,7 @@ SIM_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice d
 
 SIM_EXPORT CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     if (!text || size < 13)
         return ERROR_INVALID_VALUE;
     snprintf(text, (size_t)size, "%04X:%02X:00.0", devices[device].pci_domain, devices[device].pci_bus);
@@ -161,7 +161,7 @@ static int host_node(int gpu)
 
 SIM_EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     if (!value || attribute < 1 || attribute > ATTRIBUTES_KNOWN)
         return ERROR_INVALID_VALUE;
     switch (attribute) {

@@ -7,14 +7,13 @@
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "arrays.h"
 #include "driver_api.h"
 
-static struct block **blocks;
-static size_t block_count, block_capacity;
+static struct sorted blocks; /* by address */
 static uint64_t last_id;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -28,57 +27,28 @@ void memory_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The number of blocks that begin at or below the address. */
-static size_t blocks_up_to(const void *address)
-{
-    size_t low = 0, high = block_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (blocks[middle]->memory.base <= (const char *)address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 struct block *block_find(const void *address)
 {
-    size_t place = blocks_up_to(address);
-    if (place == 0)
-        return NULL;
-    struct block *block = blocks[place - 1];
-    return (const char *)address < block->memory.base + block->memory.size ? block : NULL;
+    struct sorted_item *item = sorted_at_or_below(&blocks, (uintptr_t)address);
+    struct block *block = item ? item->value : NULL;
+    return block && (const char *)address < block->memory.base + block->memory.size ? block : NULL;
 }
 
-struct block *block_insert(enum sim_memory_kind kind, void *base, size_t size, int device)
+struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device)
 {
-    if (block_count == block_capacity) {
-        size_t capacity = block_capacity ? 2 * block_capacity : 256;
-        struct block **grown = realloc(blocks, capacity * sizeof *blocks);
-        if (!grown)
-            return NULL;
-        blocks = grown;
-        block_capacity = capacity;
-    }
     struct block *block = calloc(1, sizeof *block);
-    if (!block)
+    if (!block || !sorted_insert(&blocks, (uintptr_t)base, block)) {
+        free(block);
         return NULL;
-    block->memory = (struct sim_memory){kind, base, size, device, ++last_id, NULL};
+    }
+    block->memory = (struct sim_memory){type, base, size, device, ++last_id, NULL};
     block->file = -1;
-
-    size_t place = blocks_up_to(base);
-    memmove(&blocks[place + 1], &blocks[place], (block_count - place) * sizeof *blocks);
-    blocks[place] = block;
-    block_count++;
     return block;
 }
 
 void block_remove(struct block *block)
 {
-    size_t place = blocks_up_to(block->memory.base) - 1;
-    block_count--;
-    memmove(&blocks[place], &blocks[place + 1], (block_count - place) * sizeof *blocks);
+    sorted_remove(&blocks, sorted_index(&blocks, (uintptr_t)block->memory.base));
     if (block->file >= 0)
         close(block->file);
     free(block);
@@ -107,7 +77,7 @@ void release(int device, uint64_t bytes)
 }
 
 /* Maps memory and records it; `charged` is what it takes of the current device. */
-static CUresult allocate(enum sim_memory_kind kind, size_t size, uint64_t charged, void **address)
+static CUresult allocate(enum sim_memory_type type, size_t size, uint64_t charged, void **address)
 {
     int device = current_context()->ordinal;
     if (charged > 0 && charge(device, charged) != 0)
@@ -117,7 +87,7 @@ static CUresult allocate(enum sim_memory_kind kind, size_t size, uint64_t charge
     struct block *block = NULL;
     if (base) {
         memory_lock();
-        block = block_insert(kind, base, size, device);
+        block = block_insert(type, base, size, device);
         if (block)
             block->charged = charged;
         memory_unlock();
@@ -133,12 +103,12 @@ static CUresult allocate(enum sim_memory_kind kind, size_t size, uint64_t charge
     return SUCCESS;
 }
 
-/* Frees the block that begins at the address, if it is of one of the two kinds. */
-static CUresult deallocate(void *address, enum sim_memory_kind kind, enum sim_memory_kind other_kind)
+/* Frees the block that begins at the address, if it is of one of the two types. */
+static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_memory_type other_type)
 {
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.base == address && (block->memory.kind == kind || block->memory.kind == other_kind);
+    bool fits = block && block->memory.base == address && (block->memory.type == type || block->memory.type == other_type);
     if (fits) {
         size_t size = round_to_pages(block->memory.size);
         int device = block->memory.device;
@@ -154,7 +124,7 @@ static CUresult deallocate(void *address, enum sim_memory_kind kind, enum sim_me
 
 SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     if (!address || size == 0)
         return ERROR_INVALID_VALUE;
     if (size > current_context()->memory)
@@ -164,7 +134,7 @@ SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 
 SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     (void)flags;
     if (!address || size == 0)
         return ERROR_INVALID_VALUE;
@@ -175,13 +145,13 @@ SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigne
 
 SIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return deallocate((void *)address, SIM_DEVICE_MEMORY, SIM_MANAGED_MEMORY);
 }
 
 SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     (void)flags;
     if (!address || size == 0)
         return ERROR_INVALID_VALUE;
@@ -192,19 +162,20 @@ SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 
 SIM_EXPORT CUresult cuMemFreeHost(void *address)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return deallocate(address, SIM_PINNED_MEMORY, SIM_PINNED_MEMORY);
 }
 
 static bool overlaps_block(const char *address, size_t size)
 {
-    size_t place = blocks_up_to(address + size - 1);
-    return place > 0 && blocks[place - 1]->memory.base + blocks[place - 1]->memory.size > address;
+    struct sorted_item *item = sorted_at_or_below(&blocks, (uintptr_t)address + size - 1);
+    const struct block *block = item ? item->value : NULL;
+    return block && block->memory.base + block->memory.size > address;
 }
 
 SIM_EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     (void)flags;
     if (!address || size == 0)
         return ERROR_INVALID_VALUE;
@@ -220,10 +191,10 @@ SIM_EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned fl
 
 SIM_EXPORT CUresult cuMemHostUnregister(void *address)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.base == address && block->memory.kind == SIM_REGISTERED_MEMORY;
+    bool fits = block && block->memory.base == address && block->memory.type == SIM_REGISTERED_MEMORY;
     if (fits)
         block_remove(block);
     memory_unlock();
@@ -232,7 +203,7 @@ SIM_EXPORT CUresult cuMemHostUnregister(void *address)
 
 SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     struct sim_device *device = current_context();
     struct sim_memory_figures memory = sim_state_memory(driver_state, device->gpu, device->instance);
     *total = memory.total;
@@ -240,12 +211,12 @@ SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     return SUCCESS;
 }
 
-int find_memory(const void *address, struct sim_memory *found)
+int find_memory(const void *address, struct sim_memory *memory)
 {
     memory_lock();
     struct block *block = block_find(address);
     if (block)
-        *found = block->memory;
+        *memory = block->memory;
     memory_unlock();
     return block != NULL;
 }
@@ -259,10 +230,10 @@ int is_valid_range(const void *address, size_t size)
     /* A tensor in an expandable segment may lie in several mapped blocks, one behind the other; what else happens to
      * lie behind a block is another allocation. */
     while (block && reached < end) {
-        bool is_mapped = block->memory.kind == SIM_MAPPED_MEMORY;
+        bool is_mapped = block->memory.type == SIM_MAPPED_MEMORY;
         reached = (const char *)block->memory.base + block->memory.size;
         block = is_mapped ? block_find(reached) : NULL;
-        if (block && block->memory.kind != SIM_MAPPED_MEMORY)
+        if (block && block->memory.type != SIM_MAPPED_MEMORY)
             block = NULL;
     }
     memory_unlock();

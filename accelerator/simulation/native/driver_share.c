@@ -63,7 +63,7 @@ int export_memory(const void *address, struct sim_ipc_handle *handle)
     memory_lock();
     struct block *block = block_find(address);
     CUresult result = ERROR_INVALID_VALUE;
-    if (block && block->memory.kind == SIM_DEVICE_MEMORY)
+    if (block && block->memory.type == SIM_DEVICE_MEMORY)
         result = move_to_file(block);
     if (result == SUCCESS) {
         const struct sim_device *device = &devices[block->memory.device];
@@ -120,7 +120,7 @@ int close_imported(void *address)
 {
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.base == address && block->memory.kind == SIM_IMPORTED_MEMORY;
+    bool fits = block && block->memory.base == address && block->memory.type == SIM_IMPORTED_MEMORY;
     if (fits) {
         size_t size = round_to_pages(block->memory.size);
         block_remove(block);

@@ -31,7 +31,7 @@ struct sim_device {
     _Atomic int64_t busy_until; /* when the last work on the device ends: nanoseconds of CLOCK_MONOTONIC */
 };
 
-enum sim_memory_kind {
+enum sim_memory_type {
     SIM_DEVICE_MEMORY,
     SIM_MANAGED_MEMORY,
     SIM_MAPPED_MEMORY,   /* of the virtual memory functions */
@@ -41,7 +41,7 @@ enum sim_memory_kind {
 };
 
 struct sim_memory {
-    enum sim_memory_kind kind;
+    enum sim_memory_type type;
     char *base;
     size_t size;
     int device;
@@ -83,7 +83,7 @@ struct sim_driver {
     struct sim_device *(*current)(void); /* of the calling thread's context, or NULL */
 
     /* Finds the memory that holds `address`; answers 0 if CUDA does not know it. */
-    int (*find_memory)(const void *address, struct sim_memory *found);
+    int (*find_memory)(const void *address, struct sim_memory *memory);
     /* Whether a copy may touch the range: host memory that CUDA does not know always, other memory within bounds. */
     int (*is_valid_range)(const void *address, size_t size);
     void (*set_pool)(void *address, void *pool);

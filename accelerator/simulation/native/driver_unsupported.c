@@ -4,7 +4,7 @@
 #define NOT_SUPPORTED(name)                                                                                            \
     SIM_EXPORT CUresult name(void)                                                                                     \
     {                                                                                                                  \
-        ENTER();                                                                                                       \
+        RETURN_IF_ERROR(enter(__func__));                                                                                                       \
         return ERROR_NOT_SUPPORTED;                                                                                    \
     }
 

@@ -41,9 +41,9 @@ struct physical {
     struct properties properties;
 };
 
-static bool is_granular(uint64_t number)
+static bool is_granular(uint64_t size)
 {
-    return number % GRANULARITY == 0;
+    return size % GRANULARITY == 0;
 }
 
 static void drop(struct physical *physical)
@@ -58,7 +58,7 @@ static void drop(struct physical *physical)
 
 SIM_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const struct properties *properties, int option)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)option;
     if (!granularity || !properties)
         return ERROR_INVALID_VALUE;
@@ -66,10 +66,10 @@ SIM_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const str
     return SUCCESS;
 }
 
-SIM_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr wish, uint64_t flags)
+SIM_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, uint64_t flags)
 {
-    ENTER();
-    (void)wish, (void)flags;
+    RETURN_IF_ERROR(enter(__func__));
+    (void)hint, (void)flags;
     if (!address || size == 0 || !is_granular(size))
         return ERROR_INVALID_VALUE;
     if (alignment < GRANULARITY)
@@ -89,7 +89,7 @@ SIM_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_
 
 SIM_EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return munmap((void *)address, size) == 0 ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
@@ -108,7 +108,7 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
     if (!properties)
         return ERROR_INVALID_VALUE;
     int device = properties->location.id;
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     if (!handle || size == 0 || !is_granular(size) || flags != 0 || properties->location.type != ON_DEVICE)
         return ERROR_INVALID_VALUE;
     if (properties->handle_types & ~FILE_DESCRIPTOR_HANDLE)
@@ -130,7 +130,7 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
 
 SIM_EXPORT CUresult cuMemRelease(void *handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!handle)
         return ERROR_INVALID_VALUE;
     memory_lock();
@@ -141,7 +141,7 @@ SIM_EXPORT CUresult cuMemRelease(void *handle)
 
 SIM_EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, void *handle, uint64_t flags)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     struct physical *physical = handle;
     if (!physical || !is_granular(address) || !is_granular(size) || offset != 0 || size != physical->size || flags != 0)
         return ERROR_INVALID_VALUE;
@@ -170,14 +170,14 @@ SIM_EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, vo
 static struct block *mapped_block(const char *address, const char *end)
 {
     struct block *block = block_find(address);
-    bool fits = block && block->memory.kind == SIM_MAPPED_MEMORY && block->memory.base == address &&
+    bool fits = block && block->memory.type == SIM_MAPPED_MEMORY && block->memory.base == address &&
                 block->memory.base + block->memory.size <= end;
     return fits ? block : NULL;
 }
 
 SIM_EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     char *reached = (char *)address, *end = reached + size;
     struct block *block;
     memory_lock();
@@ -196,7 +196,7 @@ SIM_EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 
 SIM_EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struct access *accesses, size_t count)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     char *reached = (char *)address, *end = reached + size;
     int protection = PROT_NONE;
     for (size_t i = 0; i < count; i++)
@@ -215,7 +215,7 @@ SIM_EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struc
 
 SIM_EXPORT CUresult cuMemExportToShareableHandle(void *target, void *handle, int handle_type, uint64_t flags)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     struct physical *physical = handle;
     if (!target || !physical || flags != 0)
         return ERROR_INVALID_VALUE;
@@ -230,14 +230,14 @@ SIM_EXPORT CUresult cuMemExportToShareableHandle(void *target, void *handle, int
 
 SIM_EXPORT CUresult cuMemImportFromShareableHandle(void **handle, void *os_handle, int handle_type)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (handle_type != FILE_DESCRIPTOR_HANDLE)
         return ERROR_NOT_SUPPORTED;
     struct stat status;
-    int given = (int)(intptr_t)os_handle;
-    if (!handle || fstat(given, &status) != 0 || status.st_size == 0)
+    int descriptor = (int)(intptr_t)os_handle;
+    if (!handle || fstat(descriptor, &status) != 0 || status.st_size == 0)
         return ERROR_INVALID_VALUE;
-    int file = fcntl(given, F_DUPFD_CLOEXEC, 0);
+    int file = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
     if (file < 0)
         return ERROR_OPERATING_SYSTEM;
     struct sim_device *device = current_context();
@@ -250,10 +250,10 @@ SIM_EXPORT CUresult cuMemImportFromShareableHandle(void **handle, void *os_handl
 
 SIM_EXPORT CUresult cuMemRetainAllocationHandle(void **handle, void *address)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.kind == SIM_MAPPED_MEMORY;
+    bool fits = block && block->memory.type == SIM_MAPPED_MEMORY;
     if (fits) {
         struct physical *physical = block->physical;
         physical->users++;
@@ -265,7 +265,7 @@ SIM_EXPORT CUresult cuMemRetainAllocationHandle(void **handle, void *address)
 
 SIM_EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(struct properties *properties, void *handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!properties || !handle)
         return ERROR_INVALID_VALUE;
     *properties = ((struct physical *)handle)->properties;

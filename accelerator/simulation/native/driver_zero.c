@@ -17,7 +17,7 @@ static bool give_back(char *pages, size_t size)
         return true;
     struct sim_memory memory;
     bool is_private = find_memory(pages, &memory) && pages + size <= memory.base + memory.size &&
-                      (memory.kind == SIM_DEVICE_MEMORY || memory.kind == SIM_MANAGED_MEMORY);
+                      (memory.type == SIM_DEVICE_MEMORY || memory.type == SIM_MANAGED_MEMORY);
     return is_private && !is_shared(pages) && madvise(pages, size, MADV_DONTNEED) == 0;
 }
 

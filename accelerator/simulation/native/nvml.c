@@ -68,12 +68,13 @@ SIM_EXPORT int nvmlShutdown(void)
     return NVML_OK;
 }
 
-int nvml_enter(const char *function, int gpu)
+int nvml_enter(const char *function, bool has_valid_arguments)
 {
-    uint64_t now = session;
-    if ((uint32_t)now == 0 || !is_own(now))
+    uint64_t current = session;
+    if ((uint32_t)current == 0 || !is_own(current))
         return NVML_UNINITIALIZED;
-    return sim_injected(function, gpu);
+    RETURN_IF_ERROR(sim_injected(function, SIM_NO_GPU));
+    return has_valid_arguments ? NVML_OK : NVML_INVALID_ARGUMENT;
 }
 
 SIM_EXPORT const char *nvmlErrorString(int result)
@@ -124,14 +125,14 @@ int nvml_put_text(const char *text, char *buffer, unsigned size)
 
 SIM_EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned size)
 {
-    NVML_ENTER(version);
+    RETURN_IF_ERROR(nvml_enter(__func__, version));
     return nvml_put_text(sim_config()->driver_version, version, size);
 }
 
 /* The library's own version: the CUDA major and the version of the driver that it comes with. */
 SIM_EXPORT int nvmlSystemGetNVMLVersion(char *version, unsigned size)
 {
-    NVML_ENTER(version);
+    RETURN_IF_ERROR(nvml_enter(__func__, version));
     char text[sizeof sim_config()->driver_version + 16];
     snprintf(text, sizeof text, "%d.%s", sim_config()->cuda_version / 1000, sim_config()->driver_version);
     return nvml_put_text(text, version, size);
@@ -139,7 +140,7 @@ SIM_EXPORT int nvmlSystemGetNVMLVersion(char *version, unsigned size)
 
 SIM_EXPORT int nvmlSystemGetCudaDriverVersion(int *version)
 {
-    NVML_ENTER(version);
+    RETURN_IF_ERROR(nvml_enter(__func__, version));
     *version = sim_config()->cuda_version;
     return NVML_OK;
 }
@@ -147,7 +148,7 @@ SIM_EXPORT int nvmlSystemGetCudaDriverVersion(int *version)
 /* Asks the driver's library, which a container that was given NVML only does not have. */
 SIM_EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
-    NVML_ENTER(version);
+    RETURN_IF_ERROR(nvml_enter(__func__, version));
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
     if (!driver)
         return NVML_LIBRARY_NOT_FOUND;
@@ -159,7 +160,7 @@ SIM_EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
 /* The first word of a process's command line, cropped to the buffer. */
 SIM_EXPORT int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size)
 {
-    NVML_ENTER(name && size > 0);
+    RETURN_IF_ERROR(nvml_enter(__func__, name && size > 0));
     char path[32], text[4096];
     snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 
 #include "config.h"
+#include "errors.h"
 
 enum {
     NVML_OK = 0,
@@ -32,26 +33,12 @@ struct nvml_device {
 nvml_handle nvml_encode(int gpu, int instance);
 bool nvml_decode(nvml_handle handle, struct nvml_device *device);
 
-/* The result with which `function` has to end at once, or NVML_OK: not initialized in this process, not a handle, or an
- * error that ACCELERATOR_SIM_ERRORS prescribes. */
-int nvml_enter(const char *function, int gpu);
-int nvml_enter_device(const char *function, nvml_handle handle, struct nvml_device *device);
-
-/* How every function begins; both leave it if it must not go on. `condition` is what has to hold of the arguments. */
-#define NVML_ENTER(condition)                                                                                         \
-    do {                                                                                                              \
-        int failure = nvml_enter(__func__, SIM_NO_GPU);                                                               \
-        if (failure != NVML_OK || !(condition))                                                                       \
-            return failure != NVML_OK ? failure : NVML_INVALID_ARGUMENT;                                              \
-    } while (0)
-
-#define NVML_ENTER_DEVICE(device, handle, condition)                                                                  \
-    struct nvml_device device;                                                                                        \
-    do {                                                                                                              \
-        int failure = nvml_enter_device(__func__, handle, &device);                                                   \
-        if (failure != NVML_OK || !(condition))                                                                       \
-            return failure != NVML_OK ? failure : NVML_INVALID_ARGUMENT;                                              \
-    } while (0)
+/* Every function calls one of these first. They return the error that ends the call: NVML is not initialized in this
+ * process, the arguments are not valid, the handle is not one, or an error is injected. The last two functions are for
+ * calls that concern a GPU or MIG instance, and a GPU only. */
+int nvml_enter(const char *function, bool has_valid_arguments);
+int nvml_enter_device(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device);
+int nvml_enter_gpu(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device);
 
 static inline bool nvml_is_instance(const struct nvml_device *device)
 {
@@ -67,14 +54,6 @@ static inline bool nvml_has_mig(const struct nvml_device *device)
 {
     return nvml_gpu(device)->major >= NVML_FIRST_MIG_MAJOR;
 }
-
-/* How functions begin that know nothing of MIG instances. */
-#define NVML_ENTER_GPU(device, handle, condition)                                                                     \
-    NVML_ENTER_DEVICE(device, handle, condition);                                                                     \
-    do {                                                                                                              \
-        if (nvml_is_instance(&device))                                                                                \
-            return NVML_NOT_SUPPORTED;                                                                                \
-    } while (0)
 
 /* Copies text into a caller's buffer. */
 int nvml_put_text(const char *text, char *buffer, unsigned size);

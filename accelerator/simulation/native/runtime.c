@@ -20,7 +20,7 @@ static _Atomic int status = NOT_TRIED; /* a failed initialization stays failed *
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int device_count;
 
-static _Thread_local int last_error, last_context_error, thread_device;
+static _Thread_local int last_error, thread_device;
 
 cudaError_t fail(cudaError_t error)
 {
@@ -28,7 +28,7 @@ cudaError_t fail(cudaError_t error)
     return error;
 }
 
-static void poison(void)
+static void disable_after_fork(void)
 {
     status = ERROR_NOT_INITIALIZED;
     is_ready_and_plain = false;
@@ -74,7 +74,7 @@ static cudaError_t initialize(void)
     if (error == SUCCESS)
         error = driver->cuDeviceGetCount(&device_count);
     if (error == SUCCESS) {
-        pthread_atfork(NULL, NULL, poison);
+        pthread_atfork(NULL, NULL, disable_after_fork);
         driver->log("cudart");
         driver->use_runtime(accelerator_sim_runtime());
         is_ready_and_plain = !driver->has_injections();
@@ -128,40 +128,36 @@ static cudaError_t make_current(int ordinal)
     return error == SUCCESS ? driver->cuCtxSetCurrent(device) : error;
 }
 
-struct sim_device *make_context(void)
+cudaError_t make_context(struct sim_device **device)
 {
-    last_context_error = make_current(thread_device);
-    return last_context_error == SUCCESS ? driver->current() : NULL;
-}
-
-cudaError_t context_error(void)
-{
-    return last_context_error;
+    RETURN_IF_ERROR(make_current(thread_device));
+    *device = driver->current();
+    return SUCCESS;
 }
 
 EXPORT cudaError_t cudaSetDevice(int ordinal)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     struct sim_device *device = driver->current();
     if (device && device->ordinal == ordinal)
         return SUCCESS;
     if (ordinal < 0 || ordinal >= device_count)
         return fail(ERROR_INVALID_DEVICE);
-    RETURN_IF_ERROR(make_current(ordinal));
+    RETURN_IF_ERROR(finish(make_current(ordinal)));
     thread_device = ordinal;
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaGetDevice(int *ordinal)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     *ordinal = chosen_device();
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaGetDeviceCount(int *count)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     *count = device_count;
     return SUCCESS;
 }
@@ -221,7 +217,7 @@ EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **fun
                                                     unsigned long long flags, int *status_out)
 {
     enum { SYMBOL_NOT_FOUND = 1 };
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     cudaError_t error = driver->cuGetProcAddress(name, function, (int)version, flags, status_out);
     /* A missing name is an answer here, and no error. */
     if (error == ERROR_NOT_FOUND && status_out)
@@ -231,18 +227,18 @@ EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **fun
 
 EXPORT cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status_out)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaGetDriverEntryPointByVersion(name, function, CUDART * 1000, flags, status_out);
 }
 
 EXPORT cudaError_t cudaProfilerStart(void)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaProfilerStop(void)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return SUCCESS;
 }

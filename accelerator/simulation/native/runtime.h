@@ -6,6 +6,7 @@
 
 #include "driver_errors.h"
 #include "driver_table.h"
+#include "errors.h"
 
 #ifndef CUDART
 #error "CUDART is the major version of the runtime to build: 12 or 13"
@@ -21,8 +22,7 @@ extern _Atomic bool is_ready_and_plain; /* initialized, and no errors are to be 
 
 cudaError_t enter_slowly(const char *function);
 cudaError_t fail(cudaError_t error);
-struct sim_device *make_context(void);
-cudaError_t context_error(void); /* why make_context answered NULL */
+cudaError_t make_context(struct sim_device **device);
 int chosen_device(void);
 int visible_device_count(void);
 
@@ -32,29 +32,23 @@ static inline cudaError_t finish(cudaError_t error)
     return __builtin_expect(error == SUCCESS, 1) ? SUCCESS : fail(error);
 }
 
-#define RETURN_IF_ERROR(expression)                                                                                    \
-    do {                                                                                                               \
-        cudaError_t error_ = (expression);                                                                             \
-        if (__builtin_expect(error_ != SUCCESS, 0))                                                                    \
-            return fail(error_);                                                                                       \
-    } while (0)
+/* Every entry point calls one of these first. They return the error that ends the call, which is then also the thread's
+ * last error. The second also makes sure that the thread has a context, and fills in its device unless `device` is NULL. */
+static inline cudaError_t enter(const char *function)
+{
+    return __builtin_expect(is_ready_and_plain, 1) ? SUCCESS : finish(enter_slowly(function));
+}
 
-/* The first statement of an entry point. The second form also makes sure that the thread has a context, which is then
- * that of `device`. */
-#define ENTER()                                                                                                        \
-    do {                                                                                                               \
-        if (__builtin_expect(!is_ready_and_plain, 0))                                                                  \
-            RETURN_IF_ERROR(enter_slowly(__func__));                                                                   \
-    } while (0)
-
-#define ENTER_CONTEXT(device)                                                                                          \
-    __attribute__((unused)) struct sim_device *device = NULL;                                                          \
-    do {                                                                                                               \
-        ENTER();                                                                                                       \
-        device = driver->current();                                                                                    \
-        if (__builtin_expect(!device, 0) && !(device = make_context()))                                                \
-            return fail(context_error());                                                                              \
-    } while (0)
+static inline cudaError_t enter_context(const char *function, struct sim_device **device)
+{
+    RETURN_IF_ERROR(enter(function));
+    struct sim_device *current = driver->current();
+    if (__builtin_expect(!current, 0))
+        RETURN_IF_ERROR(finish(make_context(&current)));
+    if (device)
+        *device = current;
+    return SUCCESS;
+}
 
 /* runtime_stream.c. A stream's work is done at the call; what remains of it is the time at which it would end. */
 struct capture;
@@ -70,11 +64,11 @@ struct stream {
     bool is_unjoined;        /* some of them are not waited for, directly or not, by the capture's origin */
 };
 
-enum work_kind { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_COMPUTATION };
+enum work_type { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_COMPUTATION };
 
 /* One piece of work, to be done now or to be recorded in a graph and done at its launches. */
 struct work {
-    enum work_kind kind;
+    enum work_type type;
     union {
         struct {
             int64_t duration;
@@ -135,10 +129,10 @@ cudaError_t refuse_captured_stream(struct stream *stream);
 
 extern _Atomic int active_captures;
 
-/* For calls that CUDA forbids while a capture is under way. */
+/* For calls that CUDA forbids during a capture. */
 static inline cudaError_t unsafe_call(void)
 {
-    return __builtin_expect(active_captures == 0, 1) ? SUCCESS : forbid_if_capturing();
+    return __builtin_expect(active_captures == 0, 1) ? SUCCESS : finish(forbid_if_capturing());
 }
 
 /* runtime_graph.c */

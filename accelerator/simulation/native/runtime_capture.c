@@ -109,14 +109,16 @@ static cudaError_t begin_capture(void *handle, const struct sim_device *device, 
 
 EXPORT cudaError_t cudaStreamBeginCapture(void *handle, int mode)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     return finish(begin_capture(handle, device, NULL, mode));
 }
 
 EXPORT cudaError_t cudaStreamBeginCaptureToGraph(void *handle, struct graph *graph, struct node *const *dependencies,
                                                  const void *edges, size_t count, int mode)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     (void)dependencies, (void)edges, (void)count;
     return finish(graph ? begin_capture(handle, device, graph, mode) : ERROR_INVALID_VALUE);
 }
@@ -158,7 +160,8 @@ static cudaError_t end(struct capture *capture, struct graph **graph)
 
 EXPORT cudaError_t cudaStreamEndCapture(void *handle, struct graph **graph)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     struct stream *stream = find_stream(handle, device);
     if (!stream || !graph)
         return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
@@ -270,7 +273,7 @@ cudaError_t refuse_captured_stream(struct stream *stream)
     return capture ? ERROR_CAPTURE_UNSUPPORTED : SUCCESS;
 }
 
-static cudaError_t look_up(void *handle, const struct sim_device *device, int *status, unsigned long long *id,
+static cudaError_t read_capture(void *handle, const struct sim_device *device, int *status, unsigned long long *id,
                            struct graph **graph, struct node *const **dependencies, size_t *count)
 {
     struct stream *stream = find_stream(handle, device);
@@ -300,25 +303,28 @@ static cudaError_t look_up(void *handle, const struct sim_device *device, int *s
 
 EXPORT cudaError_t cudaStreamIsCapturing(void *handle, int *status)
 {
-    ENTER_CONTEXT(device);
-    return finish(look_up(handle, device, status, NULL, NULL, NULL, NULL));
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    return finish(read_capture(handle, device, status, NULL, NULL, NULL, NULL));
 }
 
 #if CUDART == 12
 EXPORT cudaError_t cudaStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id, struct graph **graph,
                                                struct node *const **dependencies, size_t *count)
 {
-    ENTER_CONTEXT(device);
-    return finish(look_up(handle, device, status, id, graph, dependencies, count));
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    return finish(read_capture(handle, device, status, id, graph, dependencies, count));
 }
 #else
 EXPORT cudaError_t cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id, struct graph **graph,
                                             struct node *const **dependencies, const void **edges, size_t *count)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (edges)
         *edges = NULL;
-    return finish(look_up(handle, device, status, id, graph, dependencies, count));
+    return finish(read_capture(handle, device, status, id, graph, dependencies, count));
 }
 #endif
 
@@ -330,7 +336,8 @@ EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node
                                                        size_t count, unsigned flags)
 #endif
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     (void)nodes, (void)count, (void)flags;
 #if CUDART != 12
     (void)edges;
@@ -341,7 +348,7 @@ EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node
 
 EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!mode || *mode < GLOBAL || *mode > RELAXED)
         return fail(ERROR_INVALID_VALUE);
     int previous = thread_mode;

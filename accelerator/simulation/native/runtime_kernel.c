@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arrays.h"
+
 struct dim3 {
     unsigned x, y, z;
 };
@@ -40,26 +42,20 @@ static size_t kernel_count, kernel_capacity;
 
 static void remember_name(const void *function, const char *name)
 {
-    if (kernel_count == kernel_capacity) {
-        size_t capacity = kernel_capacity ? 2 * kernel_capacity : 4096;
-        void *grown = realloc(kernels, capacity * sizeof *kernels);
-        if (!grown)
-            return; /* the kernel fails without a message */
-        kernels = grown;
-        kernel_capacity = capacity;
-    }
+    if (!array_reserve((void **)&kernels, &kernel_capacity, kernel_count + 1, sizeof *kernels))
+        return; /* the kernel fails without a message */
     kernels[kernel_count].function = function;
     kernels[kernel_count++].name = name;
 }
 
 static bool computes(void)
 {
-    static int answer = -1;
-    if (answer < 0) {
+    static int is_set = -1;
+    if (is_set < 0) {
         const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
-        answer = value && strcmp(value, "1") == 0;
+        is_set = value && strcmp(value, "1") == 0;
     }
-    return answer;
+    return is_set;
 }
 
 /* Why the kernels that compute are not in this process, if they are not; set by what should have loaded them. */
@@ -100,15 +96,7 @@ static size_t released_count, released_capacity;
 void computation_released(uint64_t id)
 {
     pthread_mutex_lock(&lock);
-    if (released_count == released_capacity) {
-        size_t capacity = released_capacity ? 2 * released_capacity : 64;
-        uint64_t *grown = realloc(released, capacity * sizeof *grown);
-        if (grown) {
-            released = grown;
-            released_capacity = capacity;
-        }
-    }
-    if (released_count < released_capacity)
+    if (array_reserve((void **)&released, &released_capacity, released_count + 1, sizeof *released))
         released[released_count++] = id;
     pthread_mutex_unlock(&lock);
 }
@@ -126,11 +114,12 @@ EXPORT size_t accelerator_simulation_released(uint64_t *ids, size_t capacity)
 /* Puts a computation on a stream that captures. */
 EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(uint64_t id), uint64_t id)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     struct stream *stream = find_stream(handle, device);
     if (!stream || !compute)
         return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
-    return finish(submit(stream, &(struct work){.kind = WORK_COMPUTATION, .computation = {compute, id}}));
+    return finish(submit(stream, &(struct work){.type = WORK_COMPUTATION, .computation = {compute, id}}));
 }
 
 EXPORT void **__cudaRegisterFatBinary(void *binary)
@@ -212,13 +201,14 @@ static cudaError_t launch(const void *function, struct dim3 grid, struct dim3 bl
     if (!is_spin && computes())
         return refuse(function);
     int64_t cycles = is_spin ? *(const int64_t *)arguments[0] : 0;
-    return submit(stream, &(struct work){.kind = WORK_KERNEL, .kernel = {cycles * 1000000 / SIM_CLOCK_KHZ}});
+    return submit(stream, &(struct work){.type = WORK_KERNEL, .kernel = {cycles * 1000000 / SIM_CLOCK_KHZ}});
 }
 
 EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
                                     size_t shared_memory, void *stream)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     (void)shared_memory;
     return finish(launch(function, grid, block, arguments, stream, device));
 }
@@ -226,7 +216,7 @@ EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, stru
 EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block,
                                                void **arguments, size_t shared_memory, void *stream)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaLaunchKernel(function, grid, block, arguments, shared_memory, stream);
 }
 
@@ -240,7 +230,7 @@ EXPORT cudaError_t __cudaGetKernel(const void **kernel, const void *function)
 EXPORT cudaError_t __cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
                                       size_t shared_memory, void *stream)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaLaunchKernel(kernel, grid, block, arguments, shared_memory, stream);
 }
 
@@ -255,7 +245,7 @@ struct launch_configuration {
 EXPORT cudaError_t cudaLaunchKernelExC(const struct launch_configuration *configuration, const void *function,
                                        void **arguments)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!configuration)
         return fail(ERROR_INVALID_VALUE);
     return cudaLaunchKernel(function, configuration->grid, configuration->block, arguments,
@@ -275,7 +265,8 @@ _Static_assert(sizeof(struct function_attributes) == 144, "as in CUDA's ABI");
 
 EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes, const void *function)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!attributes || !function)
         return fail(attributes ? ERROR_INVALID_DEVICE_FUNCTION : ERROR_INVALID_VALUE);
     int version = device->major * 10 + device->minor;
@@ -291,14 +282,14 @@ EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes,
 
 EXPORT cudaError_t cudaFuncSetAttribute(const void *function, int attribute, int value)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     (void)attribute, (void)value;
     return finish(function ? SUCCESS : ERROR_INVALID_DEVICE_FUNCTION);
 }
 
 EXPORT cudaError_t cudaKernelSetAttributeForDevice(const void *kernel, int attribute, int value, int ordinal)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)ordinal;
     return cudaFuncSetAttribute(kernel, attribute, value);
 }
@@ -308,7 +299,7 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *b
                                                                           unsigned flags)
 {
     enum { THREADS_PER_PROCESSOR = 2048 };
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     (void)shared_memory, (void)flags;
     if (!blocks || !function || block_size <= 0)
         return fail(ERROR_INVALID_VALUE);
@@ -319,6 +310,6 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *b
 EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block_size,
                                                                  size_t shared_memory)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size, shared_memory, 0);
 }

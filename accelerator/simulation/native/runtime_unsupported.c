@@ -4,7 +4,7 @@
 #define NOT_SUPPORTED(name)                                                                                            \
     EXPORT cudaError_t name(void)                                                                                      \
     {                                                                                                                  \
-        ENTER();                                                                                                       \
+        RETURN_IF_ERROR(enter(__func__));                                                                                                       \
         return fail(ERROR_NOT_SUPPORTED);                                                                              \
     }
 

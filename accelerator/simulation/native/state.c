@@ -119,7 +119,7 @@ static void unlock(struct sim_state *state)
 /* Reads what the kernel says of a process: false if there is none. A process that ended but was not waited for yet counts
  * as none. `image` tells programs apart that one process runs one after the other, by where its code and its stack lie; 0
  * if that may not be known. */
-static bool look_at_process(pid_t pid, uint64_t *image)
+static bool read_process(pid_t pid, uint64_t *image)
 {
     char path[32], text[1024];
     *image = 0;
@@ -138,9 +138,9 @@ static bool look_at_process(pid_t pid, uint64_t *image)
     if (field[2] == 'Z' || field[2] == 'X')
         return false;
     uint64_t code_start = 0, stack_start = 0; /* fields 26 and 28 */
-    for (int number = 3; number <= 28 && field && (field = strchr(field + 1, ' ')); number++) {
-        code_start = number == 26 ? strtoull(field, NULL, 10) : code_start;
-        stack_start = number == 28 ? strtoull(field, NULL, 10) : stack_start;
+    for (int position = 3; position <= 28 && field && (field = strchr(field + 1, ' ')); position++) {
+        code_start = position == 26 ? strtoull(field, NULL, 10) : code_start;
+        stack_start = position == 28 ? strtoull(field, NULL, 10) : stack_start;
     }
     *image = stack_start ? stack_start ^ code_start << 1 : 0;
     return true;
@@ -149,10 +149,10 @@ static bool look_at_process(pid_t pid, uint64_t *image)
 static uint64_t own_image(void)
 {
     static _Atomic uint64_t image; /* a forked child has the same */
-    uint64_t found = image;
-    if (found == 0 && look_at_process(getpid(), &found))
-        image = found;
-    return found;
+    uint64_t own = image;
+    if (own == 0 && read_process(getpid(), &own))
+        image = own;
+    return own;
 }
 
 static bool is_alive(const struct row *row)
@@ -160,7 +160,7 @@ static bool is_alive(const struct row *row)
     uint64_t image;
     if (row->pid == getpid())
         return row->image == own_image();
-    return look_at_process(row->pid, &image) && (image == 0 || row->image == 0 || image == row->image);
+    return read_process(row->pid, &image) && (image == 0 || row->image == 0 || image == row->image);
 }
 
 static bool row_matches(const struct row *row, int gpu, int instance)
@@ -265,7 +265,7 @@ void sim_state_add_context(struct sim_state *state, int gpu, int instance, int c
     unlock(state);
 }
 
-void sim_state_forget_self(struct sim_state *state)
+void sim_state_drop_self(struct sim_state *state)
 {
     pid_t self = getpid();
     lock(state);

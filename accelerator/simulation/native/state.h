@@ -36,7 +36,7 @@ void sim_state_add_context(struct sim_state *state, int gpu, int instance, int c
 
 /* Drops what is recorded for this process: at its first use of a state, whose file may know an older process of the same
  * number, and at its end. */
-void sim_state_forget_self(struct sim_state *state);
+void sim_state_drop_self(struct sim_state *state);
 
 /* Bytes in use by all processes. A NULL state means that nothing is in use. */
 uint64_t sim_state_used(struct sim_state *state, int gpu, int instance);

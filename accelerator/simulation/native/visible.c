@@ -1,6 +1,6 @@
 /* CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, as the driver reads them.
  *
- * Where the CUDA guide leaves the grammar open (repeats, mixed kinds, blanks before UUIDs), this follows the reading of
+ * Where the CUDA guide leaves the grammar open (repeats, mixed types, blanks before UUIDs), this follows the reading of
  * PyTorch's own parser. */
 #define _GNU_SOURCE
 #include <limits.h>
@@ -92,7 +92,7 @@ static bool names(const char *entry, int gpu, int instance)
 }
 
 /* Finds the one GPU, or with `mig` the one instance, that the entry abbreviates. */
-static bool find_by_uuid(const char *entry, bool mig, struct visible_device *found)
+static bool find_by_uuid(const char *entry, bool mig, struct visible_device *device)
 {
     int matches = 0;
     for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++) {
@@ -100,7 +100,7 @@ static bool find_by_uuid(const char *entry, bool mig, struct visible_device *fou
         int last = mig ? sim_config()->gpus[gpu].instances - 1 : SIM_WHOLE_GPU;
         for (int instance = first; instance <= last; instance++)
             if (names(entry, gpu, instance)) {
-                *found = (struct visible_device){gpu, instance};
+                *device = (struct visible_device){gpu, instance};
                 matches++;
             }
     }
@@ -115,7 +115,7 @@ static bool contains(const struct list *list, struct visible_device device)
     return false;
 }
 
-/* A list of UUIDs ends at the first entry of another kind; the same text twice, or the same device, empties it. */
+/* A list of UUIDs ends at the first entry of another type; the same text twice, or the same device, empties it. */
 static void read_uuids(const struct entries *entries, const char *prefix, struct list *list)
 {
     bool mig = prefix[0] == 'M';
@@ -125,8 +125,8 @@ static void read_uuids(const struct entries *entries, const char *prefix, struct
             if (strcmp(entries->items[i], entries->items[usable]) == 0)
                 return;
 
-    struct visible_device seen[SIM_MAX_GPUS * SIM_MAX_INSTANCES];
-    struct list named = {seen, 0};
+    struct visible_device matched[SIM_MAX_GPUS * SIM_MAX_INSTANCES];
+    struct list named = {matched, 0};
     for (int i = 0; i < usable; i++) {
         struct visible_device device;
         if (!find_by_uuid(entries->items[i], mig, &device))
@@ -203,11 +203,11 @@ static void apply_mig_rule(struct list *list)
         }
 }
 
-int visible_devices(struct visible_device found[SIM_MAX_GPUS])
+int visible_devices(struct visible_device visible[SIM_MAX_GPUS])
 {
     int order[SIM_MAX_GPUS];
     int gpu_count = cuda_order(order);
-    struct list list = {found, 0};
+    struct list list = {visible, 0};
 
     const char *value = getenv("CUDA_VISIBLE_DEVICES");
     if (value)

@@ -9,19 +9,19 @@ _NATIVE = "simulation/native/"
 MUTANTS: tuple[Mutant, ...] = (
     # NCCL
     Mutant(
-        _NATIVE + "nccl_meeting.c",
+        _NATIVE + "nccl_rendezvous.c",
         "if (board->attached < board->ranks)",
         "if (0)",
         ("simulation/test_nccl.py::TestDeath::test_a_rank_killed_while_others_are_still_to_come",),
     ),
     Mutant(
-        _NATIVE + "nccl_meeting.c",
+        _NATIVE + "nccl_rendezvous.c",
         "remove_abandoned(directories[i]);",
         "(void)0;",
         ("simulation/test_nccl.py::TestDeath::test_the_next_communicator_removes_what_was_left",),
     ),
     Mutant(
-        _NATIVE + "nccl_engine.c",
+        _NATIVE + "nccl_progress.c",
         "operation->is_begun ? ncclSuccess : compare_announcements(operation)",
         "ncclSuccess",
         ("simulation/test_nccl.py::TestMisuse::test_calls_that_do_not_match",),

@@ -4,7 +4,7 @@
  * takes what it needs out of the others'. One barrier a step is enough, for slots and announcements have two halves: who
  * writes step k has seen all ranks arrive at step k - 1, so all are done with k - 2. Messages go through the pair's mailbox.
  *
- * Whatever can move on does, of all operations of a batch together; a thread sleeps on its rank's bell only when nothing
+ * Whatever can move on does, of all operations of a batch together; a thread sleeps on its rank's wakeups only when nothing
  * can, and looks every 100 ms whether the ranks it waits for are still there. */
 #define _GNU_SOURCE
 #include "nccl.h"
@@ -18,9 +18,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LOOK_MS = 100, SEVERAL_BELLS_MS = 1, DEFAULT_TIMEOUT_S = 600 };
+enum { CHECK_MS = 100, SEVERAL_BELLS_MS = 1, DEFAULT_TIMEOUT_S = 600 };
 
-static const char *const kinds[] = {"AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AlltoAll",
+static const char *const code_names[] = {"AllReduce", "Reduce", "Broadcast", "AllGather", "ReduceScatter", "AlltoAll",
                                     "Gather",    "Scatter", "Send",      "Recv",      "Split"};
 
 int64_t now_ms(void)
@@ -42,43 +42,43 @@ int64_t timeout_ms(void)
 
 /* ---- Bells. ---- */
 
-void ring(struct seat *seat)
+void wake(struct member *member)
 {
-    seat->bell++;
-    /* The sleeper says that it listens before the kernel looks at the bell, so one of the two sees the other. */
-    if (seat->listening)
-        syscall(SYS_futex, &seat->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    member->wakeups++;
+    /* The sleeper says that it listens before the kernel looks at the wakeups, so one of the two sees the other. */
+    if (member->sleepers)
+        syscall(SYS_futex, &member->wakeups, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void ring_all(struct board *board)
+void wake_all(struct shared_state *shared)
 {
-    for (int rank = 0; rank < board->ranks; rank++)
-        ring(&board->seats[rank]);
+    for (int rank = 0; rank < shared->ranks; rank++)
+        wake(&shared->members[rank]);
 }
 
-static void listen_for(struct seat *seat, uint32_t heard, int milliseconds)
+static void sleep_until_woken(struct member *member, uint32_t wakeups, int milliseconds)
 {
     struct timespec time = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
-    seat->listening++;
-    syscall(SYS_futex, &seat->bell, FUTEX_WAIT, heard, &time, NULL, 0);
-    seat->listening--;
+    member->sleepers++;
+    syscall(SYS_futex, &member->wakeups, FUTEX_WAIT, wakeups, &time, NULL, 0);
+    member->sleepers--;
 }
 
 /* ---- Failures. ---- */
 
-static struct seat *own_seat(const struct comm *comm)
+static struct member *own_member(const struct comm *comm)
 {
-    return &comm->board->seats[comm->rank];
+    return &comm->shared->members[comm->rank];
 }
 
-const char *departure(enum seat_state state)
+const char *departure(enum member_state state)
 {
-    return state == SEAT_ABORTED ? "aborted" : state == SEAT_REVOKED ? "revoked" : "left";
+    return state == MEMBER_ABORTED ? "aborted" : state == MEMBER_REVOKED ? "revoked" : "left";
 }
 
 ncclResult_t report_failure(struct comm *comm)
 {
-    uint64_t failure = comm->board->failure;
+    uint64_t failure = comm->shared->failure;
     enum failure_reason reason = (enum failure_reason)(failure & 0xff);
     int culprit = (int)(failure >> 8 & 0xffff), witness = (int)(failure >> 24 & 0xffff);
     comm->asynchronous_error = ncclRemoteError;
@@ -97,12 +97,12 @@ ncclResult_t report_failure(struct comm *comm)
     }
 }
 
-ncclResult_t break_down(struct comm *comm, enum failure_reason reason, int culprit, const char *what)
+ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, int culprit, const char *what)
 {
     uint64_t none = 0, failure = (uint64_t)reason | (uint64_t)culprit << 8 | (uint64_t)comm->rank << 24;
-    if (!atomic_compare_exchange_strong(&comm->board->failure, &none, failure))
+    if (!atomic_compare_exchange_strong(&comm->shared->failure, &none, failure))
         return report_failure(comm);
-    ring_all(comm->board);
+    wake_all(comm->shared);
     comm->asynchronous_error = reason == MISMATCH ? ncclInvalidUsage : ncclRemoteError;
     switch (reason) {
     case GONE:
@@ -112,7 +112,7 @@ ncclResult_t break_down(struct comm *comm, enum failure_reason reason, int culpr
                     comm->rank, culprit, what, (double)timeout_ms() / 1000);
     case LEFT:
         return fail(ncclRemoteError, "rank %d: rank %d has %s the communicator; it was awaited in %s", comm->rank, culprit,
-                    departure((enum seat_state)comm->board->seats[culprit].state), what);
+                    departure((enum member_state)comm->shared->members[culprit].state), what);
     default:
         return ncclInvalidUsage; /* the caller has told more about it */
     }
@@ -122,50 +122,50 @@ ncclResult_t break_down(struct comm *comm, enum failure_reason reason, int culpr
 
 static char *slot(const struct comm *comm, int rank)
 {
-    const struct board *board = comm->board;
-    return (char *)board + board->slots + (size_t)rank * board->slot_size + (comm->steps % 2) * (board->slot_size / 2);
+    const struct shared_state *shared = comm->shared;
+    return (char *)shared + shared->slots + (size_t)rank * shared->slot_size + (comm->steps % 2) * (shared->slot_size / 2);
 }
 
 /* Whether a rank writes a piece of its own for each other rank. */
-static bool has_pieces(enum kind kind)
+static bool has_pieces(enum operation_code code)
 {
-    return kind == REDUCE_SCATTER || kind == ALL_TO_ALL || kind == SCATTER;
+    return code == REDUCE_SCATTER || code == ALL_TO_ALL || code == SCATTER;
 }
 
-static bool only_root_gives(enum kind kind)
+static bool only_root_sends(enum operation_code code)
 {
-    return kind == BROADCAST || kind == SCATTER;
+    return code == BROADCAST || code == SCATTER;
 }
 
-static bool only_root_takes(enum kind kind)
+static bool only_root_receives(enum operation_code code)
 {
-    return kind == REDUCE || kind == GATHER;
+    return code == REDUCE || code == GATHER;
 }
 
 static size_t elements_a_step(const struct operation *operation)
 {
     const struct comm *comm = operation->comm;
-    size_t pieces = has_pieces(operation->kind) ? (size_t)comm->ranks : 1;
-    size_t most = comm->board->slot_size / 2 / pieces / type_size(operation->type), left = operation->count - operation->done;
+    size_t pieces = has_pieces(operation->code) ? (size_t)comm->ranks : 1;
+    size_t most = comm->shared->slot_size / 2 / pieces / type_size(operation->type), left = operation->count - operation->done;
     return left < most ? left : most;
 }
 
 static struct announcement announce(const struct operation *operation)
 {
     int reduction = operation->reduction < FIRST_MULTIPLIED ? operation->reduction : FIRST_MULTIPLIED;
-    return (struct announcement){operation->count, (int)operation->kind, (int)operation->type, reduction, operation->root};
+    return (struct announcement){operation->count, (int)operation->code, (int)operation->type, reduction, operation->root};
 }
 
-static void give(const struct operation *operation, size_t elements)
+static void write_slot(const struct operation *operation, size_t elements)
 {
     const struct comm *comm = operation->comm;
-    if (only_root_gives(operation->kind) && operation->root != comm->rank)
+    if (only_root_sends(operation->code) && operation->root != comm->rank)
         return;
     size_t size = type_size(operation->type);
     char *target = slot(comm, comm->rank);
     const char *source = operation->source + operation->done * size;
     const struct factor *factor = &operation->factor;
-    for (int i = 0; i < (has_pieces(operation->kind) ? comm->ranks : 1); i++) {
+    for (int i = 0; i < (has_pieces(operation->code) ? comm->ranks : 1); i++) {
         if (factor->is_used)
             multiply(target, source, elements, operation->type, factor->address ? factor->address : factor->value);
         else
@@ -175,17 +175,17 @@ static void give(const struct operation *operation, size_t elements)
     }
 }
 
-static void take(const struct operation *operation, size_t elements)
+static void read_slots(const struct operation *operation, size_t elements)
 {
     const struct comm *comm = operation->comm;
-    if (only_root_takes(operation->kind) && operation->root != comm->rank)
+    if (only_root_receives(operation->code) && operation->root != comm->rank)
         return;
     size_t size = type_size(operation->type);
-    size_t piece = has_pieces(operation->kind) ? (size_t)comm->rank * elements * size : 0;
+    size_t piece = has_pieces(operation->code) ? (size_t)comm->rank * elements * size : 0;
     char *target = operation->target + operation->done * size, *sources[MAX_RANKS];
     for (int rank = 0; rank < comm->ranks; rank++)
         sources[rank] = slot(comm, rank) + piece;
-    switch (operation->kind) {
+    switch (operation->code) {
     case ALL_REDUCE:
     case REDUCE:
     case REDUCE_SCATTER:
@@ -206,14 +206,14 @@ static ncclResult_t compare_announcements(const struct operation *operation)
     const struct comm *comm = operation->comm;
     const struct announcement mine = announce(operation);
     for (int rank = 0; rank < comm->ranks; rank++) {
-        const struct announcement *other = &comm->board->seats[rank].announced[comm->steps % 2];
+        const struct announcement *other = &comm->shared->members[rank].announced[comm->steps % 2];
         if (memcmp(other, &mine, sizeof mine) == 0)
             continue;
-        const char *name = other->kind >= 0 && other->kind < COLLECTIVE_COUNT ? kinds[other->kind] : "?";
+        const char *name = other->code >= 0 && other->code < COLLECTIVE_COUNT ? code_names[other->code] : "?";
         return fail(ncclInvalidUsage,
                     "the ranks do not call the same: rank %d %s(count %llu, type %d, op %d, root %d),"
                     " rank %d %s(count %llu, type %d, op %d, root %d)",
-                    comm->rank, kinds[mine.kind], (unsigned long long)mine.count, mine.type, mine.reduction, mine.root, rank,
+                    comm->rank, code_names[mine.code], (unsigned long long)mine.count, mine.type, mine.reduction, mine.root, rank,
                     name, (unsigned long long)other->count, other->type, other->reduction, other->root);
     }
     return ncclSuccess;
@@ -227,7 +227,7 @@ static void arrive(const struct comm *comm, _Atomic uint64_t *total, _Atomic uin
     if (is_last)
         for (int rank = 0; rank < comm->ranks; rank++)
             if (rank != comm->rank)
-                ring(&comm->board->seats[rank]);
+                wake(&comm->shared->members[rank]);
 }
 
 static bool have_all_arrived(const struct comm *comm, _Atomic uint64_t *total, uint64_t step)
@@ -235,25 +235,25 @@ static bool have_all_arrived(const struct comm *comm, _Atomic uint64_t *total, u
     return *total >= (uint64_t)comm->ranks * (step + 1);
 }
 
-static ncclResult_t advance_collective(struct operation *operation, bool *has_moved, bool *is_done)
+static ncclResult_t advance_collective(struct operation *operation, bool *has_progressed, bool *is_done)
 {
     struct comm *comm = operation->comm;
-    struct seat *seat = own_seat(comm);
+    struct member *member = own_member(comm);
     size_t elements = elements_a_step(operation);
     if (!operation->is_posted) {
-        seat->announced[comm->steps % 2] = announce(operation);
-        give(operation, elements);
-        arrive(comm, &comm->board->steps, &seat->steps);
-        operation->is_posted = *has_moved = true;
+        member->announced[comm->steps % 2] = announce(operation);
+        write_slot(operation, elements);
+        arrive(comm, &comm->shared->steps, &member->steps);
+        operation->is_posted = *has_progressed = true;
     }
-    if (!have_all_arrived(comm, &comm->board->steps, comm->steps))
+    if (!have_all_arrived(comm, &comm->shared->steps, comm->steps))
         return ncclSuccess;
-    ncclResult_t result = operation->is_begun ? ncclSuccess : compare_announcements(operation);
+    ncclResult_t result = operation->has_started ? ncclSuccess : compare_announcements(operation);
     if (result == ncclSuccess)
-        take(operation, elements);
+        read_slots(operation, elements);
     comm->steps++;
     operation->is_posted = false;
-    operation->is_begun = *has_moved = true;
+    operation->has_started = *has_progressed = true;
     operation->done += elements;
     *is_done = operation->done == operation->count;
     return result;
@@ -261,21 +261,21 @@ static ncclResult_t advance_collective(struct operation *operation, bool *has_mo
 
 /* The ranks' words to each other that make a new communicator: steps of their own, which nothing that went wrong with the
  * data disturbs. */
-static ncclResult_t advance_exchange(struct operation *operation, bool *has_moved, bool *is_done)
+static ncclResult_t advance_exchange(struct operation *operation, bool *has_progressed, bool *is_done)
 {
     struct comm *comm = operation->comm;
-    struct board *board = comm->board;
+    struct shared_state *shared = comm->shared;
     size_t half = comm->exchanges % 2;
     if (!operation->is_posted) {
-        own_seat(comm)->exchange[half] = *operation->mine;
-        arrive(comm, &board->exchanges, &own_seat(comm)->exchanges);
-        operation->is_posted = *has_moved = true;
+        own_member(comm)->exchange[half] = *operation->mine;
+        arrive(comm, &shared->exchanges, &own_member(comm)->exchanges);
+        operation->is_posted = *has_progressed = true;
     }
-    if (have_all_arrived(comm, &board->exchanges, comm->exchanges)) {
+    if (have_all_arrived(comm, &shared->exchanges, comm->exchanges)) {
         for (int rank = 0; rank < comm->ranks; rank++)
-            operation->all[rank] = board->seats[rank].exchange[half];
+            operation->all[rank] = shared->members[rank].exchange[half];
         comm->exchanges++;
-        *is_done = *has_moved = true;
+        *is_done = *has_progressed = true;
     }
     return ncclSuccess;
 }
@@ -284,9 +284,9 @@ static ncclResult_t advance_exchange(struct operation *operation, bool *has_move
 
 static struct mailbox *mailbox(const struct comm *comm, int from, int to)
 {
-    struct board *board = comm->board;
-    size_t size = sizeof(struct mailbox) + board->mailbox_size;
-    return (struct mailbox *)((char *)board + board->mailboxes + ((size_t)from * (size_t)comm->ranks + (size_t)to) * size);
+    struct shared_state *shared = comm->shared;
+    size_t size = sizeof(struct mailbox) + shared->mailbox_size;
+    return (struct mailbox *)((char *)shared + shared->mailboxes + ((size_t)from * (size_t)comm->ranks + (size_t)to) * size);
 }
 
 /* Copies between a buffer and the ring, which the place may run over the end of. */
@@ -304,23 +304,23 @@ static void copy_out(const struct mailbox *box, size_t capacity, uint64_t place,
     memcpy(target + first, box->data, size - first);
 }
 
-static void advance_send(struct operation *operation, bool *has_moved, bool *is_done)
+static void advance_send(struct operation *operation, bool *has_progressed, bool *is_done)
 {
     struct comm *comm = operation->comm;
     struct mailbox *box = mailbox(comm, comm->rank, operation->root);
-    size_t capacity = comm->board->mailbox_size, total = operation->count * type_size(operation->type);
+    size_t capacity = comm->shared->mailbox_size, total = operation->count * type_size(operation->type);
     uint64_t written = box->written;
-    size_t room = capacity - (size_t)(written - box->read);
-    if (!operation->is_begun) {
+    size_t space = capacity - (size_t)(written - box->read);
+    if (!operation->has_started) {
         uint64_t header = total;
-        if (room < sizeof header)
+        if (space < sizeof header)
             return;
         copy_in(box, capacity, written, (const char *)&header, sizeof header);
         written += sizeof header;
-        room -= sizeof header;
-        operation->is_begun = true;
+        space -= sizeof header;
+        operation->has_started = true;
     }
-    size_t size = total - operation->done < room ? total - operation->done : room;
+    size_t size = total - operation->done < space ? total - operation->done : space;
     if (size > 0)
         copy_in(box, capacity, written, operation->source + operation->done, size);
     operation->done += size;
@@ -328,32 +328,32 @@ static void advance_send(struct operation *operation, bool *has_moved, bool *is_
     if (written + size == box->written)
         return;
     box->written = written + size;
-    ring(&comm->board->seats[operation->root]);
-    *has_moved = true;
+    wake(&comm->shared->members[operation->root]);
+    *has_progressed = true;
 }
 
-static ncclResult_t advance_receive(struct operation *operation, bool *has_moved, bool *is_done)
+static ncclResult_t advance_receive(struct operation *operation, bool *has_progressed, bool *is_done)
 {
     struct comm *comm = operation->comm;
     struct mailbox *box = mailbox(comm, operation->root, comm->rank);
-    size_t capacity = comm->board->mailbox_size, total = operation->count * type_size(operation->type);
+    size_t capacity = comm->shared->mailbox_size, total = operation->count * type_size(operation->type);
     uint64_t read = box->read;
-    size_t there = (size_t)(box->written - read);
-    if (!operation->is_begun) {
+    size_t available = (size_t)(box->written - read);
+    if (!operation->has_started) {
         uint64_t header;
-        if (there < sizeof header)
+        if (available < sizeof header)
             return ncclSuccess;
         copy_out(box, capacity, read, (char *)&header, sizeof header);
         if (header != total) {
-            break_down(comm, MISMATCH, operation->root, "Recv");
+            break_communicator(comm, MISMATCH, operation->root, "Recv");
             return fail(ncclInvalidUsage, "rank %d sends %llu bytes to rank %d, which receives %zu", operation->root,
                         (unsigned long long)header, comm->rank, total);
         }
         read += sizeof header;
-        there -= sizeof header;
-        operation->is_begun = true;
+        available -= sizeof header;
+        operation->has_started = true;
     }
-    size_t size = total - operation->done < there ? total - operation->done : there;
+    size_t size = total - operation->done < available ? total - operation->done : available;
     if (size > 0)
         copy_out(box, capacity, read, operation->target + operation->done, size);
     operation->done += size;
@@ -361,8 +361,8 @@ static ncclResult_t advance_receive(struct operation *operation, bool *has_moved
     if (read + size == box->read)
         return ncclSuccess;
     box->read = read + size;
-    ring(&comm->board->seats[operation->root]);
-    *has_moved = true;
+    wake(&comm->shared->members[operation->root]);
+    *has_progressed = true;
     return ncclSuccess;
 }
 
@@ -371,7 +371,7 @@ static ncclResult_t advance_receive(struct operation *operation, bool *has_moved
 static struct queue *queue_of(struct operation *operation)
 {
     struct comm *comm = operation->comm;
-    switch (operation->kind) {
+    switch (operation->code) {
     case SEND:
         return &comm->sends[operation->root];
     case RECEIVE:
@@ -393,25 +393,25 @@ static void append(struct queue *queue, struct operation *operation)
     queue->last = operation;
 }
 
-static ncclResult_t advance_queue(struct queue *queue, bool *has_moved)
+static ncclResult_t advance_queue(struct queue *queue, bool *has_progressed)
 {
     ncclResult_t result = ncclSuccess;
     bool is_done = true;
     while (queue->first && is_done && result == ncclSuccess) {
         struct operation *operation = queue->first;
         is_done = false;
-        switch (operation->kind) {
+        switch (operation->code) {
         case SEND:
-            advance_send(operation, has_moved, &is_done);
+            advance_send(operation, has_progressed, &is_done);
             break;
         case RECEIVE:
-            result = advance_receive(operation, has_moved, &is_done);
+            result = advance_receive(operation, has_progressed, &is_done);
             break;
         case EXCHANGE:
-            result = advance_exchange(operation, has_moved, &is_done);
+            result = advance_exchange(operation, has_progressed, &is_done);
             break;
         default:
-            result = advance_collective(operation, has_moved, &is_done);
+            result = advance_collective(operation, has_progressed, &is_done);
         }
         if (is_done)
             queue->first = operation->next;
@@ -419,15 +419,15 @@ static ncclResult_t advance_queue(struct queue *queue, bool *has_moved)
     return result;
 }
 
-static ncclResult_t advance(struct comm *comm, bool *has_moved, bool *is_idle)
+static ncclResult_t advance(struct comm *comm, bool *has_progressed, bool *is_idle)
 {
-    ncclResult_t result = advance_queue(&comm->collectives, has_moved);
+    ncclResult_t result = advance_queue(&comm->collectives, has_progressed);
     if (result == ncclSuccess)
-        result = advance_queue(&comm->exchanging, has_moved);
+        result = advance_queue(&comm->exchanging, has_progressed);
     *is_idle = *is_idle && !comm->collectives.first && !comm->exchanging.first;
     for (int peer = 0; peer < comm->ranks && result == ncclSuccess; peer++) {
-        advance_queue(&comm->sends[peer], has_moved);
-        result = advance_queue(&comm->receives[peer], has_moved);
+        advance_queue(&comm->sends[peer], has_progressed);
+        result = advance_queue(&comm->receives[peer], has_progressed);
         *is_idle = *is_idle && !comm->sends[peer].first && !comm->receives[peer].first;
     }
     return result;
@@ -436,35 +436,35 @@ static ncclResult_t advance(struct comm *comm, bool *has_moved, bool *is_idle)
 /* What this rank waits for the other one in, or NULL. */
 static const char *awaited_in(const struct comm *comm, int rank)
 {
-    struct seat *seat = &comm->board->seats[rank];
+    struct member *member = &comm->shared->members[rank];
     if (rank == comm->rank)
         return NULL;
-    if (comm->collectives.first && seat->steps <= comm->steps)
-        return kinds[comm->collectives.first->kind];
-    if (comm->exchanging.first && seat->exchanges <= comm->exchanges)
-        return kinds[EXCHANGE];
+    if (comm->collectives.first && member->steps <= comm->steps)
+        return code_names[comm->collectives.first->code];
+    if (comm->exchanging.first && member->exchanges <= comm->exchanges)
+        return code_names[EXCHANGE];
     struct mailbox *box = mailbox(comm, comm->rank, rank);
-    if (comm->sends[rank].first && box->written - box->read >= comm->board->mailbox_size - sizeof(uint64_t))
-        return kinds[SEND];
+    if (comm->sends[rank].first && box->written - box->read >= comm->shared->mailbox_size - sizeof(uint64_t))
+        return code_names[SEND];
     box = mailbox(comm, rank, comm->rank);
     if (comm->receives[rank].first && box->written == box->read)
-        return kinds[RECEIVE];
+        return code_names[RECEIVE];
     return NULL;
 }
 
 /* Ends the wait if one of those it is for cannot come any more. */
-static ncclResult_t look_after(struct comm *comm, bool with_processes, bool is_late)
+static ncclResult_t check_peers(struct comm *comm, bool with_processes, bool is_late)
 {
     for (int rank = 0; rank < comm->ranks; rank++) {
         if (!awaited_in(comm, rank))
             continue;
-        int state = comm->board->seats[rank].state;
-        bool has_left = state != SEAT_TAKEN && !(state == SEAT_REVOKED && comm->exchanging.first);
+        int state = comm->shared->members[rank].state;
+        bool has_left = state != MEMBER_PRESENT && !(state == MEMBER_REVOKED && comm->exchanging.first);
         bool is_gone = !has_left && with_processes && is_process_gone(comm, rank);
         /* What it did before it went counts. */
         const char *what = awaited_in(comm, rank);
         if (what && (has_left || is_gone || is_late))
-            return break_down(comm, has_left ? LEFT : is_gone ? GONE : LATE, rank, what);
+            return break_communicator(comm, has_left ? LEFT : is_gone ? GONE : LATE, rank, what);
     }
     return ncclSuccess;
 }
@@ -481,39 +481,39 @@ static ncclResult_t check_while_running(struct comm *comm, bool is_exchange)
 
 static ncclResult_t work(struct comm *const *comms, int count)
 {
-    int64_t moved_at = now_ms(), looked_at = moved_at;
+    int64_t progressed_at = now_ms(), checked_at = progressed_at;
     const int64_t timeout = timeout_ms();
     for (;;) {
-        /* Heard before the look at what there is, so that nothing that comes in between is slept over. */
-        uint32_t heard = own_seat(comms[0])->bell;
-        bool has_moved = false, is_idle = true;
+        /* Read before the queues are examined, so that no wakeup in between is missed. */
+        uint32_t wakeups = own_member(comms[0])->wakeups;
+        bool has_progressed = false, is_idle = true;
         for (int i = 0; i < count; i++) {
             ncclResult_t result = check_while_running(comms[i], comms[i]->exchanging.first);
             if (result == ncclSuccess)
-                result = advance(comms[i], &has_moved, &is_idle);
+                result = advance(comms[i], &has_progressed, &is_idle);
             if (result != ncclSuccess)
                 return result;
         }
         if (is_idle)
             return ncclSuccess;
         int64_t now = now_ms();
-        if (has_moved) {
-            moved_at = now;
+        if (has_progressed) {
+            progressed_at = now;
             continue;
         }
-        bool with_processes = now - looked_at >= LOOK_MS;
+        bool with_processes = now - checked_at >= CHECK_MS;
         if (with_processes)
-            looked_at = now;
+            checked_at = now;
         for (int i = 0; i < count; i++) {
-            bool has_failed = comms[i]->board->failure != 0 && !comms[i]->exchanging.first;
+            bool has_failed = comms[i]->shared->failure != 0 && !comms[i]->exchanging.first;
             ncclResult_t result = has_failed ? report_failure(comms[i]) : ncclSuccess;
             if (result == ncclSuccess)
-                result = look_after(comms[i], with_processes, now - moved_at >= timeout);
+                result = check_peers(comms[i], with_processes, now - progressed_at >= timeout);
             if (result != ncclSuccess)
                 return result;
         }
-        int64_t left = moved_at + timeout - now;
-        listen_for(own_seat(comms[0]), heard, count > 1 ? SEVERAL_BELLS_MS : left < LOOK_MS ? (int)left + 1 : LOOK_MS);
+        int64_t left = progressed_at + timeout - now;
+        sleep_until_woken(own_member(comms[0]), wakeups, count > 1 ? SEVERAL_BELLS_MS : left < CHECK_MS ? (int)left + 1 : CHECK_MS);
     }
 }
 
@@ -561,23 +561,23 @@ ncclResult_t run_batch(struct batch *batch)
             break;
         }
         pthread_mutex_lock(&comm->lock);
-        bool is_exchange = batch->operations[0].kind == EXCHANGE;
+        bool is_exchange = batch->operations[0].code == EXCHANGE;
         result = check_while_running(comm, is_exchange);
-        if (result == ncclSuccess && !is_exchange && comm->board->failure)
+        if (result == ncclSuccess && !is_exchange && comm->shared->failure)
             result = report_failure(comm);
     }
     if (result == ncclSuccess) {
         for (size_t i = 0; i < batch->count; i++) {
             struct operation *operation = &batch->operations[i];
             operation->done = 0;
-            operation->is_posted = operation->is_begun = false;
+            operation->is_posted = operation->has_started = false;
             append(queue_of(operation), operation);
         }
         result = work(comms, count);
         for (int i = 0; i < count; i++) {
             /* What is left half done cannot be taken up again; a single call that did not fit was refused by all. */
             if (result == ncclInvalidUsage && batch->count > 1 && !comms[i]->is_revoked)
-                break_down(comms[i], MISMATCH, comms[i]->rank, "a group");
+                break_communicator(comms[i], MISMATCH, comms[i]->rank, "a group");
             clear_queues(comms[i]);
         }
     }

@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define PREFIX "accelerator-nccl-"
-#define BOARD_MAGIC UINT64_C(0x314c43434e4d4953) /* changes with the layout */
+#define SHARED_MAGIC UINT64_C(0x314c43434e4d4953) /* changes with the layout */
 
 enum {
     KIB = 1024,
@@ -36,7 +36,7 @@ static struct attachment *attachments;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* Ranks do not outlive a fork in the child: the locks stay with the parent. */
-static void forget_in_child(void)
+static void reset_in_child(void)
 {
     fork_generation++;
     for (struct attachment *attachment = attachments; attachment; attachment = attachment->next)
@@ -47,7 +47,7 @@ static void forget_in_child(void)
 
 __attribute__((constructor)) static void watch_forks(void)
 {
-    pthread_atfork(NULL, NULL, forget_in_child);
+    pthread_atfork(NULL, NULL, reset_in_child);
 }
 
 void new_id(unsigned char id[ID_SIZE])
@@ -60,7 +60,7 @@ void new_id(unsigned char id[ID_SIZE])
     }
 }
 
-static void name_of(const unsigned char id[ID_SIZE], char name[2 * ID_SIZE + 1])
+static void format_name(const unsigned char id[ID_SIZE], char name[2 * ID_SIZE + 1])
 {
     for (int i = 0; i < ID_SIZE; i++)
         snprintf(name + 2 * i, 3, "%02x", id[i]);
@@ -89,7 +89,7 @@ static bool lock_byte(int file, int rank)
     return fcntl(file, F_SETLK, &range) == 0;
 }
 
-static bool has_name(int file)
+static bool is_linked(int file)
 {
     struct stat status;
     return fstat(file, &status) == 0 && status.st_nlink > 0;
@@ -109,7 +109,7 @@ static struct attachment *find_attachment(const char *name)
     return attachment;
 }
 
-/* Removes files in which no process has a seat any more. */
+/* Removes files in which no process has a member any more. */
 static void remove_abandoned(const char *directory)
 {
     DIR *entries = opendir(directory);
@@ -126,7 +126,7 @@ static void remove_abandoned(const char *directory)
         if (file < 0)
             continue;
         struct flock all = bytes(F_WRLCK, 0, 0);
-        if (is_own_file(file) && fcntl(file, F_SETLK, &all) == 0 && has_name(file))
+        if (is_own_file(file) && fcntl(file, F_SETLK, &all) == 0 && is_linked(file))
             unlinkat(dirfd(entries), entry->d_name, 0);
         close(file);
     }
@@ -143,18 +143,18 @@ static size_t smaller(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-static struct board plan(int ranks)
+static struct shared_state plan(int ranks)
 {
     size_t count = (size_t)ranks;
-    struct board board = {.magic = BOARD_MAGIC, .ranks = ranks};
+    struct shared_state shared = {.magic = SHARED_MAGIC, .ranks = ranks};
     size_t mailbox = smaller(MOST_FOR_ONE_MAILBOX, MOST_FOR_MAILBOXES / (count * count));
     mailbox = mailbox / CACHE_LINE * CACHE_LINE;
-    board.mailbox_size = mailbox - sizeof(struct mailbox);
-    board.slot_size = smaller(MOST_FOR_ONE_SLOT, MOST_FOR_SLOTS / count) / (2 * CACHE_LINE) * (2 * CACHE_LINE);
-    board.mailboxes = round_up(sizeof(struct board) + count * sizeof(struct seat));
-    board.slots = board.mailboxes + count * count * mailbox;
-    board.size = board.slots + count * board.slot_size;
-    return board;
+    shared.mailbox_size = mailbox - sizeof(struct mailbox);
+    shared.slot_size = smaller(MOST_FOR_ONE_SLOT, MOST_FOR_SLOTS / count) / (2 * CACHE_LINE) * (2 * CACHE_LINE);
+    shared.mailboxes = round_up(sizeof(struct shared_state) + count * sizeof(struct member));
+    shared.slots = shared.mailboxes + count * count * mailbox;
+    shared.size = shared.slots + count * shared.slot_size;
+    return shared;
 }
 
 static int reserve(int file, size_t size)
@@ -166,7 +166,7 @@ static int reserve(int file, size_t size)
     return error;
 }
 
-static struct attachment *new_attachment(const char *name, const char *path, int file, struct board *board)
+static struct attachment *new_attachment(const char *name, const char *path, int file, struct shared_state *shared)
 {
     struct attachment *attachment = calloc(1, sizeof *attachment);
     char *copy = strdup(path);
@@ -178,7 +178,7 @@ static struct attachment *new_attachment(const char *name, const char *path, int
     snprintf(attachment->name, sizeof attachment->name, "%s", name);
     attachment->path = copy;
     attachment->file = file;
-    attachment->board = board;
+    attachment->shared = shared;
     attachment->next = attachments;
     attachments = attachment;
     return attachment;
@@ -195,26 +195,26 @@ static int make_in(const char *directory, const char *name, int ranks, struct at
     int file = open(unfinished, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
     if (file < 0)
         return errno;
-    const struct board planned = plan(ranks);
-    struct board *board = MAP_FAILED;
-    int error = lock_byte(file, 0) && has_name(file) ? reserve(file, planned.size) : EAGAIN;
+    const struct shared_state planned = plan(ranks);
+    struct shared_state *shared = MAP_FAILED;
+    int error = lock_byte(file, 0) && is_linked(file) ? reserve(file, planned.size) : EAGAIN;
     if (error == 0)
-        board = mmap(NULL, planned.size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (error == 0 && board == MAP_FAILED)
+        shared = mmap(NULL, planned.size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (error == 0 && shared == MAP_FAILED)
         error = errno;
     if (error == 0) {
-        *board = planned;
+        *shared = planned;
         if (rename(unfinished, path) != 0)
             error = errno == ENOENT ? EAGAIN : errno;
-        else if (!(*made = new_attachment(name, path, file, board))) {
+        else if (!(*made = new_attachment(name, path, file, shared))) {
             unlink(path);
             error = ENOMEM;
         }
     }
     if (error != 0) {
         unlink(unfinished);
-        if (board != MAP_FAILED)
-            munmap(board, planned.size);
+        if (shared != MAP_FAILED)
+            munmap(shared, planned.size);
         close(file);
     }
     return error;
@@ -253,16 +253,16 @@ static struct attachment *find_file(const char *name, int rank)
         int file = open(path, O_RDWR | O_NOFOLLOW | O_CLOEXEC);
         if (file < 0)
             continue;
-        if (is_own_file(file) && lock_byte(file, rank) && has_name(file) && fstat(file, &status) == 0 &&
-            (size_t)status.st_size >= sizeof(struct board)) {
-            struct board *board = mmap(NULL, (size_t)status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-            if (board != MAP_FAILED) {
+        if (is_own_file(file) && lock_byte(file, rank) && is_linked(file) && fstat(file, &status) == 0 &&
+            (size_t)status.st_size >= sizeof(struct shared_state)) {
+            struct shared_state *shared = mmap(NULL, (size_t)status.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+            if (shared != MAP_FAILED) {
                 struct attachment *attachment = NULL;
-                if (board->magic == BOARD_MAGIC && board->size == (size_t)status.st_size)
-                    attachment = new_attachment(name, path, file, board);
+                if (shared->magic == SHARED_MAGIC && shared->size == (size_t)status.st_size)
+                    attachment = new_attachment(name, path, file, shared);
                 if (attachment)
                     return attachment;
-                munmap(board, (size_t)status.st_size);
+                munmap(shared, (size_t)status.st_size);
             }
         }
         close(file);
@@ -279,7 +279,7 @@ static void remove_path(struct attachment *attachment)
     attachment->path = NULL;
 }
 
-void forget_path(struct attachment *attachment)
+void remove_file_name(struct attachment *attachment)
 {
     pthread_mutex_lock(&lock);
     remove_path(attachment);
@@ -296,30 +296,30 @@ static void release(struct attachment *attachment)
             *link = attachment->next;
             break;
         }
-    munmap(attachment->board, attachment->board->size);
+    munmap(attachment->shared, attachment->shared->size);
     close(attachment->file);
     free(attachment->path);
     free(attachment);
 }
 
-static ncclResult_t sit_down(struct comm *comm, struct attachment *attachment)
+static ncclResult_t become_member(struct comm *comm, struct attachment *attachment)
 {
-    struct board *board = attachment->board;
-    if (board->ranks != comm->ranks)
+    struct shared_state *shared = attachment->shared;
+    if (shared->ranks != comm->ranks)
         return fail(ncclInvalidUsage, "rank %d says that there are %d ranks, rank 0 that there are %d", comm->rank, comm->ranks,
-                    board->ranks);
-    struct seat *seat = &board->seats[comm->rank];
-    if (seat->state != SEAT_FREE || !lock_byte(attachment->file, comm->rank))
+                    shared->ranks);
+    struct member *member = &shared->members[comm->rank];
+    if (member->state != MEMBER_ABSENT || !lock_byte(attachment->file, comm->rank))
         return fail(ncclInvalidUsage, "there are two ranks %d with this unique id", comm->rank);
-    memcpy(seat->gpu, comm->gpu, UUID_SIZE);
-    seat->state = SEAT_TAKEN;
+    memcpy(member->gpu, comm->gpu, UUID_SIZE);
+    member->state = MEMBER_PRESENT;
     attachment->is_here[comm->rank] = true;
     attachment->references++;
     comm->attachment = attachment;
-    comm->board = board;
-    if (++board->attached == board->ranks)
+    comm->shared = shared;
+    if (++shared->attached == shared->ranks)
         remove_path(attachment);
-    ring_all(board);
+    wake_all(shared);
     return ncclSuccess;
 }
 
@@ -327,7 +327,7 @@ ncclResult_t attach(struct comm *comm, bool *is_done)
 {
     char name[2 * ID_SIZE + 1];
     ncclResult_t result = ncclSuccess;
-    name_of(comm->id, name);
+    format_name(comm->id, name);
     pthread_mutex_lock(&lock);
     struct attachment *attachment = find_attachment(name);
     if (!attachment && comm->rank == 0)
@@ -335,7 +335,7 @@ ncclResult_t attach(struct comm *comm, bool *is_done)
     else if (!attachment)
         attachment = find_file(name, comm->rank);
     if (attachment) {
-        result = sit_down(comm, attachment);
+        result = become_member(comm, attachment);
         release(attachment);
     }
     pthread_mutex_unlock(&lock);
@@ -343,23 +343,23 @@ ncclResult_t attach(struct comm *comm, bool *is_done)
     return result;
 }
 
-void detach(struct comm *comm, enum seat_state state)
+void detach(struct comm *comm, enum member_state state)
 {
     struct attachment *attachment = comm->attachment;
     if (!attachment || comm->fork_generation != fork_generation)
         return;
     pthread_mutex_lock(&lock);
-    struct board *board = attachment->board;
-    if (board->attached < board->ranks)
+    struct shared_state *shared = attachment->shared;
+    if (shared->attached < shared->ranks)
         remove_path(attachment); /* nobody is to find a communicator that lacks a rank */
-    board->seats[comm->rank].state = (int)state;
-    ring_all(board);
+    shared->members[comm->rank].state = (int)state;
+    wake_all(shared);
     struct flock range = bytes(F_UNLCK, comm->rank, 1);
     fcntl(attachment->file, F_SETLK, &range);
     attachment->is_here[comm->rank] = false;
     attachment->references--;
     comm->attachment = NULL;
-    comm->board = NULL;
+    comm->shared = NULL;
     release(attachment);
     pthread_mutex_unlock(&lock);
 }

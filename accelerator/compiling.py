@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ._torch import runtime
+from . import discovery
+from ._torch import state
 from .simulation import is_simulated
 
 __all__ = [
@@ -39,10 +40,13 @@ def is_triton_supported() -> bool:
         >>> acc.is_triton_supported()  # simulated GPUs run no kernel of Triton's
         False
     """
-    kind = runtime.look().kind
+    kind = state.current().device_type
     if kind not in ("cuda", "xpu") or not _has_triton():
         return False
-    return kind == "xpu" or torch.version.hip is not None or runtime.compute_capability() >= (8, 0)
+    if kind == "xpu" or torch.version.hip is not None:
+        return True
+    capability = discovery.compute_capability()
+    return capability is not None and capability >= (8, 0)
 
 
 def prefer_triton_grouped_mm() -> bool:
@@ -59,9 +63,11 @@ def prefer_triton_grouped_mm() -> bool:
         >>> acc.prefer_triton_grouped_mm()
         False
     """
-    if runtime.look().kind != "cuda" or torch.version.hip is not None or not _has_triton():
+    if state.current().device_type != "cuda" or torch.version.hip is not None or not _has_triton():
         return False
-    capability = runtime.compute_capability()
+    capability = discovery.compute_capability()
+    if capability is None:
+        return False
     return capability >= (7, 0) and (capability < (9, 0) or not hasattr(torch, "_grouped_mm"))
 
 

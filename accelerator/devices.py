@@ -11,9 +11,10 @@ from . import discovery
 from ._machine import torch_build
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
-from ._torch import runtime, tracing
-from ._torch.contexts import DeviceContext, FirstDeviceContext
-from ._torch.runtime import get_index, set_index, up
+from ._torch import state, tracing
+from ._torch.bindings import get_index, set_index
+from ._torch.contexts import DeviceContext, InitializingDeviceContext
+from ._torch.state import cached_index, initialized
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -69,9 +70,9 @@ def current_device_index() -> int:
         >>> acc.current_device_index()
         0
     """
-    if up:
+    if initialized:
         return get_index()
-    return runtime.look().number
+    return state.current().device_index
 
 
 def set_device_index(device: Device, /) -> None:
@@ -92,22 +93,15 @@ def set_device_index(device: Device, /) -> None:
         >>> import accelerator as acc
         >>> acc.set_device_index(0)
     """
-    if not up:
-        seen = runtime.look(device, optional=False, negative=True)
-        if seen.kind == "cpu" or (seen.given is not None and seen.given < 0):
-            return
-        runtime.initialize()
-    number = device if type(device) is int else runtime.resolve(device, optional=False, negative=True)
-    try:
-        set_index(number)
-    except (RuntimeError, TypeError) as error:
-        if number >= 0:  # a negative index may be so far out of range that the binding does not take it
-            raise runtime.explain(number, error) from None
-
-
-_Device = torch.device
-_known = runtime.known.get
-_NO_CHANGE: AbstractContextManager[None] = nullcontext()
+    if initialized:
+        index = device if type(device) is int else cached_index(device)
+        if index is not None and 0 <= index < initialized[0].device_count:
+            return set_index(index)
+    runtime = state.current(device, optional=False, allow_negative=True)
+    index = runtime.requested_index
+    if runtime.device_type != "cpu" and index is not None and index >= 0:
+        state.initialize()
+        set_index(index)
 
 
 @traced_as(tracing.device_index)
@@ -132,20 +126,17 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
         ...     acc.current_device_index()
         0
     """
-    if up:
-        if type(device) is int:
-            if device >= 0:
-                return DeviceContext(device)
-        elif type(device) is _Device or type(device) is str:
-            number = _known(device)
-            if number is not None:
-                return DeviceContext(number)
+    if initialized:
+        index = device if type(device) is int else cached_index(device)
+        if index is not None and 0 <= index < initialized[0].device_count:
+            return DeviceContext(index)
     if isinstance(device, torch.Tensor):
         device = device.device
-    seen = runtime.look(device, negative=True)
-    if seen.kind == "cpu" or seen.given is None or seen.given < 0:
-        return _NO_CHANGE
-    return DeviceContext(seen.given) if seen.up else FirstDeviceContext(seen.given)
+    runtime = state.current(device, allow_negative=True)
+    index = runtime.requested_index
+    if runtime.device_type == "cpu" or index is None or index < 0:
+        return nullcontext()
+    return DeviceContext(index) if runtime.is_initialized else InitializingDeviceContext(index)
 
 
 @traced_as(tracing.device_of)
@@ -176,7 +167,7 @@ def device_of(obj: Any) -> AbstractContextManager[None]:
     if not isinstance(obj, (torch.Tensor, torch.UntypedStorage)):
         raise TypeError(f"device_of() takes a tensor or a storage, not {type(obj).__name__}")
     place = obj.device
-    return device_index(place if place.type == runtime.look().kind else None)
+    return device_index(place if place.type == state.current().device_type else None)
 
 
 @traced_as(tracing.device)
@@ -199,8 +190,10 @@ def device(device_index: Device = None) -> torch.device:
         >>> torch.ones(2, device=acc.device()).device.type == acc.device_name()
         True
     """
-    kind, number, _ = runtime.look(device_index, poisoned=True)
-    return torch.device(kind) if number is None or kind == "cpu" else torch.device(kind, number)
+    runtime = state.current(device_index, allow_bad_fork=True)
+    if runtime.requested_index is None or runtime.device_type == "cpu":
+        return torch.device(runtime.device_type)
+    return torch.device(runtime.device_type, runtime.requested_index)
 
 
 def current_device() -> int:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ._torch import runtime
+from . import discovery
+from ._torch import state
 
 __all__ = [
     "amp",
@@ -38,9 +39,9 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         >>> acc.is_bf16_supported()
         True
     """
-    kind = runtime.look().kind
+    kind = state.current().device_type
     if kind == "cuda":
-        return including_emulation or _is_rocm() or runtime.compute_capability() >= (8, 0)
+        return including_emulation or _is_rocm() or _has_capability(8, 0)
     if kind == "cpu":
         return including_emulation or _cpu_has("_is_mkldnn_bf16_supported")
     return _can_hold(torch.bfloat16)
@@ -60,10 +61,10 @@ def is_fp16_supported() -> bool:
         >>> acc.is_fp16_supported()
         True
     """
-    kind = runtime.look().kind
+    kind = state.current().device_type
     if kind == "cuda":
         least = 6 if os.environ.get("DS_ALLOW_DEPRECATED_FP16") == "1" else 7
-        return _is_rocm() or runtime.compute_capability() >= (least, 0)
+        return _is_rocm() or _has_capability(least, 0)
     if kind == "cpu":
         return _cpu_has("_is_mkldnn_fp16_supported")
     return _can_hold(torch.float16)
@@ -82,7 +83,7 @@ def is_fp64_supported() -> bool:
         >>> acc.is_fp64_supported()
         True
     """
-    return runtime.look().kind in ("cuda", "cpu") or _can_hold(torch.float64)
+    return state.current().device_type in ("cuda", "cpu") or _can_hold(torch.float64)
 
 
 def is_tf32_supported() -> bool:
@@ -99,12 +100,12 @@ def is_tf32_supported() -> bool:
         >>> acc.is_tf32_supported()
         True
     """
-    if runtime.look().kind != "cuda":
+    if state.current().device_type != "cuda":
         return False
     if _is_rocm():
         architecture: str = torch.cuda.get_device_properties().gcnArchName
         return "gfx94" in architecture or "gfx95" in architecture
-    return runtime.compute_capability() >= (8, 0)
+    return _has_capability(8, 0)
 
 
 def is_fp8_supported() -> bool:
@@ -121,12 +122,12 @@ def is_fp8_supported() -> bool:
         >>> acc.is_fp8_supported()
         True
     """
-    if runtime.look().kind != "cuda":
+    if state.current().device_type != "cuda":
         return False
     if _is_rocm():
         architecture: str = torch.cuda.get_device_properties().gcnArchName
         return architecture.startswith(("gfx942", "gfx950", "gfx12"))
-    return runtime.compute_capability() >= (8, 9)
+    return _has_capability(8, 9)
 
 
 def supported_dtypes() -> list[torch.dtype]:
@@ -165,9 +166,13 @@ def amp() -> ModuleType:
         >>> acc.amp().__name__
         'torch.cuda.amp'
     """
-    runtime.look()
-    module: ModuleType = getattr(runtime.device_module(), "amp", torch.amp)
+    module: ModuleType = getattr(state.current().device_module, "amp", torch.amp)
     return module
+
+
+def _has_capability(major: int, minor: int) -> bool:
+    capability = discovery.compute_capability()
+    return capability is not None and capability >= (major, minor)
 
 
 def _is_rocm() -> bool:
@@ -181,7 +186,7 @@ def _cpu_has(question: str) -> bool:
 
 def _can_hold(dtype: torch.dtype) -> bool:
     try:
-        torch.empty(1, dtype=dtype, device=runtime.kind)
+        torch.empty(1, dtype=dtype, device=state.current().device_type)
     except (RuntimeError, TypeError):
         return False
     return True

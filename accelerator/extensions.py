@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ._torch import runtime
+from ._torch import state
 
 __all__ = [
     "build_extension",
@@ -48,7 +48,7 @@ def op_builder_dir() -> str:
         >>> acc.op_builder_dir().startswith("deepspeed.ops.op_builder")
         True
     """
-    kind = runtime.look(poisoned=True).kind
+    kind = state.current(allow_bad_fork=True).device_type
     return _base() if kind == "cuda" else f"{_base()}.{kind}"
 
 

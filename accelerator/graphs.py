@@ -12,7 +12,8 @@ import torch
 
 from . import memory, streams
 from ._machine.dynamo import assume_constant
-from ._torch import runtime
+from ._torch import state
+from ._torch.bindings import get_index
 
 __all__ = [
     "Graph",
@@ -84,7 +85,7 @@ class Graph:
             )
         refuse_on_cpu()
         face: Any = cls  # mypy takes the hash of a class for that of its instances
-        made = _of_torch(face, runtime.initialize().kind)
+        made = _of_torch(face, state.initialize().device_type)
         new: Any = super(Graph, made).__new__
         graph: Graph = new(made, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
         return graph
@@ -214,10 +215,10 @@ _capture_streams: dict[int, torch.Stream] = {}
 
 
 def _capture_stream() -> torch.Stream:
-    number = runtime.get_index()
-    if number not in _capture_streams:
-        _capture_streams[number] = torch.Stream(torch.device(runtime.kind, number))
-    return _capture_streams[number]
+    index = get_index()
+    if index not in _capture_streams:
+        _capture_streams[index] = torch.Stream(torch.device(state.current().device_type, index))
+    return _capture_streams[index]
 
 
 def replay_graph(graph: Any) -> None:
@@ -285,9 +286,10 @@ def is_current_stream_capturing() -> bool:
         >>> acc.is_current_stream_capturing()
         False
     """
-    if not runtime.look().up:
+    runtime = state.current()
+    if not runtime.is_initialized:
         return False
-    ask = getattr(runtime.device_module(), "is_current_stream_capturing", None)
+    ask = getattr(runtime.device_module, "is_current_stream_capturing", None)
     return bool(ask and ask())
 
 
@@ -325,21 +327,22 @@ def make_graphed_callables(
         [6.0, 8.0]
     """
     refuse_on_cpu()
-    runtime.initialize()
+    state.initialize()
     make = _of_device("make_graphed_callables")
     return make(callables, sample_args, num_warmup_iters, allow_unused_input, pool, **options)
 
 
 def _of_device(name: str) -> Any:
+    runtime = state.current()
     try:
-        return getattr(runtime.device_module(), name)
+        return getattr(runtime.device_module, name)
     except AttributeError:
-        raise RuntimeError(f"torch {torch.__version__} has no {name} for {runtime.kind}") from None
+        raise RuntimeError(f"torch {torch.__version__} has no {name} for {runtime.device_type}") from None
 
 
 def refuse_on_cpu() -> None:
     """Raise the RuntimeError for graphs where the CPU stands in."""
-    if runtime.look().kind == "cpu":
+    if state.current().device_type == "cpu":
         raise RuntimeError("Graphs need an accelerator: on the CPU there is nothing to capture, and a replay would do nothing")
 
 

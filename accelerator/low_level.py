@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._torch import lazy_calls, runtime, tracing
+from ._torch import bindings, lazy_calls, state, tracing
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -38,7 +38,7 @@ def init() -> None:
         >>> acc.is_initialized() == acc.is_available()
         True
     """
-    runtime.initialize()
+    state.initialize()
 
 
 def lazy_call(callback: Callable[[], object]) -> None:
@@ -65,7 +65,7 @@ def lazy_call(callback: Callable[[], object]) -> None:
     """
     if not callable(callback):
         raise TypeError(f"lazy_call() takes a function, not {type(callback).__name__}")
-    runtime.look()
+    state.current()
     lazy_calls.run(callback)
 
 
@@ -82,8 +82,9 @@ def ipc_collect() -> None:
         >>> import accelerator as acc
         >>> acc.ipc_collect()
     """
-    if runtime.look().up:
-        collect = getattr(runtime.device_module(), "ipc_collect", None)
+    runtime = state.current()
+    if runtime.is_initialized:
+        collect = getattr(runtime.device_module, "ipc_collect", None)
         if collect is not None:
             collect()
 
@@ -131,12 +132,11 @@ def current_blas_handle() -> int:
 
 
 def _of_cuda(name: str, what: str) -> Any:
-    kind = runtime.look().kind
+    kind = state.current().device_type
     if kind != "cuda":
         why = "the CPU stands in for an accelerator here" if kind == "cpu" else f"the accelerator is {kind}"
         raise RuntimeError(f"{what} needs CUDA, and {why}")
-    runtime.initialize()
-    return runtime.function(name)
+    return state.initialize().function(name)
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
@@ -160,11 +160,11 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
         >>> acc.set_sync_debug_mode("default")
     """
     mode = _sync_debug_mode(debug_mode)
-    kind = runtime.look().kind
+    kind = state.current().device_type
     if kind == "cuda":
         # torch warns at every call that the feature is a prototype; not to change anything needs no warning.
-        if mode != runtime.get_sync_debug_mode():
-            runtime.set_sync_debug_mode(mode)
+        if mode != bindings.get_sync_debug_mode():
+            bindings.set_sync_debug_mode(mode)
     elif kind != "cpu" and mode:
         raise RuntimeError(f"torch has no sync debug mode for {kind}")
 
@@ -193,4 +193,4 @@ def get_sync_debug_mode() -> int:
         >>> acc.get_sync_debug_mode()
         0
     """
-    return int(runtime.get_sync_debug_mode()) if runtime.look().kind == "cuda" else 0
+    return int(bindings.get_sync_debug_mode()) if state.current().device_type == "cuda" else 0

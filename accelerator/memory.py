@@ -8,8 +8,9 @@ from typing import Any
 
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
-from ._torch import lazy_calls, runtime, tracing
-from ._torch.runtime import get_index, set_index, up
+from ._torch import bindings, lazy_calls, state, tracing
+from ._torch.bindings import get_index, set_index
+from ._torch.state import initialized
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -31,20 +32,19 @@ __all__ = [
     "set_per_process_memory_fraction",
 ]
 
-_statistics_of = runtime.memory_statistics
-
 
 def _statistics(device: Device) -> dict[str, Any]:
     """The allocator's statistics as torch keeps them, nested; empty while the accelerator is not initialized."""
-    if not up and not runtime.look(device).up:
+    runtime = state.current(device)
+    if not runtime.is_initialized:
         return {}
-    number = get_index() if device is None else device if type(device) is int else runtime.resolve(device)
     try:
-        return _statistics_of(number)
-    except (RuntimeError, TypeError, ValueError) as error:  # torch 2.15 garbles the message for -1: UnicodeDecodeError
-        if runtime.without_allocator(error):
+        statistics: dict[str, Any] = bindings.memory_statistics(runtime.device_index)
+    except RuntimeError as error:
+        if bindings.lacks_allocator(error):
             return {}
-        raise runtime.explain(number, error) from None
+        raise
+    return statistics
 
 
 def memory_allocated(device_index: Device = None, /) -> int:
@@ -172,12 +172,12 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
         >>> acc.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"] >= kept.nbytes
         True
     """
-    seen = runtime.look(device)
-    if not seen.up:
+    runtime = state.current(device)
+    if not runtime.is_initialized:
         return {}
     # CUDA's own have more than those that all accelerators have.
-    of_backend = getattr(runtime.device_module(), "memory_stats_as_nested_dict", _statistics)
-    stats: dict[str, Any] = of_backend(seen.number)
+    of_backend = getattr(runtime.device_module, "memory_stats_as_nested_dict", _statistics)
+    stats: dict[str, Any] = of_backend(runtime.device_index)
     return stats
 
 
@@ -255,8 +255,8 @@ def reset_accumulated_host_memory_stats() -> None:
 
 def _of_host(binding: str) -> Any:
     """torch's binding for the allocator of pinned host memory; None before initialization and where torch has none."""
-    seen = runtime.look()
-    return runtime.host_allocator(binding) if seen.up and seen.kind == "cuda" else None
+    runtime = state.current()
+    return bindings.host_allocator(binding) if runtime.is_initialized and runtime.device_type == "cuda" else None
 
 
 def _flat(prefix: str, statistics: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -283,9 +283,9 @@ def reset_peak_memory_stats(device_index: Device = None, /) -> None:
         >>> import accelerator as acc
         >>> acc.reset_peak_memory_stats()
     """
-    seen = runtime.look(device_index)
-    if seen.up:
-        _tell_allocator(runtime.reset_peak_memory_stats, seen.number)
+    runtime = state.current(device_index)
+    if runtime.is_initialized:
+        _tell_allocator(bindings.reset_peak_memory_stats, runtime.device_index)
 
 
 def reset_accumulated_memory_stats(device_index: Device = None, /) -> None:
@@ -303,16 +303,16 @@ def reset_accumulated_memory_stats(device_index: Device = None, /) -> None:
         >>> import accelerator as acc
         >>> acc.reset_accumulated_memory_stats()
     """
-    seen = runtime.look(device_index)
-    if seen.up:
-        _tell_allocator(runtime.reset_accumulated_memory_stats, seen.number)
+    runtime = state.current(device_index)
+    if runtime.is_initialized:
+        _tell_allocator(bindings.reset_accumulated_memory_stats, runtime.device_index)
 
 
 def _tell_allocator(function: Callable[..., None], *arguments: int) -> None:
     try:
         function(*arguments)
     except RuntimeError as error:
-        if not runtime.without_allocator(error):
+        if not bindings.lacks_allocator(error):
             raise
 
 
@@ -329,8 +329,8 @@ def empty_cache() -> None:
         >>> import accelerator as acc
         >>> acc.empty_cache()
     """
-    if up or runtime.look().up:
-        _tell_allocator(runtime.empty_cache)
+    if initialized or state.current().is_initialized:
+        _tell_allocator(bindings.empty_cache)
 
 
 def empty_host_cache() -> None:
@@ -345,8 +345,8 @@ def empty_host_cache() -> None:
         >>> import accelerator as acc
         >>> acc.empty_host_cache()
     """
-    if up or runtime.look().up:
-        runtime.empty_host_cache()
+    if initialized or state.current().is_initialized:
+        bindings.empty_host_cache()
 
 
 # What was set here, for while the accelerator is not initialized.
@@ -379,10 +379,10 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
         raise TypeError(f"A fraction of the memory is a float, not {type(fraction).__name__} ({fraction!r})")
     if not 0 <= fraction <= 1:
         raise ValueError(f"A fraction of the memory is from 0 to 1, not {fraction!r}")
-    seen = runtime.look(device)
-    if seen.kind == "cpu":
+    runtime = state.current(device)
+    if runtime.device_type == "cpu":
         return
-    limit, number = runtime.function("set_per_process_memory_fraction"), seen.number
+    limit, number = runtime.function("set_per_process_memory_fraction"), runtime.device_index
     lazy_calls.run(lambda: _keeping_current(limit, fraction, number))
     _fractions[number] = fraction
 
@@ -411,11 +411,13 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
         >>> acc.get_per_process_memory_fraction()
         1.0
     """
-    seen = runtime.look(device)
-    if seen.kind == "cpu":
+    runtime = state.current(device)
+    if runtime.device_type == "cpu":
         return 1.0
-    asked = getattr(runtime.device_module(), "get_per_process_memory_fraction", None)
-    return float(_keeping_current(asked, seen.number)) if asked and seen.up else _fractions.get(seen.number, 1.0)
+    asked = getattr(runtime.device_module, "get_per_process_memory_fraction", None)
+    if asked and runtime.is_initialized:
+        return float(_keeping_current(asked, runtime.device_index))
+    return _fractions.get(runtime.device_index, 1.0)
 
 
 def _keeping_current(function: Callable[..., Any], *arguments: Any) -> Any:

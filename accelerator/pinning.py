@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ._machine import process
-from ._torch import runtime
+from ._torch import state
 
 __all__ = [
     "is_pinned",
@@ -76,7 +76,7 @@ def _aligned(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, al
 
 def _can_pin() -> bool:
     """Initialize the accelerator, if there is one, without which no memory is pinned."""
-    return runtime.initialize().kind != "cpu"
+    return state.initialize().device_type != "cpu"
 
 
 def _check_tensor(function: str, tensor: object) -> None:
@@ -101,8 +101,8 @@ def is_pinned(tensor: torch.Tensor) -> bool:
         False
     """
     _check_tensor("is_pinned", tensor)
-    seen = runtime.look()
-    return seen.kind != "cpu" and (seen.up or process.driver_is_up()) and tensor.is_pinned()
+    runtime = state.current()
+    return runtime.device_type != "cpu" and (runtime.is_initialized or process.is_driver_initialized()) and tensor.is_pinned()
 
 
 def unpin_memory(tensor: torch.Tensor) -> None:
@@ -216,7 +216,7 @@ def register_host_memory(addr: int, nbytes: int) -> bool:
         >>> acc.unregister_host_memory(tensor.data_ptr())
     """
     address, size = _check_address(addr), _check_address(nbytes, "size")
-    if runtime.look().kind == "cpu":
+    if state.current().device_type == "cpu":
         return False
     cudart = _cudart()
     _check(cudart, cudart.cudaHostRegister(address, size, 0))
@@ -247,7 +247,7 @@ def unregister_host_memory(addr: int) -> None:
         False
     """
     address = _check_address(addr)
-    if runtime.look().kind != "cpu":
+    if state.current().device_type != "cpu":
         cudart = _cudart()
         _check(cudart, cudart.cudaHostUnregister(address))
 
@@ -260,11 +260,10 @@ def _check_address(value: int, what: str = "address") -> int:
 
 
 def _cudart() -> Any:
-    kind = runtime.look().kind
+    kind = state.current().device_type
     if kind != "cuda":
         raise RuntimeError(f"Registering memory of the host needs CUDA, the accelerator is {kind}")
-    runtime.initialize()
-    return runtime.device_module().cudart()
+    return state.initialize().device_module.cudart()
 
 
 def _check(cudart: Any, status: Any) -> None:

@@ -6,7 +6,7 @@ import functools
 from contextlib import ContextDecorator
 from typing import Any
 
-from ._torch import runtime, tracing
+from ._torch import bindings, tracing
 from ._torch.tracing import traced_as
 
 __all__ = ["annotate", "range_pop", "range_push", "supports_nvtx_domain"]
@@ -39,8 +39,8 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
     group = None if domain is None else _domain(domain)
     if group is not None:
         group.push_range(message=msg, category=category)
-    elif runtime.nvtx is not None:
-        runtime.nvtx.rangePushA(msg)
+    elif bindings.nvtx is not None:
+        bindings.nvtx.rangePushA(msg)
 
 
 @traced_as(tracing.nothing)
@@ -62,8 +62,8 @@ def range_pop(domain: str | None = None) -> None:
     group = None if domain is None else _domain(domain)
     if group is not None:
         group.pop_range()
-    elif runtime.nvtx is not None:
-        runtime.nvtx.rangePop()
+    elif bindings.nvtx is not None:
+        bindings.nvtx.rangePop()
 
 
 class _Annotation(ContextDecorator):

@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from ._machine import host_memory
+from . import discovery
+from ._machine import host_memory, process
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
-from ._torch import runtime
+from ._torch import state
+from ._torch.arch_flags import arch_flags
 
 __all__ = [
     "can_device_access_peer",
@@ -44,12 +46,12 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
         >>> torch.float32 in acc.get_device_capability()["supported_dtypes"]
         True
     """
-    seen = runtime.look(device)
-    if seen.kind == "cpu":
+    runtime = state.current(device)
+    if runtime.device_type == "cpu":
         return {"supported_dtypes": set(_dtypes())}
-    if seen.kind == "cuda":
-        return {"supported_dtypes": set(_dtypes()), "compute_capability": runtime.capability_of(seen.number)}
-    found: dict[str, Any] = dict(torch.accelerator.get_device_capability(seen.number))
+    if runtime.device_type == "cuda":
+        return {"supported_dtypes": set(_dtypes()), "compute_capability": discovery.compute_capability(runtime.device_index)}
+    found: dict[str, Any] = dict(torch.accelerator.get_device_capability(runtime.device_index))
     return found
 
 
@@ -91,11 +93,11 @@ def get_device_properties(device: Device = None) -> Any:
         >>> acc.get_device_properties().total_memory > 0
         True
     """
-    seen = runtime.initialize(device)
-    if seen.kind == "cpu":
+    runtime = state.initialize(device)
+    if runtime.device_type == "cpu":
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return SimpleNamespace(name="cpu", total_memory=host_memory.total(), multi_processor_count=processors)
-    return runtime.function("get_device_properties")(seen.number)
+    return runtime.function("get_device_properties")(runtime.device_index)
 
 
 def can_device_access_peer(device: Device, peer_device: Device) -> bool:
@@ -119,11 +121,11 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
         >>> acc.can_device_access_peer(0, 0)
         False
     """
-    runtime.look(device)  # an error in the first is to come before one in the second
-    peer = runtime.initialize(peer_device)
-    if peer.kind == "cpu":
+    state.current(device)  # an error in the first is to come before one in the second
+    peer = state.initialize(peer_device)
+    if peer.device_type == "cpu":
         return False
-    return bool(runtime.function("can_device_access_peer")(runtime.look(device).number, peer.number))
+    return bool(peer.function("can_device_access_peer")(state.current(device).device_index, peer.device_index))
 
 
 @assume_constant
@@ -145,7 +147,7 @@ def get_arch_list() -> list[str]:
         >>> "sm_90" in acc.get_arch_list()
         True
     """
-    flags = runtime.arch_flags()
+    flags = arch_flags()
     return flags.split() if flags else []
 
 
@@ -167,7 +169,7 @@ def get_gencode_flags() -> str:
         True
     """
     archs = get_arch_list()
-    if not archs or runtime.built_for() == "xpu":
+    if not archs or process.torch_accelerator_type() == "xpu":
         return f"-device {','.join(archs)}" if archs else ""
     if torch.version.hip:
         return " ".join(f"--offload-arch={arch}" for arch in archs)

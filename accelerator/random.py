@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from . import discovery
 from ._machine.device_argument import Device
-from ._torch import lazy_calls, runtime, tracing
+from ._torch import generators, lazy_calls, state, tracing
+from ._torch.bindings import get_index
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -53,12 +55,13 @@ def manual_seed(seed: int) -> None:
         >>> acc.manual_seed(42)
     """
     value = _checked_seed(seed)
-    if runtime.look(poisoned=True).kind == "cpu":
+    device_type = state.current(allow_bad_fork=True).device_type
+    if device_type == "cpu":
         torch.default_generator.manual_seed(value)
         return
 
     def seed_current() -> None:
-        runtime.generator(runtime.get_index()).manual_seed(value)
+        generators.default_generator(device_type, get_index()).manual_seed(value)
 
     lazy_calls.run_seed(seed_current, every_device=False)
 
@@ -82,12 +85,13 @@ def manual_seed_all(seed: int) -> None:
         >>> acc.manual_seed_all(42)
     """
     value = _checked_seed(seed)
-    if runtime.look(poisoned=True).kind == "cpu":
+    device_type = state.current(allow_bad_fork=True).device_type
+    if device_type == "cpu":
         torch.default_generator.manual_seed(value)
         return
 
     def seed_every() -> None:
-        for generator in _generators():
+        for generator in _generators(device_type):
             generator.manual_seed(value)
 
     lazy_calls.run_seed(seed_every, every_device=True)
@@ -105,12 +109,13 @@ def seed() -> None:
         >>> import accelerator as acc
         >>> acc.seed()
     """
-    if runtime.look(poisoned=True).kind == "cpu":
+    device_type = state.current(allow_bad_fork=True).device_type
+    if device_type == "cpu":
         torch.default_generator.seed()
         return
 
     def seed_current() -> None:
-        runtime.generator(runtime.get_index()).seed()
+        generators.default_generator(device_type, get_index()).seed()
 
     lazy_calls.run_seed(seed_current, every_device=False)
 
@@ -127,12 +132,13 @@ def seed_all() -> None:
         >>> import accelerator as acc
         >>> acc.seed_all()
     """
-    if runtime.look(poisoned=True).kind == "cpu":
+    device_type = state.current(allow_bad_fork=True).device_type
+    if device_type == "cpu":
         torch.default_generator.seed()
         return
 
     def seed_every() -> None:
-        first, *others = _generators()
+        first, *others = _generators(device_type)
         number = first.seed()
         for generator in others:
             generator.manual_seed(number)
@@ -194,8 +200,8 @@ def get_rng_state_all() -> list[torch.Tensor]:
         >>> len(acc.get_rng_state_all()) == max(1, acc.device_count())
         True
     """
-    runtime.initialize()
-    return [generator.get_state() for generator in _generators()]
+    device_type = state.initialize().device_type
+    return [generator.get_state() for generator in _generators(device_type)]
 
 
 def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
@@ -221,8 +227,7 @@ def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
         >>> state = acc.get_rng_state()
         >>> acc.set_rng_state(state, 0)
     """
-    seen = runtime.look(device)
-    _set_state(_checked_state(new_state), seen.given)
+    _set_state(_checked_state(new_state), state.current(device).requested_index)
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
@@ -245,12 +250,13 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
         >>> states = acc.get_rng_state_all()
         >>> acc.set_rng_state_all(states)
     """
-    states = [_checked_state(state) for state in new_states]
-    kind = runtime.look().kind
-    if len(states) > _count():
-        raise ValueError(f"{len(states)} states are more than there are devices: {_count()} of {kind}")
-    for number, state in enumerate(states):
-        _set_state(state, number)
+    states = [_checked_state(each) for each in new_states]
+    device_type = state.current().device_type
+    count = _count(device_type)
+    if len(states) > count:
+        raise ValueError(f"{len(states)} states are more than there are devices: {count} of {device_type}")
+    for index, each in enumerate(states):
+        _set_state(each, index)
 
 
 def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[None]:
@@ -281,10 +287,11 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
         1
     """
     if devices is None:
-        numbers = list(range(0 if runtime.look().kind == "cpu" else runtime.device_count()))
-    else:
-        numbers = [seen.number for seen in map(runtime.look, devices) if seen.kind != "cpu"]
-    return _forked(numbers)
+        device_type = state.current().device_type
+        indices = range(0 if device_type == "cpu" else discovery.device_count())
+        return _forked([(device_type, index) for index in indices])
+    runtimes = [state.current(device) for device in devices]
+    return _forked([(runtime.device_type, runtime.device_index) for runtime in runtimes if runtime.device_type != "cpu"])
 
 
 def default_generator(device: Device = None) -> torch.Generator:
@@ -303,15 +310,16 @@ def default_generator(device: Device = None) -> torch.Generator:
         >>> acc.default_generator().device == acc.default_generator(0).device
         True
     """
-    return runtime.generator(runtime.initialize(device).number)
+    runtime = state.initialize(device)
+    return generators.default_generator(runtime.device_type, runtime.device_index)
 
 
-def _count() -> int:
-    return 1 if runtime.kind == "cpu" else runtime.device_count()
+def _count(device_type: str) -> int:
+    return 1 if device_type == "cpu" else discovery.device_count()
 
 
-def _generators() -> list[torch.Generator]:
-    return [runtime.generator(number) for number in range(_count())]
+def _generators(device_type: str) -> list[torch.Generator]:
+    return [generators.default_generator(device_type, index) for index in range(_count(device_type))]
 
 
 def _checked_seed(seed: int) -> int:
@@ -324,37 +332,39 @@ def _checked_seed(seed: int) -> int:
     return number
 
 
-def _checked_state(state: Any) -> torch.Tensor:
-    if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.device.type != "cpu":
-        raise TypeError(f"RNG state must be a torch.ByteTensor, not {getattr(state, 'dtype', None) or type(state).__name__}")
-    return state
+def _checked_state(new_state: Any) -> torch.Tensor:
+    if not isinstance(new_state, torch.Tensor) or new_state.dtype is not torch.uint8 or new_state.device.type != "cpu":
+        problem = getattr(new_state, "dtype", None) or type(new_state).__name__
+        raise TypeError(f"RNG state must be a torch.ByteTensor, not {problem}")
+    return new_state
 
 
-def _set_state(state: torch.Tensor, number: int | None) -> None:
-    seen = runtime.look()
-    if seen.kind == "cpu":
-        torch.default_generator.set_state(state)
+def _set_state(new_state: torch.Tensor, index: int | None) -> None:
+    runtime = state.current()
+    if runtime.device_type == "cpu":
+        torch.default_generator.set_state(new_state)
         return
-    if not seen.up:
-        state = state.clone(memory_format=torch.contiguous_format)
+    if not runtime.is_initialized:
+        new_state = new_state.clone(memory_format=torch.contiguous_format)
 
     def set_state() -> None:
-        runtime.generator(runtime.get_index() if number is None else number).set_state(state)
+        device_index = get_index() if index is None else index
+        generators.default_generator(runtime.device_type, device_index).set_state(new_state)
 
     lazy_calls.run(set_state)
 
 
 @contextmanager
-def _forked(numbers: list[int]) -> Generator[None, None, None]:
+def _forked(devices: list[tuple[str, int]]) -> Generator[None, None, None]:
     cpu_state = torch.default_generator.get_state()
-    states = lazy_calls.States(numbers)
-    if numbers:
+    states = lazy_calls.States(devices)
+    if devices:
         lazy_calls.run(states)
     try:
         yield
     finally:
         torch.default_generator.set_state(cpu_state)
-        if numbers:
+        if devices:
             lazy_calls.forget_since(states)
             states.restore()
 

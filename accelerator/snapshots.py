@@ -12,7 +12,7 @@ import torch
 
 from . import memory
 from ._machine.device_argument import Device
-from ._torch import lazy_calls, runtime
+from ._torch import lazy_calls, state
 
 __all__ = [
     "dump_memory_snapshot",
@@ -40,12 +40,12 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
         >>> "Allocated memory" in acc.memory_summary(abbreviated=True)
         True
     """
-    seen = runtime.look(device)
-    number = seen.number
+    runtime = state.current(device)
+    number = runtime.device_index
     stats = memory.memory_stats(number)
     pools = (("all", ""),) if abbreviated else (("all", ""), ("large_pool", "large"), ("small_pool", "small"))
     ooms, retries = stats.get("num_ooms", 0), stats.get("num_alloc_retries", 0)
-    name = "CUDA" if seen.kind in ("cuda", "cpu") else seen.kind.upper()
+    name = "CUDA" if runtime.device_type in ("cuda", "cpu") else runtime.device_type.upper()
     lines = [
         "=" * _WIDTH,
         f" {'':16} PyTorch {name} memory summary, device ID {number:<17d} ",
@@ -126,7 +126,8 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
         >>> sum(segment["total_size"] for segment in acc.memory_snapshot() if segment["device"] == 0) == acc.memory_reserved(0)
         True
     """
-    if not runtime.look().up:
+    runtime = state.current()
+    if not runtime.is_initialized:
         return []
     arguments = () if mempool_id is None and include_traces else (mempool_id,)
     snapshot = runtime.function("memory_snapshot")
@@ -179,11 +180,12 @@ def record_memory_history(
         raise TypeError(f"max_entries is an int, not {type(max_entries).__name__} ({max_entries!r})")
     if not 1 <= max_entries <= sys.maxsize:
         raise ValueError(f"max_entries is from 1 to {sys.maxsize}, not {max_entries}")
-    if runtime.look().kind == "cpu":
+    runtime = state.current()
+    if runtime.device_type == "cpu":
         return
     record = runtime.function("_record_memory_history")
     # CUDA's takes anything and hands it on; what waits for the initialization must not fail there.
-    takes = getattr(runtime.device_module().memory, "_record_memory_history_impl", record)
+    takes = getattr(runtime.device_module.memory, "_record_memory_history_impl", record)
     inspect.signature(takes).bind(enabled, context, stacks, max_entries, **options)
 
     def record_now() -> None:
@@ -222,7 +224,8 @@ def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
         >>> os.path.getsize(path) > 0
         True
     """
-    if not runtime.look().up:
+    runtime = state.current()
+    if not runtime.is_initialized:
         snapshot: Any = {"segments": [], "device_traces": []}
     else:
         snapshot = runtime.function("_snapshot")()

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import discovery
-from ._machine import device_argument
 from ._machine.device_argument import Device
-from ._torch import runtime, tracing
+from ._torch import bindings, state, tracing
+from ._torch.bindings import get_index, get_stream
 from ._torch.contexts import StreamContext
 from ._torch.cpu_streams import CPUEvent, CPUStream, cpu_stream
-from ._torch.runtime import get_index, get_stream, up
+from ._torch.state import cached_index, initialized
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     Event = torch.Event
     Stream = torch.Stream
 
-_set_stream = runtime.set_stream
-_synchronize = runtime.synchronize
+_set_stream = bindings.set_stream
+_synchronize = bindings.synchronize
 
 
 @traced_as(tracing.current_stream)
@@ -58,15 +58,14 @@ def current_stream(device: Device = None, /) -> torch.Stream:
         >>> isinstance(acc.current_stream(), acc.Stream)
         True
     """
-    if not up and runtime.initialize(device, negative=True).kind == "cpu":
+    if not initialized and state.initialize(device, allow_negative=True).device_type == "cpu":
         return cpu_stream()
     if device is None:
         return get_stream(get_index())
-    number = device if type(device) is int else runtime.resolve(device, negative=True)
-    # torch 2.6 ends the process for an index out of range, so it is never asked for one.
-    if 0 <= number < runtime.count:
-        return get_stream(number)
-    return get_stream(get_index() if number < 0 else device_argument.check(number, runtime.count, runtime.kind))
+    index = device if type(device) is int else cached_index(device)
+    if index is None or not 0 <= index < initialized[0].device_count:
+        index = state.current(device, allow_negative=True).device_index
+    return get_stream(index)
 
 
 @traced_as(tracing.set_stream)
@@ -88,7 +87,7 @@ def set_stream(stream: torch.Stream) -> None:
         >>> import accelerator as acc
         >>> acc.set_stream(acc.current_stream())
     """
-    if up or runtime.look().kind != "cpu":
+    if initialized or state.current().device_type != "cpu":
         try:
             return _set_stream(stream)
         except TypeError:
@@ -114,15 +113,14 @@ def synchronize(device: Device = None, /) -> None:
         >>> import accelerator as acc
         >>> acc.synchronize()
     """
-    if not up and not runtime.look(device, negative=True).up:
+    if not initialized and not state.current(device, allow_negative=True).is_initialized:
         return
     if device is None:
         return _synchronize(get_index())
-    number = device if type(device) is int else runtime.resolve(device, negative=True)
-    try:
-        _synchronize(number if number >= 0 else get_index())
-    except (RuntimeError, TypeError) as error:
-        raise runtime.explain(number, error) from None
+    index = device if type(device) is int else cached_index(device)
+    if index is None or not 0 <= index < initialized[0].device_count:
+        index = state.current(device, allow_negative=True).device_index
+    _synchronize(index)
 
 
 @traced_as(tracing.stream)
@@ -155,10 +153,11 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
         return nullcontext()
     if not isinstance(stream, torch.Stream):
         raise TypeError(f"stream() takes a torch.Stream or None, not {type(stream).__name__}")
-    if not up and runtime.look().kind == "cpu":
+    device_type = state.current().device_type
+    if device_type == "cpu":
         return nullcontext()
-    if stream.device.type != runtime.kind:
-        raise ValueError(f"{stream.device.type} doesn't match the current accelerator {runtime.kind}.")
+    if stream.device.type != device_type:
+        raise ValueError(f"{stream.device.type} doesn't match the current accelerator {device_type}.")
     return StreamContext(stream)
 
 
@@ -178,8 +177,8 @@ def default_stream(device: Device = None) -> torch.Stream:
         >>> acc.current_stream() == acc.default_stream()
         True
     """
-    seen = runtime.initialize(device)
-    return cpu_stream() if seen.kind == "cpu" else _plain(runtime.function("default_stream")(seen.number))
+    runtime = state.initialize(device)
+    return cpu_stream() if runtime.device_type == "cpu" else _plain(runtime.function("default_stream")(runtime.device_index))
 
 
 def _plain(stream: torch.Stream) -> torch.Stream:
@@ -214,15 +213,15 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
     address = operator.index(data_ptr)
     if not 0 <= address < 2**64:
         raise ValueError(f"The address of a stream is from 0 to 2**64 - 1, not {address}")
-    if runtime.look(device).kind == "cpu":
+    if state.current(device).device_type == "cpu":
         raise RuntimeError(
             "A stream of another library needs an accelerator: the CPU stands in, which has no streams but its own"
         )
-    kind, _, _ = seen = runtime.initialize(device)
-    if kind == "cuda":
+    runtime = state.initialize(device)
+    if runtime.device_type == "cuda":
         # Older releases have the class only, newer ones also a function of the name that other accelerators use.
-        return _plain(torch.cuda.ExternalStream(address, seen.number))  # type: ignore[no-untyped-call]
-    return _plain(runtime.function("get_stream_from_external")(address, seen.number))
+        return _plain(torch.cuda.ExternalStream(address, runtime.device_index))  # type: ignore[no-untyped-call]
+    return _plain(runtime.function("get_stream_from_external")(address, runtime.device_index))
 
 
 @traced_as(tracing.is_synchronized_device)
@@ -239,7 +238,7 @@ def is_synchronized_device() -> bool:
         >>> acc.is_synchronized_device() == (not acc.is_available())
         True
     """
-    return runtime.look(poisoned=True).kind == "cpu"
+    return state.current(allow_bad_fork=True).device_type == "cpu"
 
 
 def use_host_timers() -> bool:
@@ -290,29 +289,28 @@ def handles_memory_backpressure() -> bool:
     return is_synchronized_device()
 
 
-def __getattr__(name: str) -> Any:
-    """``Stream`` and ``Event`` name the class that fits now, which a change of the environment may still change."""
-    if name not in ("Event", "Stream"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    classes: tuple[type, type]
-    if not up and discovery.is_in_bad_fork():
-        classes = _NoStream, _NoEvent
-    elif not up and runtime.look().kind == "cpu":
-        classes = CPUStream, CPUEvent
-    else:
-        classes = torch.Stream, torch.Event
-    return classes[name == "Event"]
-
-
 class _NoStream(torch.Stream):
     """The class in a child that cannot use the accelerator: it can make none."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        runtime.refuse()
+        state.raise_bad_fork()
 
 
 class _NoEvent(torch.Event):
     """As ``_NoStream``."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        runtime.refuse()
+        state.raise_bad_fork()
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class that ``Stream`` or ``Event`` is now; before initialization the environment can change it."""
+    if name not in ("Event", "Stream"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if initialized:
+        classes: tuple[type, type] = torch.Stream, torch.Event
+    elif not discovery.device_count():
+        classes = CPUStream, CPUEvent
+    else:
+        classes = (_NoStream, _NoEvent) if discovery.is_in_bad_fork() else (torch.Stream, torch.Event)
+    return classes[name == "Event"]

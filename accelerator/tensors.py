@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ._torch import runtime
+from ._torch import state
 
 __all__ = [
     "BFloat16Tensor",
@@ -157,7 +157,7 @@ def _tensor(data: Any, dtype: torch.dtype) -> torch.Tensor:
     # Read on the CPU first, so that what is no data initializes nothing.
     given = isinstance(data, torch.Tensor)
     tensor = data.detach() if given else torch.tensor(data, dtype=dtype, device="cpu")
-    return tensor.to(torch.device(runtime.initialize().kind), dtype, copy=given)
+    return tensor.to(torch.device(state.initialize().device_type), dtype, copy=given)
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
@@ -178,4 +178,4 @@ def on_accelerator(tensor: torch.Tensor) -> bool:
     """
     if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"on_accelerator() takes a tensor, not {type(tensor).__name__}")
-    return tensor.device.type == runtime.look(poisoned=True).kind
+    return tensor.device.type == state.current(allow_bad_fork=True).device_type

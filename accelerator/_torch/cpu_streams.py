@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import runtime
+from . import state
 
 
 class CPUStream(torch.Stream):
@@ -18,7 +18,7 @@ class CPUStream(torch.Stream):
     def __new__(
         cls, device: Any = "cpu", *, priority: int = 0, stream_id: int = 0, device_index: int = -1, device_type: int = 0
     ) -> CPUStream:
-        runtime.look(device, negative=True)
+        state.current(device, allow_negative=True)
         return super().__new__(cls, device="cpu")
 
     def query(self) -> bool:
@@ -54,7 +54,7 @@ class CPUEvent(torch.Event):
     def __new__(
         cls, device: Any = "cpu", *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> CPUEvent:
-        runtime.look(device, negative=True)
+        state.current(device, allow_negative=True)
         event = super().__new__(cls, device="cpu", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
         event._timed, event._recorded_ns = enable_timing, None
         return event

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import runtime
+from . import generators, state
 
 # The room whose calls set random states, by whatever name this package was vendored.
 _RANDOM = f"{__name__.rpartition('._torch.')[0]}.random"
@@ -24,18 +24,18 @@ class States:
     While it waits it marks a place: what was random before it is not to be forgotten.
     """
 
-    def __init__(self, numbers: list[int]) -> None:
-        self._numbers = numbers
+    def __init__(self, devices: list[tuple[str, int]]) -> None:
+        self._devices = devices
         self._states: list[torch.Tensor] = []
 
     def __call__(self) -> None:
-        self._states = [runtime.generator(number).get_state() for number in self._numbers]
+        self._states = [generators.default_generator(*device).get_state() for device in self._devices]
 
     def restore(self) -> None:
         """Give the generators the states that were taken."""
         # None were taken if the initialization failed before it came to that.
-        for number, state in zip(self._numbers, self._states, strict=False):
-            runtime.generator(number).set_state(state)
+        for device, rng_state in zip(self._devices, self._states, strict=False):
+            generators.default_generator(*device).set_state(rng_state)
 
 
 def run(call: Callable[[], object]) -> None:
@@ -60,7 +60,8 @@ def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
 
 def forget_since(mark: States) -> None:
     """Forget a mark that still waits, and what was to be done to random states after it."""
-    module = runtime.device_module()
+    runtime = state.current(allow_bad_fork=True)
+    module = runtime.device_module
     if _is_up() or not hasattr(module, "_queued_calls"):
         return
     with _lock(module):
@@ -73,7 +74,8 @@ def forget_since(mark: States) -> None:
 
 
 def _run_or(keep: Callable[[Any], None], call: Callable[[], object]) -> None:
-    module = runtime.device_module()
+    runtime = state.current(allow_bad_fork=True)
+    module = runtime.device_module
     # While torch runs what waits it counts as not initialized, but this thread can use the accelerator already.
     if not _is_up() and not hasattr(getattr(module, "_tls", None), "is_initializing"):
         with _lock(module):
@@ -85,7 +87,7 @@ def _run_or(keep: Callable[[Any], None], call: Callable[[], object]) -> None:
 
 def _is_up() -> bool:
     # A child that cannot use the accelerator can still let things wait for it, as torch does.
-    return runtime.look(poisoned=True).up
+    return state.current(allow_bad_fork=True).is_initialized
 
 
 def _append(module: Any, call: Callable[[], object]) -> None:

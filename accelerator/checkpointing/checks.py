@@ -6,7 +6,7 @@ import zlib
 
 import torch
 
-from .._torch import runtime
+from .._torch import state
 from .configuration import Settings, partition_group
 from .groups import ALONE, Group
 
@@ -53,7 +53,7 @@ def _gather(numbers: list[int], group: Group) -> list[list[int]]:
     from torch import distributed
 
     on_host = distributed.get_backend(group.handle) in ("gloo", "mpi")
-    mine = torch.tensor(numbers, dtype=torch.int64, device="cpu" if on_host else runtime.look().kind)
+    mine = torch.tensor(numbers, dtype=torch.int64, device="cpu" if on_host else state.current().device_type)
     everyone = [torch.empty_like(mine) for _ in range(group.size)]
     distributed.all_gather(everyone, mine, group=group.handle)
     return [row.tolist() for row in everyone]

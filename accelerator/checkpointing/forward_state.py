@@ -6,7 +6,6 @@ those of the arguments and torch's own accelerator, whatever the environment say
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from .._machine import process
-from .._torch import runtime
+from .._torch.bindings import get_index
 from . import bindings
 from .rng import read_state, tracker, write_state
 
@@ -55,13 +54,10 @@ def accelerator() -> str | None:
     return kind
 
 
-def _begin_anew() -> None:
+@process.reset_after_fork
+def _reset_after_fork() -> None:
     _up.clear()
     _generators.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
 
 
 def _generator(kind: str, number: int) -> torch.Generator:
@@ -106,7 +102,7 @@ class ForwardState:
             self._snapshot = tracker.snapshot() if tracker.has_streams else None
             self._generators: tuple[tuple[torch.Generator, Any], ...] = ()
             if kind is not None:
-                current = runtime.get_index()
+                current = get_index()
                 generator = _generator(kind, current)
                 self._generators = ((generator, read_state(generator, kind)),)
                 for device in devices or ():

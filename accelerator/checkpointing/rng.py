@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import runtime
+from .._torch import generators
+from .._torch.state import initialize
 
 __all__ = ["CudaRNGStatesTracker", "get_cuda_rng_tracker"]
 
@@ -22,10 +23,8 @@ _State = torch.Tensor | torch.Generator
 
 def device_generator() -> torch.Generator:
     """The default generator of the device in use: the accelerator's current device, or the CPU where it stands in."""
-    if runtime.look().kind == "cpu":
-        return torch.default_generator
-    runtime.initialize()
-    return runtime.generator(runtime.get_index())
+    runtime = initialize()
+    return generators.default_generator(runtime.device_type, runtime.device_index)
 
 
 # What is kept of a generator's state: a tensor, or its seed and offset where these are all of it and cheaper to read.

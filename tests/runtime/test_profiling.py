@@ -12,7 +12,7 @@ import torch
 
 import accelerator as acc
 from accelerator import profiling
-from accelerator._torch import runtime
+from accelerator._torch import bindings
 
 
 class Stack(list[str]):
@@ -28,7 +28,7 @@ class Stack(list[str]):
 @pytest.fixture
 def default(monkeypatch: pytest.MonkeyPatch) -> Stack:
     stack = Stack()
-    monkeypatch.setattr(runtime, "nvtx", SimpleNamespace(rangePushA=stack.append, rangePop=stack.pop))
+    monkeypatch.setattr(bindings, "nvtx", SimpleNamespace(rangePushA=stack.append, rangePop=stack.pop))
     return stack
 
 
@@ -83,7 +83,7 @@ def test_without_the_package_domains_fall_back_on_push_and_on_pop(default: Stack
 
 @pytest.mark.usefixtures("no_domains")
 def test_without_nvtx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "nvtx", None)
+    monkeypatch.setattr(bindings, "nvtx", None)
     acc.range_push("one")
     acc.range_push("two", "A")
     acc.range_pop("A")
@@ -91,7 +91,7 @@ def test_without_nvtx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torchs_own_nvtx_takes_ranges() -> None:
-    assert (runtime.nvtx is not None) == (torch.version.cuda is not None)
+    assert (bindings.nvtx is not None) == (torch.version.cuda is not None)
     acc.range_push("one")
     acc.range_pop()
 

@@ -55,13 +55,13 @@ def accelerator() -> str | None:
     return kind
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     _up.clear()
     _generators.clear()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _generator(kind: str, number: int) -> torch.Generator:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from typing import Any
 
-from ._machine import description, device_argument, discovery_cache, nvml, process, torch_build, usability
+from ._machine import description, device_argument, discovery_cache, nvml, process, torch_build, torch_runtime, usability
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
 from ._machine.discovery_result import DiscoveryResult, Failed, NotSupported
@@ -368,11 +366,7 @@ def _index_in(found: DiscoveryResult, device: Device, *, optional: bool = True) 
 
 def current_index() -> int:
     """The index of the current device, 0 while nothing is initialized."""
-    if not process.torch_is_up():
-        return 0
-    torch: Any = sys.modules["torch"]
-    index: int = torch.accelerator.current_device_index()
-    return index
+    return torch_runtime.current_index() if process.is_initialized() else 0
 
 
 @assume_constant
@@ -390,7 +384,7 @@ def is_initialized() -> bool:
         >>> acc.is_initialized()
         True
     """
-    return process.torch_is_up()
+    return process.is_initialized()
 
 
 def is_in_bad_fork() -> bool:

@@ -43,7 +43,7 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
         >>> 0 < free <= total == 8 * 2**30
         True
     """
-    if process.torch_is_up():
+    if process.is_initialized():
         return _memory_info_from_torch(device_index)
     found, number = _located(device_index, negative_is_current=True)
     if not found.number:
@@ -125,7 +125,7 @@ def total_memory(device: Device = None) -> int:
         >>> acc.total_memory(1) / 2**30
         8.0
     """
-    if process.torch_is_up():
+    if process.is_initialized():
         return host_memory.total() if _shares_host_memory(device) else get_memory_info(device)[1]
     found, number = _located(device)
     if not found.number:
@@ -156,7 +156,7 @@ def available_memory(device: Device = None) -> int:
         >>> 0 < acc.available_memory(1) <= acc.total_memory(1)
         True
     """
-    if process.torch_is_up():
+    if process.is_initialized():
         return host_memory.available() if _shares_host_memory(device) else get_memory_info(device)[0]
     found, number = _located(device)
     return get_memory_info(number)[0] if found.number else host_memory.available()

@@ -102,7 +102,7 @@ def is_pinned(tensor: torch.Tensor) -> bool:
     """
     _check_tensor("is_pinned", tensor)
     seen = runtime.look()
-    return seen.kind != "cpu" and (seen.up or process.driver_is_up()) and tensor.is_pinned()
+    return seen.kind != "cpu" and (seen.up or process.is_driver_initialized()) and tensor.is_pinned()
 
 
 def unpin_memory(tensor: torch.Tensor) -> None:

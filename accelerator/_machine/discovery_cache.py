@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from types import ModuleType
@@ -46,7 +45,7 @@ def _look(key: tuple[int | None, Any, tuple[Any, ...]]) -> DiscoveryResult:
     before = _kept
     is_rocm = backend() is rocm
     # ROCm's runtime cannot be asked whether it is up without starting it: torch's word has to do, and costs more.
-    whole_key = key, is_rocm and process.torch_is_up()
+    whole_key = key, is_rocm and process.is_initialized()
     if before.whole_key == whole_key and time.monotonic() < before.until:
         return before.found
     found = _find(key[0], process.as_mapping(key[2]))
@@ -66,7 +65,7 @@ def for_environment(env: Mapping[str, str]) -> DiscoveryResult:
 
 def _find(driver_count: int | None, env: Mapping[str, str]) -> DiscoveryResult:
     accelerator = torch_build.accelerator_type(env)
-    if accelerator not in (None, "cuda") or (accelerator and backend() is rocm and process.torch_is_up()):
+    if accelerator not in (None, "cuda") or (accelerator and backend() is rocm and process.is_initialized()):
         return _of_torch(accelerator)
     if accelerator and backend() is cuda and driver_count is not None:
         return cuda.of_driver(driver_count)
@@ -127,10 +126,7 @@ def clear() -> None:
     rocm.forget()
 
 
-def _begin_anew() -> None:
+@process.reset_after_fork
+def _reset_after_fork() -> None:
     global _kept
     _kept = _NOTHING
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

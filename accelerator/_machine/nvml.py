@@ -5,7 +5,6 @@ NVML is initialized once per process, never shut down, begun anew after a fork, 
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -303,14 +302,11 @@ def driver_version() -> str:
     return text(_required(lambda: call("nvmlSystemGetDriverVersion")))
 
 
-def _begin_anew() -> None:
+@process.reset_after_fork
+def _reset_after_fork() -> None:
     """In a forked child: NVML's own state does not survive a fork, and neither lock may stay held by a thread that is gone."""
     global _lock, _session
     binding = sys.modules.get("pynvml")
     if binding is not None:
         binding.libLoadLock = threading.Lock()  # type: ignore[attr-defined]
     _lock, _session = threading.RLock(), None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

@@ -181,10 +181,7 @@ def _pair(numbers: list[int] | None) -> tuple[int, int] | None:
     return (numbers[0], numbers[1]) if numbers else None
 
 
-def _begin_anew() -> None:
+@process.reset_after_fork
+def _reset_after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

@@ -12,6 +12,7 @@ from time import monotonic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 from . import driver  # noqa: E402
@@ -20,6 +21,9 @@ from . import driver  # noqa: E402
 # know better: it also marks the children of a process that merely counted devices through it, and refuses to work there.
 _in_bad_fork: bool | None = None
 _seen_before_fork = False
+
+# What modules of this package registered with ``reset_after_fork``.
+_resets: list[Callable[[], None]] = []
 
 # Held while a module is imported for the first time: a child forked in between would inherit CPython's own lock of that module,
 # held by a thread that is gone, and wait for it for ever. So a fork waits for this one, but not for long; and who imports one
@@ -45,7 +49,7 @@ ENVIRONMENT = (
 )
 
 
-def _torch_device_module() -> Any:
+def torch_device_module() -> Any:
     """torch's module for its accelerator if torch is imported and has one, else None; imports nothing."""
     torch = sys.modules.get("torch")
     accelerator = torch_accelerator_type()
@@ -88,15 +92,22 @@ def _accelerator_before_2_8() -> Any:
     return torch.device("xpu") if bindings._has_xpu else torch.device("mps") if bindings._has_mps else None
 
 
-def driver_is_up() -> bool:
-    """Whether anybody in this process, torch or not, initialized the CUDA driver."""
+def is_driver_initialized() -> bool:
+    """Whether anything in this process, torch or not, initialized the CUDA driver."""
     return driver.device_count() is not None
 
 
-def torch_is_up() -> bool:
-    """Whether torch initialized its accelerator in this process; backends without lazy initialization never say so."""
-    is_initialized = getattr(_torch_device_module(), "is_initialized", None)
-    return bool(is_initialized and is_initialized())
+def is_initialized() -> bool:
+    """Whether torch's accelerator is initialized in this process. The one definition, for all backends.
+
+    torch's module for the accelerator says so. A backend without lazy initialization is initialized when it is loaded and has
+    a device.
+    """
+    module = torch_device_module()
+    if module is None:
+        return False
+    is_initialized = getattr(module, "is_initialized", None) or getattr(module, "is_available", None)
+    return bool(is_initialized() if is_initialized else module.device_count())
 
 
 def is_in_bad_fork() -> bool:
@@ -106,7 +117,7 @@ def is_in_bad_fork() -> bool:
 
 def _ask_torch_for_bad_fork() -> bool:
     global _in_bad_fork
-    module = _torch_device_module()
+    module = torch_device_module()
     if module is None:
         return False
     in_bad_fork = getattr(module, "_is_in_bad_fork", None)
@@ -124,9 +135,17 @@ def python() -> str | None:
 
 def is_fork_safe() -> bool:
     """Whether a child forked now could use the accelerator."""
-    # torch marks children as bad as soon as it has merely counted devices, even where there is no driver; the driver itself
-    # knows better, and where there is none to ask (other accelerators) torch's initialization is what counts.
-    return not (driver_is_up() or torch_is_up() or is_in_bad_fork())
+    # torch marks children as bad as soon as it has counted devices, even without a driver, so the driver is asked. Accelerators
+    # other than CUDA have torch's word only. A backend without a notion of a bad fork survives forks.
+    if is_driver_initialized() or is_in_bad_fork():
+        return False
+    return not (hasattr(torch_device_module(), "_is_in_bad_fork") and is_initialized())
+
+
+def reset_after_fork(function: Callable[[], None]) -> Callable[[], None]:
+    """Call a function in each forked child, in the order of registration; usable as a decorator."""
+    _resets.append(function)
+    return function
 
 
 def room(name: str, package: str) -> Any:
@@ -152,7 +171,9 @@ def _before_fork() -> None:
     until = monotonic() + _FORK_WAITS_S
     _gate.acquire(timeout=_FORK_WAITS_S)
     _importing.acquire(timeout=max(until - monotonic(), 0))
-    _seen_before_fork = not is_fork_safe()
+    # Whether a backend without lazy initialization was used, only torch knows, in the child.
+    lazy = hasattr(torch_device_module(), "is_initialized")
+    _seen_before_fork = is_driver_initialized() or is_in_bad_fork() or (lazy and not is_fork_safe())
 
 
 def _after_fork_in_parent() -> None:
@@ -171,6 +192,8 @@ def _after_fork_in_child() -> None:
     global _in_bad_fork, _importing, _gate
     _importing, _gate = RLock(), RLock()
     _in_bad_fork = _seen_before_fork or None
+    for reset in _resets:
+        reset()
 
 
 if hasattr(os, "register_at_fork"):

@@ -81,7 +81,7 @@ def look(device: Any = None, *, optional: bool = True, negative: bool = False, p
             refuse()
         visible = discovery.device_count()
         kind = (torch_build.accelerator_type() if visible else None) or "cpu"
-        if kind != "cpu" and not in_bad_fork and _is_up():
+        if kind != "cpu" and not in_bad_fork and process.is_initialized():
             count = visible
             up.append(True)
     number = device_argument.index(device, kind, optional=optional or kind == "cpu")
@@ -90,11 +90,6 @@ def look(device: Any = None, *, optional: bool = True, negative: bool = False, p
         if up and isinstance(device, (str, torch.device)):
             known[device] = number
     return Look(kind, number, bool(up))
-
-
-def _is_up() -> bool:
-    # Backends without lazy initialization are up as soon as they are there.
-    return process.torch_is_up() or not hasattr(device_module(), "is_initialized")
 
 
 def refuse() -> NoReturn:
@@ -253,10 +248,7 @@ def generator(number: int) -> torch.Generator:
     return _default_generator(number)
 
 
-def _begin_anew() -> None:
+@process.reset_after_fork
+def _reset_after_fork() -> None:
     up.clear()
     known.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

@@ -6,7 +6,6 @@ those of the arguments and torch's own accelerator, whatever the environment say
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -55,13 +54,10 @@ def accelerator() -> str | None:
     return kind
 
 
+@process.reset_after_fork
 def _reset_after_fork() -> None:
     _up.clear()
     _generators.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_after_fork)
 
 
 def _generator(kind: str, number: int) -> torch.Generator:

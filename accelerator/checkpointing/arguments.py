@@ -11,13 +11,13 @@ import torch
 
 from . import checks
 from .configuration import Settings
-from .partition import Share, changed, share
+from .partition import StoredActivation, changed, store_activation
 
 # Kinds that neither hold a tensor nor change.
 ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
 
 
-class _Held:
+class _KeptTensor:
     """A tensor that is kept as it is: what the function gets again is the very same object."""
 
     __slots__ = ("_tensor", "_version")
@@ -39,7 +39,7 @@ class _Held:
             self._tensor = None
 
 
-class _Handed:
+class PackedByHook:
     """A tensor that went through the saved-tensor hooks around the checkpoint, an outer checkpoint's for instance."""
 
     __slots__ = ("_packed", "_requires_grad", "_unpack")
@@ -56,7 +56,7 @@ class _Handed:
         return tensor
 
 
-class _Saver(torch.autograd.Function):
+class _SaveTensors(torch.autograd.Function):
     """Saves tensors as an operation does, for a torch that does not tell which hooks are around it."""
 
     @staticmethod
@@ -69,15 +69,15 @@ class _Saver(torch.autograd.Function):
         raise AssertionError("nothing flows through what only saves")
 
 
-class _Saved:
-    """Tensors that ``_Saver`` saved."""
+class _SavedByAutograd:
+    """Tensors that ``_SaveTensors`` saved."""
 
     __slots__ = ("_output",)
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         anchor = torch.empty(0, device="cpu", requires_grad=True)
         # Its node holds what was saved only as long as the output lives.
-        self._output: Any = _Saver.apply(anchor, *tensors)
+        self._output: Any = _SaveTensors.apply(anchor, *tensors)
 
     def restore(self) -> tuple[torch.Tensor, ...]:
         return tuple(self._output.grad_fn.saved_tensors)
@@ -114,13 +114,13 @@ class Arguments:
         hooks: tuple[Any, Any] | None,
         *,
         inside: bool,
-        blind: bool,
+        hooks_unreadable: bool,
     ) -> None:
         """
         Args:
             hooks: the saved-tensor hooks around the checkpoint.
             inside: those are an outer checkpoint's, which recomputes the arguments: there is nothing to partition.
-            blind: it is not known whether there are hooks.
+            hooks_unreadable: it is not known whether there are hooks.
         """
         tensors: dict[int, tuple[torch.Tensor, str]] = {}
         numbers: dict[int, int] = {}
@@ -131,11 +131,11 @@ class Arguments:
             return Reference(number)
 
         seen: dict[int, Any] = {}
-        self._args = tuple(copied(item, f"argument {i}", put, seen) for i, item in enumerate(args))
-        self._kwargs = {name: copied(item, f"argument {name}", put, seen) for name, item in kwargs.items()}
+        self._args = tuple(map_tensors(item, f"argument {i}", put, seen) for i, item in enumerate(args))
+        self._kwargs = {name: map_tensors(item, f"argument {name}", put, seen) for name, item in kwargs.items()}
         self._kept: list[Any] = []
         self._names = [name for _, name in tensors.values()]
-        self._saved: _Saved | None = None
+        self._saved: _SavedByAutograd | None = None
         # The tensors whose makers may be checkpoints that backward comes to after this one.
         self.links: list[torch.Tensor] = []
         divided = not settings.plain and not inside
@@ -143,20 +143,20 @@ class Arguments:
         position = 0
         try:
             for tensor, _ in tensors.values():
-                kept: Any = share(tensor, settings, position, hooks) if divided else None
+                kept: Any = store_activation(tensor, settings, position, hooks) if divided else None
                 if kept is not None:
                     self.links.append(tensor)
                     position += 1
                 elif hooks is not None:
-                    kept = _Handed(tensor, hooks)
-                elif blind and not tensor.is_inference():
+                    kept = PackedByHook(tensor, hooks)
+                elif hooks_unreadable and not tensor.is_inference():
                     kept = len(loose)
                     loose.append(tensor)
                 else:
-                    kept = _Held(tensor)
+                    kept = _KeptTensor(tensor)
                 self._kept.append(kept)
             if loose:
-                self._saved = _Saved(loose)
+                self._saved = _SavedByAutograd(loose)
         except BaseException:
             # The traceback keeps this frame alive; the slots taken so far must not wait for it.
             self._kept.clear()
@@ -168,13 +168,13 @@ class Arguments:
         """To be called when the forward is done."""
         self.links = []
         for kept in self._kept:
-            if type(kept) is _Held:
+            if type(kept) is _KeptTensor:
                 kept.settle()
 
     def start(self) -> None:
         """Begin to bring back what is elsewhere."""
         for kept in self._kept:
-            if type(kept) is Share:
+            if type(kept) is StoredActivation:
                 kept.start()
 
     def release(self) -> None:
@@ -188,7 +188,7 @@ class Arguments:
             RuntimeError: if one was edited in place, or the group it was partitioned over is gone.
         """
         for kept in self._kept:
-            if type(kept) is Share:
+            if type(kept) is StoredActivation:
                 kept.begin()
         saved = () if self._saved is None else self._saved.restore()
         tensors = [
@@ -199,18 +199,18 @@ class Arguments:
             return tensors[reference.number]
 
         seen: dict[int, Any] = {}
-        args = tuple(copied(item, "", put, seen) for item in self._args)
-        return args, {name: copied(item, "", put, seen) for name, item in self._kwargs.items()}
+        args = tuple(map_tensors(item, "", put, seen) for item in self._args)
+        return args, {name: map_tensors(item, "", put, seen) for name, item in self._kwargs.items()}
 
 
 def tensors_in(item: Any) -> Iterator[torch.Tensor]:
     """The tensors in a structure, as often as they occur in it."""
     found: list[torch.Tensor] = []
-    copied(item, "", lambda tensor, name: found.append(tensor))
+    map_tensors(item, "", lambda tensor, name: found.append(tensor))
     return iter(found)
 
 
-def copied(item: Any, name: str, put: Callable[[Any, str], Any], seen: dict[int, Any] | None = None) -> Any:
+def map_tensors(item: Any, name: str, put: Callable[[Any, str], Any], seen: dict[int, Any] | None = None) -> Any:
     """A structure with something else for each of its tensors, and for each ``Reference``; a structure without is copied too.
 
     Tuples, lists, dicts, dataclasses and kinds derived from them are looked into; all else is passed on as it is.
@@ -230,7 +230,7 @@ def copied(item: Any, name: str, put: Callable[[Any, str], Any], seen: dict[int,
     if id(item) in seen:
         return seen[id(item)]
     if isinstance(item, tuple):
-        parts = [copied(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)]
+        parts = [map_tensors(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)]
         if all(part is each for part, each in zip(parts, item, strict=True)):
             return item
         # The named tuples that torch's operations return are made like tuples, those of collections past their own maker.
@@ -239,19 +239,19 @@ def copied(item: Any, name: str, put: Callable[[Any, str], Any], seen: dict[int,
         return new
     if isinstance(item, list):
         seen[id(item)] = new = [] if kind is list else _blank(item)
-        new.extend([copied(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)])
+        new.extend([map_tensors(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)])
         return new
     if isinstance(item, dict):
         seen[id(item)] = new = {} if kind is dict else _blank(item)
         for key, each in item.items():
-            new[key] = copied(each, f"{name}[{key!r}]", put, seen)
+            new[key] = map_tensors(each, f"{name}[{key!r}]", put, seen)
         return new
     if dataclasses.is_dataclass(item) and not isinstance(item, (type, torch.nn.Module)):
         seen[id(item)] = new = _blank(item)
         for field in dataclasses.fields(item):
             if hasattr(item, field.name):
                 # Past the assignment of the class itself, which a frozen one refuses.
-                value = copied(getattr(item, field.name), f"{name}.{field.name}", put, seen)
+                value = map_tensors(getattr(item, field.name), f"{name}.{field.name}", put, seen)
                 object.__setattr__(new, field.name, value)
         return new
     return item

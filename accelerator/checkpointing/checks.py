@@ -8,7 +8,7 @@ import torch
 
 from .._torch import state
 from .configuration import Settings, partition_group
-from .groups import ALONE, Group
+from .groups import SINGLE_RANK, Group
 
 
 def digest(tensor: torch.Tensor) -> int:
@@ -25,7 +25,7 @@ def same_on_all_ranks(arguments: list[tuple[torch.Tensor, str]], settings: Setti
     Raises:
         RuntimeError: naming the arguments that differ.
     """
-    group = partition_group(settings) if settings.partition_activations else ALONE
+    group = partition_group(settings) if settings.partition_activations else SINGLE_RANK
     if group.size == 1:
         return
     counts = _gather([len(arguments)], group)

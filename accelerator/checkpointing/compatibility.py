@@ -10,7 +10,7 @@ import torch
 
 from . import configuration, partition, transfers
 from .engine import checkpoint
-from .groups import ALONE, Group
+from .groups import SINGLE_RANK, Group
 
 __all__ = [
     "CheckpointFunction",
@@ -30,7 +30,7 @@ __all__ = [
 
 
 def _group() -> Group:
-    return configuration.current.group or ALONE
+    return configuration.current.group or SINGLE_RANK
 
 
 def _numel(item: Any, where: str) -> int:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .buffers import Buffers
-from .groups import ALONE, Group, from_group, from_mpu, is_alive, world_size
+from .groups import SINGLE_RANK, Group, from_group, from_mpu, is_alive, world_size
 
 __all__ = [
     "configure",
@@ -249,7 +249,7 @@ def partition_activations_in_checkpoint(partition_activation: bool) -> None:
 
 def deepspeed_globals() -> dict[str, Any]:
     """What DeepSpeed's module has in its globals, under their names."""
-    group = current.group or ALONE
+    group = current.group or SINGLE_RANK
     return {
         "CONTIGUOUS_CHECKPOINTING": current.contiguous_checkpointing,
         "CPU_CHECKPOINT": current.checkpoint_in_cpu,
@@ -280,7 +280,7 @@ def partition_group(settings: Settings) -> Group:
         return settings.group
     if (world := world_size()) > 1:
         raise RuntimeError(_no_group(world))
-    return ALONE
+    return SINGLE_RANK
 
 
 def _no_group(world: int) -> str:
@@ -290,7 +290,7 @@ def _no_group(world: int) -> str:
     )
 
 
-class NumberMissingError(ValueError, AssertionError):
+class NumCheckpointsMissingError(ValueError, AssertionError):
     """Contiguous buffers without a number of checkpoints, which DeepSpeed asserts: who catches that catches this."""
 
 
@@ -316,7 +316,7 @@ def _checked(settings: Settings) -> Settings:
         if not settings.partition_activations:
             raise ValueError("contiguous_checkpointing needs partition_activations: its buffers hold the parts.")
         if count is None:
-            raise NumberMissingError(
+            raise NumCheckpointsMissingError(
                 "contiguous_checkpointing needs num_checkpoints, the number of layers under checkpoints: it sizes the buffers."
             )
         # Buffers outlast a call that leaves their size alone, so that configuring every step allocates nothing.

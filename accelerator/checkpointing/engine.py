@@ -18,7 +18,7 @@ from torch import Tensor
 from . import bindings, configuration
 from .arguments import ATOMS, Arguments, tensors_in
 from .forward_state import ForwardState, accelerator
-from .frames import LARGE, Frame, Replay, inside, unpack
+from .frames import LARGE, Frame, Recomputation, inside, unpack
 from .rng import tracker
 from .timing import Region
 
@@ -33,7 +33,7 @@ _grad_enabled = torch.is_grad_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 
 # Under this key the node that made a checkpoint's output has a weak reference to the checkpoint.
-_MADE_BY = "accelerator.checkpointing"
+_PRODUCER = "accelerator.checkpointing"
 
 
 def checkpoint(function: Callable[..., _R], /, *args: Any, **kwargs: Any) -> _R:
@@ -119,8 +119,8 @@ def non_reentrant_checkpoint(function: Callable[..., _R], /, *args: Any, **kwarg
 def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _R:
     settings = configuration.current
     hooks = None if _innermost_hooks is None else _innermost_hooks(False)
-    blind = _innermost_hooks is None
-    simple = settings.plain and not kwargs and hooks is None and not blind
+    hooks_unreadable = _innermost_hooks is None
+    simple = settings.plain and not kwargs and hooks is None and not hooks_unreadable
     versions: list[int | None] = []
     devices: set[torch.device] | None = None
     if simple:
@@ -144,10 +144,10 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
     else:
         devices = {tensor.device for tensor in tensors_in((args, kwargs)) if not tensor.is_cpu}
         frame = Frame(function, settings, ForwardState(settings.preserve_rng_state, devices))
-        nested = inside.depth > 0 if blind else hooks is not None and type(hooks[0]) in (Frame, Replay)
-        frame.arguments = Arguments(args, kwargs, settings, hooks, inside=nested, blind=blind)
+        nested = inside.depth > 0 if hooks_unreadable else hooks is not None and type(hooks[0]) in (Frame, Recomputation)
+        frame.arguments = Arguments(args, kwargs, settings, hooks, inside=nested, hooks_unreadable=hooks_unreadable)
         if frame.arguments.links:
-            frame.previous = _maker(frame.arguments.links)
+            frame.previous = _producer(frame.arguments.links)
     early_stop = bindings.early_stop()
     frame.stops = early_stop is not False
     context = None
@@ -157,7 +157,7 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
         context, frame.context = settings.context_fn()
     frame._user_hooks = hooks
     _push_hooks(frame, unpack)
-    if blind:
+    if hooks_unreadable:
         inside.depth += 1
     try:
         if context is not None or settings.watched:
@@ -169,7 +169,7 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
             frame.arguments.release()
         raise
     finally:
-        if blind:
+        if hooks_unreadable:
             inside.depth -= 1
         _pop_hooks()
         frame._user_hooks = None
@@ -186,14 +186,14 @@ def _run(function: Callable[..., _R], args: tuple[Any, ...], kwargs: dict[str, A
     elif frame.arguments is not None:
         frame.arguments.settle()
         if not settings.plain:
-            _sign(result, frame)
-    if not frame.holders and not any(tensor.requires_grad for tensor in tensors_in((result, args, kwargs))):
+            _tag_outputs(result, frame)
+    if not frame.placeholders and not any(tensor.requires_grad for tensor in tensors_in((result, args, kwargs))):
         warnings.warn(
             "Nothing in this checkpoint requires a gradient: neither its arguments nor anything that the function uses. "
             "Nothing is saved by it, and its outputs get no gradients.",
             stacklevel=3,
         )
-    if settings.preserve_rng_state and frame.surroundings.up is None and accelerator() is not None:
+    if settings.preserve_rng_state and frame.forward_state.up is None and accelerator() is not None:
         raise RuntimeError(
             "The accelerator was initialized inside of a checkpoint, so that the random numbers of its forward could not be "
             "drawn again; initialize it before, or configure(preserve_rng_state=False)."
@@ -217,15 +217,15 @@ def _run_watched(
     raise RuntimeError("The context that context_fn gave for the forward of a checkpoint swallowed the function's exception.")
 
 
-def _sign(result: Any, frame: Frame) -> None:
+def _tag_outputs(result: Any, frame: Frame) -> None:
     """Leave word at the outputs who made them, so that the next checkpoint finds out which backward comes to next."""
     for tensor in tensors_in(result):
         node: Any = tensor.grad_fn
         if node is not None:
-            node.metadata[_MADE_BY] = weakref.ref(frame)
+            node.metadata[_PRODUCER] = weakref.ref(frame)
 
 
-def _maker(tensors: list[Tensor]) -> Frame | None:
+def _producer(tensors: list[Tensor]) -> Frame | None:
     """The checkpoint that made one of these arguments.
 
     It follows from the graph alone, which is the same on every rank: ranks must agree on what they gather ahead.
@@ -233,7 +233,7 @@ def _maker(tensors: list[Tensor]) -> Frame | None:
     for tensor in tensors:
         node: Any = tensor.grad_fn
         if node is not None:
-            reference = node.metadata.get(_MADE_BY)
+            reference = node.metadata.get(_PRODUCER)
             frame: Frame | None = None if reference is None else reference()
             if frame is not None:
                 return frame

@@ -1,11 +1,11 @@
 """What stands in the graph for the tensors of a checkpointed function, and how they are made again.
 
-During forward every tensor that an operation would save is replaced by a ``Holder``, which knows its ``Frame``; the frame
-knows the function and its arguments. The first holder that backward unpacks makes the frame run the function again and fills
-the holders that are still alive, in the order in which they were made. So the graph of the forward is the one that backward
+During forward every tensor that an operation would save is replaced by a ``Placeholder``, which knows its ``Frame``; the frame
+knows the function and its arguments. The first placeholder that backward unpacks makes the frame run the function again and fills
+the placeholders that are still alive, in the order in which they were made. So the graph of the forward is the one that backward
 walks: gradients reach whatever the function used, as argument or not, through ``backward`` and ``torch.autograd.grad`` alike.
 
-Frames refer to holders only weakly: what is recomputed dies with the part of the graph that needs it. The graph of the
+Frames refer to placeholders only weakly: what is recomputed dies with the part of the graph that needs it. The graph of the
 recomputation refers to no frame once the function has returned: torch keeps the hook in it, where Python's collector does not
 see it, and a function may keep that graph alive.
 """
@@ -54,14 +54,14 @@ class Inside(threading.local):
 
 
 inside = Inside()
-blind = bindings.innermost_hooks is None
+hooks_unreadable = bindings.innermost_hooks is None
 
 
 class _Stop(BaseException):
     """Ends a recomputation when all that is needed is there; not an Exception, lest the function catch it."""
 
 
-class Holder:
+class Placeholder:
     """Stands in the graph for a tensor that is recomputed when it is needed."""
 
     __slots__ = ("__weakref__", "found", "frame")
@@ -84,29 +84,29 @@ class Frame:
         "context",
         "done",
         "explain",
+        "forward_state",
         "function",
-        "holders",
         "largest",
         "metadata",
+        "placeholders",
         "previous",
         "running",
         "settings",
         "stops",
-        "surroundings",
         "versions",
     )
 
     # With this and _user_hooks torch's selective checkpoints tell hooks like this from those of a user.
     _checkpoint_internal = True
 
-    def __init__(self, function: Callable[..., Any], settings: Settings, surroundings: ForwardState) -> None:
+    def __init__(self, function: Callable[..., Any], settings: Settings, forward_state: ForwardState) -> None:
         self.function = function
         self.settings = settings
-        self.surroundings = surroundings
+        self.forward_state = forward_state
         self.args: tuple[Any, ...] | None = None
         self.versions: list[int | None] = []
         self.arguments: Arguments | None = None
-        self.holders: list[weakref.ref[Holder]] = []
+        self.placeholders: list[weakref.ref[Placeholder]] = []
         self.compares = settings.compares
         self.metadata: list[tuple[Any, ...]] = []
         # Bytes in the largest tensor saved.
@@ -115,7 +115,7 @@ class Frame:
         # Whether a recomputation ends after the last tensor saved; until the forward is done nobody knows which that is.
         self.stops = True
         # The recomputations under way, the oldest first.
-        self.running: list[Replay] = []
+        self.running: list[Recomputation] = []
         self.previous: Frame | None = None
         # What a recomputation runs under, and what raises its error with all that is known.
         self.context: AbstractContextManager[Any] | None = None
@@ -123,16 +123,16 @@ class Frame:
         # Those around it, while it is on torch's stack; afterwards the graph that keeps it must not lead to a user's hooks.
         self._user_hooks: tuple[Any, Any] | None = None
 
-    def __call__(self, tensor: Tensor) -> Holder:
-        holder = Holder(self)
-        self.holders.append(_weak(holder))
+    def __call__(self, tensor: Tensor) -> Placeholder:
+        placeholder = Placeholder(self)
+        self.placeholders.append(_weak(placeholder))
         size = tensor.numel() * tensor.itemsize
         if size > self.largest:
             self.largest = size
         if self.compares:
             metadata = (tensor.shape, tensor.dtype, tensor.device)
             self.metadata.append((*metadata, checks.digest(tensor)) if self.settings.debug else metadata)
-        return holder
+        return placeholder
 
     def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, for another run.
@@ -148,30 +148,30 @@ class Frame:
                 raise RuntimeError(changed(f"argument {number}"))
         return args or (), {}
 
-    def recompute(self, holder: Holder, backward: Any) -> tuple[Tensor, Any, int]:
-        """Run the function again and fill the holders.
+    def recompute(self, placeholder: Placeholder, backward: Any) -> tuple[Tensor, Any, int]:
+        """Run the function again and fill the placeholders.
 
         Returns:
-            What this holder has then.
+            What this placeholder has then.
 
         Raises:
             RuntimeError: as ``inputs``, and a ``torch.utils.checkpoint.CheckpointError`` if the function does not do
                 again what it did.
         """
-        replay = Replay(self, backward)
+        recomputation = Recomputation(self, backward)
         running = self.running
-        running.append(replay)
+        running.append(recomputation)
         try:
-            if running[0] is not replay:
-                _wait_for_turn(replay, running, holder)
-                found = holder.found
+            if running[0] is not recomputation:
+                _wait_for_turn(recomputation, running, placeholder)
+                found = placeholder.found
                 if found is not None and found[1] == backward != -1:
                     # Another thread of this backward was here first.
                     return found
-            self._run(replay)
-            if replay.mismatches or (replay.count != replay.expected and not replay.open_end):
-                raise replay.error()
-            found = holder.found
+            self._run(recomputation)
+            if recomputation.mismatches or (recomputation.count != recomputation.expected and not recomputation.open_end):
+                raise recomputation.error()
+            found = placeholder.found
             if found is None:
                 raise RuntimeError("A tensor of a checkpointed function was not recomputed, although others were.")
             return found
@@ -181,42 +181,42 @@ class Frame:
                 self.explain(error)
             raise
         finally:
-            running.remove(replay)
-            replay.frame = None
+            running.remove(recomputation)
+            recomputation.frame = None
 
-    def _run(self, replay: Replay) -> None:
+    def _run(self, recomputation: Recomputation) -> None:
         args, kwargs = self.inputs()
         if self.previous is not None and self.previous.arguments is not None:
             self.previous.arguments.start()
         settings = self.settings
         grad_enabled = _grad_enabled()
-        _push_hooks(replay, _same)
-        if blind:
+        _push_hooks(recomputation, _same)
+        if hooks_unreadable:
             inside.depth += 1
         try:
             _set_grad_enabled(True)
             if settings.watched:
                 with Region(self.function, settings.profile, settings.synchronize, True):
-                    self.surroundings.run(self.function, args, kwargs, self.context)
+                    self.forward_state.run(self.function, args, kwargs, self.context)
             else:
-                self.surroundings.run(self.function, args, kwargs, self.context)
+                self.forward_state.run(self.function, args, kwargs, self.context)
         except _Stop:
             pass
         finally:
             _set_grad_enabled(grad_enabled)
-            if blind:
+            if hooks_unreadable:
                 inside.depth -= 1
             _pop_hooks()
 
     def clear(self) -> None:
         """Let go of what was recomputed."""
-        for reference in self.holders:
-            holder = reference()
-            if holder is not None:
-                holder.found = None
+        for reference in self.placeholders:
+            placeholder = reference()
+            if placeholder is not None:
+                placeholder.found = None
 
 
-class Replay:
+class Recomputation:
     """One recomputation: the hook that catches what the function saves."""
 
     __slots__ = ("backward", "count", "expected", "frame", "mismatches", "open_end", "stops", "thread")
@@ -230,10 +230,10 @@ class Replay:
         self.backward = backward
         self.thread = threading.get_ident()
         self.count = 0
-        self.expected = len(frame.holders)
+        self.expected = len(frame.placeholders)
         self.mismatches: list[str] = []
         self.stops = frame.stops
-        # Whether more tensors may come than there are holders: backward was called inside of the forward, which is not
+        # Whether more tensors may come than there are placeholders: backward was called inside of the forward, which is not
         # done yet, and early stop is off.
         self.open_end = not frame.done and not frame.stops
 
@@ -250,8 +250,8 @@ class Replay:
                 self.count = number
                 raise _Stop
             return tensor
-        holder = frame.holders[number]()
-        if holder is not None:
+        placeholder = frame.placeholders[number]()
+        if placeholder is not None:
             if frame.compares:
                 before = frame.metadata[number]
                 metadata = (tensor.shape, tensor.dtype, tensor.device)
@@ -259,7 +259,7 @@ class Replay:
                     metadata = (*metadata, checks.digest(tensor))  # type: ignore[assignment]
                 if metadata != before:
                     self.mismatches.append(f"tensor {number}: {_described(before)} in forward, {_described(metadata)} now")
-            holder.found = (tensor, self.backward, tensor._version)
+            placeholder.found = (tensor, self.backward, tensor._version)
         if self.stops and self.count == self.expected:
             raise _Stop
         return tensor
@@ -289,14 +289,14 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _wait_for_turn(replay: Replay, running: list[Replay], holder: Holder) -> None:
+def _wait_for_turn(recomputation: Recomputation, running: list[Recomputation], placeholder: Placeholder) -> None:
     """Wait for the recomputations that other threads began before, as two at once would draw each other's random numbers.
 
     Not for one that itself waits: for autograd, which may need this very thread to run a node, or for its own turn.
     """
-    while any(each.thread != replay.thread and not _waits(each.thread) for each in running[: running.index(replay)]) and not (
-        holder.found is not None and holder.found[1] == replay.backward != -1
-    ):
+    while any(
+        each.thread != recomputation.thread and not _waits(each.thread) for each in running[: running.index(recomputation)]
+    ) and not (placeholder.found is not None and placeholder.found[1] == recomputation.backward != -1):
         time.sleep(_PATIENCE)
 
 
@@ -305,17 +305,17 @@ def _waits(thread: int) -> bool:
     return top is None or top.f_code is bindings.engine_code or top.f_code is _wait_for_turn.__code__
 
 
-def unpack(holder: Holder) -> Tensor:
+def unpack(placeholder: Placeholder) -> Tensor:
     """The hook of backward. A tensor that is unpacked twice in one backward is recomputed twice."""
     backward = _backward_group() or _backward_id()
-    found = holder.found
+    found = placeholder.found
     if found is None or found[1] != backward or backward == -1:
-        found = holder.frame.recompute(holder, backward)
+        found = placeholder.frame.recompute(placeholder, backward)
     tensor, _, version = found
     if tensor._version != version:
         raise RuntimeError(changed("a tensor that an operation needs for its gradient, in the middle"))
-    holder.found = None
+    placeholder.found = None
     if backward == -1:
         # Outside of backward nobody comes for the others.
-        holder.frame.clear()
+        placeholder.frame.clear()
     return tensor

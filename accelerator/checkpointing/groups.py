@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 # The kinds of group an mpu may know, the one that partitioning is over first.
-_MPU_KINDS = ("tensor_model", "slice", "model")
+_MPU_PREFIXES = ("tensor_model", "slice", "model")
 
 
 class Group(NamedTuple):
@@ -16,7 +16,7 @@ class Group(NamedTuple):
     size: int
 
 
-ALONE = Group(None, 0, 1)
+SINGLE_RANK = Group(None, 0, 1)
 
 
 def world_size() -> int:
@@ -57,12 +57,12 @@ def from_mpu(mpu: Any) -> Group:
         TypeError: if it lacks the methods, or they return something else than numbers and a process group.
         ValueError: if what they return does not fit together.
     """
-    for kind in _MPU_KINDS:
+    for kind in _MPU_PREFIXES:
         names = [f"get_{kind}_parallel_{what}" for what in ("rank", "world_size", "group")]
         if all(callable(getattr(mpu, name, None)) for name in names):
             break
     else:
-        kinds = ", ".join(_MPU_KINDS)
+        kinds = ", ".join(_MPU_PREFIXES)
         raise TypeError(
             f"mpu_ lacks get_<kind>_parallel_rank(), get_<kind>_parallel_world_size() and get_<kind>_parallel_group(), "
             f"the kind being one of {kinds}: {mpu!r}."
@@ -74,7 +74,7 @@ def from_mpu(mpu: Any) -> Group:
     if size < 1 or not 0 <= rank < size:
         raise ValueError(f"mpu_ says rank {rank} of {size}.")
     if size == 1:
-        return ALONE
+        return SINGLE_RANK
     group = from_group(handle)
     if (group.rank, group.size) != (rank, size):
         raise ValueError(
@@ -104,4 +104,4 @@ def _of(handle: Any) -> Group:
         raise ValueError(f"group cannot be used: {error}") from None
     if rank < 0:
         raise ValueError("group does not contain this process.")
-    return Group(handle, rank, size) if size > 1 else ALONE
+    return Group(handle, rank, size) if size > 1 else SINGLE_RANK

@@ -10,7 +10,7 @@ import torch
 from . import transfers
 from .buffers import Slot
 from .configuration import Settings, partition_group
-from .groups import ALONE, Group, is_alive
+from .groups import SINGLE_RANK, Group, is_alive
 
 _BYTES = torch.uint8
 
@@ -100,7 +100,7 @@ class Gathering:
         return self._full
 
 
-class Share:
+class StoredActivation:
     """What is kept of one activation, and how it becomes whole again."""
 
     __slots__ = (
@@ -214,17 +214,19 @@ def _padded(part: torch.Tensor, size: int) -> torch.Tensor:
     return padded
 
 
-def share(tensor: torch.Tensor, settings: Settings, position: int, hooks: tuple[Any, Any] | None) -> Share | None:
+def store_activation(
+    tensor: torch.Tensor, settings: Settings, position: int, hooks: tuple[Any, Any] | None
+) -> StoredActivation | None:
     """What to keep of an activation under these settings; None where that is the tensor itself.
 
     Raises:
         RuntimeError: for a world of several ranks without a group.
     """
-    group = partition_group(settings) if settings.partition_activations else ALONE
+    group = partition_group(settings) if settings.partition_activations else SINGLE_RANK
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not is_activation(tensor, group.size):
         return None
     leaves = settings.checkpoint_in_cpu and tensor.device.type != "cpu"
     if group.size == 1 and settings.buffers is None and not leaves:
         return None
     where = layout(tensor)
-    return None if where is None else Share(tensor, where, settings, group, position, hooks)
+    return None if where is None else StoredActivation(tensor, where, settings, group, position, hooks)

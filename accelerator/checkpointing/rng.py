@@ -71,7 +71,7 @@ class _Fork(NamedTuple):
     outside: _State
 
 
-class _Open(threading.local):
+class _OpenForks(threading.local):
     """The forks that are open in this thread, outermost first."""
 
     forks: list[_Fork]
@@ -110,7 +110,7 @@ class CudaRNGStatesTracker:
     def __init__(self) -> None:
         self._states: dict[str, _State] = {}
         self._seeds: set[int] = set()
-        self._open = _Open()
+        self._open = _OpenForks()
 
     @property
     def has_streams(self) -> bool:
@@ -123,7 +123,7 @@ class CudaRNGStatesTracker:
         Raises:
             RuntimeError: inside ``fork()``; nothing is forgotten then.
         """
-        self._refuse_inside_fork("reset()")
+        self._raise_inside_fork("reset()")
         self._states = {}
         self._seeds = set()
 
@@ -169,7 +169,7 @@ class CudaRNGStatesTracker:
             TypeError: if it is something else; nothing is replaced then.
             RuntimeError: inside ``fork()``, or if a state does not fit the device's generator; nothing is replaced then.
         """
-        self._refuse_inside_fork("set_states()")
+        self._raise_inside_fork("set_states()")
         given: Any = states
         if not isinstance(given, dict):
             raise TypeError(f"set_states() takes what get_states() returned, a dict of names and states, not {given!r}.")
@@ -272,7 +272,7 @@ class CudaRNGStatesTracker:
         self._states = {**self._states, name: generator}
         return generator
 
-    def _refuse_inside_fork(self, what: str) -> None:
+    def _raise_inside_fork(self, what: str) -> None:
         if self._open.forks:
             raise RuntimeError(f"{what} inside fork({self._open.forks[-1].name!r}): leave the fork first.")
 

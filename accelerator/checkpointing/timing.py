@@ -67,7 +67,7 @@ def region_name(function: Any) -> str:
 class Region:
     """Times one run of a function and, where asked, waits for the accelerator at both ends."""
 
-    __slots__ = ("_begun", "_name", "_profile", "_recompute", "_wait")
+    __slots__ = ("_name", "_profile", "_recompute", "_start", "_wait")
 
     def __init__(self, function: Callable[..., Any], profile: bool, synchronize: bool, recompute: bool) -> None:
         self._name = region_name(function)
@@ -78,13 +78,13 @@ class Region:
     def __enter__(self) -> None:
         if self._wait:
             streams.synchronize()
-        self._begun = time.perf_counter()
+        self._start = time.perf_counter()
 
     def __exit__(self, *exc: object) -> None:
         if self._wait:
             streams.synchronize()
         if self._profile:
-            seconds = time.perf_counter() - self._begun
+            seconds = time.perf_counter() - self._start
             with _lock:
                 calls, forward, recomputations, recompute = _times.get(self._name, RegionTimes())
                 if self._recompute:

@@ -225,10 +225,10 @@ def test_memory_under_a_copy_is_not_handed_out(when: str, monkeypatch: pytest.Mo
         moved.take()
         moved.start()
     assert not recorder.streams
-    here = moved._here
+    here = moved._on_device
     assert here is not None
     pointer = here.data_ptr()
-    side = transfers._side(source.device)
+    side = transfers._copy_stream(source.device)
     assert side is not None
     del here, moved, source
     gc.collect()
@@ -270,7 +270,7 @@ def test_memory_taken_by_another_stream_waits_for_it(monkeypatch: pytest.MonkeyP
 
 def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda:0")
-    side = transfers._side(device)
+    side = transfers._copy_stream(device)
     assert side is not None
     waited: list[str] = []
     original = torch.cuda.Stream.wait_event

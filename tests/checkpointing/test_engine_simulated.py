@@ -101,7 +101,7 @@ def test_copies_run_on_a_stream_of_their_own() -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     current = torch.cuda.current_stream()
     forward(x).sum().backward()
-    side = transfers._side(x.device)
+    side = transfers._copy_stream(x.device)
     assert side is not None
     assert side.stream != current
     assert torch.cuda.current_stream() == current

@@ -129,7 +129,7 @@ def _link_functions(app: Any, doctree: Any) -> None:
 
 
 def _resolve_foreign(app: Any, env: Any, node: Any, contnode: Any) -> Any:
-    """Link types: public ones to their pages, whatever module a signature names; torch's and Python's to their documentation."""
+    """Link public types to their pages, whatever module a signature names, and torch's and Python's to their documentation."""
     target: str = node.get("reftarget", "")
     name = _ALIASES.get(target, target.rpartition(".")[2])
     if name in accelerator.__all__ and (target in (name, *_ALIASES) or target.startswith("accelerator.")):

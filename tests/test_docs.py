@@ -75,6 +75,16 @@ def test_python(block: Block, tmp_path: Path) -> None:
     _printed(block.code, _run(command, tmp_path, simulated_environment(gpus=2)))
 
 
+@on_simulated_gpus
+@pytest.mark.parametrize(("visible", "expected"), [("0,1", "cuda:1"), ("1", "cuda:0")], ids=["all GPUs", "its own GPU"])
+def test_slurm_recipe(visible: str, expected: str, tmp_path: Path) -> None:
+    (block,) = (block for block in PYTHON if "SLURM_LOCALID" in block.code)
+    variables = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": visible}
+    program = block.code + "\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
+    printed = _run([sys.executable, "-c", program], tmp_path, simulated_environment(variables, gpus=2))
+    assert printed.splitlines() == [expected, "1 2"]
+
+
 @pytest.mark.parametrize("block", NEEDING, ids=lambda block: block.where)
 def test_python_that_needs_something(block: Block, tmp_path: Path) -> None:
     module = block.how.removeprefix("needs ")

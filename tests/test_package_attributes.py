@@ -96,26 +96,6 @@ def test_the_torch_free_half_imports_no_torch() -> None:
     assert run(code, plain_environment()).strip() == "False"
 
 
-FUNCTIONS = [
-    name
-    for name in NAMES
-    if name not in (*_SUBMODULES, "random", "Device")
-    and callable(getattr(acc, name))
-    and not isinstance(getattr(acc, name), type)
-]
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_says_what_it_does_to_fork_and_to_the_runtime(name: str) -> None:
-    documentation = getattr(acc, name).__doc__ or ""
-    assert documentation.splitlines()[0].strip().endswith((".", ";")), "no summary"
-    sections = ["Fork:"]
-    if name not in _EXPORTS["deprecated"]:  # which nobody should copy from
-        sections.append("Example:")
-    for section in sections:
-        assert f"\n    {section}" in documentation, f"no section {section!r}"
-
-
 def test_deprecated_names_name_their_successors() -> None:
     with pytest.warns(FutureWarning, match="current_device_index"):
         assert acc.current_device_idx() == acc.current_device_index()

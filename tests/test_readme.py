@@ -18,7 +18,7 @@ PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md",
 
 def test_the_table_of_deviations_is_the_one_that_the_differential_tests_use() -> None:
     pytest.importorskip("torch")
-    from tests.support.deviations import ROWS
+    from tests.mirror.deviations import ROWS
 
     table = PAGES[ROOT / "docs" / "differences.md"]
     rows = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)

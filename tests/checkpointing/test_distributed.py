@@ -8,8 +8,8 @@ import os
 import pytest
 import torch.distributed
 
+from tests.checkpointing import ranks
 from tests.support import checkpointing_worker as worker
-from tests.support import ranks
 
 pytestmark = [
     pytest.mark.xdist_group("worlds"),

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import checkpointing_nccl_rank, ranks, simulated_environment
+from tests.checkpointing import ranks
+from tests.support import checkpointing_nccl_rank, simulated_environment
 from tests.support.checkpointing_cases import OURS
 from tests.support.checkpointing_memory import MODES
 from tests.support.simulation import linux_only

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.device_arguments import DIGITS_ARE_FINE, FUNCTIONS, HUGE, NEGATIVE, NEGATIVE_IS_FINE, WRONG, Index
+from tests.runtime.device_arguments import DIGITS_ARE_FINE, FUNCTIONS, HUGE, NEGATIVE, NEGATIVE_IS_FINE, WRONG, Index
 
 pytestmark = pytest.mark.parametrize("name", FUNCTIONS)
 

@@ -14,8 +14,7 @@ import torch
 import accelerator as acc
 from accelerator._machine import torch_build
 from accelerator._torch import state
-from tests.support import in_child, plain_environment, run, simulated_environment
-from tests.support.device_arguments import (
+from tests.runtime.device_arguments import (
     DIGITS_ARE_FINE,
     FUNCTIONS,
     HUGE,
@@ -25,7 +24,10 @@ from tests.support.device_arguments import (
     WRONG,
     Index,
 )
+from tests.support import in_child, plain_environment, run, simulated_environment
 from tests.support.simulation_driver import is_driver_up
+
+pytestmark = pytest.mark.xdist_group("machines")
 
 build = torch_build.read()
 needs_simulation = pytest.mark.skipif(
@@ -338,8 +340,6 @@ def test_the_state_follows_the_environment_until_the_accelerator_is_initialized(
 COMPILED = """
 import torch
 import accelerator as acc
-
-pytestmark = pytest.mark.xdist_group("machines")
 device = {device}
 def program(tensor):
     with acc.device_index(device):

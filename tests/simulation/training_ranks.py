@@ -1,6 +1,6 @@
 """Trainings shared by ranks: forks the ranks, and saves every rank's losses and first gradients.
 
-Run as ``python -m tests.support.training_ranks WORLD FILE``: one rank for each simulated GPU, over nccl.
+Run as ``python -m tests.simulation.training_ranks WORLD FILE``: one rank for each simulated GPU, over nccl.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from tests.support import trainings
-from tests.support.trainings import STEPS, Language, adamw, cross_entropy
+from tests.simulation import trainings
+from tests.simulation.trainings import STEPS, Language, adamw, cross_entropy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

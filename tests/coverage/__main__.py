@@ -13,7 +13,7 @@ from pathlib import Path
 import coverage
 
 from tests import __main__ as suite
-from tests.support import measured
+from tests.coverage import measured
 
 
 def main(arguments: list[str]) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.support.deviations import Indexable
+from tests.mirror.deviations import Indexable
 
 ARGUMENTS: tuple[Any, ...] = (
     None, 0, 1, 2, 7, 127, 128, 10**6, 2**70, -1, -2, -128, -129, -(2**70),

@@ -148,7 +148,7 @@ def main(task: Path) -> None:
         other = task.with_suffix(".spawned")
         other.write_text(json.dumps({**given, "spawned": True, "late": None}))
         subprocess.run(
-            [sys.executable, "-m", "tests.support.fault_matrix", other], check=True, timeout=300, stdout=subprocess.DEVNULL
+            [sys.executable, "-m", "tests.queries.fault_matrix", other], check=True, timeout=300, stdout=subprocess.DEVNULL
         )
         spawned = json.loads(other.with_suffix(".answers").read_text())["told"]
     task.with_suffix(".answers").write_text(json.dumps({"told": told, "early": early, "spawned": spawned, "pid": os.getpid()}))

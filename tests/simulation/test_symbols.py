@@ -72,7 +72,7 @@ def test_driver_symbols_of_the_compiler_library_are_complete(imported: dict[str,
     assert wanted - simulated == set()
 
 
-def test_entry_points_that_torch_looks_up_exist(torch_directory: Path, simulated: set[Symbol]) -> None:
+def test_entry_points_that_torch_needs_exist(torch_directory: Path, simulated: set[Symbol]) -> None:
     header = (torch_directory / "include" / "c10" / "cuda" / "driver_api.h").read_text()
     entry_points = re.findall(r"_\((cu[A-Z]\w*|nvml\w+)(, \d+)?\)", header)
     assert len(entry_points) > 20

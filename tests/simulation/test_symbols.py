@@ -1,7 +1,7 @@
 """Every symbol that the installed torch takes from CUDA is in the simulation, with the right version node.
 
-A symbol that the simulation forgot could otherwise be found in the real runtime of the wheel, which comes later in the
-loader's search, and fail only when a test happens to call it. Nothing of torch is loaded here: the ELF files are read.
+The loader would resolve a missing symbol in the real runtime of the wheel, which comes later in its search order, and only
+a test that calls the symbol would fail. These tests read the ELF files and do not load torch.
 """
 
 from __future__ import annotations

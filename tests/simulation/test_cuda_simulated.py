@@ -57,10 +57,10 @@ class TestDevices:
         assert torch.cuda.current_device() == 0
 
     def test_devices_reach_each_other_but_not_themselves(self, runtime: ctypes.CDLL) -> None:
-        answer = ctypes.c_int(-1)
+        can_access = ctypes.c_int(-1)
         assert torch.cuda.can_device_access_peer(0, 1)
-        assert runtime.cudaDeviceCanAccessPeer(ctypes.byref(answer), 1, 1) == 0
-        assert answer.value == 0
+        assert runtime.cudaDeviceCanAccessPeer(ctypes.byref(can_access), 1, 1) == 0
+        assert can_access.value == 0
 
     def test_last_error_stays_until_it_is_fetched(self, runtime: ctypes.CDLL) -> None:
         assert runtime.cudaSetDevice(7) == 101
@@ -92,12 +92,12 @@ class TestDevices:
         assert driver.cuDevicePrimaryCtxRelease_v2(1) == 0
 
     def test_base_names_resolve_to_second_versions(self, driver: ctypes.CDLL) -> None:
-        found, status = ctypes.c_void_p(), ctypes.c_int(-1)
-        assert driver.cuGetProcAddress_v2(b"cuMemAlloc", ctypes.byref(found), 12000, 0, ctypes.byref(status)) == 0
-        assert found.value == ctypes.cast(driver.cuMemAlloc_v2, ctypes.c_void_p).value
+        function, status = ctypes.c_void_p(), ctypes.c_int(-1)
+        assert driver.cuGetProcAddress_v2(b"cuMemAlloc", ctypes.byref(function), 12000, 0, ctypes.byref(status)) == 0
+        assert function.value == ctypes.cast(driver.cuMemAlloc_v2, ctypes.c_void_p).value
         assert status.value == 0
-        assert driver.cuGetProcAddress_v2(b"cuNothing", ctypes.byref(found), 12000, 0, ctypes.byref(status)) == 500
-        assert (found.value, status.value) == (None, 1)
+        assert driver.cuGetProcAddress_v2(b"cuNothing", ctypes.byref(function), 12000, 0, ctypes.byref(status)) == 500
+        assert (function.value, status.value) == (None, 1)
 
 
 class TestMemory:
@@ -134,7 +134,7 @@ class TestMemory:
             torch.empty(3 * GIB, dtype=torch.uint8, device="cuda")
         message, free = str(error.value), torch.cuda.mem_get_info()[0] / GIB
         assert f"Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which {free:.2f} GiB is free" in message
-        assert "this process has 6.0" in message, "torch asks NVML what this process holds"
+        assert "this process has 6.0" in message, "torch reads from NVML what this process holds"
         assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
         del tensor
         # The cached 6 GiB are given back for this one.

@@ -1,7 +1,7 @@
 """Every symbol that the installed torch takes from CUDA is in the simulation, with the right version node.
 
-A symbol that the simulation forgot could otherwise be found in the real runtime of the wheel, which comes later in the
-loader's search, and fail only when a test happens to call it. Nothing of torch is loaded here: the ELF files are read.
+The loader would resolve a missing symbol in the real runtime of the wheel, which comes later in its search order, and only
+a test that calls the symbol would fail. These tests read the ELF files and do not load torch.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def test_driver_symbols_of_the_compiler_library_are_complete(imported: dict[str,
     assert wanted - simulated == set()
 
 
-def test_entry_points_that_torch_looks_up_exist(torch_directory: Path, simulated: set[Symbol]) -> None:
+def test_entry_points_that_torch_needs_exist(torch_directory: Path, simulated: set[Symbol]) -> None:
     header = (torch_directory / "include" / "c10" / "cuda" / "driver_api.h").read_text()
     entry_points = re.findall(r"_\((cu[A-Z]\w*|nvml\w+)(, \d+)?\)", header)
     assert len(entry_points) > 20

@@ -1,4 +1,4 @@
-/* libcuda.so.1: initialization, versions, errors, the look-up of entry points, and the table for the runtime. */
+/* libcuda.so.1: initialization, versions, errors, entry points by name, and the table for the runtime. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -9,7 +9,7 @@
 
 #include "driver_api.h"
 
-/* Says that a process runs on the simulation, to whoever looks the name up. */
+/* Marks the process as simulated: simulation.is_simulated() searches for this name. */
 SIM_EXPORT const char accelerator_simulation[] = "cuda";
 
 _Atomic int driver_status = ERROR_NOT_INITIALIZED;
@@ -73,32 +73,25 @@ SIM_EXPORT CUresult cuDriverGetVersion(int *version)
     return SUCCESS;
 }
 
-static CUresult error_text(int error, const char **text, bool name)
+SIM_EXPORT CUresult cuGetErrorName(CUresult code, const char **name)
 {
-    *text = NULL;
-    switch (error) {
-#define CASE(our_name, code, runtime_name, driver_name, description)                                                   \
-    case code:                                                                                                         \
-        *text = name ? #driver_name : description;                                                                     \
-        return SUCCESS;
-        SIM_ERRORS(CASE)
-#undef CASE
-    default:
+    const struct sim_error *error = sim_find_error(code);
+    if (!name)
         return ERROR_INVALID_VALUE;
-    }
+    *name = error ? error->driver_name : NULL;
+    return error ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
-SIM_EXPORT CUresult cuGetErrorName(CUresult error, const char **name)
+SIM_EXPORT CUresult cuGetErrorString(CUresult code, const char **text)
 {
-    return error_text(error, name, true);
+    const struct sim_error *error = sim_find_error(code);
+    if (!text)
+        return ERROR_INVALID_VALUE;
+    *text = error ? error->text : NULL;
+    return error ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
-SIM_EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
-{
-    return error_text(error, text, false);
-}
-
-/* The driver's newest spelling of a base name wins: cuMemGetAddressRange stands for cuMemGetAddressRange_v2. */
+/* A base name means the newest version: cuMemGetAddressRange is cuMemGetAddressRange_v2. */
 static void *find_entry_point(const char *name)
 {
     Dl_info self;
@@ -142,7 +135,7 @@ SIM_EXPORT CUresult cuGetExportTable(const void **table, const void *id)
     return ERROR_NOT_FOUND;
 }
 
-/* There is nothing to tell, but PyTorch registers its callback at start and insists on success. */
+/* The simulation logs nothing, but PyTorch requires that registering its callback succeeds. */
 SIM_EXPORT CUresult cuLogsRegisterCallback(void *callback, void *argument, void **handle)
 {
     RETURN_IF_ERROR(enter(__func__));

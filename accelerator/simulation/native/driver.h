@@ -1,4 +1,4 @@
-/* The inside of libcuda.so.1: what its files share. */
+/* What the files of libcuda.so.1 share. */
 #ifndef ACCELERATOR_SIM_DRIVER_H
 #define ACCELERATOR_SIM_DRIVER_H
 
@@ -13,10 +13,10 @@
 typedef int CUresult;
 typedef int CUdevice;
 typedef uintptr_t CUdeviceptr;
-typedef struct sim_device *CUcontext; /* every context is a primary one, and stands for its device */
-typedef void *CUstream;               /* streams belong to the runtime; the driver never looks into one */
+typedef struct sim_device *CUcontext; /* every context is the primary one of its device */
+typedef void *CUstream;               /* streams belong to the runtime; they are opaque to the driver */
 
-/* driver.c. The answer of every entry point until cuInit succeeded, and in a child forked after that. */
+/* driver.c. Every entry point returns this error until cuInit succeeds, and in a child forked after that. */
 extern _Atomic int driver_status;
 extern struct sim_state *driver_state;
 
@@ -25,7 +25,7 @@ struct visible_device {
     int gpu, instance;
 };
 
-/* Fills in what CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER leave, in order; returns how many. */
+/* Fills in the devices that CUDA_VISIBLE_DEVICES leaves, in CUDA_DEVICE_ORDER, and returns their number. */
 int visible_devices(struct visible_device visible[SIM_MAX_GPUS]);
 
 /* driver_device.c */
@@ -76,14 +76,14 @@ static inline CUresult enter_context(const char *function)
 /* driver_memory.c. Blocks are the ranges of addresses that CUDA knows, ordered by address. */
 struct block {
     struct sim_memory memory;
-    int file;         /* the anonymous file that holds it once it was shared, or -1 */
-    uint64_t charged; /* bytes it takes on its device */
-    void *physical;   /* the handle that a mapped block shows */
+    int file;         /* the anonymous file that holds an exported block, or -1 */
+    uint64_t charged; /* bytes charged to its device */
+    void *physical;   /* the handle that is mapped here */
 };
 
 void memory_lock(void);
 void memory_unlock(void);
-/* The following are called with the lock held. */
+/* Callers of the block functions hold the lock. */
 struct block *block_find(const void *address);
 struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device);
 void block_remove(struct block *block);
@@ -97,7 +97,7 @@ int is_valid_range(const void *address, size_t size);
 void set_pool(void *address, void *pool);
 bool is_shared(const void *address);
 
-/* driver_zero.c. Exported for kernels that do the work of CUDA's in Python. */
+/* driver_zero.c. Exported for the kernel overrides in Python. */
 void accelerator_simulation_zero(void *address, size_t size);
 
 /* driver_stream.c */

@@ -1,4 +1,4 @@
-/* libcuda.so.1: primary contexts, and the stack of current contexts that each thread has. */
+/* libcuda.so.1: primary contexts, and each thread's stack of current contexts. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -120,7 +120,7 @@ SIM_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
     return SUCCESS;
 }
 
-/* The sizes that kernels may use: kept, and without an effect. */
+/* Limits of what kernels may use. They can be set and read and have no effect. */
 enum { LIMITS = 8 };
 static _Atomic size_t limits[SIM_MAX_GPUS][LIMITS] = {[0 ... SIM_MAX_GPUS - 1] = {1024, 7340032, 8388608, 2, 2048, 128}};
 

@@ -1,4 +1,4 @@
-/* libcuda.so.1: devices and what they say of themselves. */
+/* libcuda.so.1: devices, their identity and attributes. */
 #include "driver.h"
 
 #include <stdio.h>
@@ -60,7 +60,7 @@ SIM_EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 SIM_EXPORT CUresult cuDeviceGetUuid(unsigned char uuid[16], CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
-    /* The first version of this function knows GPUs only. */
+    /* The first version of this function returns the UUID of the GPU, even for a MIG instance. */
     sim_uuid(devices[device].gpu, SIM_WHOLE_GPU, uuid, NULL);
     return SUCCESS;
 }
@@ -96,7 +96,7 @@ SIM_EXPORT CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device)
     return SUCCESS;
 }
 
-/* What all simulated GPUs have in common, by the driver's attribute number. What is absent is 0. */
+/* Attributes that all simulated GPUs share, indexed as in the driver. A missing one is 0. */
 static const int common_attributes[] = {
     [1] = 1024,           /* threads per block */
     [2] = 1024,           /* block dimensions */
@@ -152,7 +152,7 @@ static const int common_attributes[] = {
 
 enum { ATTRIBUTES_KNOWN = 150 };
 
-/* The host's NUMA node nearest to a GPU; -1 unless it is a single one. */
+/* The host's NUMA node nearest to a GPU, or -1 unless there is exactly one. */
 static int host_node(int gpu)
 {
     uint64_t nodes = sim_config()->gpus[gpu].nodes;

@@ -2,6 +2,8 @@
 #ifndef ACCELERATOR_SIM_DRIVER_ERRORS_H
 #define ACCELERATOR_SIM_DRIVER_ERRORS_H
 
+#include <stddef.h>
+
 /* X(our name, code, the runtime's name, the driver's name, text) */
 #define SIM_ERRORS(X)                                                                                                  \
     X(SUCCESS, 0, cudaSuccess, CUDA_SUCCESS, "no error")                                                               \
@@ -84,5 +86,22 @@ enum { SIM_ERRORS(SIM_ERROR_CODE) };
 #undef SIM_ERROR_CODE
 
 #define SUCCESS ERROR_SUCCESS
+
+struct sim_error {
+    int code;
+    const char *runtime_name, *driver_name, *text;
+};
+
+/* Returns NULL for an unknown code. */
+static inline const struct sim_error *sim_find_error(int code)
+{
+#define SIM_ERROR_ROW(name, code, runtime_name, driver_name, text) {code, #runtime_name, #driver_name, text},
+    static const struct sim_error errors[] = {SIM_ERRORS(SIM_ERROR_ROW)};
+#undef SIM_ERROR_ROW
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].code == code)
+            return &errors[i];
+    return NULL;
+}
 
 #endif

@@ -1,7 +1,7 @@
 /* libcuda.so.1: device and pinned memory.
  *
- * Device memory is host memory that is mapped lazily, so a large simulated GPU costs only what is written; what it has
- * left is a matter of bookkeeping. One address space holds everything, as under CUDA's unified addressing. */
+ * Device memory is host memory that is mapped lazily, so that a large simulated GPU costs only what is written. What is
+ * free follows from the recorded charges. One address space holds everything, as under CUDA's unified addressing. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -76,7 +76,7 @@ void release(int device, uint64_t bytes)
     sim_state_release(driver_state, devices[device].gpu, devices[device].instance, bytes);
 }
 
-/* Maps memory and records it; `charged` is what it takes of the current device. */
+/* Maps memory and records it. Charges `charged` bytes to the current device. */
 static CUresult allocate(enum sim_memory_type type, size_t size, uint64_t charged, void **address)
 {
     int device = current_context()->ordinal;
@@ -227,8 +227,8 @@ int is_valid_range(const void *address, size_t size)
     memory_lock();
     struct block *block = block_find(address);
     bool is_host = block == NULL;
-    /* A tensor in an expandable segment may lie in several mapped blocks, one behind the other; what else happens to
-     * lie behind a block is another allocation. */
+    /* A tensor in an expandable segment may span several mapped blocks. A neighbor of another type is another
+     * allocation. */
     while (block && reached < end) {
         bool is_mapped = block->memory.type == SIM_MAPPED_MEMORY;
         reached = (const char *)block->memory.base + block->memory.size;
@@ -249,7 +249,7 @@ void set_pool(void *address, void *pool)
     memory_unlock();
 }
 
-/* Whether the block that holds the address lives in a file by now. */
+/* Whether the block that holds the address was moved to a file. */
 bool is_shared(const void *address)
 {
     memory_lock();

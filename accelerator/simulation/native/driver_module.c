@@ -1,5 +1,5 @@
-/* libcuda.so.1: modules and kernels compiled at run time. They load, and cannot be run: where the machine computes a launch
- * fails, elsewhere it does nothing. */
+/* libcuda.so.1: modules and kernels compiled at run time. They load but do not run: a launch fails if the machine
+ * computes, and does nothing otherwise. */
 #include "driver.h"
 
 #include <pthread.h>
@@ -7,12 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Modules are opaque to their users; all of them can be one. Of a function there is its name. */
+/* Modules are opaque to their users, so one represents all. Functions are known by name. */
 static char any_module;
 
 struct function {
     struct function *next;
-    bool is_named; /* in a message, that it cannot be run */
+    bool is_named; /* in a message on stderr */
     char name[];
 };
 

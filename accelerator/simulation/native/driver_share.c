@@ -1,7 +1,7 @@
 /* libcuda.so.1: device memory between processes.
  *
- * A block that is exported moves into an anonymous file at the addresses it has. The handle names the process and the
- * descriptor; the importer opens the file under /proc. */
+ * An exported block moves to an anonymous file and keeps its addresses. The handle names the process and the descriptor;
+ * the importer opens the file under /proc. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -23,7 +23,7 @@ struct handle {
 
 _Static_assert(sizeof(struct handle) <= sizeof(struct sim_ipc_handle), "a handle is carried in 64 bytes");
 
-/* Copies only what is not zero: the file, like the memory, then takes no more than was written. */
+/* Skips zero pages, so that the file takes no more memory than was written. */
 static void copy_used_pages(char *target, const char *source, size_t size)
 {
     enum { PAGE = 4096 };

@@ -1,5 +1,4 @@
-/* libcuda.so.1: streams for programs that ask the driver for them. They are the runtime's: of the one in use, else of the
- * first that is in the process. */
+/* libcuda.so.1: streams. The runtime owns them: the one in use, or else the first one in the process. */
 #define _GNU_SOURCE
 #include "driver.h"
 

@@ -1,7 +1,7 @@
-/* What the simulated runtime needs of the simulated driver, so that devices, contexts and memory have one owner.
+/* The functions of the simulated driver that the simulated runtime calls. The driver owns devices, contexts and memory.
  *
- * libcuda.so.1 exports accelerator_sim_driver(), which answers a pointer to this table; a driver without that symbol is
- * not ours, and the runtime treats it as missing. Functions named after a driver entry point are that entry point. */
+ * libcuda.so.1 exports accelerator_sim_driver(), which returns a pointer to this table. The runtime treats a driver
+ * without that symbol as missing. A function named after a driver entry point is that entry point. */
 #ifndef ACCELERATOR_SIM_DRIVER_TABLE_H
 #define ACCELERATOR_SIM_DRIVER_TABLE_H
 
@@ -16,7 +16,7 @@ enum {
     SIM_WARP_SIZE = 32,
 };
 
-/* One CUDA device: a GPU or a MIG instance. Constant after cuInit but for the atomics. */
+/* One CUDA device: a GPU or a MIG instance. Constant after cuInit, except for the atomics. */
 struct sim_device {
     int ordinal;
     int gpu, instance; /* physical */
@@ -26,7 +26,7 @@ struct sim_device {
     int major, minor;
     int processors; /* streaming multiprocessors */
     unsigned pci_domain, pci_bus;
-    _Atomic int context_users; /* retains of the primary context; it is active while there are any */
+    _Atomic int context_users; /* references to the primary context, which is active if there are any */
     _Atomic unsigned context_flags;
     _Atomic int64_t busy_until; /* when the last work on the device ends: nanoseconds of CLOCK_MONOTONIC */
 };
@@ -34,8 +34,8 @@ struct sim_device {
 enum sim_memory_type {
     SIM_DEVICE_MEMORY,
     SIM_MANAGED_MEMORY,
-    SIM_MAPPED_MEMORY,   /* of the virtual memory functions */
-    SIM_IMPORTED_MEMORY, /* another process' */
+    SIM_MAPPED_MEMORY,   /* by cuMemMap */
+    SIM_IMPORTED_MEMORY, /* exported by another process */
     SIM_PINNED_MEMORY,
     SIM_REGISTERED_MEMORY, /* the caller's host memory, pinned in place */
 };
@@ -53,7 +53,7 @@ struct sim_ipc_handle {
     char bytes[64];
 };
 
-/* What the driver needs of the runtime, whose streams they are. */
+/* The functions of the runtime that the driver calls: the runtime owns the streams. */
 struct sim_runtime {
     int (*create_stream)(void **stream, unsigned flags, int priority);
     int (*destroy_stream)(void *stream);
@@ -82,9 +82,9 @@ struct sim_driver {
     struct sim_device *devices;
     struct sim_device *(*current)(void); /* of the calling thread's context, or NULL */
 
-    /* Finds the memory that holds `address`; answers 0 if CUDA does not know it. */
+    /* Finds the memory that holds `address`; returns 0 if CUDA does not know it. */
     int (*find_memory)(const void *address, struct sim_memory *memory);
-    /* Whether a copy may touch the range: host memory that CUDA does not know always, other memory within bounds. */
+    /* Whether a copy may use the range: always if CUDA does not know the memory, else within its bounds. */
     int (*is_valid_range)(const void *address, size_t size);
     void (*set_pool)(void *address, void *pool);
     void (*fill_with_zeros)(void *address, size_t size);

@@ -1,4 +1,4 @@
-/* libcuda.so.1: entry points that must exist because their names are looked up, for what is not simulated. */
+/* libcuda.so.1: entry points that programs require to exist and that are not simulated. */
 #include "driver.h"
 
 #define NOT_SUPPORTED(name)                                                                                            \

@@ -1,7 +1,7 @@
-/* libcuda.so.1: virtual memory management, on which expandable segments rest.
+/* libcuda.so.1: virtual memory management, which PyTorch's expandable segments use.
  *
- * Physical memory is an anonymous file, so that it can be mapped where and as often as the caller likes and be shared
- * as a descriptor. It is charged to its device once, until its last handle and its last mapping are gone. */
+ * Physical memory is an anonymous file, which can be mapped several times and shared as a descriptor. It is charged to its
+ * device once, until its last handle is released and its last mapping removed. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -74,7 +74,7 @@ SIM_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_
         return ERROR_INVALID_VALUE;
     if (alignment < GRANULARITY)
         alignment = GRANULARITY;
-    /* Reserve too much, then give back what is in front of the first aligned address and behind the end. */
+    /* Reserve too much, then unmap what lies before the first aligned address and after the end. */
     char *base = mmap(NULL, size + alignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED)
         return ERROR_OUT_OF_MEMORY;
@@ -149,7 +149,7 @@ SIM_EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, vo
     memory_lock();
     CUresult result = ERROR_INVALID_VALUE;
     if (!block_find((void *)address)) {
-        /* cuMemSetAccess opens it up. */
+        /* Inaccessible until cuMemSetAccess. */
         void *base = mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file, 0);
         struct block *block = NULL;
         if (base != MAP_FAILED)
@@ -166,7 +166,7 @@ SIM_EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, vo
     return result;
 }
 
-/* The mapped block at the address if it ends within the range; a call may cover several. */
+/* Returns the mapped block at the address if it ends within the range, else NULL. */
 static struct block *mapped_block(const char *address, const char *end)
 {
     struct block *block = block_find(address);

@@ -1,7 +1,7 @@
-/* What the files of the simulated NVML share: result codes, handles, and what every function does first.
+/* What the files of the simulated NVML share: result codes, handles, and the first calls of every function.
  *
- * NVML shows every GPU whatever CUDA_VISIBLE_DEVICES says. A handle is an address that stands for a GPU or one of its
- * MIG instances and is good for the life of the process, without a table that threads could disagree about. */
+ * NVML lists every GPU, whatever CUDA_VISIBLE_DEVICES is. A handle is an address that encodes a GPU or one of its MIG
+ * instances. It is valid as long as the process, and needs no table and no lock. */
 #ifndef ACCELERATOR_SIM_NVML_H
 #define ACCELERATOR_SIM_NVML_H
 
@@ -68,7 +68,7 @@ _Static_assert(sizeof(struct nvml_pci_info) == 68, "the layout of version 3");
 
 struct nvml_pci_info nvml_pci_info(int gpu);
 
-/* nvml_topology.c. How many NVLinks a GPU has in use. */
+/* nvml_topology.c. The number of active NVLinks of a GPU. */
 int nvml_link_count(int gpu);
 
 #endif

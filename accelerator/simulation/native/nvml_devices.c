@@ -1,4 +1,4 @@
-/* Handles of GPUs, and who a GPU or MIG instance is. */
+/* Handles and identity of GPUs and MIG instances. */
 #define _GNU_SOURCE
 #include "nvml.h"
 
@@ -83,8 +83,8 @@ SIM_EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvml_handle *handle
     return by_index(__func__, index, handle);
 }
 
-/* Instances also answer to the form of drivers before R470: MIG-<UUID of the GPU>/<GPU instance>/<compute instance>. */
-static bool answers_to(const char *uuid, int gpu, int instance)
+/* Instances also have the UUID form of drivers before R470: MIG-<UUID of the GPU>/<GPU instance>/<compute instance>. */
+static bool has_uuid(const char *uuid, int gpu, int instance)
 {
     char own[SIM_UUID_SIZE], gpu_uuid[SIM_UUID_SIZE], older[SIM_UUID_SIZE + 24];
     sim_uuid(gpu, instance, NULL, own);
@@ -103,7 +103,7 @@ SIM_EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, nvml_handle *handle)
     for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++)
         for (int instance = SIM_WHOLE_GPU; instance == SIM_WHOLE_GPU || instance < sim_config()->gpus[gpu].instances;
              instance++)
-            if (answers_to(uuid, gpu, instance))
+            if (has_uuid(uuid, gpu, instance))
                 return put_handle(__func__, gpu, instance, handle);
     return NVML_NOT_FOUND;
 }
@@ -176,7 +176,7 @@ SIM_EXPORT int nvmlDeviceGetCudaComputeCapability(nvml_handle handle, int *major
     return NVML_OK;
 }
 
-/* NVML's number of the generation of GPUs that a compute capability belongs to. */
+/* NVML's constant for the GPU generation of a compute capability. */
 SIM_EXPORT int nvmlDeviceGetArchitecture(nvml_handle handle, unsigned *architecture)
 {
     enum { TURING = 6, ADA = 8, UNKNOWN = -1 };
@@ -209,7 +209,7 @@ SIM_EXPORT int nvmlDeviceGetPciInfo_v3(nvml_handle handle, struct nvml_pci_info 
     return NVML_OK;
 }
 
-/* The versions before: the same beginning, without the long form of the address. */
+/* Older versions end before the long form of the address. */
 enum { PCI_INFO_V1 = 32, PCI_INFO_V2 = 52 };
 
 SIM_EXPORT int nvmlDeviceGetPciInfo_v2(nvml_handle handle, void *info)

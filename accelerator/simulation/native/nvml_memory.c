@@ -40,7 +40,7 @@ SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct memory_v2 *
     return NVML_OK;
 }
 
-/* The window through which the host reaches the memory: as large, and unused. */
+/* The host's window into the memory is as large as the memory and unused. */
 SIM_EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvml_handle handle, struct memory_v1 *info)
 {
     struct nvml_device device;
@@ -63,14 +63,14 @@ struct process_v2 {
 };
 _Static_assert(sizeof(struct process_v2) == 24, "the layout of versions 2 and 3");
 
-/* The rows of a device, as many as there are; *rows is to be freed. */
+/* Returns the number of rows of a device. The caller frees *rows. */
 static int read_processes(const struct nvml_device *device, struct sim_usage **rows)
 {
     int instance = nvml_is_instance(device) ? device->instance : SIM_ANY_INSTANCE;
     struct sim_state *state = sim_state_find();
     int capacity = 0, count;
     *rows = NULL;
-    /* Processes come and go between two looks. */
+    /* Processes start and end between two calls. */
     while ((count = sim_state_processes(state, device->gpu, instance, *rows, capacity)) > capacity) {
         free(*rows);
         capacity = count + 8;
@@ -97,7 +97,7 @@ static void put_v2(void *array, int at, const struct sim_usage *row)
     };
 }
 
-/* Too small an array is answered with the size needed, which is how callers ask for it. */
+/* If the array is too small, fills in the size that is needed; callers begin with an empty array. */
 static int get_processes(const char *function, nvml_handle handle, unsigned *count, void *array,
                          void (*put)(void *array, int at, const struct sim_usage *row))
 {

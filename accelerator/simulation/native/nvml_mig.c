@@ -1,7 +1,7 @@
 /* MIG: instances of a GPU, which CUDA treats as small GPUs. */
 #include "nvml.h"
 
-/* Instances live at every other index while they fit, so that callers meet holes. */
+/* Instances have every other index if they fit, so that callers see holes. */
 static unsigned index_of_instance(const struct sim_gpu *gpu, int instance)
 {
     return (unsigned)(2 * (gpu->instances - 1) < NVML_MAX_MIG_DEVICES ? 2 * instance : instance);
@@ -17,7 +17,7 @@ SIM_EXPORT int nvmlDeviceGetMigMode(nvml_handle handle, unsigned *current, unsig
     return NVML_OK;
 }
 
-/* Zero also where MIG is off, as documented. */
+/* By documentation, zero if MIG is off. */
 SIM_EXPORT int nvmlDeviceGetMaxMigDeviceCount(nvml_handle handle, unsigned *count)
 {
     struct nvml_device device;
@@ -42,7 +42,7 @@ SIM_EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(nvml_handle handle, unsigned 
     return NVML_NOT_FOUND;
 }
 
-/* The number of a GPU; of an instance the index at which its GPU lists it. */
+/* The index of a GPU, or of an instance among those of its GPU. */
 SIM_EXPORT int nvmlDeviceGetIndex(nvml_handle handle, unsigned *index)
 {
     struct nvml_device device;

@@ -1,10 +1,10 @@
-/* What a GPU does at the moment, except for its memory. A simulated GPU does nothing, so the figures are made up: they
- * depend on the GPU alone and differ between GPUs, so that a test can tell whose figure it was given. */
+/* Telemetry, except for memory. A simulated GPU is idle, so the figures are invented. They are constant and differ between
+ * GPUs, so that a test can recognize the GPU that a figure belongs to. */
 #include "nvml.h"
 
 #include <time.h>
 
-/* The figures of GPU number i. */
+/* The figures of GPU i. */
 static unsigned utilization(int i)
 {
     return (7u * (unsigned)i + 13) % 101; /* percent */
@@ -37,7 +37,7 @@ static unsigned power(int i)
 
 static const unsigned power_limit = 700000, least_power_limit = 200000; /* milliwatts */
 
-/* Megahertz, by NVML's number of the clock: graphics, SM, memory, video. */
+/* Megahertz, indexed as in NVML: graphics, SM, memory, video. */
 enum { CLOCKS = 4 };
 
 static unsigned clock_rate(int i, unsigned type)
@@ -55,7 +55,7 @@ struct utilization_rates {
     unsigned gpu, memory;
 };
 
-/* Not known of a GPU that is divided into instances either. */
+/* Also unavailable for a GPU in MIG mode. */
 SIM_EXPORT int nvmlDeviceGetUtilizationRates(nvml_handle handle, struct utilization_rates *rates)
 {
     struct nvml_device device;
@@ -141,7 +141,7 @@ SIM_EXPORT int nvmlDeviceGetComputeMode(nvml_handle handle, unsigned *mode)
     return NVML_OK;
 }
 
-/* The driver keeps the GPU up while nobody uses it. */
+/* The driver keeps an unused GPU initialized. */
 SIM_EXPORT int nvmlDeviceGetPersistenceMode(nvml_handle handle, unsigned *mode)
 {
     struct nvml_device device;
@@ -159,7 +159,7 @@ SIM_EXPORT int nvmlDeviceGetPerformanceState(nvml_handle handle, unsigned *state
     return NVML_OK;
 }
 
-/* The one fan. */
+/* A GPU has one fan. */
 SIM_EXPORT int nvmlDeviceGetNumFans(nvml_handle handle, unsigned *count)
 {
     struct nvml_device device;
@@ -184,13 +184,13 @@ SIM_EXPORT int nvmlDeviceGetFanSpeed_v2(nvml_handle handle, unsigned fan, unsign
     return NVML_OK;
 }
 
-/* Why the clocks are not at their highest; the names with Throttle are the older ones. */
-static int clock_reasons(const char *function, nvml_handle handle, uint64_t *reasons, bool possible)
+/* Why the clocks are throttled. The functions with Throttle in their names are older. */
+static int clock_reasons(const char *function, nvml_handle handle, uint64_t *reasons, bool is_supported)
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(function, handle, reasons, &device));
     enum { ALL = 0x1ff };
-    *reasons = possible ? ALL : nvml_gpu(&device)->clock_reasons;
+    *reasons = is_supported ? ALL : nvml_gpu(&device)->clock_reasons;
     return NVML_OK;
 }
 
@@ -214,7 +214,7 @@ SIM_EXPORT int nvmlDeviceGetSupportedClocksThrottleReasons(nvml_handle handle, u
     return clock_reasons(__func__, handle, reasons, true);
 }
 
-/* Figures that are asked for by number, several at once, each with a result of its own. */
+/* NVML reads several figures at once, each by its field id and with its own result. */
 struct field_value {
     unsigned field, scope;
     int64_t timestamp, latency; /* microseconds */
@@ -235,14 +235,14 @@ static bool read_field(int gpu, unsigned field, unsigned *value)
     case 91:
         *value = (unsigned)nvml_link_count(gpu);
         return true;
-    case 185: /* on average */
-    case 186: /* at this moment */
+    case 185: /* power, average */
+    case 186: /* power, now */
         *value = power(gpu);
         return true;
-    case 187:
+    case 187: /* power limit: minimum */
         *value = least_power_limit;
         return true;
-    case 188: /* the highest possible, by default, now */
+    case 188: /* power limit: maximum, default, current */
     case 189:
     case 190:
         *value = power_limit;

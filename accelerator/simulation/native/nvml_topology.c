@@ -1,6 +1,6 @@
-/* What lies between GPUs, and between a GPU and the host: NVLink, PCI, NUMA nodes.
+/* Connections between GPUs, and between a GPU and the host: NVLink, PCI, NUMA nodes.
  *
- * GPUs of one link group have a link of their own to each other GPU of it, as far as a GPU's links go. */
+ * A GPU has one link to each other GPU of its link group, until its links are used up. */
 #define _GNU_SOURCE
 #include "nvml.h"
 
@@ -62,7 +62,7 @@ SIM_EXPORT int nvmlDeviceGetNvLinkVersion(nvml_handle handle, unsigned link, uns
     return NVML_OK;
 }
 
-/* Peers' memory and the host's, and atomic operations on both; no bridges. */
+/* Links give access to the memory of peers and host, with atomic operations, and no bridges. */
 SIM_EXPORT int nvmlDeviceGetNvLinkCapability(nvml_handle handle, unsigned link, unsigned capability, unsigned *is_capable)
 {
     enum { PEER_ACCESS, SYSTEM_ACCESS, PEER_ATOMICS, SYSTEM_ATOMICS, CAPABILITIES = 6 };
@@ -100,13 +100,13 @@ SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvml_handle handle, unsigned 
     return remote_pci_info(__func__, handle, link, info, sizeof *info);
 }
 
-/* The older one's structure ends before the long form of the address. */
+/* The structure of the first version ends before the long form of the address. */
 SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo(nvml_handle handle, unsigned link, void *info)
 {
     return remote_pci_info(__func__, handle, link, info, offsetof(struct nvml_pci_info, bus_id));
 }
 
-/* Every GPU reaches every other over PCI; only NVLink brings its own accesses and atomic operations. */
+/* PCI connects all GPUs; only NVLink has atomic operations. */
 SIM_EXPORT int nvmlDeviceGetP2PStatus(nvml_handle handle, nvml_handle other, unsigned capability, int *status)
 {
     enum { READ, WRITE, NVLINK, ATOMICS, PCI, CAPABILITIES };
@@ -122,7 +122,7 @@ SIM_EXPORT int nvmlDeviceGetP2PStatus(nvml_handle handle, nvml_handle other, uns
     return NVML_OK;
 }
 
-/* NVML's levels of what two GPUs share. */
+/* NVML's levels of the nearest common ancestor. */
 enum { SAME_GPU = 0, SAME_NODE = 40, SAME_MACHINE = 50 };
 
 static unsigned common_level(int gpu, int other)
@@ -164,7 +164,7 @@ static void put_bit(uint64_t *set, unsigned words, unsigned long bit)
         set[bit / WORD_BITS] |= UINT64_C(1) << bit % WORD_BITS;
 }
 
-/* Adds the processors of one of this host's own nodes. */
+/* Adds the processors of one NUMA node of this host. Returns false if there is no such node. */
 static bool add_node(unsigned node, uint64_t *set, unsigned words)
 {
     char path[64];
@@ -187,8 +187,8 @@ static bool add_node(unsigned node, uint64_t *set, unsigned words)
     return any;
 }
 
-/* The processors of the nodes, so that programs that bind themselves to them go on; all where this host has no such
- * node. */
+/* The processors of the GPU's nodes, or all if this host has none of these nodes: a program that binds itself to them
+ * must keep running. */
 static int cpu_affinity(const char *function, nvml_handle handle, unsigned words, uint64_t *set, unsigned scope)
 {
     struct nvml_device device;
@@ -226,7 +226,7 @@ SIM_EXPORT int nvmlDeviceGetMemoryAffinity(nvml_handle handle, unsigned words, u
     return NVML_OK;
 }
 
-/* Not part of a fabric of several machines. */
+/* Simulated GPUs belong to no fabric of several machines. */
 struct fabric_info {
     unsigned version;
     unsigned char cluster[16];

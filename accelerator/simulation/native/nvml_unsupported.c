@@ -1,5 +1,5 @@
-/* The functions of NVML that are not simulated. NVIDIA's Python binding looks all of them up; a program that misses one
- * assumes an old driver, not a GPU that lacks a feature. The stubs are weak: a function of another file takes the place
+/* The functions of NVML that are not simulated. NVIDIA's Python binding needs their names: if one is missing, a
+ * program assumes an old driver, not a GPU without the feature. The stubs are weak: a function of another file takes the place
  * of the stub of its name. */
 #include "nvml.h"
 

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Says that a process runs on the simulation, to whoever looks the name up. */
+/* Marks the process as simulated: simulation.is_simulated() searches for this name. */
 EXPORT const char accelerator_simulation[] = "cudart";
 
 enum { NOT_TRIED = -1 };
@@ -34,7 +34,7 @@ static void disable_after_fork(void)
     is_ready_and_plain = false;
 }
 
-/* A wrapper that replaces LD_LIBRARY_PATH instead of adding to it takes the driver away. */
+/* The driver is missing if a wrapper replaces LD_LIBRARY_PATH instead of adding to it. */
 static void hint_at_replaced_path(void)
 {
     const char *path = getenv("LD_LIBRARY_PATH");
@@ -96,7 +96,7 @@ cudaError_t enter_slowly(const char *function)
     return driver->injected(function, (device ? device : &driver->devices[thread_device])->gpu);
 }
 
-/* For NCCL: both majors are in every process, and a stream belongs to the one that the program uses. */
+/* For NCCL: both majors are in every process, and streams belong to the one in use. */
 EXPORT bool accelerator_sim_runtime_is_used(void)
 {
     return status != NOT_TRIED;
@@ -113,7 +113,7 @@ int chosen_device(void)
     return device ? device->ordinal : thread_device;
 }
 
-/* Gives the device a primary context, of which the runtime holds one reference, and makes it the thread's. */
+/* Makes the device's primary context current. The runtime holds one reference to each. */
 static cudaError_t make_current(int ordinal)
 {
     static bool is_retained[SIM_MAX_GPUS];
@@ -174,30 +174,16 @@ EXPORT cudaError_t cudaPeekAtLastError(void)
     return last_error;
 }
 
-EXPORT const char *cudaGetErrorName(cudaError_t error)
+EXPORT const char *cudaGetErrorName(cudaError_t code)
 {
-    switch (error) {
-#define CASE(our_name, code, runtime_name, driver_name, text)                                                          \
-    case code:                                                                                                         \
-        return #runtime_name;
-        SIM_ERRORS(CASE)
-#undef CASE
-    default:
-        return "unrecognized error code";
-    }
+    const struct sim_error *error = sim_find_error(code);
+    return error ? error->runtime_name : "unrecognized error code";
 }
 
-EXPORT const char *cudaGetErrorString(cudaError_t error)
+EXPORT const char *cudaGetErrorString(cudaError_t code)
 {
-    switch (error) {
-#define CASE(our_name, code, runtime_name, driver_name, text)                                                          \
-    case code:                                                                                                         \
-        return text;
-        SIM_ERRORS(CASE)
-#undef CASE
-    default:
-        return "unrecognized error code";
-    }
+    const struct sim_error *error = sim_find_error(code);
+    return error ? error->text : "unrecognized error code";
 }
 
 EXPORT cudaError_t cudaRuntimeGetVersion(int *version)
@@ -206,7 +192,7 @@ EXPORT cudaError_t cudaRuntimeGetVersion(int *version)
     return SUCCESS;
 }
 
-/* Works without a driver, whose version is then 0, and initializes nothing. */
+/* Initializes nothing. The version is 0 without a driver. */
 EXPORT cudaError_t cudaDriverGetVersion(int *version)
 {
     *version = 0;
@@ -219,7 +205,7 @@ EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **fun
     enum { SYMBOL_NOT_FOUND = 1 };
     RETURN_IF_ERROR(enter(__func__));
     cudaError_t error = driver->cuGetProcAddress(name, function, (int)version, flags, status_out);
-    /* A missing name is an answer here, and no error. */
+    /* A missing name is not an error here. */
     if (error == ERROR_NOT_FOUND && status_out)
         *status_out = SYMBOL_NOT_FOUND;
     return finish(error == ERROR_NOT_FOUND ? SUCCESS : error);

@@ -1,4 +1,4 @@
-/* The inside of libcudart.so.12 and .13: what their files share. */
+/* What the files of libcudart.so.12 and .13 share. */
 #ifndef ACCELERATOR_SIM_RUNTIME_H
 #define ACCELERATOR_SIM_RUNTIME_H
 
@@ -18,7 +18,7 @@ typedef int cudaError_t;
 
 /* runtime.c */
 extern const struct sim_driver *driver;
-extern _Atomic bool is_ready_and_plain; /* initialized, and no errors are to be injected */
+extern _Atomic bool is_ready_and_plain; /* initialized, without injected errors */
 
 cudaError_t enter_slowly(const char *function);
 cudaError_t fail(cudaError_t error);
@@ -26,7 +26,7 @@ cudaError_t make_context(struct sim_device **device);
 int chosen_device(void);
 int visible_device_count(void);
 
-/* Every result of an entry point passes here: a failure becomes the thread's last error. */
+/* Returns its argument; an error becomes the thread's last error. Entry points return through it. */
 static inline cudaError_t finish(cudaError_t error)
 {
     return __builtin_expect(error == SUCCESS, 1) ? SUCCESS : fail(error);
@@ -50,23 +50,23 @@ static inline cudaError_t enter_context(const char *function, struct sim_device 
     return SUCCESS;
 }
 
-/* runtime_stream.c. A stream's work is done at the call; what remains of it is the time at which it would end. */
+/* runtime_stream.c. Work is done at the call; a stream records only the time at which its work would end. */
 struct capture;
 
 struct stream {
     uint32_t magic;
     int device;
     int priority;
-    _Atomic int64_t idle_at; /* nanoseconds of CLOCK_MONOTONIC; 0 if nothing ever took time */
+    _Atomic int64_t idle_at; /* nanoseconds of CLOCK_MONOTONIC; 0 before any work took time */
     _Atomic(struct capture *) capture;
     struct stream *next;     /* of the streams in the same capture, or of the free ones */
     unsigned captured_count; /* pieces of work captured so far */
-    bool is_unjoined;        /* some of them are not waited for, directly or not, by the capture's origin */
+    bool is_unjoined;        /* the capture's origin does not wait for all of them yet */
 };
 
 enum work_type { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_COMPUTATION };
 
-/* One piece of work, to be done now or to be recorded in a graph and done at its launches. */
+/* One piece of work, done now or recorded in a graph and done at each launch. */
 struct work {
     enum work_type type;
     union {
@@ -108,8 +108,8 @@ struct event {
     uint32_t magic;
     int device;
     unsigned flags;
-    _Atomic int64_t own_time, *time; /* when it is reached, 0 if never recorded; in shared memory once exported */
-    int file;                        /* ... which this file holds, or -1 */
+    _Atomic int64_t own_time, *time; /* when it is reached, 0 if never recorded; shared memory once exported */
+    int file;                        /* the shared memory, or -1 */
     uint64_t capture_id;             /* the capture in which it was last recorded, or 0 */
     struct stream *captured_on;
     unsigned captured_count; /* of that stream, at that time */
@@ -123,7 +123,7 @@ cudaError_t forbid_if_capturing(void);
 cudaError_t capture_work(struct stream *stream, const struct work *work);
 cudaError_t capture_event(struct stream *stream, struct event *event);
 cudaError_t capture_wait(struct stream *stream, struct event *event);
-/* For queries and waits of the host: they end the capture that the event or stream is part of. */
+/* For queries and waits of the host, which invalidate the capture of the event or stream. */
 cudaError_t refuse_captured_event(const struct event *event);
 cudaError_t refuse_captured_stream(struct stream *stream);
 
@@ -150,7 +150,7 @@ void graph_release(struct graph *graph);
 /* runtime_kernel.c */
 void computation_released(uint64_t id);
 
-/* Entry points that the table for the driver mentions. */
+/* Entry points in the table for the driver. */
 cudaError_t cudaStreamIsCapturing(void *handle, int *status);
 const struct sim_runtime *accelerator_sim_runtime(void);
 

@@ -1,7 +1,7 @@
 /* The CUDA runtime: capture of streams.
  *
- * What is captured becomes a chain, in the order of the calls, whatever the streams; that is one valid order of any
- * graph that CUDA would build. */
+ * Captured work becomes a chain in the order of the calls, across streams. That is a valid order of the graph that CUDA
+ * would build. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -23,7 +23,7 @@ struct capture {
     struct capture *next;
 };
 
-/* Exported under a name of its own for the kernels, which look at it before each op. */
+/* Exported for the kernel overrides, which read it before each op. */
 _Atomic int active_captures;
 extern _Atomic int accelerator_simulation_captures __attribute__((alias("active_captures"), visibility("default")));
 
@@ -134,7 +134,7 @@ static cudaError_t may_end(const struct capture *capture, const struct stream *s
     return SUCCESS;
 }
 
-/* Takes the capture apart. Its graph is worth having only if nothing went wrong. */
+/* Removes the capture. Returns its graph only if the capture is valid. */
 static cudaError_t end(struct capture *capture, struct graph **graph)
 {
     cudaError_t error = capture->status == INVALIDATED ? ERROR_CAPTURE_INVALIDATED : SUCCESS;
@@ -207,7 +207,7 @@ cudaError_t capture_event(struct stream *stream, struct event *event)
     return error;
 }
 
-/* The work in front of the event is now waited for by `stream`, so that its own stream owes it no longer. */
+/* `stream` now waits for the work before the event. */
 static void join(struct capture *capture, struct stream *stream, struct event *event)
 {
     struct stream *other = event->captured_on;
@@ -328,7 +328,7 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo(void *handle, int *status, unsigned 
 }
 #endif
 
-/* In a chain the dependencies are always those that there are. */
+/* A chain has no other dependencies. */
 #if CUDART == 12
 EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node **nodes, size_t count, unsigned flags)
 #else

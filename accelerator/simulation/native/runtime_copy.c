@@ -1,4 +1,4 @@
-/* The CUDA runtime: copies and fills. The synchronous ones belong to the default stream. */
+/* The CUDA runtime: copies and fills. Synchronous ones use the default stream. */
 #include "runtime.h"
 
 static cudaError_t copy_in_stream(void *handle, const struct sim_device *device, const struct work *work)

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* cudaDeviceProp, of which the interface fixes the layout. Texture and surface limits are left 0. CUDA 13 dropped some
- * fields, which only CUDA 12 has here, and made others of the reserved area at the end. */
+/* cudaDeviceProp, whose layout is part of the interface. Texture and surface limits are 0. CUDA 13 dropped some fields and
+ * added others in the reserved area at the end. */
 #if CUDART == 12
 #define ONLY_12(declaration) declaration;
 enum { PROPERTIES_SIZE = 1032, TEXTURE_AND_SURFACE_INTS = 40, RESERVED_INTS = 63 };
@@ -92,7 +92,7 @@ _Static_assert(offsetof(struct properties, processors) == (CUDART == 12 ? 388 : 
 _Static_assert(offsetof(struct properties, shared_memory_per_processor) == (CUDART == 12 ? 640 : 624),
                "as in CUDA's ABI");
 
-/* The driver's numbers of attributes. */
+/* Attributes, numbered as in the driver. */
 enum attribute {
     CONSTANT_MEMORY = 9,
     WARP_SIZE = 10,

@@ -19,7 +19,7 @@ struct handle {
     int file;
 };
 
-/* Events are reused and never given back, so that a handle can be checked even after it was destroyed. */
+/* Events are reused and never freed, so that the handle of a destroyed event can be checked. */
 static struct event *free_events;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -163,7 +163,7 @@ EXPORT cudaError_t cudaEventElapsedTime(float *milliseconds, void *start_handle,
     return SUCCESS;
 }
 
-/* The time moves into an anonymous file; it means the same to every process of the machine. */
+/* Moves the time to an anonymous file. CLOCK_MONOTONIC is the same in every process. */
 static cudaError_t share(struct event *event)
 {
     if (event->file >= 0)

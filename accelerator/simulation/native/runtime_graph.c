@@ -13,7 +13,7 @@ struct user_object {
     void (*destroy)(void *argument);
 };
 
-/* Instances share the graph they are made from, of which they see the nodes there were at that time. */
+/* An instance shares its graph and uses the nodes that existed when it was made. */
 struct graph {
     int references;
     struct node **nodes;
@@ -137,7 +137,7 @@ EXPORT cudaError_t cudaGraphExecDestroy(struct instance *instance)
     return SUCCESS;
 }
 
-/* Fills in as many nodes as the caller has room for, or, without an array, tells how many there are. */
+/* Fills in as many nodes as the caller's array holds, or, without an array, their number. */
 static void list_nodes(struct node *const *nodes, size_t available, struct node **target, size_t *count)
 {
     if (!target || available < *count)
@@ -226,14 +226,14 @@ EXPORT cudaError_t cudaGraphRetainUserObject(struct graph *graph, struct user_ob
     if (has_space) {
         for (unsigned i = 0; i < count; i++)
             graph->objects[graph->object_count++] = object;
-        /* Moved references were the caller's own. */
+        /* A moved reference was the caller's. */
         object->references += flags & MOVE ? 0 : (int)count;
     }
     pthread_mutex_unlock(&lock);
     return finish(has_space ? SUCCESS : ERROR_OUT_OF_MEMORY);
 }
 
-/* Memory is never allocated by a graph here: what is allocated during capture is allocated once, at the call. */
+/* Graphs allocate no memory: an allocation during capture happens once, at the call. */
 EXPORT cudaError_t cudaDeviceGetGraphMemAttribute(int ordinal, int attribute, void *value)
 {
     RETURN_IF_ERROR(enter(__func__));

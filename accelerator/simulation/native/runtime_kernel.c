@@ -1,9 +1,9 @@
-/* The CUDA runtime: kernels compiled into the program. None can be run here.
+/* The CUDA runtime: kernels compiled into the program. They do not run.
  *
- * Where the machine computes, torch's ops have kernels of Python's, so that a launch which arrives here would leave memory
- * uncomputed: it fails, and says which kernel it was. Elsewhere kernels launch and compute nothing.
+ * On a machine that computes, kernel overrides in Python do the work of torch's ops. A launch that arrives here would
+ * leave memory uncomputed, so it fails and prints the name of the kernel. Other machines launch kernels that do nothing.
  *
- * The registration functions run while a library is loaded, tens of thousands of times, and must initialize nothing. */
+ * Loading a library calls the registration functions tens of thousands of times; they must initialize nothing. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -19,8 +19,8 @@ struct dim3 {
     unsigned x, y, z;
 };
 
-/* torch.cuda._sleep launches a kernel that spins for a number of clock cycles: the one way for a program to keep a
- * simulated stream busy. All instances of the kernel are remembered, by the address of their host function. */
+/* torch.cuda._sleep launches a kernel that spins for a number of clock cycles. Nothing else keeps a simulated stream busy.
+ * The instances of this kernel, by the addresses of their host functions. */
 enum { MAX_SPIN_KERNELS = 16, MAX_THREADS_PER_BLOCK = 1024 };
 static const void *spin_kernels[MAX_SPIN_KERNELS];
 static int spin_kernel_count;
@@ -33,7 +33,7 @@ static bool is_spin_kernel(const void *function)
     return false;
 }
 
-/* The names of all kernels, for the message about one that cannot be run. The texts are the program's own. */
+/* The names of all kernels, for the message about one that does not run. The texts belong to the program. */
 static struct {
     const void *function;
     const char *name;
@@ -58,7 +58,7 @@ static bool computes(void)
     return is_set;
 }
 
-/* Why the kernels that compute are not in this process, if they are not; set by what should have loaded them. */
+/* Why the kernel overrides could not be loaded, or NULL. */
 static char *missing;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -74,7 +74,7 @@ static cudaError_t refuse(const void *function)
     for (size_t i = 0; i < kernel_count; i++)
         if (kernels[i].function == function && kernels[i].name) {
             const char *name = kernels[i].name;
-            kernels[i].name = NULL; /* it is named once */
+            kernels[i].name = NULL; /* each kernel is reported once */
             void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
             char *(*demangle)(const char *, char *, size_t *, int *) =
                 (char *(*)(const char *, char *, size_t *, int *))(library ? dlsym(library, "__cxa_demangle") : NULL);
@@ -89,7 +89,7 @@ static cudaError_t refuse(const void *function)
     return ERROR_NOT_SUPPORTED;
 }
 
-/* Computations in captured graphs: the numbers of those whose graphs are gone wait here for who holds them. */
+/* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */
 static uint64_t *released;
 static size_t released_count, released_capacity;
 
@@ -111,7 +111,7 @@ EXPORT size_t accelerator_simulation_released(uint64_t *ids, size_t capacity)
     return count;
 }
 
-/* Puts a computation on a stream that captures. */
+/* Submits a computation to a stream that captures. */
 EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(uint64_t id), uint64_t id)
 {
     struct sim_device *device;
@@ -220,7 +220,7 @@ EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *function, struct dim3
     return cudaLaunchKernel(function, grid, block, arguments, shared_memory, stream);
 }
 
-/* How code compiled for CUDA 13 launches: a kernel is fetched once, and here is its host function again. */
+/* Code compiled for CUDA 13 fetches a kernel once and launches it. Here a kernel is its host function. */
 EXPORT cudaError_t __cudaGetKernel(const void **kernel, const void *function)
 {
     *kernel = function;

@@ -1,4 +1,4 @@
-/* The CUDA runtime: memory of the device and of the host. The driver keeps the books. */
+/* The CUDA runtime: memory of the device and of the host. The driver records it. */
 #include "runtime.h"
 
 #include <string.h>

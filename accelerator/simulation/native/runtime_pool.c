@@ -1,7 +1,7 @@
-/* The CUDA runtime: each device's default memory pool, on which PyTorch's cudaMallocAsync backend rests.
+/* The CUDA runtime: each device's default memory pool, which PyTorch's cudaMallocAsync backend uses.
  *
- * A freed block stays in the pool, for the next allocation of about its size, as long as the pool holds no more than its
- * release threshold. */
+ * A freed block stays in the pool, for an allocation of about its size, while the pool holds no more than its release
+ * threshold. */
 #include "runtime.h"
 
 #include <pthread.h>
@@ -14,7 +14,7 @@ struct level {
 
 struct pool {
     uint64_t threshold;
-    uint64_t reuse[3]; /* stored for those who ask, without effect */
+    uint64_t reuse[3]; /* can be set and read, without effect */
     struct level reserved, used;
     struct sorted spares; /* freed blocks by size */
 };

@@ -1,4 +1,4 @@
-/* The CUDA runtime: streams, and doing their work. */
+/* The CUDA runtime: streams and their work. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -10,7 +10,7 @@
 
 enum { STREAM_MAGIC = 0x5354524d, NANOSECONDS = 1000000000 };
 
-/* Streams are reused and never given back, so that a handle can be checked even after it was destroyed. */
+/* Streams are reused and never freed, so that the handle of a destroyed stream can be checked. */
 static struct stream *free_streams;
 static struct stream legacy_streams[SIM_MAX_GPUS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -48,7 +48,7 @@ __attribute__((constructor)) static void number_legacy_streams(void)
         legacy_streams[i].device = i;
 }
 
-/* The handles 0, 1 and 2 are the default stream under its three names. */
+/* The handles 0, 1 and 2 are three names of the default stream. */
 struct stream *find_stream(void *handle, const struct sim_device *device)
 {
     if ((uintptr_t)handle <= 2)

@@ -7,7 +7,7 @@
 struct symbol {
     const void *host_variable;
     size_t size;
-    void *copies[SIM_MAX_GPUS]; /* one for each device, made when it is first asked for */
+    void *copies[SIM_MAX_GPUS]; /* one for each device, allocated at its first use */
     struct symbol *next;
 };
 

@@ -1,4 +1,4 @@
-/* The CUDA runtime: entry points that must exist because PyTorch is linked to them, for what is not simulated. */
+/* The CUDA runtime: entry points that PyTorch is linked to and that are not simulated. */
 #include "runtime.h"
 
 #define NOT_SUPPORTED(name)                                                                                            \

@@ -108,7 +108,7 @@ static void print_cell(bool is_first, const char *text, const char *unit, bool h
         printf(" %s", unit);
 }
 
-/* Asks for a field of the process, or of the GPU if there is none. */
+/* Reads a field of the process, or of the GPU if `process` is NULL. */
 static bool query_field(const char *field, const struct smi_gpu *gpu, const struct smi_process *process, char text[SMI_TEXT],
                 const char **unit)
 {
@@ -122,7 +122,7 @@ static char *next_field(char **rest)
     return field ? field + strspn(field, " ") : NULL;
 }
 
-/* Names the first field that there is not. */
+/* Returns whether all fields exist. Prints the first unknown one. */
 static bool are_known(const char *fields, const struct smi_process *process)
 {
     char *copy = strdup(fields), *rest = copy, text[SMI_TEXT];
@@ -135,7 +135,7 @@ static bool are_known(const char *fields, const struct smi_process *process)
     return is_known;
 }
 
-/* Prints a row of the fields: their names where `names` is set, else their values. */
+/* Prints a row with the names of the fields if `names` is set, else with their values. */
 static void print_row(const char *fields, bool names, const struct smi_gpu *gpu, const struct smi_process *process,
                       struct format format)
 {
@@ -173,7 +173,7 @@ static bool query(const char *fields, bool of_processes, struct format format)
     return true;
 }
 
-/* The value of an option that is given as --name=value or as the two words "--name value"; NULL if it is another one. */
+/* Returns the value of the option `name`, written as --name=value or as two words, or NULL for another option. */
 static const char *value_of(const char *name, char **argv, int *at)
 {
     size_t length = strlen(name);

@@ -1,11 +1,11 @@
-/* The simulated nvidia-smi: the fields that can be asked for. */
+/* The simulated nvidia-smi: the fields of queries. */
 #include "smi.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-/* What stands in the place of a figure that NVML did not give. */
+/* Formats a figure, or the text for one that NVML did not return. */
 static void put(char text[SMI_TEXT], int failure, const char *format, double value)
 {
     if (failure == NVML_NOT_SUPPORTED || failure == NVML_FUNCTION_NOT_FOUND)
@@ -95,7 +95,7 @@ static void query_temperature(nvml_handle gpu, int selector, char text[SMI_TEXT]
     put(text, failure, "%.0f", degrees);
 }
 
-/* One of NVML's numbered figures, which are milliwatts for the power and whole for the rest. */
+/* Reads one of NVML's fields: milliwatts for power, integers for the others. */
 static void query_field(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     enum { MEMORY_TEMPERATURE = 82 };

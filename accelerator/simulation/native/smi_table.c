@@ -13,7 +13,7 @@ static const char *field(const char *name, const struct smi_gpu *gpu, char text[
     return text;
 }
 
-/* The MIG instance of the GPU at a place; false if there is none. */
+/* Finds the MIG instance at an index of the GPU. Returns false if there is none. */
 static bool find_instance(nvml_handle gpu, unsigned place, nvml_handle *instance)
 {
     return NVML(nvmlDeviceGetMigDeviceHandleByIndex, gpu, place, instance) == NVML_OK;
@@ -39,7 +39,7 @@ int smi_list(void)
     return 0;
 }
 
-/* A line of the table: text and the rest of the width, within bars. */
+/* Prints a line of the table: text, padded to the width, between bars. */
 static void line(const char *text)
 {
     enum { WIDTH = 92 };
@@ -54,7 +54,7 @@ static void rule(char character)
     puts("+");
 }
 
-/* The names of the figures in the two lines of a GPU. */
+/* The fields in the two lines of a GPU. */
 enum { NAME, PERSISTENCE, BUS, FAN, TEMPERATURE, STATE, DRAW, LIMIT, USED, TOTAL, BUSY, FIGURES };
 static const char *const figures[FIGURES] = {"name",       "persistence_mode", "pci.bus_id",   "fan.speed",
                                              "temperature.gpu", "pstate",      "power.draw",   "power.limit",

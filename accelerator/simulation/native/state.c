@@ -22,7 +22,7 @@ enum { MAX_ROWS = 4096 };
 /* A row is free while its pid is 0. Writers hold the lock; readers do not need it. */
 struct row {
     _Atomic pid_t pid;
-    _Atomic uint64_t image; /* what the process runs: exec begins another one, which holds no memory */
+    _Atomic uint64_t image; /* identifies the program: exec starts another one, which holds no memory */
     _Atomic int gpu;
     _Atomic int instance;
     _Atomic int contexts;
@@ -116,9 +116,8 @@ static void unlock(struct sim_state *state)
     pthread_mutex_unlock(&state->lock);
 }
 
-/* Reads what the kernel says of a process: false if there is none. A process that ended but was not waited for yet counts
- * as none. `image` tells programs apart that one process runs one after the other, by where its code and its stack lie; 0
- * if that may not be known. */
+/* Returns false if the process does not exist or is a zombie. `image` identifies the program by the addresses of its code
+ * and stack, because exec keeps the process id; it is 0 without the permission to read them. */
 static bool read_process(pid_t pid, uint64_t *image)
 {
     char path[32], text[1024];
@@ -199,7 +198,7 @@ static struct row *claim(struct sim_state *state, int gpu, int instance)
     return row;
 }
 
-/* The row of this process, or NULL: there is none before it was charged, and none after it has left. */
+/* Returns NULL before the process is first charged and after it has dropped its rows. */
 static struct row *find_own_row(struct sim_state *state, int gpu, int instance)
 {
     pid_t self = getpid();
@@ -221,7 +220,7 @@ static struct row *own_row(struct sim_state *state, int gpu, int instance)
     return row;
 }
 
-/* What is recorded, dead processes included. */
+/* Sums the recorded memory, including that of ended processes. */
 static uint64_t recorded(struct sim_state *state, int gpu, int instance)
 {
     uint64_t sum = 0;

@@ -50,7 +50,7 @@ def test_importing_torch_initializes_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = """
         import os, torch
-        assert "_accelerator_simulation_kernels" in __import__("sys").modules
+        assert "_accelerator_simulation._kernels" in __import__("sys").modules
         assert not torch.cuda.is_initialized()
         child = os.fork()
         if child == 0:
@@ -100,7 +100,7 @@ def test_isolated_python_has_no_kernels_and_says_so() -> None:
 
 def test_without_computing_launches_succeed() -> None:
     program = (
-        "import torch, sys; torch.ones(2, device='cuda') + 1; assert not [m for m in sys.modules if 'simulation_kernels' in m]"
+        "import torch, sys; torch.ones(2, device='cuda') + 1; assert not [m for m in sys.modules if '_accelerator_simulation' in m]"
     )
     env = simulated_environment(gpus=1, compute=False)
     assert "PYTHONPATH" not in env or "_plugin" not in env["PYTHONPATH"]

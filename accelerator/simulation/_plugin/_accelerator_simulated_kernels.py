@@ -17,22 +17,21 @@ def load() -> None:
 
 
 def _load() -> None:
-    import importlib.util
+    import importlib
     import os
     import sys
+    import types
 
     import torch
 
     if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or torch.version.cuda is None:
         return
-    root = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_kernels")
-    name = "_accelerator_simulation_kernels"
-    spec = importlib.util.spec_from_file_location(name, os.path.join(root, "__init__.py"), submodule_search_locations=[root])
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.install()
+    # A package of its own, without the content of simulation/__init__.py, which needs the whole of accelerator.
+    package = types.ModuleType("_accelerator_simulation")
+    package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    sys.modules[package.__name__] = package
+    for name in ("_kernels", "_compile"):
+        importlib.import_module(f"{package.__name__}.{name}").install()
 
 
 def _store_problem(problem: str) -> None:

@@ -37,13 +37,13 @@ class Block(NamedTuple):
 
 
 def _blocks() -> list[Block]:
-    found: list[Block] = []
+    blocks: list[Block] = []
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = path.read_text(encoding="utf-8")
         for match in _BLOCK.finditer(text):
             line = text.count("\n", 0, match.start("code"))
-            found.append(Block(f"{path.name}:{line}", match["language"], textwrap.dedent(match["code"]), match["how"] or ""))
-    return found
+            blocks.append(Block(f"{path.name}:{line}", match["language"], textwrap.dedent(match["code"]), match["how"] or ""))
+    return blocks
 
 
 BLOCKS = _blocks()

@@ -16,7 +16,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 
 
-def test_the_table_of_deviations_is_the_one_that_the_differential_tests_use() -> None:
+def test_the_documented_deviations_are_the_tested_ones() -> None:
     pytest.importorskip("torch")
     from tests.mirror.deviations import ROWS
 
@@ -25,7 +25,7 @@ def test_the_table_of_deviations_is_the_one_that_the_differential_tests_use() ->
     assert tuple(rows[1:]) == ROWS
 
 
-def test_both_commands_set_up_all_that_they_need() -> None:
+def test_both_commands_do_their_own_set_up() -> None:
     commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert len(commands) == 2
     assert all(command.startswith("python3 -m venv .venv && .venv/bin/pip install ") for command in commands)
@@ -33,14 +33,14 @@ def test_both_commands_set_up_all_that_they_need() -> None:
     assert commands[1].endswith("-m tests")
 
 
-def test_the_keys_of_the_report_are_those_that_it_has() -> None:
+def test_the_documented_keys_are_the_reports_keys() -> None:
     from accelerator._command import report
 
     section = PAGES[ROOT / "docs" / "command.md"].partition("## JSON")[2]
     of_all, of_a_device = (set[str](), set[str]())
-    for found, table in zip((of_all, of_a_device), section.split("| key")[1:], strict=True):
+    for keys, table in zip((of_all, of_a_device), section.split("| key")[1:], strict=True):
         for cell in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE):
-            found.update(re.findall(r"`(\w+)`", cell))
+            keys.update(re.findall(r"`(\w+)`", cell))
     facts = report.collect()
     assert of_all == set(facts)
     assert all(of_a_device == set(device) for device in facts["devices"])

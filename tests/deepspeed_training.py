@@ -42,7 +42,7 @@ def keeps_its_own() -> None:
 
 
 def passes_for_its_own() -> None:
-    """DeepSpeed's checks take what ``use_in_deepspeed`` gives it, which has its every name, argument and answer."""
+    """DeepSpeed's checks take what ``use_in_deepspeed`` gives it, which has its every name, argument and losses_file."""
     from deepspeed.accelerator import DeepSpeedAccelerator, get_accelerator
 
     own = get_accelerator()
@@ -153,7 +153,7 @@ def train(case: dict[str, Any]) -> list[float]:
     return losses
 
 
-def rank(whose: str, meeting: str, answer: str) -> None:
+def rank(whose: str, meeting: str, losses_file: str) -> None:
     """One rank: every case, on DeepSpeed's own accelerator or on this module; the losses go into a file."""
     import deepspeed
 
@@ -174,7 +174,7 @@ def rank(whose: str, meeting: str, answer: str) -> None:
     losses: dict[str, list[float]] = {}
     for name, case in CASES.items():
         losses[name] = train(case)
-    Path(answer).write_text(json.dumps(losses))
+    Path(losses_file).write_text(json.dumps(losses))
     torch.distributed.destroy_process_group()
 
 
@@ -186,18 +186,18 @@ def world(whose: str, size: int) -> list[dict[str, list[float]]]:
     """
     with tempfile.TemporaryDirectory() as folder:
         children: list[subprocess.Popen[str]] = []
-        for number in range(size):
+        for index in range(size):
             variables = {
-                "RANK": number,
-                "LOCAL_RANK": number,
+                "RANK": index,
+                "LOCAL_RANK": index,
                 "WORLD_SIZE": size,
                 "LOCAL_WORLD_SIZE": size,
                 "OMP_NUM_THREADS": 1,
             }
             environment = {**os.environ, **{name: str(value) for name, value in variables.items()}, "MASTER_ADDR": "127.0.0.1"}
-            arguments = ["--rank", whose, f"{folder}/meeting", f"{folder}/{number}.json"]
+            arguments = ["--rank", whose, f"{folder}/meeting", f"{folder}/{index}.json"]
             program = [sys.executable, "-m", "tests.deepspeed_training", *arguments]
-            with open(f"{folder}/{number}.log", "w") as log:
+            with open(f"{folder}/{index}.log", "w") as log:
                 children.append(subprocess.Popen(program, env=environment, text=True, stdout=log, stderr=subprocess.STDOUT))
         try:
             deadline = time.monotonic() + DEADLINE_S
@@ -206,15 +206,15 @@ def world(whose: str, size: int) -> list[dict[str, list[float]]]:
                     break
                 time.sleep(0.1)
             # Who failed before who then waited for it in vain.
-            for number, child in sorted(enumerate(children), key=lambda each: not each[1].poll()):
+            for index, child in sorted(enumerate(children), key=lambda each: not each[1].poll()):
                 if child.poll() != 0:
-                    said = Path(f"{folder}/{number}.log").read_text()[-3000:]
-                    raise RuntimeError(f"rank {number} of {size} on {whose}: status {child.poll()}\n{said}")
+                    said = Path(f"{folder}/{index}.log").read_text()[-3000:]
+                    raise RuntimeError(f"rank {index} of {size} on {whose}: status {child.poll()}\n{said}")
         finally:
             for child in children:
                 child.kill()
                 child.wait()
-        return [json.loads(Path(f"{folder}/{number}.json").read_text()) for number in range(size)]
+        return [json.loads(Path(f"{folder}/{index}.json").read_text()) for index in range(size)]
 
 
 def main() -> None:

@@ -101,7 +101,7 @@ def test_the_contracts_are_kept(copy: Path) -> None:
         ("checkpointing/engine.py", "from .. import deepspeed_bridge", "is not allowed to import accelerator.deepspeed_bridge"),
     ],
 )
-def test_a_broken_contract_is_seen(copy: Path, module: str, violation: str, message: str) -> None:
+def test_a_broken_contract_is_reported(copy: Path, module: str, violation: str, message: str) -> None:
     file = copy / "accelerator" / module
     file.write_text(f"{file.read_text(encoding='utf-8')}\n{violation}\n", encoding="utf-8")
     done = lint_imports(copy)

@@ -1,5 +1,6 @@
-"""Where this package answers otherwise than ``torch.accelerator``: the one list that README's table and the differential
-tests are held against. Outside it, results and exception types are equal.
+"""The deviations from ``torch.accelerator``, which README's table lists and the differential tests allow.
+
+Outside them, results and exception types are equal.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class ActsAs(NamedTuple):
 
 
 class Works(NamedTuple):
-    """This package answers where ``torch.accelerator`` does not, or from elsewhere; other tests look at the answer."""
+    """This package returns a result where ``torch.accelerator`` raises, or from another source; other tests check it."""
 
     row: str
 
@@ -82,7 +83,7 @@ class Indexable:
 
 
 def expected(operation: str, argument: Any, *, initialized: bool) -> Raises | ActsAs | Works | None:
-    """What the table says of a call on two visible CUDA devices; None where it says nothing, so that equality is due."""
+    """Return what the table says of a call on two visible CUDA devices, or None if the results must be equal."""
     if operation not in TAKES_DEVICE:
         return None
     error = next(_errors(operation, argument, initialized), None)
@@ -92,13 +93,13 @@ def expected(operation: str, argument: Any, *, initialized: bool) -> Raises | Ac
         return Works(ROWS[8])
     if operation == "get_memory_info" and not initialized:
         return Works(ROWS[6])
-    number = _number(argument)
-    if number is not None and number < 0:
+    index = _get_index(argument)
+    if index is not None and index < 0:
         return ActsAs(ROWS[2], None if operation in NEGATIVE_IS_CURRENT or operation == "device_index" else -1)
     if operation == "device_index" and not isinstance(argument, int):
-        return ActsAs(ROWS[7], number)
+        return ActsAs(ROWS[7], index)
     if isinstance(argument, Indexable):
-        return ActsAs(ROWS[0], number)
+        return ActsAs(ROWS[0], index)
     return None
 
 
@@ -123,14 +124,14 @@ def _errors(operation: str, argument: Any, initialized: bool) -> Iterator[Raises
         else:
             if device.type != "cuda":
                 yield Raises(row, ValueError)
-    number = _number(argument)
-    if number is not None and number >= COUNT:
+    index = _get_index(argument)
+    if index is not None and index >= COUNT:
         yield Raises(ROWS[1], ValueError)
-    if number is not None and number < 0 and operation not in NEGATIVE_DOES_NOTHING + NEGATIVE_IS_CURRENT:
+    if index is not None and index < 0 and operation not in NEGATIVE_DOES_NOTHING + NEGATIVE_IS_CURRENT:
         yield Raises(ROWS[2], ValueError)
 
 
-def _number(argument: Any) -> int | None:
+def _get_index(argument: Any) -> int | None:
     if isinstance(argument, Indexable):
         return argument.value
     if isinstance(argument, int):

@@ -15,7 +15,7 @@ def _enter(context: Any) -> None:
         pass
 
 
-# A function of the device alone for every public function of the rooms of devices, streams and memory that takes one.
+# A function of the device alone for every public function of the modules of devices, streams and memory that takes one.
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "available_memory": lambda device: acc.available_memory(device),
     "can_device_access_peer": lambda device: acc.can_device_access_peer(device, 0),

@@ -7,7 +7,8 @@ fails; a name's room is opened when the name is first asked for.
 from __future__ import annotations
 
 # Registers the look at fork, before anything can have forked.
-from ._machine import process as _process
+from ._machine import imports as _imports
+from ._machine import process as _process  # noqa: F401
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -251,7 +252,7 @@ def __getattr__(name: str) -> Any:
     if room is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     # The rooms that need torch all begin with this one.
-    opened = _process.import_public(room if room in _WITHOUT_TORCH else "discovery", __name__)
+    opened = _imports.import_public(room if room in _WITHOUT_TORCH else "discovery", __name__)
     if room not in _WITHOUT_TORCH:
         from importlib import import_module
 

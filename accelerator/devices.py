@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import discovery
-from ._machine import torch_build
+from ._machine import discovery_cache
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
 from ._torch import runtime, tracing
@@ -48,7 +48,7 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
         >>> (device is not None) == acc.is_available()
         True
     """
-    kind = torch_build.accelerator_type()
+    kind = discovery_cache.current().accelerator_type
     if kind is None or (check_available and not discovery.is_available()):
         return None
     return torch.device(kind)

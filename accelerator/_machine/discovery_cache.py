@@ -20,8 +20,9 @@ _NO_KEY: Any = object()
 
 _CPU_CHOSEN = "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"
 
-# Whether ACCELERATOR_BACKEND chose the CPU; None before the first discovery. Frozen when the accelerator is initialized.
-_is_cpu_chosen: bool | None = None
+# Whether ACCELERATOR_BACKEND chose the CPU at the latest discovery, None before the first; and whether that is frozen because
+# the accelerator is initialized.
+_cpu_choice: tuple[bool | None, bool] = None, False
 
 
 class _Entry(NamedTuple):
@@ -70,12 +71,7 @@ def for_environment(env: Mapping[str, str]) -> DiscoveryResult:
 
 
 def _discover_now(driver_count: int | None, env: Mapping[str, str]) -> DiscoveryResult:
-    global _is_cpu_chosen
-    is_cpu_chosen = _is_cpu_chosen
-    if is_cpu_chosen is None or not process.is_initialized():
-        is_cpu_chosen = _chooses_cpu(env)
-    _is_cpu_chosen = is_cpu_chosen
-    if is_cpu_chosen:
+    if _is_cpu_chosen(env):
         return _without_accelerator(_CPU_CHOSEN, env)
     accelerator = torch_build.accelerator_type()
     if accelerator not in (None, "cuda") or (accelerator and backend() is rocm and process.is_initialized()):
@@ -90,6 +86,19 @@ def _discover_fresh(accelerator: str | None, env: Mapping[str, str]) -> Discover
         return _without_accelerator(_cpu_build(), env)
     result: DiscoveryResult = backend().discover(env)
     return result
+
+
+def _is_cpu_chosen(env: Mapping[str, str]) -> bool:
+    """Whether ACCELERATOR_BACKEND chooses the CPU in this process; the variable changes nothing after initialization."""
+    global _cpu_choice
+    before, is_frozen = _cpu_choice
+    is_initialized = process.is_initialized()
+    if is_frozen and is_initialized:
+        return bool(before)
+    # If the latest query before initialization saw the accelerator, the variable was set too late.
+    is_chosen = _chooses_cpu(env) and not (is_initialized and before is False)
+    _cpu_choice = is_chosen, is_initialized
+    return is_chosen
 
 
 def _chooses_cpu(env: Mapping[str, str]) -> bool:
@@ -149,5 +158,5 @@ def clear() -> None:
 
 @process.reset_after_fork
 def _reset_after_fork() -> None:
-    global _entry, _is_cpu_chosen
-    _entry, _is_cpu_chosen = _NO_ENTRY, None
+    global _entry, _cpu_choice
+    _entry, _cpu_choice = _NO_ENTRY, (None, False)

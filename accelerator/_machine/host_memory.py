@@ -6,6 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 
+_PROCESS_GROUPS = "/proc/self/cgroup"
+_GROUPS = "/sys/fs/cgroup"
+
 
 def total() -> int:
     """The memory of the machine or of the container that limits this process, in bytes."""
@@ -54,16 +57,17 @@ def _windows() -> tuple[int, int]:
 def _cgroups() -> Iterator[tuple[int, int]]:
     """Limit and use in bytes of each control group that limits the memory of this process."""
     try:
-        with open("/proc/self/cgroup", encoding="utf-8") as file:
+        with open(_PROCESS_GROUPS, encoding="utf-8") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
     except OSError:
         return
     for _, controllers, path in lines:
         if controllers == "":
-            yield from _limits("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+            yield from _limits(_GROUPS, path, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            root = "/sys/fs/cgroup/memory"
-            yield from _limits(root, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _limits(
+                f"{_GROUPS}/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            )
 
 
 def _limits(root: str, path: str, limit: str, used: str, cache: str) -> Iterator[tuple[int, int]]:

@@ -45,5 +45,5 @@ def _describe_error(index: int, name: str, error: str | None, *, is_own: bool) -
     # In exclusive mode, a device that this process uses refuses the child, but this process can use it.
     if error is None or (is_busy and is_own):
         return None
-    state = "is busy, its memory is full or another process uses it exclusively" if is_busy else "is broken"
+    state = "is busy: full, or another process uses it exclusively" if is_busy else "is broken"
     return f"cuda:{index} ({name}) {state}: {error}"

@@ -165,10 +165,10 @@ STRICT = """
 @pytest.mark.parametrize(
     ("code", "state"),
     [
-        (2, "is busy, its memory is full or another process uses it exclusively: {} returned CUDA_ERROR_OUT_OF_MEMORY (2)"),
+        (2, "is busy: full, or another process uses it exclusively: {} returned CUDA_ERROR_OUT_OF_MEMORY (2)"),
         (
             46,
-            "is busy, its memory is full or another process uses it exclusively: {} returned CUDA_ERROR_DEVICE_UNAVAILABLE (46)",
+            "is busy: full, or another process uses it exclusively: {} returned CUDA_ERROR_DEVICE_UNAVAILABLE (46)",
         ),
         (214, "is broken: {} returned CUDA_ERROR_ECC_UNCORRECTABLE (214)"),
     ],

@@ -133,6 +133,7 @@ MASKS = [
     ({"ZE_AFFINITY_MASK": "2,3"}, [1], "3"),
     ({"ZE_AFFINITY_MASK": "0.1,1.1"}, [0], "0.1"),
     ({"ZE_AFFINITY_MASK": "1.0,0.1"}, [0], "0.1"),
+    ({"ZE_AFFINITY_MASK": "10,2"}, [0], "2"),
     ({"ZE_AFFINITY_MASK": "1.0,0,10.1"}, [2, 0], "10.1,0"),
     ({"ZE_AFFINITY_MASK": "0.0,0.1,1.1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, [0], "0.0,0.1"),
     ({"ZE_AFFINITY_MASK": "0.0,0.1,1.1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, [1], "1.1"),

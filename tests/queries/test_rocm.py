@@ -335,8 +335,7 @@ def test_strictly(stand_ins: Path) -> None:
     first, strict, reason, busy, why = asked(program, stand_ins, amdsmi=False)
     assert (first, strict, reason, busy) == (True, True, None, False)
     assert why == (
-        "cuda:1 (Stand-in 1) is busy, its memory is full or another process uses it exclusively: "
-        "hipFree returned hipErrorOutOfMemory (2)"
+        "cuda:1 (Stand-in 1) is busy: full, or another process uses it exclusively: hipFree returned hipErrorOutOfMemory (2)"
     )
     # amdsmi lists GPUs of which this runtime knows nothing.
     first, strict, reason, *_ = asked(program, stand_ins)

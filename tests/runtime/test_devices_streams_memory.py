@@ -1,4 +1,4 @@
-"""What the rooms of devices, streams and memory do before initialization, at it and after a fork: each in its own process."""
+"""What the modules of devices, streams and memory do before initialization, at it and after a fork: each in its own process."""
 
 from __future__ import annotations
 
@@ -360,7 +360,7 @@ def test_compiled_context_is_the_first_use_on_the_cpu(device: str) -> None:
 
 
 @uninitialized
-def test_the_environment_can_make_the_cpu_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_choose_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATOR_BACKEND", "cpu")
     assert acc.device() == torch.device("cpu")
     assert acc.is_synchronized_device()
@@ -371,7 +371,7 @@ def test_the_environment_can_make_the_cpu_stand_in(monkeypatch: pytest.MonkeyPat
     assert not is_driver_up()
     refusing: list[Callable[[], object]] = [acc.cudart, acc.current_blas_handle, lambda: acc.external_stream(0)]
     for refused in refusing:
-        with pytest.raises(RuntimeError, match="the CPU stands in"):
+        with pytest.raises(RuntimeError, match="an accelerator"):
             refused()
 
 

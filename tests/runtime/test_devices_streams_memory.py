@@ -371,7 +371,7 @@ def test_the_environment_can_choose_the_cpu(monkeypatch: pytest.MonkeyPatch) -> 
     assert not is_driver_up()
     refusing: list[Callable[[], object]] = [acc.cudart, acc.current_blas_handle, lambda: acc.external_stream(0)]
     for refused in refusing:
-        with pytest.raises(RuntimeError, match="an accelerator"):
+        with pytest.raises(RuntimeError, match="accelerator"):
             refused()
 
 

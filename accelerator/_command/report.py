@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import __version__, discovery, monitoring, simulation
-from .._machine import description, discovery_cache, driver, grammar, nvml, process, torch_build
+from .._machine import description, discovery_cache, driver, environment, grammar, nvml, torch_build
 from .._machine.discovery_result import DiscoveredDevice, Failed, NotSupported
 
 SCHEMA = 1
@@ -38,7 +38,7 @@ def collect(*, strict: bool = False) -> dict[str, Any]:
         "host": socket.gethostname(),
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "torch": build and {"version": build.version, "cuda": build.cuda, "hip": build.hip},
-        "accelerator": torch_build.accelerator_type(),
+        "accelerator": discovery_cache.current().accelerator_type,
         "available": available,
         "unavailable_reason": discovery.unavailable_reason(strict=strict),
         "initialized": discovery.is_initialized(),
@@ -163,7 +163,7 @@ def _hidden(device: discovery.PhysicalDevice) -> dict[str, Any]:
 
 def _environment() -> dict[str, dict[str, str]]:
     """Each variable that was read and is set, with how it was read."""
-    readings = {name: _reading(name) for name in process.ENVIRONMENT if name in os.environ}
+    readings = {name: _reading(name) for name in environment.VARIABLES if name in os.environ}
     return {name: {"value": os.environ[name], "reading": reading} for name, reading in readings.items()}
 
 
@@ -173,7 +173,7 @@ def _reading(name: str) -> str:
         return "the accelerator is left out of use" if value == "cpu" else "ignored: only 'cpu' means something"
     rocm = torch_build.is_rocm()
     unread = ("CUDA_DEVICE_ORDER",) if rocm else ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    if torch_build.accelerator_type() != "cuda" or name in unread:
+    if discovery_cache.current().accelerator_type != "cuda" or name in unread:
         return UNREAD
     if driver.device_count() is not None:
         return "not followed any more: the driver of this process read it when it was initialized"

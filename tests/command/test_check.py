@@ -79,7 +79,7 @@ def test_a_dead_device_is_named_first() -> None:
     done = check(simulated_environment(gpus=3, errors={"cuDevicePrimaryCtxRetain*@1": 999}))
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[1].startswith("✗ cuda:1 (Simulated GPU) is broken: cuDevicePrimaryCtxRetain answered CUDA_ERROR_UNKNOWN")
+    assert lines[1].startswith("✗ cuda:1 (Simulated GPU) is broken: cuDevicePrimaryCtxRetain returned CUDA_ERROR_UNKNOWN")
     assert wrong(done.stdout) == [lines[1].removeprefix("✗ ")]
     assert passed(done.stdout) == AREAS  # on the others
     assert "all-reduce: 2 processes over nccl" in done.stdout
@@ -91,7 +91,7 @@ def test_a_dead_device_is_named_first() -> None:
 def test_a_broken_driver_is_one_line() -> None:
     done = check(simulated_environment(gpus=2, driver="broken"))
     assert done.returncode == 1
-    assert wrong(done.stdout) == ["the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999)"]
+    assert wrong(done.stdout) == ["the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999)"]
     assert passed(done.stdout) == ["discovery", "launching", "fork", "monitoring"]
 
 

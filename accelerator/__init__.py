@@ -7,9 +7,9 @@ fails. A module of the package is imported when one of its names is first used.
 # ruff: noqa: F403
 from __future__ import annotations
 
-# Registers the at-fork hooks before the process can fork.
+# ``process`` registers the at-fork hooks before the process can fork.
 from ._machine import imports as _imports
-from ._machine import process as _process  # noqa: F401
+from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 # typing.TYPE_CHECKING without importing typing. Type checkers read the names here, and freezing tools find the modules.
 TYPE_CHECKING = False

@@ -129,19 +129,8 @@ def _user(pid: int) -> str | None:
         return str(owner)
 
 
-# The names under which a backend reads the fields of telemetry.
-_FIELDS = {
-    "utilization": "utilization",
-    "memory_usage": "memory_usage",
-    "temperature": "temperature",
-    "memory_temperature": "memory_temperature",
-    "power_draw": "power_draw",
-    "power_limit": "power_limit",
-    "fan_speed": "fan_speed",
-    "clock_rate": "clock_rate",
-    "throttled": "throttled",
-    "processes": "processes",
-}
+# The fields of telemetry that a backend reads by their names.
+_FIELDS = tuple(field for field in monitoring.Telemetry._fields if field != "device_memory_used")
 
 
 def _problem(index: int, telemetry: monitoring.Telemetry) -> str | None:
@@ -152,9 +141,9 @@ def _problem(index: int, telemetry: monitoring.Telemetry) -> str | None:
         return None
     try:
         description.memory(device, result.backend)
-        for field, backend_name in _FIELDS.items():
+        for field in _FIELDS:
             if getattr(telemetry, field) is None:
-                _read(device, result.backend, backend_name)
+                _read(device, result.backend, field)
     except Failed as error:
         return str(error)
     return device.gpu.problem

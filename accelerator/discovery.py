@@ -39,7 +39,7 @@ BAD_FORK = (
     "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
 )
 
-_now = discovery_cache.current
+_current = discovery_cache.current
 
 
 @assume_constant
@@ -60,7 +60,7 @@ def device_count() -> int:
         >>> acc.device_count()
         2
     """
-    return _now().number
+    return _current().count
 
 
 @assume_constant
@@ -84,7 +84,7 @@ def is_available(*, strict: bool = False) -> bool:
         (True, True)
     """
     if not strict:
-        return _now().number > 0 and not process.is_in_bad_fork()
+        return _current().count > 0 and not process.is_in_bad_fork()
     return unavailable_reason(strict=True) is None
 
 
@@ -109,12 +109,12 @@ def unavailable_reason(*, strict: bool = False) -> str | None:
         >>> acc.unavailable_reason() is None
         True
     """
-    found = _now()
-    if found.number == 0:
-        return found.problem
+    result = _current()
+    if result.count == 0:
+        return result.problem
     if process.is_in_bad_fork():
         return BAD_FORK
-    return usability.problem(found) if strict else None
+    return usability.problem(result) if strict else None
 
 
 def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice, ...]:
@@ -141,12 +141,12 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
     """
     if env is not None and not isinstance(env, Mapping):
         raise TypeError(f"env is a mapping of variables, as os.environ is, not {type(env).__name__}")
-    found = _now() if env is None else discovery_cache.for_environment(env)
-    return _described(found)
+    result = _current() if env is None else discovery_cache.for_environment(env)
+    return _described(result)
 
 
-def _described(found: DiscoveryResult) -> tuple[VisibleDevice, ...]:
-    return tuple(description.visible(index, device, found.backend) for index, device in enumerate(found.devices))
+def _described(result: DiscoveryResult) -> tuple[VisibleDevice, ...]:
+    return tuple(description.visible(index, device, result.backend) for index, device in enumerate(result.devices))
 
 
 def physical_devices() -> tuple[PhysicalDevice, ...]:
@@ -168,7 +168,7 @@ def physical_devices() -> tuple[PhysicalDevice, ...]:
         >>> del os.environ["CUDA_VISIBLE_DEVICES"]
     """
     backend, devices = discovery_cache.physical()
-    visible = {(seen.gpu and seen.gpu.physical_index, seen.mig): index for index, seen in enumerate(_now().devices)}
+    visible = {(seen.gpu and seen.gpu.physical_index, seen.mig): index for index, seen in enumerate(_current().devices)}
     return tuple(
         description.physical(device, backend, visible.get((device.gpu and device.gpu.physical_index, device.mig)))
         for device in devices
@@ -189,10 +189,10 @@ def usable_devices() -> tuple[VisibleDevice, ...]:
         >>> [device.index for device in acc.usable_devices()]
         [0, 1]
     """
-    found = _now()
-    if found.number == 0 or process.is_in_bad_fork():
+    result = _current()
+    if result.count == 0 or process.is_in_bad_fork():
         return ()
-    return tuple(device for device, usable in zip(_described(found), usability.usable(found), strict=True) if usable)
+    return tuple(device for device, usable in zip(_described(result), usability.usable(result), strict=True) if usable)
 
 
 def compute_capability(device: Device = None) -> tuple[int, int] | None:
@@ -211,8 +211,8 @@ def compute_capability(device: Device = None) -> tuple[int, int] | None:
         >>> acc.compute_capability()
         (9, 0)
     """
-    found, index = located(device)
-    return description.compute_capability(found.devices[index], found.backend) if found.number else None
+    result, index = resolve_device(device)
+    return description.compute_capability(result.devices[index], result.backend) if result.count else None
 
 
 def get_device_name(device: Device = None) -> str:
@@ -231,8 +231,8 @@ def get_device_name(device: Device = None) -> str:
         >>> acc.get_device_name(1)
         'Simulated GPU'
     """
-    found, index = located(device)
-    return description.name(found.devices[index], found.backend) if found.number else "cpu"
+    result, index = resolve_device(device)
+    return description.name(result.devices[index], result.backend) if result.count else "cpu"
 
 
 def is_nvlink_connected(device: Device, peer_device: Device) -> bool | None:
@@ -252,17 +252,17 @@ def is_nvlink_connected(device: Device, peer_device: Device) -> bool | None:
         >>> acc.is_nvlink_connected(0, 1)
         False
     """
-    found = _now()
-    one, other = _index_in(found, device), _index_in(found, peer_device)
-    if found.number == 0:
+    result = _current()
+    one, other = _index_in(result, device), _index_in(result, peer_device)
+    if result.count == 0:
         return None
     if one == other:
         return True
-    gpu, peer = found.devices[one].gpu, found.devices[other].gpu
-    if found.backend is None or gpu is None or peer is None:
+    gpu, peer = result.devices[one].gpu, result.devices[other].gpu
+    if result.backend is None or gpu is None or peer is None:
         return None
     try:
-        connected: bool | None = found.backend.is_linked(gpu.handle, peer.handle)
+        connected: bool | None = result.backend.is_linked(gpu.handle, peer.handle)
     except (NotSupported, Failed):
         return None
     return connected
@@ -284,14 +284,14 @@ def numa_node(device: Device = None) -> int | None:
         >>> acc.numa_node(1)
         0
     """
-    found, index = located(device)
-    if found.number == 0:
+    result, index = resolve_device(device)
+    if result.count == 0:
         return None
-    seen = found.devices[index]._replace(instance=None)
+    seen = result.devices[index]._replace(instance=None)
     try:
-        node: int | None = description.read(seen, found.backend, "NUMA node")
+        node: int | None = description.read(seen, result.backend, "numa_node")
     except (NotSupported, Failed):
-        return description.numa_node_of_bus(description.pci_bus_id(seen, found.backend))
+        return description.numa_node_of_bus(description.pci_bus_id(seen, result.backend))
     return node
 
 
@@ -313,7 +313,7 @@ def get_device_index(device: Device = None, *, optional: bool = True) -> int:
         >>> acc.get_device_index("cuda:1")
         1
     """
-    return _index_in(_now(), device, optional=optional)
+    return _index_in(_current(), device, optional=optional)
 
 
 @assume_constant
@@ -333,35 +333,35 @@ def device_name(device_index: Device = None) -> str:
         >>> acc.device_name(), acc.device_name(1)
         ('cuda', 'cuda:1')
     """
-    found = _now()
-    accelerator = _type_of(found)
+    result = _current()
+    accelerator = _type_of(result)
     if isinstance(device_index, str) and device_index.isdecimal():
         device_index = int(device_index)
     number = device_argument.index(device_index, accelerator)
     if number is None:
         return accelerator
-    checked = device_argument.check(number, found.number, accelerator)
+    checked = device_argument.check(number, result.count, accelerator)
     return accelerator if accelerator == "cpu" else f"{accelerator}:{checked}"
 
 
-def _type_of(found: DiscoveryResult) -> str:
-    return (torch_build.accelerator_type() if found.number else None) or "cpu"
+def _type_of(result: DiscoveryResult) -> str:
+    return (torch_build.accelerator_type() if result.count else None) or "cpu"
 
 
-def located(device: Device) -> tuple[DiscoveryResult, int]:
+def resolve_device(device: Device) -> tuple[DiscoveryResult, int]:
     """The present answer, and the index in it that a device argument names; 0 for the CPU where it stands in."""
-    found = _now()
-    return found, _index_in(found, device)
+    result = _current()
+    return result, _index_in(result, device)
 
 
-def _index_in(found: DiscoveryResult, device: Device, *, optional: bool = True) -> int:
-    if type(device) is int and 0 <= device < found.number:
+def _index_in(result: DiscoveryResult, device: Device, *, optional: bool = True) -> int:
+    if type(device) is int and 0 <= device < result.count:
         return device
-    accelerator = _type_of(found)
+    accelerator = _type_of(result)
     number = device_argument.index(device, accelerator, optional=optional)
     if number is None:
         number = current_index()
-    return device_argument.check(number, found.number, accelerator)
+    return device_argument.check(number, result.count, accelerator)
 
 
 def current_index() -> int:

@@ -214,7 +214,7 @@ def communication_backend_version() -> tuple[int, ...] | None:
     build = torch_build.read()
     if build is None or build.cuda is None:
         return None
-    process.imported("importlib.metadata")
+    process.import_modules("importlib.metadata")
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
 

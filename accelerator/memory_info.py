@@ -45,28 +45,28 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
     """
     if process.is_initialized():
         return _memory_info_from_torch(device_index)
-    found, number = _located(device_index, negative_is_current=True)
-    if not found.number:
+    result, number = _located(device_index, negative_is_current=True)
+    if not result.count:
         return host_memory.available(), host_memory.total()
     try:
-        return description.memory(found.devices[number], found.backend)[:2]
+        return description.memory(result.devices[number], result.backend)[:2]
     except Failed as error:
         raise _unknown(number, error) from None
 
 
 def _memory_info_from_torch(device: Device) -> tuple[int, int]:
-    from ._torch import runtime
+    from ._torch import bindings, state
 
-    seen = runtime.look(device, negative=True)
-    if seen.kind == "cpu":
+    runtime = state.current(device, allow_negative=True)
+    if runtime.device_type == "cpu":
         return host_memory.available(), host_memory.total()
     try:
-        free, total = runtime.memory_info(seen.number)
+        free, total = bindings.memory_info(runtime.device_index)
     except RuntimeError as error:
-        if runtime.without_allocator(error):
+        if bindings.lacks_allocator(error):
             import torch
 
-            raise RuntimeError(f"torch {torch.__version__} cannot tell the memory of {seen.kind} devices") from None
+            raise RuntimeError(f"torch {torch.__version__} cannot tell the memory of {runtime.device_type} devices") from None
         raise
     return free, total
 
@@ -78,7 +78,7 @@ def _located(device: Device, *, negative_is_current: bool = False) -> tuple[Disc
     if negative_is_current:
         number = device_argument.index(device, discovery.device_name())
         device = None if number is not None and number < 0 else device
-    return discovery.located(device)
+    return discovery.resolve_device(device)
 
 
 def _unknown(number: int, error: Failed) -> RuntimeError:
@@ -127,11 +127,11 @@ def total_memory(device: Device = None) -> int:
     """
     if process.is_initialized():
         return host_memory.total() if _shares_host_memory(device) else get_memory_info(device)[1]
-    found, number = _located(device)
-    if not found.number:
+    result, number = _located(device)
+    if not result.count:
         return host_memory.total()
     try:
-        return description.total_memory(found.devices[number], found.backend)
+        return description.total_memory(result.devices[number], result.backend)
     except Failed as error:
         raise _unknown(number, error) from None
 
@@ -158,19 +158,19 @@ def available_memory(device: Device = None) -> int:
     """
     if process.is_initialized():
         return host_memory.available() if _shares_host_memory(device) else get_memory_info(device)[0]
-    found, number = _located(device)
-    return get_memory_info(number)[0] if found.number else host_memory.available()
+    result, number = _located(device)
+    return get_memory_info(number)[0] if result.count else host_memory.available()
 
 
 def _shares_host_memory(device: Device) -> bool:
     # What such a device itself calls free leaves out the pages that the host would give up at once.
-    from ._torch import runtime
+    from ._torch import state
 
-    seen = runtime.look(device)
-    if seen.kind == "cpu":
+    runtime = state.current(device)
+    if runtime.device_type == "cpu":
         return True
-    properties = getattr(runtime.device_module(), "get_device_properties", None)
-    return bool(properties and getattr(properties(seen.number), "is_integrated", False))
+    properties = getattr(runtime.device_module, "get_device_properties", None)
+    return bool(properties and getattr(properties(runtime.device_index), "is_integrated", False))
 
 
 # What the libraries say that torch calls, and torch of its own allocators, when memory cannot be had. They say no more after

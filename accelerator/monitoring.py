@@ -77,17 +77,17 @@ class Telemetry(NamedTuple):
     throttled: bool | None = None
 
 
-_now = discovery_cache.current
+_current = discovery_cache.current
 
 
 def _locate(device: AnyDevice) -> tuple[DiscoveredDevice, ModuleType | None, str]:
     """A device, what reads it, and how to call it."""
     if isinstance(device, (VisibleDevice, PhysicalDevice)):
         return _listed(device)
-    found, index = discovery.located(device)
-    if not found.number:
+    result, index = discovery.resolve_device(device)
+    if not result.count:
         raise RuntimeError(f"There is no device to read from: {discovery.unavailable_reason()}")
-    return found.devices[index], found.backend, f"Device {index}"
+    return result.devices[index], result.backend, f"Device {index}"
 
 
 def _listed(device: VisibleDevice | PhysicalDevice) -> tuple[DiscoveredDevice, ModuleType | None, str]:
@@ -101,14 +101,14 @@ def _listed(device: VisibleDevice | PhysicalDevice) -> tuple[DiscoveredDevice, M
 
 
 def _read(device: AnyDevice, field: str) -> Any:
-    found = _now()
-    if type(device) is int and 0 <= device < found.number and found.backend is not None:
-        handle = found.handle(device)
+    result = _current()
+    if type(device) is int and 0 <= device < result.count and result.backend is not None:
+        handle = result.handle(device)
         if handle is not None:
             try:
-                return found.backend.read(handle, field)
+                return result.backend.read(handle, field)
             except (NotSupported, Failed) as error:
-                raise _unread(field, f"Device {device}", found.devices[device], error) from None
+                raise _unread(field, f"Device {device}", result.devices[device], error) from None
     seen, backend, called = _locate(device)
     try:
         return description.read(seen, backend, field)
@@ -117,6 +117,7 @@ def _read(device: AnyDevice, field: str) -> Any:
 
 
 def _unread(field: str, called: str, seen: DiscoveredDevice, error: Exception) -> RuntimeError:
+    field = field.replace("_", " ")
     if isinstance(error, NotSupported):
         return RuntimeError(f"{called}, {seen.name}, does not report its {field}: {error}")
     return RuntimeError(f"The {field} of {called[0].lower()}{called[1:]}, {seen.name}, cannot be read: {error}")
@@ -160,7 +161,7 @@ def memory_usage(device: AnyDevice = None) -> int:
         >>> acc.memory_usage(1)
         12
     """
-    percent: int = _read(device, "memory utilization")
+    percent: int = _read(device, "memory_usage")
     return percent
 
 
@@ -200,7 +201,7 @@ def power_draw(device: AnyDevice = None) -> int:
         >>> acc.power_draw(1)
         61000
     """
-    milliwatts: int = _read(device, "power draw")
+    milliwatts: int = _read(device, "power_draw")
     return milliwatts
 
 
@@ -220,7 +221,7 @@ def clock_rate(device: AnyDevice = None) -> int:
         >>> acc.clock_rate(1)
         1015
     """
-    megahertz: int = _read(device, "clock rate")
+    megahertz: int = _read(device, "clock_rate")
     return megahertz
 
 
@@ -285,14 +286,14 @@ def list_gpu_processes(device: AnyDevice = None) -> str:
         >>> print(acc.list_gpu_processes(1).partition(chr(10))[0])
         GPU:1
     """
-    found = processes(device)
+    result = processes(device)
     if isinstance(device, (VisibleDevice, PhysicalDevice)):
         lines = [f"GPU:{device.index}"]
     else:
         lines = [f"GPU:{discovery.get_device_index(device)}"]
-    if not found:
+    if not result:
         lines.append("no processes are running")
-    for process in found:
+    for process in result:
         used = "an unknown number of" if process.memory_used is None else f"{process.memory_used / 2**20:>12.3f}"
         lines.append(f"process {process.pid:>10d} uses {used} MB GPU memory")
     return "\n".join(lines)
@@ -325,17 +326,17 @@ def telemetry(device: AnyDevice = None) -> Telemetry:
         used = description.memory(seen, backend)[2]
     except Failed:
         used = None
-    found = read("processes")
+    result = read("processes")
     return Telemetry(
         utilization=read("utilization"),
-        memory_usage=read("memory utilization"),
+        memory_usage=read("memory_usage"),
         device_memory_used=used,
         temperature=read("temperature"),
-        power_draw=read("power draw"),
-        clock_rate=read("clock rate"),
-        processes=None if found is None else tuple(Process(*process) for process in found),
-        power_limit=read("power limit"),
-        memory_temperature=read("memory's temperature"),
-        fan_speed=read("fan speed"),
-        throttled=read("reasons for slow clocks"),
+        power_draw=read("power_draw"),
+        clock_rate=read("clock_rate"),
+        processes=None if result is None else tuple(Process(*process) for process in result),
+        power_limit=read("power_limit"),
+        memory_temperature=read("memory_temperature"),
+        fan_speed=read("fan_speed"),
+        throttled=read("throttled"),
     )

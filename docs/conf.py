@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 import accelerator  # noqa: E402
-from accelerator import _NAMES_OF_ROOM  # noqa: E402
+from accelerator import _EXPORTS  # noqa: E402
 
 project = "accelerator"
 author = copyright = "accelerator developers"
@@ -37,7 +37,7 @@ nitpick_ignore_regex = [("py:class", r"accelerator\.(.*\._?[A-Z]\w*|_\w+\..*)")]
 python_use_unqualified_type_names = True
 myst_heading_anchors = 3
 
-_PAGES = {room: tuple(names) for room, names in _NAMES_OF_ROOM.items()}
+_PAGES = {room: tuple(names) for room, names in _EXPORTS.items()}
 _SUBMODULES = ("checkpointing", "simulation")
 
 

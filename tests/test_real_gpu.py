@@ -245,15 +245,15 @@ def test_how_long_calls_take(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_child_that_asks(capsys: pytest.CaptureFixture[str]) -> None:
-    def timed(call: Callable[[], probe.Answer]) -> probe.Answer:
+    def timed(call: Callable[[], probe.ProbeResult]) -> probe.ProbeResult:
         begin = time.perf_counter()
         answer = call()
         with capsys.disabled():
             print(f"\nthe driver, asked in a child: {time.perf_counter() - begin:.2f} s")
         return answer
 
-    listed = timed(lambda: probe.ask({}))
-    used = timed(lambda: probe.ask({}, use=True))
+    listed = timed(lambda: probe.run({}))
+    used = timed(lambda: probe.run({}, use=True))
     assert listed.error is used.error is None
     assert listed.devices == used.devices
     assert used.unusable == (None,) * len(used.devices)

@@ -115,14 +115,14 @@ def _user(pid: int) -> str | None:
 # How the fields of telemetry are called where they are read.
 _FIELDS = {
     "utilization": "utilization",
-    "memory_usage": "memory utilization",
+    "memory_usage": "memory_usage",
     "temperature": "temperature",
-    "memory_temperature": "memory's temperature",
-    "power_draw": "power draw",
-    "power_limit": "power limit",
-    "fan_speed": "fan speed",
-    "clock_rate": "clock rate",
-    "throttled": "reasons for slow clocks",
+    "memory_temperature": "memory_temperature",
+    "power_draw": "power_draw",
+    "power_limit": "power_limit",
+    "fan_speed": "fan_speed",
+    "clock_rate": "clock_rate",
+    "throttled": "throttled",
     "processes": "processes",
 }
 

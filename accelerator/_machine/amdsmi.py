@@ -26,12 +26,12 @@ _lock = threading.RLock()
 _session: _Session | None = None
 
 
-def _begun() -> _Session:
+def _get_session() -> _Session:
     global _session
     with _lock:
         if _session is None:
             try:
-                smi = process.imported("amdsmi")
+                smi = process.import_modules("amdsmi")
                 smi.amdsmi_init()
             except Exception as error:  # without its library the import fails with almost any exception
                 raise Failed(f"amdsmi does not work ({type(error).__name__}: {error})") from None
@@ -46,7 +46,7 @@ def gpus() -> tuple[DiscoveredDevice, ...]:
         Failed: if amdsmi is missing, does not start, or cannot list them.
     """
     with _lock:
-        session = _begun()
+        session = _get_session()
         if session.gpus is None:
             smi = session.smi
             try:
@@ -58,7 +58,7 @@ def gpus() -> tuple[DiscoveredDevice, ...]:
         return session.gpus
 
 
-def forget() -> None:
+def clear() -> None:
     """Drop the list of GPUs, so that the next question reads it again."""
     with _lock:
         if _session is not None:
@@ -104,7 +104,7 @@ def read(handle: Any, field: str) -> Any:
     """
     if field not in _READERS:
         raise NotSupported("amdsmi has no such field")
-    return _asked(lambda smi: _READERS[field](smi, handle))
+    return _call(lambda smi: _READERS[field](smi, handle))
 
 
 def is_linked(handle: Any, peer: Any) -> bool:
@@ -114,65 +114,65 @@ def is_linked(handle: Any, peer: Any) -> bool:
         NotSupported, Failed: as ``read``.
     """
 
-    def ask(smi: Any) -> bool:
-        kinds = getattr(smi, "AmdSmiLinkType", None) or getattr(smi, "AmdSmiIoLinkType", None)
-        names = [name for name in dir(kinds) if name.endswith("XGMI")]
-        xgmi = int(getattr(kinds, names[0])) if names else _XGMI
+    def read_link(smi: Any) -> bool:
+        link_types = getattr(smi, "AmdSmiLinkType", None) or getattr(smi, "AmdSmiIoLinkType", None)
+        names = [name for name in dir(link_types) if name.endswith("XGMI")]
+        xgmi = int(getattr(link_types, names[0])) if names else _XGMI
         return int(smi.amdsmi_topo_get_link_type(handle, peer)["type"]) == xgmi
 
-    return _asked(ask)
+    return _call(read_link)
 
 
-def _asked(ask: Callable[[Any], Any]) -> Any:
-    smi = _begun().smi
+def _call(function: Callable[[Any], Any]) -> Any:
+    smi = _get_session().smi
     try:
-        return ask(smi)
+        return function(smi)
     except (NotSupported, Failed):
         raise
     except (AttributeError, KeyError) as error:
         raise NotSupported(f"this amdsmi does not know {error}") from None
     except Exception as error:
-        kind = NotSupported if "NOT_SUPPORTED" in str(error) or "NOT_YET_IMPLEMENTED" in str(error) else Failed
-        raise kind(f"amdsmi answers {error}") from None
+        error_type = NotSupported if "NOT_SUPPORTED" in str(error) or "NOT_YET_IMPLEMENTED" in str(error) else Failed
+        raise error_type(f"amdsmi answers {error}") from None
 
 
-def _number(value: Any) -> int:
+def _integer(value: Any) -> int:
     if not isinstance(value, int):
         raise NotSupported(f"amdsmi answers {value!r}")
     return value
 
 
 def _celsius(smi: Any, handle: Any, sensor: str) -> int:
-    kind, metric = getattr(smi.AmdSmiTemperatureType, sensor), smi.AmdSmiTemperatureMetric.CURRENT
-    return _number(smi.amdsmi_get_temp_metric(handle, kind, metric))
+    sensor_type, metric = getattr(smi.AmdSmiTemperatureType, sensor), smi.AmdSmiTemperatureMetric.CURRENT
+    return _integer(smi.amdsmi_get_temp_metric(handle, sensor_type, metric))
 
 
 def _memory(smi: Any, handle: Any) -> tuple[int, int, int]:
     usage = smi.amdsmi_get_gpu_vram_usage(handle)
-    total, used = _number(usage["vram_total"]) << 20, _number(usage["vram_used"]) << 20
+    total, used = _integer(usage["vram_total"]) << 20, _integer(usage["vram_used"]) << 20
     return total - used, total, used
 
 
 def _power(smi: Any, handle: Any) -> int:
     power = smi.amdsmi_get_power_info(handle)
     watts = power["average_socket_power"]
-    return 1000 * _number(power["current_socket_power"] if watts == _NONE else watts)
+    return 1000 * _integer(power["current_socket_power"] if watts == _NONE else watts)
 
 
 def _power_limit(smi: Any, handle: Any) -> int:
-    return _number(smi.amdsmi_get_power_cap_info(handle)["power_cap"]) // 1000  # it gives microwatts
+    return _integer(smi.amdsmi_get_power_cap_info(handle)["power_cap"]) // 1000  # it gives microwatts
 
 
 def _fan(smi: Any, handle: Any) -> int:
-    fastest = _number(smi.amdsmi_get_gpu_fan_speed_max(handle, 0))
+    fastest = _integer(smi.amdsmi_get_gpu_fan_speed_max(handle, 0))
     if not fastest:
         raise NotSupported("the GPU has no fan")
-    return round(100 * _number(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / fastest)
+    return round(100 * _integer(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / fastest)
 
 
 def _clock(smi: Any, handle: Any) -> int:
     clock = smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)
-    return _number(clock["clk"] if "clk" in clock else clock["cur_clk"])  # "cur_clk" before ROCm 6.2
+    return _integer(clock["clk"] if "clk" in clock else clock["cur_clk"])  # "cur_clk" before ROCm 6.2
 
 
 def _processes(smi: Any, handle: Any) -> list[tuple[int, str | None, int | None]]:
@@ -184,22 +184,22 @@ def _processes(smi: Any, handle: Any) -> list[tuple[int, str | None, int | None]
 
 
 def _numa_node(smi: Any, handle: Any) -> int | None:
-    node = _number(smi.amdsmi_topo_get_numa_node_number(handle))
+    node = _integer(smi.amdsmi_topo_get_numa_node_number(handle))
     return None if node < 0 else node
 
 
 _READERS: dict[str, Callable[[Any, Any], Any]] = {
-    "utilization": lambda smi, handle: _number(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
-    "memory utilization": lambda smi, handle: _number(smi.amdsmi_get_gpu_activity(handle)["umc_activity"]),
+    "utilization": lambda smi, handle: _integer(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
+    "memory_usage": lambda smi, handle: _integer(smi.amdsmi_get_gpu_activity(handle)["umc_activity"]),
     "memory": _memory,
     "temperature": lambda smi, handle: _celsius(smi, handle, "JUNCTION"),
-    "memory's temperature": lambda smi, handle: _celsius(smi, handle, "VRAM"),
-    "power draw": _power,
-    "power limit": _power_limit,
-    "fan speed": _fan,
-    "clock rate": _clock,
+    "memory_temperature": lambda smi, handle: _celsius(smi, handle, "VRAM"),
+    "power_draw": _power,
+    "power_limit": _power_limit,
+    "fan_speed": _fan,
+    "clock_rate": _clock,
     "processes": _processes,
-    "NUMA node": _numa_node,
+    "numa_node": _numa_node,
 }
 
 

@@ -23,14 +23,14 @@ _READ = (*VARIABLES, "CUDA_DEVICE_ORDER")
 _NO_DRIVER = f"there is no CUDA driver: {driver.NAME} is missing beside NVML"
 
 
-def find(env: Mapping[str, str]) -> DiscoveryResult:
+def discover(env: Mapping[str, str]) -> DiscoveryResult:
     """Which devices the driver would enumerate in a fresh process with this environment."""
     visible, order = env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")
     try:
         gpus = nvml.gpus()
     except Failed as error:
         if not driver.is_installed():
-            return _none(str(error), FROM_NVML, lasting=False)
+            return _none(str(error), FROM_NVML, is_cacheable=False)
         return _of_child(visible, order, str(error), None)
     unsure = None
     try:
@@ -38,26 +38,26 @@ def find(env: Mapping[str, str]) -> DiscoveryResult:
     except Failed as error:
         if error.code == nvml.LIBRARY_NOT_FOUND or not driver.is_installed():
             # NVML came without the driver library, as in a container that was given the "utility" capability only.
-            return _none(_NO_DRIVER, FROM_NVML, lasting=False)
+            return _none(_NO_DRIVER, FROM_NVML, is_cacheable=False)
         problem, unsure = None, str(error)
     selection = grammar.select(visible, [grammar.Gpu(gpu.uuid or "", gpu.instances) for gpu in gpus])
     if problem or grammar.hides_all(visible):
         return _none(problem or _nothing_visible(visible, gpus, selection), FROM_NVML, selection)
     seen = tuple(DiscoveredDevice(gpus[target.gpu], target.instance) for target in selection.targets)
-    ours = DiscoveryResult(len(seen), None, FROM_NVML, seen, backend=_SELF, selection=selection)
+    by_nvml = DiscoveryResult(len(seen), None, FROM_NVML, seen, backend=_SELF, selection=selection)
     if not seen:
-        ours = _none(_nothing_visible(visible, gpus, selection), FROM_NVML, selection)
+        by_nvml = _none(_nothing_visible(visible, gpus, selection), FROM_NVML, selection)
     ordered = order == "PCI_BUS_ID" or grammar.needs_uuids(visible) or _alike(gpus)
     unsure = unsure or _unsure(visible, gpus, ordered=ordered)
     if unsure and driver.is_installed():
-        return _of_child(visible, order, unsure, ours)
+        return _of_child(visible, order, unsure, by_nvml)
     if ordered or not seen:
-        return ours
+        return by_nvml
     in_order = lambda: _in_the_driver_s_order(visible, order, gpus, seen)  # noqa: E731
     return DiscoveryResult(len(seen), None, FROM_NVML, in_order, backend=_SELF, selection=selection)
 
 
-def of_driver(count: int) -> DiscoveryResult:
+def from_driver(count: int) -> DiscoveryResult:
     """What the driver that is up in this process enumerates."""
     library = driver.loaded()
     try:
@@ -96,21 +96,21 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
     return telemetry.is_nvlink_connected(handle, peer)
 
 
-def driver_says(seen: DiscoveredDevice) -> driver_child.Device | None:
+def driver_device(seen: DiscoveredDevice) -> driver_child.Device | None:
     """What the driver says of a device, in a child process where it is not known yet; None where it does not."""
     if seen.driver is not None or seen.uuid is None:
         return seen.driver
-    return next(iter(probe.ask({"CUDA_VISIBLE_DEVICES": seen.uuid}).devices), None)
+    return next(iter(probe.run({"CUDA_VISIBLE_DEVICES": seen.uuid}).devices), None)
 
 
-def try_out(found: DiscoveryResult, *, anew: bool) -> probe.Answer:
+def probe_usability(found: DiscoveryResult, *, refresh: bool) -> probe.ProbeResult:
     """Have a child process create a context on each device of an answer, which is this process's own."""
     environment = {name: os.environ.get(name) for name in _READ}
     uuids = [seen.uuid for seen in found.devices]
     if driver.device_count() is not None and None not in uuids:
         # The driver of this process read the environment once for all; another has to see the same devices.
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuid for uuid in uuids if uuid)
-    return probe.ask(environment, use=True, anew=anew)
+    return probe.run(environment, use=True, refresh=refresh)
 
 
 def uses_already(index: int) -> bool:
@@ -123,16 +123,18 @@ def limiting(env: Mapping[str, str]) -> str:
     return VARIABLES[0]
 
 
-def forget() -> None:
+def clear() -> None:
     """Look anew at the next question."""
-    nvml.forget()
+    nvml.clear()
 
 
 _SELF = sys.modules[__name__]
 
 
-def _none(problem: str, source: str, selection: grammar.Selection | None = None, *, lasting: bool = True) -> DiscoveryResult:
-    return DiscoveryResult(0, problem, source, backend=_SELF, selection=selection, lasting=lasting)
+def _none(
+    problem: str, source: str, selection: grammar.Selection | None = None, *, is_cacheable: bool = True
+) -> DiscoveryResult:
+    return DiscoveryResult(0, problem, source, backend=_SELF, selection=selection, is_cacheable=is_cacheable)
 
 
 def _alike(gpus: Sequence[Gpu]) -> bool:
@@ -149,30 +151,36 @@ def _unsure(visible: str | None, gpus: Sequence[Gpu], *, ordered: bool) -> str |
     return next((gpu.problem for gpu in gpus if gpu.problem), None)
 
 
-def _of_child(visible: str | None, order: str | None, nvml_problem: str, ours: DiscoveryResult | None) -> DiscoveryResult:
+def _of_child(visible: str | None, order: str | None, nvml_problem: str, by_nvml: DiscoveryResult | None) -> DiscoveryResult:
     """The driver's answer from a child; where it does not start, NVML's, if it has one.
 
     Args:
         visible: the value of CUDA_VISIBLE_DEVICES.
         order: the value of CUDA_DEVICE_ORDER.
         nvml_problem: why the driver is asked.
-        ours: how NVML's list is to be read as far as it goes.
+        by_nvml: how NVML's list is to be read as far as it goes.
     """
     if grammar.hides_all(visible):
         return _none(f"{_hidden(visible)}; {nvml_problem}", FROM_NVML)
-    answer = probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
-    if answer.error and ours:
+    answer = probe.run({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
+    if answer.error and by_nvml:
         return DiscoveryResult(
-            ours.number, ours.problem, FROM_NVML, ours.devices, backend=_SELF, selection=ours.selection, lasting=False
+            by_nvml.count,
+            by_nvml.problem,
+            FROM_NVML,
+            by_nvml.devices,
+            backend=_SELF,
+            selection=by_nvml.selection,
+            is_cacheable=False,
         )
     problem = answer.error or (answer.version and _too_old(answer.version))
     if not problem and not answer.devices:
-        problem = (ours and ours.problem) or _hidden(visible) or "the CUDA driver finds no device"
+        problem = (by_nvml and by_nvml.problem) or _hidden(visible) or "the CUDA driver finds no device"
     # What NVML failed at it may do in a second; the child's answer is remembered for longer.
     if problem:
-        return _none(problem if ours else f"{problem}; {nvml_problem}", FROM_CHILD, lasting=False)
+        return _none(problem if by_nvml else f"{problem}; {nvml_problem}", FROM_CHILD, is_cacheable=False)
     number = len(answer.devices)
-    return DiscoveryResult(number, None, FROM_CHILD, _joined(answer.devices)[0], backend=_SELF, lasting=False)
+    return DiscoveryResult(number, None, FROM_CHILD, _joined(answer.devices)[0], backend=_SELF, is_cacheable=False)
 
 
 def _in_the_driver_s_order(
@@ -182,7 +190,7 @@ def _in_the_driver_s_order(
 
     There are as many as were counted: what the driver does not know comes last.
     """
-    answer = probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
+    answer = probe.run({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
     if answer.error:
         return seen, False
     found, _ = _joined(answer.devices, gpus)

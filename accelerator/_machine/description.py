@@ -85,7 +85,7 @@ def name(device: DiscoveredDevice, backend: ModuleType | None) -> str:
 
 def pci_bus_id(device: DiscoveredDevice, backend: ModuleType | None) -> str | None:
     """Domain, bus and device of the GPU, the domain in eight digits."""
-    found = read_or_none(device._replace(instance=None), backend, "PCI bus id") or (device.driver and device.driver.pci_bus_id)
+    found = read_or_none(device._replace(instance=None), backend, "pci_bus_id") or (device.driver and device.driver.pci_bus_id)
     return found and nvml.plain_bus(found)
 
 
@@ -94,11 +94,11 @@ def compute_capability(device: DiscoveredDevice, backend: ModuleType | None) -> 
     if device.driver and device.driver.compute_capability:
         return device.driver.compute_capability
     try:
-        found: tuple[int, int] = read(device._replace(instance=None), backend, "compute capability")
+        found: tuple[int, int] = read(device._replace(instance=None), backend, "compute_capability")
     except NotSupported:
         return None
     except Failed:
-        asked = backend and backend.driver_says(device)
+        asked = backend and backend.driver_device(device)
         return asked.compute_capability if asked else None
     return found
 

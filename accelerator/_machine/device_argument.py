@@ -38,22 +38,22 @@ def index(device: object, accelerator: str, *, optional: bool = True) -> int | N
     Raises:
         ValueError: if the type is not the accelerator's, or an index is required and missing.
         RuntimeError: if a string names no device at all.
-        TypeError: for any other kind.
+        TypeError: for any other device_type.
     """
-    kind: str | None
+    device_type: str | None
     number: int | None
     if device is None:
-        kind, number = accelerator, None
+        device_type, number = accelerator, None
     elif isinstance(device, str):
-        kind, number = _parse(device, accelerator)
+        device_type, number = _parse(device, accelerator)
     elif isinstance(device, bool):
-        _refuse(device)
+        _raise_type_error(device)
     elif hasattr(device, "__index__"):
         return operator.index(device)  # type: ignore[arg-type, unused-ignore]  # pyright: ignore[reportArgumentType]
     else:
-        kind, number = _of_device(device)
-    if kind != accelerator:
-        raise ValueError(f"{kind} doesn't match the current accelerator {accelerator}.")
+        device_type, number = _of_device(device)
+    if device_type != accelerator:
+        raise ValueError(f"{device_type} doesn't match the current accelerator {accelerator}.")
     if number is None and not optional:
         raise ValueError(f"Expected a device with an index, such as '{accelerator}:0', or an integer, but got {device!r}")
     return number
@@ -81,11 +81,11 @@ def _parse(text: str, accelerator: str) -> tuple[str, int | None]:
 
 
 def _of_device(device: Any) -> tuple[str, int | None]:
-    kind, number = getattr(device, "type", None), getattr(device, "index", -1)
-    if not isinstance(kind, str) or not (number is None or isinstance(number, int)):
-        _refuse(device)
-    return kind, number
+    device_type, number = getattr(device, "type", None), getattr(device, "index", -1)
+    if not isinstance(device_type, str) or not (number is None or isinstance(number, int)):
+        _raise_type_error(device)
+    return device_type, number
 
 
-def _refuse(device: object) -> NoReturn:
+def _raise_type_error(device: object) -> NoReturn:
     raise TypeError(f"A device is None, an int, a str or a torch.device, not {type(device).__name__} ({device!r})")

@@ -19,42 +19,42 @@ _environment = process.environment
 _NO_KEY: Any = object()
 
 
-class _Kept(NamedTuple):
+class _Entry(NamedTuple):
     """An answer, the key that is compared at each question, the whole key where that takes longer, and until when it holds."""
 
     key: Any
     whole_key: Any
     until: float
-    found: DiscoveryResult
+    result: DiscoveryResult
 
 
-_NOTHING = _Kept(_NO_KEY, _NO_KEY, 0.0, DiscoveryResult(0, None, ""))
-_kept = _NOTHING
+_NO_ENTRY = _Entry(_NO_KEY, _NO_KEY, 0.0, DiscoveryResult(0, None, ""))
+_entry = _NO_ENTRY
 
 
 def current() -> DiscoveryResult:
     """What this process sees."""
     key = _driver_count(), _torch_accelerator(), _environment()
-    kept = _kept
-    return kept[3] if kept[0] == key else _look(key)
+    entry = _entry
+    return entry[3] if entry[0] == key else _discover(key)
 
 
-def _look(key: tuple[int | None, Any, tuple[Any, ...]]) -> DiscoveryResult:
+def _discover(key: tuple[int | None, Any, tuple[Any, ...]]) -> DiscoveryResult:
     """Find out anew, and keep the answer for as long as nothing that it depends on changes."""
-    global _kept
-    before = _kept
+    global _entry
+    before = _entry
     is_rocm = backend() is rocm
     # ROCm's runtime cannot be asked whether it is up without starting it: torch's word has to do, and costs more.
     whole_key = key, is_rocm and process.is_initialized()
     if before.whole_key == whole_key and time.monotonic() < before.until:
-        return before.found
-    found = _find(key[0], process.as_mapping(key[2]))
-    until = float("inf") if found.lasting else time.monotonic() + RETRY_AFTER_S
+        return before.result
+    result = _find(key[0], process.as_mapping(key[2]))
+    until = float("inf") if result.is_cacheable else time.monotonic() + RETRY_AFTER_S
     # Not what was asked in an environment that has changed meanwhile, nor over what another thread found since, nor after it
     # was told to forget.
-    if _kept is before:
-        _kept = _Kept(key if found.lasting and not is_rocm else _NO_KEY, whole_key, until, found)
-    return found
+    if _entry is before:
+        _entry = _Entry(key if result.is_cacheable and not is_rocm else _NO_KEY, whole_key, until, result)
+    return result
 
 
 def for_environment(env: Mapping[str, str]) -> DiscoveryResult:
@@ -68,15 +68,15 @@ def _find(driver_count: int | None, env: Mapping[str, str]) -> DiscoveryResult:
     if accelerator not in (None, "cuda") or (accelerator and backend() is rocm and process.is_initialized()):
         return _of_torch(accelerator)
     if accelerator and backend() is cuda and driver_count is not None:
-        return cuda.of_driver(driver_count)
+        return cuda.from_driver(driver_count)
     return _find_fresh(accelerator, env)
 
 
 def _find_fresh(accelerator: str | None, env: Mapping[str, str]) -> DiscoveryResult:
     if accelerator is None:
-        return DiscoveryResult(0, _no_accelerator(env), "torch's build", lasting=torch_build.is_settled())
-    found: DiscoveryResult = backend().find(env)
-    return found
+        return DiscoveryResult(0, _no_accelerator(env), "torch's build", is_cacheable=torch_build.is_settled())
+    result: DiscoveryResult = backend().discover(env)
+    return result
 
 
 def _of_torch(accelerator: str) -> DiscoveryResult:
@@ -119,14 +119,14 @@ def physical() -> tuple[ModuleType, tuple[DiscoveredDevice, ...]]:
 
 def clear() -> None:
     """Look anew at the next question."""
-    global _kept
-    _kept = _NOTHING._replace(whole_key=object())  # another object than any thread that is finding out began with
-    probe.forget()
-    cuda.forget()
-    rocm.forget()
+    global _entry
+    _entry = _NO_ENTRY._replace(whole_key=object())  # another object than any thread that is finding out began with
+    probe.clear()
+    cuda.clear()
+    rocm.clear()
 
 
 @process.reset_after_fork
 def _reset_after_fork() -> None:
-    global _kept
-    _kept = _NOTHING
+    global _entry
+    _entry = _NO_ENTRY

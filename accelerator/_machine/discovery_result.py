@@ -84,29 +84,29 @@ class DiscoveryResult:
     """What is visible. Made once and replaced as a whole; all that is learned of its devices hangs on it.
 
     Attributes:
-        number: how many devices torch could use.
+        count: how many devices torch could use.
         problem: one sentence on why there is none, or None.
         source: who said so.
         selection: how the environment was read, where it was read here.
-        lasting: whether it stays true while all that it was asked with does; what failed to start may start in a second.
+        is_cacheable: whether it stays true while all that it was asked with does; what failed to start may start in a second.
         backend: the module that reads the handles of its devices; None where no library but torch knows them.
     """
 
-    __slots__ = ("_devices", "_list", "backend", "lasting", "number", "problem", "selection", "source")
+    __slots__ = ("_devices", "_list", "backend", "count", "is_cacheable", "problem", "selection", "source")
 
     def __init__(
         self,
-        number: int,
+        count: int,
         problem: str | None,
         source: str,
         devices: tuple[DiscoveredDevice, ...] | Callable[[], tuple[tuple[DiscoveredDevice, ...], bool]] = (),
         *,
         backend: ModuleType | None = None,
         selection: grammar.Selection | None = None,
-        lasting: bool = True,
+        is_cacheable: bool = True,
     ) -> None:
-        self.number, self.problem, self.source = number, problem, source
-        self.backend, self.selection, self.lasting = backend, selection, lasting
+        self.count, self.problem, self.source = count, problem, source
+        self.backend, self.selection, self.is_cacheable = backend, selection, is_cacheable
         # Listing them may take a child process, which a count does not need.
         self._list = devices if callable(devices) else None
         self._devices = None if callable(devices) else devices

@@ -27,18 +27,18 @@ if sys.platform == "linux":
     # All calls are too short for releasing the GIL to pay, hence the Py variant of the ctypes loader.
     _hash: Any = getattr(ctypes.pythonapi, "Py_HashBuffer", None) or getattr(ctypes.pythonapi, "_Py_HashBytes", None)
     _iterate: Any = ctypes.PyDLL(None).dl_iterate_phdr
-    _at_last_look: int | None = None
+    _last_hash: int | None = None
 
     def loaded() -> Any:
         """The driver library if something in this process loaded it, else None."""
-        global _library, _at_last_look
+        global _library, _last_hash
         if _library is None:
             now: int | None = _iterate(_hash, None) if _hash else None
-            if now is None or now != _at_last_look:
+            if now is None or now != _last_hash:
                 try:
                     _library = ctypes.PyDLL(NAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
                 except OSError:
-                    _at_last_look = now
+                    _last_hash = now
         return _library
 
 else:

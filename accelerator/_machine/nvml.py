@@ -53,7 +53,7 @@ class Handle:
         self._uuid: str | None = None
         self._bound: tuple[_Session | None, Any] = None, None
 
-    def of(self, session: _Session) -> Any:
+    def resolve(self, session: _Session) -> Any:
         """NVML's own handle in a session."""
         owner, value = self._bound
         if owner is not session:
@@ -67,7 +67,7 @@ class Handle:
         gpu = binding.nvmlDeviceGetHandleByIndex(self._index)
         return gpu if self._slot is None else binding.nvmlDeviceGetMigDeviceHandleByIndex(gpu, self._slot)
 
-    def known_as(self, uuid: str) -> None:
+    def bind_uuid(self, uuid: str) -> None:
         """Fetch it by this UUID from now on."""
         self._uuid = uuid
 
@@ -93,15 +93,15 @@ def call(function: str, *arguments: Any, **options: Any) -> Any:
     """
     session = _session
     if type(session) is not _Session:
-        session = _begun()
+        session = _get_session()
     try:
         return _call(session, function, arguments, options)
     except Failed as error:
         if error.code != _UNINITIALIZED:
             raise
     # Somebody in this process shut it down more often than started it.
-    _end(session)
-    return _call(_begun(), function, arguments, options)
+    _drop(session)
+    return _call(_get_session(), function, arguments, options)
 
 
 def _call(session: _Session, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
@@ -109,7 +109,7 @@ def _call(session: _Session, function: str, arguments: tuple[Any, ...], options:
         values: list[Any] = []
         for argument in arguments:
             # Not a comprehension, which costs as much again before Python 3.12.
-            values.append(argument.of(session) if type(argument) is Handle else argument)  # noqa: PERF401
+            values.append(argument.resolve(session) if type(argument) is Handle else argument)  # noqa: PERF401
         return getattr(session.binding, function)(*values, **options)
     except Exception as error:
         raise _translated(session.binding, function, error) from None
@@ -131,7 +131,7 @@ def _translated(binding: Any, function: str, error: Exception) -> NotSupported |
 def newest(first: Callable[[Any], T], *older: Callable[[Any], T]) -> Callable[[Any], T]:
     """What asks of a device the first of several functions, the newest first, that driver and binding are not too old for."""
 
-    def answer(handle: Any) -> T:
+    def read(handle: Any) -> T:
         try:
             return first(handle)
         except Failed as error:
@@ -139,10 +139,10 @@ def newest(first: Callable[[Any], T], *older: Callable[[Any], T]) -> Callable[[A
                 raise
         return newest(*older)(handle)
 
-    return answer
+    return read
 
 
-def _begun() -> _Session:
+def _get_session() -> _Session:
     global _session
     session = _session
     if type(session) is _Session:
@@ -159,7 +159,7 @@ def _begun() -> _Session:
     return session
 
 
-def _end(session: _Session) -> None:
+def _drop(session: _Session) -> None:
     global _session
     with _lock:
         if _session is session:
@@ -168,7 +168,7 @@ def _end(session: _Session) -> None:
 
 def _start() -> Any:
     try:
-        process.imported("shutil", "subprocess", "ctypes.util", "string", "pynvml")
+        process.import_modules("shutil", "subprocess", "ctypes.util", "string", "pynvml")
         import pynvml as binding
     except ImportError as error:
         raise Failed(f"the package nvidia-ml-py is missing ({error})") from None
@@ -181,7 +181,7 @@ def _start() -> Any:
     return binding
 
 
-def forget() -> None:
+def clear() -> None:
     """Drop what was listed, and that a start failed, so that the next question looks anew."""
     global _session
     with _lock:
@@ -194,20 +194,20 @@ def gpus() -> tuple[Gpu, ...]:
     Raises:
         Failed: if NVML is missing, does not start, or cannot count them.
     """
-    until, known = _begun().gpus
+    until, known = _get_session().gpus
     if time.monotonic() > until:
         with _lock:
             count: int = _required(lambda: call("nvmlDeviceGetCount"))
             known = tuple(_gpu(index) for index in range(count))
             failing = any(gpu.problem for gpu in known)
-            _begun().gpus = time.monotonic() + RETRY_AFTER_S if failing else float("inf"), known
+            _get_session().gpus = time.monotonic() + RETRY_AFTER_S if failing else float("inf"), known
     return known
 
 
-def _required(ask: Callable[[], T]) -> T:
+def _required(function: Callable[[], T]) -> T:
     """An answer without which nothing goes on: that it is not supported is a failure too."""
     try:
-        return ask()
+        return function()
     except NotSupported as error:
         raise Failed(str(error), _NOT_SUPPORTED) from None
 
@@ -218,10 +218,10 @@ def _gpu(index: int) -> Gpu:
         instances = _instances(handle, index)
     except (NotSupported, Failed) as error:
         problem = str(error)
-    uuid = ask("nvmlDeviceGetUUID", handle)
+    uuid = read_or_none("nvmlDeviceGetUUID", handle)
     if uuid:
-        handle.known_as(uuid)
-    return Gpu(index, handle, uuid, ask("nvmlDeviceGetName", handle), instances, problem)
+        handle.bind_uuid(uuid)
+    return Gpu(index, handle, uuid, read_or_none("nvmlDeviceGetName", handle), instances, problem)
 
 
 def _instances(gpu: Handle, index: int) -> tuple[Instance, ...] | None:
@@ -235,7 +235,7 @@ def _instances(gpu: Handle, index: int) -> tuple[Instance, ...] | None:
         raise
     if current != 1:
         return None
-    found: list[Instance] = []
+    instances: list[Instance] = []
     for slot in range(call("nvmlDeviceGetMaxMigDeviceCount", gpu)):
         instance = Handle(index, slot)
         try:
@@ -244,13 +244,13 @@ def _instances(gpu: Handle, index: int) -> tuple[Instance, ...] | None:
             if error.code != _NOT_FOUND:  # slots may be empty between full ones
                 raise
             continue
-        instance.known_as(uuid)
+        instance.bind_uuid(uuid)
         gi, ci = call("nvmlDeviceGetGpuInstanceId", instance), call("nvmlDeviceGetComputeInstanceId", instance)
-        found.append(Instance(uuid, gi, ci, instance))
-    return tuple(found)
+        instances.append(Instance(uuid, gi, ci, instance))
+    return tuple(instances)
 
 
-def ask(function: str, handle: Handle) -> Any:
+def read_or_none(function: str, handle: Handle) -> Any:
     """What NVML answers about a device, texts as str, or None where it does not answer."""
     try:
         return text(call(function, handle))
@@ -282,14 +282,14 @@ def cuda_version() -> tuple[int, int]:
     Raises:
         Failed: if NVML cannot tell; with the code of a missing library where NVML is there but the driver library is not.
     """
-    known = _begun().cuda_version
+    known = _get_session().cuda_version
     if known is None:
         of_system = newest(
             lambda _: call("nvmlSystemGetCudaDriverVersion_v2"),
             lambda _: call("nvmlSystemGetCudaDriverVersion"),
         )
         number: int = _required(lambda: of_system(None))
-        known = _begun().cuda_version = number // 1000, number % 1000 // 10
+        known = _get_session().cuda_version = number // 1000, number % 1000 // 10
     return known
 
 

@@ -22,10 +22,10 @@ DEADLINE_S = 60.0
 _BUSY = ("out_of_memory", "outofmemory", "device_unavailable")
 
 # How many environments to remember the answers of.
-_MOST = 64
+_MAX_RESULTS = 64
 
 
-class Answer(NamedTuple):
+class ProbeResult(NamedTuple):
     """What a child process found out.
 
     Attributes:
@@ -44,10 +44,12 @@ class Answer(NamedTuple):
 _lock = threading.Lock()
 
 # What children answered, by what they were asked, and until when that holds. Forked children inherit it.
-_answers: dict[tuple[Any, ...], tuple[float, Answer]] = {}
+_results: dict[tuple[Any, ...], tuple[float, ProbeResult]] = {}
 
 
-def ask(environment: Mapping[str, str | None], *, use: bool = False, hip: str | None = None, anew: bool = False) -> Answer:
+def run(
+    environment: Mapping[str, str | None], *, use: bool = False, hip: str | None = None, refresh: bool = False
+) -> ProbeResult:
     """Ask the driver in a child process.
 
     Args:
@@ -59,23 +61,23 @@ def ask(environment: Mapping[str, str | None], *, use: bool = False, hip: str | 
     Returns:
         The child's answer; a child that crashes or misses the deadline is an answer with an error.
     """
-    answers, question = _answers, (use, hip, *environment.items())
+    answers, question = _results, (use, hip, *environment.items())
     kept = answers.get(question)
-    if anew or kept is None or time.monotonic() > kept[0]:
+    if refresh or kept is None or time.monotonic() > kept[0]:
         with _lock:
             # Whoever waited for the lock may have waited for this very answer.
-            kept = None if anew else answers.get(question)
+            kept = None if refresh else answers.get(question)
             if kept is None or time.monotonic() > kept[0]:
-                answer = _run(environment, use=use, hip=hip)
+                answer = _run_child(environment, use=use, hip=hip)
                 kept = _until(answer), answer
                 answers.pop(question, None)
-                while len(answers) >= _MOST:
+                while len(answers) >= _MAX_RESULTS:
                     del answers[next(iter(answers))]
                 answers[question] = kept
     return kept[1]
 
 
-def _until(answer: Answer) -> float:
+def _until(answer: ProbeResult) -> float:
     """How long an answer holds: a full success for good, what is busy not at all, any other failure for a second."""
     if answer.error is None and answer.devices and not any(answer.unusable):
         return float("inf")
@@ -87,22 +89,22 @@ def is_busy(error: str | None) -> bool:
     return error is not None and any(word in error.lower() for word in _BUSY)
 
 
-def forget() -> None:
+def clear() -> None:
     """Drop what child processes answered, also what one is about to."""
-    global _answers
-    _answers = {}
+    global _results
+    _results = {}
 
 
-def _run(environment: Mapping[str, str | None], *, use: bool, hip: str | None) -> Answer:
+def _run_child(environment: Mapping[str, str | None], *, use: bool, hip: str | None) -> ProbeResult:
     whom = "the ROCm runtime" if hip else "the CUDA driver"
     try:
-        process.imported("subprocess")
+        process.import_modules("subprocess")
         import subprocess
     except OSError as error:  # too many open files
-        return Answer(f"no child process could be started to ask {whom} ({error})")
+        return ProbeResult(f"no child process could be started to ask {whom} ({error})")
     python, source = process.python(), _source()
     if python is None or source is None:
-        return Answer(f"{whom} can only be asked in a child process, and there is no Python executable to start one")
+        return ProbeResult(f"{whom} can only be asked in a child process, and there is no Python executable to start one")
     mark = os.urandom(16).hex()
     variables = {**os.environ, **environment}
     try:
@@ -124,21 +126,23 @@ def _run(environment: Mapping[str, str | None], *, use: bool, hip: str | None) -
             stderr=subprocess.PIPE,
         )
     except (OSError, ValueError) as error:  # the latter for what no environment can hold
-        return Answer(f"no child process could be started to ask {whom} ({error})")
+        return ProbeResult(f"no child process could be started to ask {whom} ({error})")
     try:
         output, errors = child.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
-        _end(child)
-        return Answer(f"{whom} did not answer a child process within {DEADLINE_S:g} s")
+        _kill(child)
+        return ProbeResult(f"{whom} did not answer a child process within {DEADLINE_S:g} s")
     except BaseException:
-        _end(child)
+        _kill(child)
         raise
     try:
         problem, version, devices, unusable = json.loads(output.split(f"\n{mark}\n".encode())[1])
     except (IndexError, ValueError):
         last_line = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        return Answer(f"the child process that asked {whom} ended with status {child.returncode} ({grammar.quoted(last_line)})")
-    return Answer(problem, _pair(version), tuple(_device(*device) for device in devices), tuple(unusable))
+        return ProbeResult(
+            f"the child process that asked {whom} ended with status {child.returncode} ({grammar.quoted(last_line)})"
+        )
+    return ProbeResult(problem, _pair(version), tuple(_device(*device) for device in devices), tuple(unusable))
 
 
 def _source() -> str | None:
@@ -154,7 +158,7 @@ def _source() -> str | None:
     return source
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
+def _kill(child: subprocess.Popen[bytes]) -> None:
     """Kill a child and take its status, so that it does not stay a zombie."""
     child.kill()
     for pipe in (child.stdout, child.stderr):

@@ -32,7 +32,7 @@ _importing, _gate = RLock(), RLock()
 _FORK_WAITS_S = 0.1
 
 # What the first question opens, each after all that it imports itself, so that none takes long.
-_FIRST_ROOMS = (
+_FIRST_IMPORTS = (
     *("collections", "functools", "contextlib", "enum", "re", "typing", "json", "threading", "importlib.util"),
     *("._machine.driver_child", "._machine.grammar", "._machine.discovery_result", "._machine.nvml", "._machine.probe"),
     *("._machine.telemetry", "._machine.torch_build", "._machine.cuda", "._machine.amdsmi", "._machine.rocm"),
@@ -67,7 +67,7 @@ def torch_accelerator() -> Any:
     return _get_accelerator()
 
 
-def _look_for_torch() -> Any:
+def _find_torch() -> Any:
     """The same while torch may not be imported yet; once it is, torch's own function takes this one's place."""
     global _get_accelerator
     bindings = sys.modules.get("torch._C")
@@ -78,7 +78,7 @@ def _look_for_torch() -> Any:
     return _get_accelerator()
 
 
-_get_accelerator: Any = _look_for_torch
+_get_accelerator: Any = _find_torch
 
 
 def _accelerator_before_2_8() -> Any:
@@ -112,10 +112,10 @@ def is_initialized() -> bool:
 
 def is_in_bad_fork() -> bool:
     """Whether this process was forked from one that had the accelerator up."""
-    return _ask_torch_for_bad_fork() if _in_bad_fork is None else _in_bad_fork
+    return _read_torch_bad_fork() if _in_bad_fork is None else _in_bad_fork
 
 
-def _ask_torch_for_bad_fork() -> bool:
+def _read_torch_bad_fork() -> bool:
     global _in_bad_fork
     module = torch_device_module()
     if module is None:
@@ -148,12 +148,12 @@ def reset_after_fork(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def room(name: str, package: str) -> Any:
+def import_public(name: str, package: str) -> Any:
     """The public room of this name, opened if it was not; for those that do not import torch, which no fork can wait for."""
-    return imported(*_FIRST_ROOMS, f".{name}", package=package)
+    return import_modules(*_FIRST_IMPORTS, f".{name}", package=package)
 
 
-def imported(*names: str, package: str | None = None) -> Any:
+def import_modules(*names: str, package: str | None = None) -> Any:
     """Import modules one after the other, and give the last; any may be a first import, and a fork waits for one at most."""
     module: Any = None
     for name in names:

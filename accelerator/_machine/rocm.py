@@ -20,7 +20,7 @@ VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _READ = (*VARIABLES, "CUDA_VISIBLE_DEVICES")
 
 
-def find(env: Mapping[str, str]) -> DiscoveryResult:
+def discover(env: Mapping[str, str]) -> DiscoveryResult:
     """Which devices the ROCm runtime would enumerate in a fresh process with this environment."""
     try:
         listed = amdsmi.gpus()
@@ -55,14 +55,14 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
     return amdsmi.is_linked(handle, peer)
 
 
-def driver_says(seen: DiscoveredDevice) -> driver_child.Device | None:
+def driver_device(seen: DiscoveredDevice) -> driver_child.Device | None:
     """What is known of a device beside what is read by its handle."""
     return seen.driver
 
 
-def try_out(found: DiscoveryResult, *, anew: bool) -> probe.Answer:
+def probe_usability(found: DiscoveryResult, *, refresh: bool) -> probe.ProbeResult:
     """Have a child process create a context on each device of an answer, which is this process's own."""
-    return probe.ask({name: os.environ.get(name) for name in _READ}, use=True, hip=library(), anew=anew)
+    return probe.run({name: os.environ.get(name) for name in _READ}, use=True, hip=library(), refresh=refresh)
 
 
 def uses_already(index: int) -> bool:
@@ -75,16 +75,18 @@ def limiting(env: Mapping[str, str]) -> str:
     return VARIABLES[0] if VARIABLES[0] in env else "CUDA_VISIBLE_DEVICES"
 
 
-def forget() -> None:
+def clear() -> None:
     """Look anew at the next question."""
-    amdsmi.forget()
+    amdsmi.clear()
 
 
 _SELF = sys.modules[__name__]
 
 
-def _none(problem: str, source: str, selection: grammar.Selection | None = None, *, lasting: bool = True) -> DiscoveryResult:
-    return DiscoveryResult(0, problem, source, backend=_SELF, selection=selection, lasting=lasting)
+def _none(
+    problem: str, source: str, selection: grammar.Selection | None = None, *, is_cacheable: bool = True
+) -> DiscoveryResult:
+    return DiscoveryResult(0, problem, source, backend=_SELF, selection=selection, is_cacheable=is_cacheable)
 
 
 def _select(
@@ -116,10 +118,10 @@ def library() -> str:
 
 
 def _of_child(env: Mapping[str, str], amdsmi_problem: str) -> DiscoveryResult:
-    answer = probe.ask({name: env.get(name) for name in _READ}, hip=library())
+    answer = probe.run({name: env.get(name) for name in _READ}, hip=library())
     if answer.error or not answer.devices:
         hidden_by = next((name for name in _READ if env.get(name)), None)
         problem = answer.error or (hidden_by and _hidden(hidden_by, env)) or "the ROCm runtime finds no device"
-        return _none(f"{problem}; {amdsmi_problem}", FROM_CHILD, lasting=False)
+        return _none(f"{problem}; {amdsmi_problem}", FROM_CHILD, is_cacheable=False)
     devices = tuple(DiscoveredDevice(None, None, device) for device in answer.devices)
-    return DiscoveryResult(len(devices), None, FROM_CHILD, devices, backend=_SELF, lasting=False)
+    return DiscoveryResult(len(devices), None, FROM_CHILD, devices, backend=_SELF, is_cacheable=False)

@@ -99,20 +99,20 @@ def _compute_capability(handle: Handle) -> tuple[int, int]:
 
 _READERS: dict[str, _Reader] = {
     "name": _name,
-    "PCI bus id": nvml.pci_bus_id,
-    "compute capability": _compute_capability,
+    "pci_bus_id": nvml.pci_bus_id,
+    "compute_capability": _compute_capability,
     "memory": _memory,
     "utilization": lambda handle: call("nvmlDeviceGetUtilizationRates", handle).gpu,
-    "memory utilization": lambda handle: call("nvmlDeviceGetUtilizationRates", handle).memory,
+    "memory_usage": lambda handle: call("nvmlDeviceGetUtilizationRates", handle).memory,
     "temperature": _temperature,
-    "memory's temperature": _memory_temperature,
-    "power draw": lambda handle: call("nvmlDeviceGetPowerUsage", handle),
-    "power limit": _power_limit,
-    "fan speed": lambda handle: call("nvmlDeviceGetFanSpeed", handle),
-    "clock rate": lambda handle: call("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
-    "reasons for slow clocks": _throttled,
+    "memory_temperature": _memory_temperature,
+    "power_draw": lambda handle: call("nvmlDeviceGetPowerUsage", handle),
+    "power_limit": _power_limit,
+    "fan_speed": lambda handle: call("nvmlDeviceGetFanSpeed", handle),
+    "clock_rate": lambda handle: call("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
+    "throttled": _throttled,
     "processes": _processes,
-    "NUMA node": _numa_node,
+    "numa_node": _numa_node,
 }
 
 

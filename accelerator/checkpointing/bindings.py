@@ -58,12 +58,6 @@ def switches() -> tuple[bool, bool, torch.dtype]:
     return deterministic, deterministic and _only_warns(), torch.get_default_dtype()
 
 
-# The index of the current device of torch's accelerator, which must be initialized.
-current_index: Callable[[], int] = _torch._C._accelerator_getDeviceIndex
-
-# The default generator of a device by its index, on releases that have one function for all accelerators.
-default_generator: Callable[[int], torch.Generator] | None = getattr(_torch._C, "_accelerator_getDefaultGenerator", None)
-
 # Takes a function out of torch.compile's hands. Unlike torch.compiler.disable it imports Dynamo only when called.
 outside_compile: Callable[[Callable[..., Any]], Callable[..., Any]] = _torch._disable_dynamo
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from .._torch.bindings import get_index
 from . import bindings
 from .random_state import State, initialized_accelerator, read_state, write_state
 from .rng import tracker
@@ -59,7 +60,7 @@ class ForwardState:
             self._snapshot = tracker.snapshot()
             if accelerator is not None:
                 indices = {each.index for each in devices if each.type == accelerator.device_type}
-                indices.add(bindings.current_index())
+                indices.add(get_index())
                 for index in indices:
                     generator = accelerator.default_generator(index)
                     self._device_states.append((generator, read_state(generator)))

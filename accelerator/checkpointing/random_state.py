@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .._machine import process
-from . import bindings
+from .._torch import generators
 
 # A generator's state: a tensor, or its seed and offset if those are the whole state and cheaper to read.
 State = torch.Tensor | tuple[int, int]
@@ -25,17 +25,8 @@ class Accelerator:
     def default_generator(self, index: int) -> Any:
         """Return the default generator of a device."""
         if index not in self._generators:
-            self._generators[index] = _default_generator(self.device_type, index)
+            self._generators[index] = generators.default_generator(self.device_type, index)
         return self._generators[index]
-
-
-def _default_generator(device_type: str, index: int) -> Any:
-    generators = getattr(getattr(torch, device_type), "default_generators", ())
-    if index < len(generators):
-        return generators[index]
-    if bindings.default_generator is not None:
-        return bindings.default_generator(index)
-    raise RuntimeError(f"torch {torch.__version__} has no generator of {device_type}:{index}")
 
 
 # Cached once it is initialized, because every checkpoint needs it.

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import runtime
+from .._torch import generators
+from .._torch.state import initialize
 from .random_state import State, read_state, write_state
 
 __all__ = ["CudaRNGStatesTracker", "get_cuda_rng_tracker"]
@@ -23,10 +24,8 @@ _Stream = torch.Tensor | torch.Generator
 
 def device_generator() -> torch.Generator:
     """Return the default generator of the current device, of the CPU under the CPU fallback. Initializes the accelerator."""
-    if runtime.look().kind == "cpu":
-        return torch.default_generator
-    runtime.initialize()
-    return runtime.generator(runtime.get_index())
+    runtime = initialize()
+    return generators.default_generator(runtime.device_type, runtime.device_index)
 
 
 class _Fork(NamedTuple):
@@ -184,7 +183,7 @@ class CudaRNGStatesTracker:
         """
         for name, state in self._states.items():
             if not isinstance(state, torch.Generator):
-                raise RuntimeError(f"The stream {name} belongs to the CPU, which captures no graphs")
+                raise RuntimeError(f"the stream {name} belongs to the CPU, which captures no graphs")
         if not callable(getattr(graph, "register_generator_state", None)):
             raise TypeError(f"register_graph() takes a graph with register_generator_state(), not {type(graph).__name__}")
         for state in self._states.values():

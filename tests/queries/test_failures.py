@@ -339,8 +339,8 @@ def test_what_hides_every_device_needs_no_child() -> None:
         from accelerator._machine import probe
         values = ["", "-1", "x", "0,0", "GPU-a,GPU-a"]
         seen = [acc.visible_devices({"CUDA_VISIBLE_DEVICES": value}) for value in values]
-        hidden = len(probe._answers)
-        print(json.dumps([seen, hidden, len(acc.visible_devices()), len(probe._answers)]))
+        hidden = len(probe._results)
+        print(json.dumps([seen, hidden, len(acc.visible_devices()), len(probe._results)]))
     """
     for nvml in ("present", "absent"):
         assert told(program, gpus=2, name=["A", "B"], nvml=nvml) == [[[]] * 5, 0, 2, 1]

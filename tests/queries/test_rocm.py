@@ -230,8 +230,8 @@ def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
     told = asked(program, stand_ins, STAND_IN_LOG=str(tmp_path / "log"))
     missing = "Device {}, AMD Instinct {}, does not report its {}: amdsmi answers 'N/A'"
     # HIP's device 0 is amdsmi's 2. Power is in milliwatts here, as everywhere.
-    assert told[0] == [12, 22, 20 << 20, 42, missing.format(0, 2, "power draw"), 1502]
-    assert told[1] == [11, missing.format(1, 1, "memory utilization"), 10 << 20, 41, 301000, 1501]
+    assert told[0] == [12, 22, 20 << 20, 42, missing.format(0, 2, "power_draw"), 1502]
+    assert told[1] == [11, missing.format(1, 1, "memory_usage"), 10 << 20, 41, 301000, 1501]
     assert told[2] == told[6] == told[7][0] == [10, 20, 0, 40, 300000, 1500]
     assert told[3] == [12, 22, 20 << 20, 42, None, 1502, [], *[None] * 4]
     assert told[4] == [10, 20, 0, 40, 300000, 1500, [[7, None, 5]], *[None] * 4]

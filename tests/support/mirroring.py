@@ -55,8 +55,8 @@ def known_to_torch() -> list[str]:
 
 
 def _has(api: Any, name: str) -> bool:
-    room, _, function = name.rpartition(".")
-    return hasattr(getattr(api, room, None) if room else api, function)
+    module, _, function = name.rpartition(".")
+    return hasattr(getattr(api, module, None) if module else api, function)
 
 
 def outcome(api: Any, call: str, argument: Any) -> tuple[str, Any]:

@@ -90,8 +90,8 @@ def test_what_arrives_in_pinned_memory() -> None:
     host = transfers.allocate(100, torch.float32, source.device, True)
     assert host.is_pinned()
     moved = transfers.Offloaded(source, host)
-    assert moved.take() is source
-    back = moved.take()
+    assert moved.fetch() is source
+    back = moved.fetch()
     assert back.device == source.device
     assert back.data_ptr() != source.data_ptr()
 

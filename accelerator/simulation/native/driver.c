@@ -131,6 +131,8 @@ SIM_EXPORT CUresult cuGetProcAddress(const char *name, void **function, int vers
 SIM_EXPORT CUresult cuGetExportTable(const void **table, const void *id)
 {
     (void)id;
+    if (!table)
+        return ERROR_INVALID_VALUE;
     *table = NULL;
     return ERROR_NOT_FOUND;
 }
@@ -182,6 +184,8 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .find_memory = find_memory,
         .is_valid_range = is_valid_range,
         .set_pool = set_pool,
+        .set_idle = set_idle,
+        .free_idle = free_idle,
         .fill_with_zeros = accelerator_simulation_zero,
         .use_runtime = use_runtime,
         .export_memory = export_memory,

@@ -87,14 +87,18 @@ void memory_unlock(void);
 struct block *block_find(const void *address);
 struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device);
 void block_remove(struct block *block);
+bool block_overlaps(const void *address, size_t size); /* whether a block lies in the range, maybe in part */
 
 size_t round_to_pages(size_t size);
 void *map_anonymous(size_t size);
+bool is_mapped_memory(const void *address, size_t size); /* by the operating system */
 int charge(int device, uint64_t bytes);
 void release(int device, uint64_t bytes);
 int find_memory(const void *address, struct sim_memory *memory);
 int is_valid_range(const void *address, size_t size);
 void set_pool(void *address, void *pool);
+bool set_idle(void *address, bool is_idle);
+int free_idle(void *address);
 bool is_shared(const void *address);
 
 /* driver_zero.c. Exported for the kernel overrides in Python. */
@@ -102,6 +106,10 @@ void accelerator_simulation_zero(void *address, size_t size);
 
 /* driver_stream.c */
 void use_runtime(const struct sim_runtime *used);
+int free_to_pool(const struct sim_memory *memory);
+
+/* driver_virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */
+bool is_reserved(const void *address, size_t size);
 
 /* driver_share.c */
 int export_memory(const void *address, struct sim_ipc_handle *handle);

@@ -116,6 +116,8 @@ SIM_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
 SIM_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
     RETURN_IF_ERROR(enter_context(__func__));
+    if (!device)
+        return ERROR_INVALID_VALUE;
     *device = current_context()->ordinal;
     return SUCCESS;
 }

@@ -32,10 +32,11 @@ SIM_EXPORT CUresult cuMemcpyDtoH_v2(void *target, CUdeviceptr source, size_t siz
 static CUresult fill(CUdeviceptr address, uint32_t value, size_t count)
 {
     uint32_t *words = (uint32_t *)address;
-    if (!is_valid_range(words, count * sizeof *words))
+    size_t size;
+    if (address % sizeof *words != 0 || __builtin_mul_overflow(count, sizeof *words, &size) || !is_valid_range(words, size))
         return ERROR_INVALID_VALUE;
     if (value == 0) {
-        accelerator_simulation_zero(words, count * sizeof *words);
+        accelerator_simulation_zero(words, size);
         return SUCCESS;
     }
     for (size_t i = 0; i < count; i++)
@@ -94,6 +95,7 @@ enum pointer_attribute {
     POINTER_RANGE_SIZE = 12,
     POINTER_IS_MAPPED = 13,
     POINTER_POOL = 17,
+    POINTER_ATTRIBUTES = 25, /* the attributes end before it */
 };
 
 SIM_EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdeviceptr address)
@@ -101,7 +103,8 @@ SIM_EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdevicept
     enum { HOST = 1, DEVICE = 2 };
     struct sim_memory memory;
     RETURN_IF_ERROR(enter(__func__));
-    if (!value || !find_memory((const void *)address, &memory))
+    if (!value || attribute < POINTER_CONTEXT || attribute >= POINTER_ATTRIBUTES ||
+        !find_memory((const void *)address, &memory))
         return ERROR_INVALID_VALUE;
 
     switch ((enum pointer_attribute)attribute) {
@@ -143,6 +146,8 @@ SIM_EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdevicept
     case POINTER_POOL:
         *(void **)value = memory.pool;
         return SUCCESS;
+    case POINTER_ATTRIBUTES:
+        break;
     }
     return ERROR_NOT_SUPPORTED;
 }

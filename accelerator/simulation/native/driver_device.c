@@ -44,6 +44,8 @@ SIM_EXPORT CUresult cuDeviceGetCount(int *count)
 SIM_EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
     RETURN_IF_ERROR(enter_device(__func__, ordinal));
+    if (!device)
+        return ERROR_INVALID_VALUE;
     *device = ordinal;
     return SUCCESS;
 }
@@ -60,6 +62,8 @@ SIM_EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 SIM_EXPORT CUresult cuDeviceGetUuid(unsigned char uuid[16], CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
+    if (!uuid)
+        return ERROR_INVALID_VALUE;
     /* The first version of this function returns the UUID of the GPU, even for a MIG instance. */
     sim_uuid(devices[device].gpu, SIM_WHOLE_GPU, uuid, NULL);
     return SUCCESS;
@@ -68,6 +72,8 @@ SIM_EXPORT CUresult cuDeviceGetUuid(unsigned char uuid[16], CUdevice device)
 SIM_EXPORT CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
+    if (!uuid)
+        return ERROR_INVALID_VALUE;
     memcpy(uuid, devices[device].uuid, sizeof devices[device].uuid);
     return SUCCESS;
 }
@@ -75,6 +81,8 @@ SIM_EXPORT CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice device)
 SIM_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
+    if (!bytes)
+        return ERROR_INVALID_VALUE;
     *bytes = devices[device].memory;
     return SUCCESS;
 }
@@ -82,6 +90,8 @@ SIM_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 SIM_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
+    if (!major || !minor)
+        return ERROR_INVALID_VALUE;
     *major = devices[device].major;
     *minor = devices[device].minor;
     return SUCCESS;

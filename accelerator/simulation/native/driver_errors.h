@@ -13,6 +13,8 @@
     X(DEINITIALIZED, 4, cudaErrorCudartUnloading, CUDA_ERROR_DEINITIALIZED, "driver shutting down")                    \
     X(INVALID_CONFIGURATION, 9, cudaErrorInvalidConfiguration, CUDA_ERROR_UNKNOWN, "invalid configuration argument")   \
     X(INVALID_SYMBOL, 13, cudaErrorInvalidSymbol, CUDA_ERROR_UNKNOWN, "invalid device symbol")                         \
+    X(INVALID_MEMCPY_DIRECTION, 21, cudaErrorInvalidMemcpyDirection, CUDA_ERROR_UNKNOWN,                               \
+      "invalid copy direction for memcpy")                                                                             \
     X(STUB_LIBRARY, 34, cudaErrorStubLibrary, CUDA_ERROR_STUB_LIBRARY, "CUDA driver is a stub library")                \
     X(INSUFFICIENT_DRIVER, 35, cudaErrorInsufficientDriver, CUDA_ERROR_UNKNOWN,                                        \
       "CUDA driver version is insufficient for CUDA runtime version")                                                  \

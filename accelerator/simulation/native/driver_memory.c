@@ -41,7 +41,7 @@ struct block *block_insert(enum sim_memory_type type, void *base, size_t size, i
         free(block);
         return NULL;
     }
-    block->memory = (struct sim_memory){type, base, size, device, ++last_id, NULL};
+    block->memory = (struct sim_memory){type, base, size, device, ++last_id, NULL, false};
     block->file = -1;
     return block;
 }
@@ -52,6 +52,13 @@ void block_remove(struct block *block)
     if (block->file >= 0)
         close(block->file);
     free(block);
+}
+
+bool block_overlaps(const void *address, size_t size)
+{
+    struct sorted_item *item = sorted_at_or_below(&blocks, (uintptr_t)address + size - 1);
+    const struct block *block = item ? item->value : NULL;
+    return block && block->memory.base + block->memory.size > (const char *)address;
 }
 
 size_t round_to_pages(size_t size)
@@ -103,12 +110,13 @@ static CUresult allocate(enum sim_memory_type type, size_t size, uint64_t charge
     return SUCCESS;
 }
 
-/* Frees the block that begins at the address, if it is of one of the two types. */
-static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_memory_type other_type)
+/* Frees the block that begins at the address, if it is of one of the two types and as idle as expected. */
+static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_memory_type other_type, bool is_idle)
 {
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.base == address && (block->memory.type == type || block->memory.type == other_type);
+    bool fits = block && block->memory.base == address && block->memory.is_idle == is_idle &&
+                (block->memory.type == type || block->memory.type == other_type);
     if (fits) {
         size_t size = round_to_pages(block->memory.size);
         int device = block->memory.device;
@@ -120,6 +128,11 @@ static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_me
     }
     memory_unlock();
     return fits ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+int free_idle(void *address)
+{
+    return deallocate(address, SIM_DEVICE_MEMORY, SIM_DEVICE_MEMORY, true);
 }
 
 SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
@@ -135,8 +148,8 @@ SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    (void)flags;
-    if (!address || size == 0)
+    enum { ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
+    if (!address || size == 0 || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
         return ERROR_INVALID_VALUE;
     if (size > current_context()->memory)
         return ERROR_OUT_OF_MEMORY;
@@ -146,14 +159,17 @@ SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigne
 SIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
     RETURN_IF_ERROR(enter(__func__));
-    return deallocate((void *)address, SIM_DEVICE_MEMORY, SIM_MANAGED_MEMORY);
+    struct sim_memory memory;
+    if (find_memory((void *)address, &memory) && memory.pool)
+        return memory.base == (void *)address ? free_to_pool(&memory) : ERROR_INVALID_VALUE;
+    return deallocate((void *)address, SIM_DEVICE_MEMORY, SIM_MANAGED_MEMORY, false);
 }
 
 SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    (void)flags;
-    if (!address || size == 0)
+    enum { ALL_FLAGS = 7 };
+    if (!address || size == 0 || (flags & ~ALL_FLAGS))
         return ERROR_INVALID_VALUE;
     if (size > SIZE_MAX / 2)
         return ERROR_OUT_OF_MEMORY;
@@ -163,25 +179,20 @@ SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 SIM_EXPORT CUresult cuMemFreeHost(void *address)
 {
     RETURN_IF_ERROR(enter(__func__));
-    return deallocate(address, SIM_PINNED_MEMORY, SIM_PINNED_MEMORY);
-}
-
-static bool overlaps_block(const char *address, size_t size)
-{
-    struct sorted_item *item = sorted_at_or_below(&blocks, (uintptr_t)address + size - 1);
-    const struct block *block = item ? item->value : NULL;
-    return block && block->memory.base + block->memory.size > address;
+    return deallocate(address, SIM_PINNED_MEMORY, SIM_PINNED_MEMORY, false);
 }
 
 SIM_EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    (void)flags;
-    if (!address || size == 0)
+    enum { ALL_FLAGS = 15 };
+    if (!address || size == 0 || size > UINTPTR_MAX - (uintptr_t)address || (flags & ~ALL_FLAGS))
         return ERROR_INVALID_VALUE;
     memory_lock();
     CUresult result = SUCCESS;
-    if (overlaps_block(address, size))
+    if (is_reserved(address, size) || !is_mapped_memory(address, size))
+        result = ERROR_INVALID_VALUE;
+    else if (block_overlaps(address, size))
         result = ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     else if (!block_insert(SIM_REGISTERED_MEMORY, address, size, current_context()->ordinal))
         result = ERROR_OUT_OF_MEMORY;
@@ -204,6 +215,8 @@ SIM_EXPORT CUresult cuMemHostUnregister(void *address)
 SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
     RETURN_IF_ERROR(enter_context(__func__));
+    if (!free || !total)
+        return ERROR_INVALID_VALUE;
     struct sim_device *device = current_context();
     struct sim_memory_figures memory = sim_state_memory(driver_state, device->gpu, device->instance);
     *total = memory.total;
@@ -215,18 +228,31 @@ int find_memory(const void *address, struct sim_memory *memory)
 {
     memory_lock();
     struct block *block = block_find(address);
-    if (block)
+    bool is_in_use = block && !block->memory.is_idle;
+    if (is_in_use)
         *memory = block->memory;
     memory_unlock();
-    return block != NULL;
+    return is_in_use;
+}
+
+bool is_mapped_memory(const void *address, size_t size)
+{
+    enum { PAGE = 4096 };
+    uintptr_t first = (uintptr_t)address / PAGE * PAGE;
+    /* Checks the mappings and does nothing else: Linux ignores MS_ASYNC. */
+    return msync((void *)first, (uintptr_t)address + size - first, MS_ASYNC) == 0;
 }
 
 int is_valid_range(const void *address, size_t size)
 {
+    if (size > UINTPTR_MAX - (uintptr_t)address)
+        return false;
     const char *reached = address, *end = reached + size;
     memory_lock();
     struct block *block = block_find(address);
-    bool is_host = block == NULL;
+    bool is_known = block != NULL, is_valid = !is_known || !block->memory.is_idle;
+    if (!is_known && is_reserved(address, size))
+        is_valid = false;
     /* A tensor in an expandable segment may span several mapped blocks. A neighbor of another type is another
      * allocation. */
     while (block && reached < end) {
@@ -237,7 +263,7 @@ int is_valid_range(const void *address, size_t size)
             block = NULL;
     }
     memory_unlock();
-    return is_host || reached >= end;
+    return is_valid && (is_known ? reached >= end : size == 0 || is_mapped_memory(address, size));
 }
 
 void set_pool(void *address, void *pool)
@@ -247,6 +273,17 @@ void set_pool(void *address, void *pool)
     if (block)
         block->memory.pool = pool;
     memory_unlock();
+}
+
+bool set_idle(void *address, bool is_idle)
+{
+    memory_lock();
+    struct block *block = block_find(address);
+    bool changes = block && block->memory.is_idle != is_idle;
+    if (changes)
+        block->memory.is_idle = is_idle;
+    memory_unlock();
+    return changes;
 }
 
 /* Whether the block that holds the address was moved to a file. */

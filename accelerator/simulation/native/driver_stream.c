@@ -19,6 +19,12 @@ static const struct sim_runtime *find_runtime(void)
     return runtime;
 }
 
+int free_to_pool(const struct sim_memory *memory)
+{
+    const struct sim_runtime *functions = find_runtime();
+    return functions ? functions->free_to_pool(memory) : ERROR_NOT_SUPPORTED;
+}
+
 static CUresult enter_runtime(const char *function, const struct sim_runtime **functions)
 {
     RETURN_IF_ERROR(enter_context(function));

@@ -6,13 +6,14 @@
 #define ACCELERATOR_SIM_DRIVER_TABLE_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define SIM_DRIVER_SYMBOL "accelerator_sim_driver"
 
 enum {
-    SIM_CLOCK_KHZ = 1000000, /* one clock cycle lasts a nanosecond */
+    SIM_CLOCK_KHZ = 1000000, /* a clock cycle lasts a nanosecond, as _sleep assumes */
     SIM_WARP_SIZE = 32,
 };
 
@@ -47,6 +48,7 @@ struct sim_memory {
     int device;
     uint64_t id;
     void *pool; /* the pool it was allocated from, or NULL */
+    bool is_idle; /* freed, and kept by its pool */
 };
 
 struct sim_ipc_handle {
@@ -60,6 +62,7 @@ struct sim_runtime {
     int (*query_stream)(void *stream);
     int (*synchronize_stream)(void *stream);
     int (*is_capturing)(void *stream, int *status);
+    int (*free_to_pool)(const struct sim_memory *memory);
 };
 
 struct sim_driver {
@@ -84,9 +87,12 @@ struct sim_driver {
 
     /* Finds the memory that holds `address`; returns 0 if CUDA does not know it. */
     int (*find_memory)(const void *address, struct sim_memory *memory);
-    /* Whether a copy may use the range: always if CUDA does not know the memory, else within its bounds. */
+    /* Whether a copy may use the range: memory that CUDA knows, within its bounds, or mapped host memory. */
     int (*is_valid_range)(const void *address, size_t size);
     void (*set_pool)(void *address, void *pool);
+    /* Marks a block of a pool as idle or in use. Returns false if it was so already. */
+    bool (*set_idle)(void *address, bool is_idle);
+    int (*free_idle)(void *address);
     void (*fill_with_zeros)(void *address, size_t size);
     void (*use_runtime)(const struct sim_runtime *runtime);
 

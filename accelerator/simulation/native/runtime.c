@@ -151,6 +151,8 @@ EXPORT cudaError_t cudaSetDevice(int ordinal)
 EXPORT cudaError_t cudaGetDevice(int *ordinal)
 {
     RETURN_IF_ERROR(enter(__func__));
+    if (!ordinal)
+        return fail(ERROR_INVALID_VALUE);
     *ordinal = chosen_device();
     return SUCCESS;
 }
@@ -158,6 +160,8 @@ EXPORT cudaError_t cudaGetDevice(int *ordinal)
 EXPORT cudaError_t cudaGetDeviceCount(int *count)
 {
     RETURN_IF_ERROR(enter(__func__));
+    if (!count)
+        return fail(ERROR_INVALID_VALUE);
     *count = device_count;
     return SUCCESS;
 }
@@ -188,6 +192,8 @@ EXPORT const char *cudaGetErrorString(cudaError_t code)
 
 EXPORT cudaError_t cudaRuntimeGetVersion(int *version)
 {
+    if (!version)
+        return fail(ERROR_INVALID_VALUE);
     *version = CUDART == 12 ? 12040 : 13020;
     return SUCCESS;
 }
@@ -195,6 +201,8 @@ EXPORT cudaError_t cudaRuntimeGetVersion(int *version)
 /* Initializes nothing. The version is 0 without a driver. */
 EXPORT cudaError_t cudaDriverGetVersion(int *version)
 {
+    if (!version)
+        return fail(ERROR_INVALID_VALUE);
     *version = 0;
     return load_driver() == SUCCESS ? finish(driver->cuDriverGetVersion(version)) : SUCCESS;
 }

@@ -25,6 +25,7 @@ cudaError_t fail(cudaError_t error);
 cudaError_t make_context(struct sim_device **device);
 int chosen_device(void);
 int visible_device_count(void);
+cudaError_t check_device(int ordinal);
 
 /* Returns its argument; an error becomes the thread's last error. Entry points return through it. */
 static inline cudaError_t finish(cudaError_t error)

@@ -1,6 +1,19 @@
 /* The CUDA runtime: copies and fills. Synchronous ones use the default stream. */
 #include "runtime.h"
 
+static bool are_valid_rows(const char *address, size_t pitch, size_t width, size_t height)
+{
+    size_t size;
+    return width <= pitch && !__builtin_mul_overflow(height - 1, pitch, &size) &&
+           !__builtin_add_overflow(size, width, &size) && driver->is_valid_range(address, size);
+}
+
+static cudaError_t check_direction(int direction)
+{
+    enum { HOST_TO_HOST = 0, DEFAULT = 4 };
+    return direction >= HOST_TO_HOST && direction <= DEFAULT ? SUCCESS : ERROR_INVALID_MEMCPY_DIRECTION;
+}
+
 static cudaError_t copy_in_stream(void *handle, const struct sim_device *device, const struct work *work)
 {
     struct stream *stream = find_stream(handle, device);
@@ -9,9 +22,8 @@ static cudaError_t copy_in_stream(void *handle, const struct sim_device *device,
     size_t width = work->copy.width, height = work->copy.height;
     if (width == 0 || height == 0)
         return SUCCESS;
-    if (width > work->copy.target_pitch || width > work->copy.source_pitch ||
-        !driver->is_valid_range(work->copy.target, (height - 1) * work->copy.target_pitch + width) ||
-        !driver->is_valid_range(work->copy.source, (height - 1) * work->copy.source_pitch + width))
+    if (!are_valid_rows(work->copy.target, work->copy.target_pitch, width, height) ||
+        !are_valid_rows(work->copy.source, work->copy.source_pitch, width, height))
         return ERROR_INVALID_VALUE;
     return submit(stream, work);
 }
@@ -36,7 +48,7 @@ EXPORT cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int
 {
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
-    (void)direction;
+    RETURN_IF_ERROR(finish(check_direction(direction)));
     RETURN_IF_ERROR(unsafe_call());
     RETURN_IF_ERROR(finish(wait_for_stream(find_stream(NULL, device))));
     return finish(copy_bytes(NULL, device, target, source, size));
@@ -46,7 +58,7 @@ EXPORT cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size
 {
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
-    (void)direction;
+    RETURN_IF_ERROR(finish(check_direction(direction)));
     return finish(copy_bytes(stream, device, target, source, size));
 }
 
@@ -55,7 +67,7 @@ EXPORT cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const vo
 {
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
-    (void)direction;
+    RETURN_IF_ERROR(finish(check_direction(direction)));
     struct work work = {.type = WORK_COPY, .copy = {target, source, target_pitch, source_pitch, width, height}};
     return finish(copy_in_stream(stream, device, &work));
 }

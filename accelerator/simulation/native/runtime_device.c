@@ -174,7 +174,7 @@ static void describe(struct properties *properties, const struct sim_device *dev
     memcpy(properties->uuid, device->uuid, sizeof properties->uuid);
 }
 
-static cudaError_t check_device(int ordinal)
+cudaError_t check_device(int ordinal)
 {
     return finish(ordinal >= 0 && ordinal < visible_device_count() ? SUCCESS : ERROR_INVALID_DEVICE);
 }
@@ -183,6 +183,8 @@ EXPORT cudaError_t cudaGetDeviceProperties(struct properties *properties, int or
 {
     RETURN_IF_ERROR(enter(__func__));
     RETURN_IF_ERROR(check_device(ordinal));
+    if (!properties)
+        return fail(ERROR_INVALID_VALUE);
     describe(properties, &driver->devices[ordinal]);
     return SUCCESS;
 }
@@ -231,6 +233,8 @@ EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int ordinal, int peer)
     RETURN_IF_ERROR(enter(__func__));
     RETURN_IF_ERROR(check_device(ordinal));
     RETURN_IF_ERROR(check_device(peer));
+    if (!can)
+        return fail(ERROR_INVALID_VALUE);
     *can = can_access(ordinal, peer);
     return SUCCESS;
 }

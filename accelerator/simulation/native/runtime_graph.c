@@ -237,7 +237,10 @@ EXPORT cudaError_t cudaGraphRetainUserObject(struct graph *graph, struct user_ob
 EXPORT cudaError_t cudaDeviceGetGraphMemAttribute(int ordinal, int attribute, void *value)
 {
     RETURN_IF_ERROR(enter(__func__));
-    (void)ordinal, (void)attribute;
+    (void)attribute;
+    RETURN_IF_ERROR(check_device(ordinal));
+    if (!value)
+        return fail(ERROR_INVALID_VALUE);
     *(uint64_t *)value = 0;
     return SUCCESS;
 }
@@ -245,6 +248,7 @@ EXPORT cudaError_t cudaDeviceGetGraphMemAttribute(int ordinal, int attribute, vo
 EXPORT cudaError_t cudaDeviceSetGraphMemAttribute(int ordinal, int attribute, void *value)
 {
     RETURN_IF_ERROR(enter(__func__));
-    (void)ordinal, (void)attribute, (void)value;
-    return SUCCESS;
+    (void)attribute;
+    RETURN_IF_ERROR(check_device(ordinal));
+    return finish(value ? SUCCESS : ERROR_INVALID_VALUE);
 }

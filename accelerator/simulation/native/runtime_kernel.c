@@ -19,6 +19,9 @@ struct dim3 {
     unsigned x, y, z;
 };
 
+/* Libraries register their kernels in any thread. Guards all tables of this file. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
 /* torch.cuda._sleep launches a kernel that spins for a number of clock cycles. Nothing else keeps a simulated stream busy.
  * The instances of this kernel, by the addresses of their host functions. */
 enum { MAX_SPIN_KERNELS = 16, MAX_THREADS_PER_BLOCK = 1024 };
@@ -27,10 +30,12 @@ static int spin_kernel_count;
 
 static bool is_spin_kernel(const void *function)
 {
-    for (int i = 0; i < spin_kernel_count; i++)
-        if (spin_kernels[i] == function)
-            return true;
-    return false;
+    bool is_spin = false;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < spin_kernel_count && !is_spin; i++)
+        is_spin = spin_kernels[i] == function;
+    pthread_mutex_unlock(&lock);
+    return is_spin;
 }
 
 /* The names of all kernels, for the message about one that does not run. The texts belong to the program. */
@@ -40,7 +45,7 @@ static struct {
 } *kernels;
 static size_t kernel_count, kernel_capacity;
 
-static void remember_name(const void *function, const char *name)
+static void record_name(const void *function, const char *name)
 {
     if (!array_reserve((void **)&kernels, &kernel_capacity, kernel_count + 1, sizeof *kernels))
         return; /* the kernel fails without a message */
@@ -60,12 +65,13 @@ static bool computes(void)
 
 /* Why the kernel overrides could not be loaded, or NULL. */
 static char *missing;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 EXPORT void accelerator_simulation_cannot_compute(const char *reason)
 {
+    pthread_mutex_lock(&lock);
     free(missing);
     missing = strdup(reason);
+    pthread_mutex_unlock(&lock);
 }
 
 static cudaError_t refuse(const void *function)
@@ -151,10 +157,12 @@ EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *de
 {
     (void)handle, (void)device_function, (void)thread_limit, (void)thread, (void)block, (void)block_size,
         (void)grid_size, (void)warp_size;
+    pthread_mutex_lock(&lock);
     if (spin_kernel_count < MAX_SPIN_KERNELS && strstr(name, "spin_kernel"))
         spin_kernels[spin_kernel_count++] = function;
     else if (computes())
-        remember_name(function, name);
+        record_name(function, name);
+    pthread_mutex_unlock(&lock);
 }
 
 static _Thread_local struct {
@@ -201,7 +209,7 @@ static cudaError_t launch(const void *function, struct dim3 grid, struct dim3 bl
     if (!is_spin && computes())
         return refuse(function);
     int64_t cycles = is_spin ? *(const int64_t *)arguments[0] : 0;
-    return submit(stream, &(struct work){.type = WORK_KERNEL, .kernel = {cycles * 1000000 / SIM_CLOCK_KHZ}});
+    return submit(stream, &(struct work){.type = WORK_KERNEL, .kernel = {cycles > 0 ? cycles : 0}});
 }
 
 EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,

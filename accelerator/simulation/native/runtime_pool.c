@@ -33,7 +33,7 @@ static void trim(struct pool *pool, uint64_t keep)
 {
     while (pool->spares.count > 0 && pool->reserved.now > keep) {
         struct sorted_item spare = sorted_remove(&pool->spares, pool->spares.count - 1);
-        driver->cuMemFree((uintptr_t)spare.value);
+        driver->free_idle(spare.value);
         pool->reserved.now -= spare.key;
     }
 }
@@ -44,6 +44,7 @@ static cudaError_t allocate(struct pool *pool, void **address, size_t size)
     size_t index = sorted_index(&pool->spares, size);
     if (index < pool->spares.count && pool->spares.items[index].key - size <= size / 4) {
         struct sorted_item spare = sorted_remove(&pool->spares, index);
+        driver->set_idle(spare.value, false);
         raise_level(&pool->used, spare.key);
         *address = spare.value;
         return SUCCESS;
@@ -93,14 +94,17 @@ cudaError_t pool_free(const struct sim_memory *memory)
 {
     struct pool *pool = memory->pool;
     pthread_mutex_lock(&lock);
-    pool->used.now -= memory->size;
-    if (!sorted_insert(&pool->spares, memory->size, memory->base)) {
-        driver->cuMemFree((uintptr_t)memory->base);
-        pool->reserved.now -= memory->size;
+    bool was_in_use = driver->set_idle(memory->base, true);
+    if (was_in_use) {
+        pool->used.now -= memory->size;
+        if (!sorted_insert(&pool->spares, memory->size, memory->base)) {
+            driver->free_idle(memory->base);
+            pool->reserved.now -= memory->size;
+        }
+        trim(pool, pool->threshold);
     }
-    trim(pool, pool->threshold);
     pthread_mutex_unlock(&lock);
-    return SUCCESS;
+    return was_in_use ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
 EXPORT cudaError_t cudaFreeAsync(void *address, void *handle)
@@ -122,6 +126,8 @@ EXPORT cudaError_t cudaDeviceGetDefaultMemPool(struct pool **pool, int ordinal)
     RETURN_IF_ERROR(enter(__func__));
     if (ordinal < 0 || ordinal >= visible_device_count())
         return fail(ERROR_INVALID_DEVICE);
+    if (!pool)
+        return fail(ERROR_INVALID_VALUE);
     *pool = &pools[ordinal];
     return SUCCESS;
 }

@@ -74,12 +74,18 @@ static int64_t reached_at(const struct stream *stream)
     return stream->idle_at > time ? stream->idle_at : time;
 }
 
+static int64_t add_saturated(int64_t time, int64_t duration)
+{
+    int64_t sum;
+    return __builtin_add_overflow(time, duration, &sum) ? INT64_MAX : sum;
+}
+
 cudaError_t run(struct stream *stream, const struct work *work)
 {
     switch (work->type) {
     case WORK_KERNEL:
         if (work->kernel.duration > 0)
-            delay_stream(stream, reached_at(stream) + work->kernel.duration);
+            delay_stream(stream, add_saturated(reached_at(stream), work->kernel.duration));
         break;
     case WORK_COPY:
         copy(work);
@@ -191,6 +197,8 @@ EXPORT cudaError_t cudaStreamGetPriority(void *handle, int *priority)
 {
     struct stream *stream;
     RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!priority)
+        return fail(ERROR_INVALID_VALUE);
     *priority = stream->priority;
     return SUCCESS;
 }
@@ -260,6 +268,7 @@ EXPORT const struct sim_runtime *accelerator_sim_runtime(void)
         .query_stream = cudaStreamQuery,
         .synchronize_stream = cudaStreamSynchronize,
         .is_capturing = cudaStreamIsCapturing,
+        .free_to_pool = pool_free,
     };
     return &table;
 }

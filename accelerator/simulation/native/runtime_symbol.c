@@ -51,6 +51,8 @@ EXPORT cudaError_t cudaGetSymbolAddress(void **address, const void *symbol)
     size_t size;
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
+    if (!address)
+        return fail(ERROR_INVALID_VALUE);
     return finish(find_address(address, &size, symbol, device->ordinal));
 }
 

@@ -7,8 +7,9 @@ fails. A module of the package is imported when one of its names is first used.
 # ruff: noqa: F403
 from __future__ import annotations
 
-# Registers the at-fork hooks before the process can fork.
-from ._machine import process as _process
+# ``process`` registers the at-fork hooks before the process can fork.
+from ._machine import imports as _imports
+from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
 
 # typing.TYPE_CHECKING without importing typing. Type checkers read the names here, and freezing tools find the modules.
 TYPE_CHECKING = False
@@ -250,7 +251,7 @@ _stream_class: Any = None
 
 def _import(name: str) -> ModuleType:
     """Import a module of this package; the modules that need torch after discovery, which all of them use."""
-    module: ModuleType = _process.import_public(name if name in _TORCH_FREE else "discovery", __name__)
+    module: ModuleType = _imports.import_public(name if name in _TORCH_FREE else "discovery", __name__)
     if name in _TORCH_FREE:
         return module
     from importlib import import_module

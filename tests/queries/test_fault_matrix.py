@@ -210,7 +210,7 @@ def defects(
         if poisoned:
             right = "RuntimeError: The accelerator cannot be used" in str(told)
         elif count:
-            right = told in (8 * GIB, GIB) or "cannot be told" in str(told)
+            right = told in (8 * GIB, GIB) or "is unknown" in str(told)
         else:
             right = isinstance(told, int) and told not in (8 * GIB, GIB)
         if not right:

@@ -98,3 +98,14 @@ class Index:
 
     def __repr__(self) -> str:
         return f"Index({self._value})"
+
+
+def raised(name: str, device: Any) -> tuple[type[Exception] | None, str]:
+    """Return the type and the message of the error that a function raises for a device; (None, "") without an error."""
+    outcome: tuple[type[Exception] | None, str] = None, ""
+    try:
+        FUNCTIONS[name](device)
+    except Exception as error:
+        outcome = type(error), str(error)
+    assert "\n" not in outcome[1], (name, device)
+    return outcome

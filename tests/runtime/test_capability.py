@@ -25,7 +25,7 @@ pytestmark = [
 on_one_gpu = pytest.mark.simulated_machine(gpus=1)
 
 
-def test_answers_are_those_of_the_current_device(tmp_path: Path) -> None:
+def test_results_are_those_of_the_current_device(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("")
     environment = simulated_environment(

@@ -67,9 +67,9 @@ def test_one_object_in_several_threads(name: str, made_here: bool) -> None:
         made.append(MAKE[name]())
     else:
         # The thread that made it is gone when others enter it.
-        maker = threading.Thread(target=lambda: made.append(MAKE[name]()))
-        maker.start()
-        maker.join()
+        creator = threading.Thread(target=lambda: made.append(MAKE[name]()))
+        creator.start()
+        creator.join()
     context = made[0]
     ready, wrong = threading.Barrier(4), []
 

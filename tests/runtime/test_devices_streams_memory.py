@@ -1,4 +1,4 @@
-"""What the rooms of devices, streams and memory do before initialization, at it and after a fork: each in its own process."""
+"""What the modules of devices, streams and memory do before initialization, at it and after a fork: each in its own process."""
 
 from __future__ import annotations
 
@@ -337,6 +337,21 @@ def test_the_state_follows_the_environment_until_the_accelerator_is_initialized(
     assert state.current("cuda") == ("cuda", None, True)
 
 
+@uninitialized
+@pytest.mark.parametrize("variable", [("ACCELERATOR_BACKEND", "cpu"), ("CUDA_VISIBLE_DEVICES", "0")])
+def test_the_environment_changes_nothing_after_initialization(variable: tuple[str, str]) -> None:
+    acc.init()
+    os.environ.update([variable])
+    assert acc.device_count() == 2
+    assert acc.is_available()
+    assert acc.device(1) == torch.device("cuda", 1)
+    assert acc.device_name(1) == "cuda:1"
+    assert acc.get_device_index("cuda:1") == 1
+    assert acc.current_accelerator() == torch.device("cuda")
+    acc.set_device_index(1)
+    assert acc.current_device_index() == acc.get_device_index() == 1
+
+
 COMPILED = """
 import torch
 import accelerator as acc
@@ -362,7 +377,7 @@ def test_compiled_context_is_the_first_use_on_the_cpu(device: str) -> None:
 
 
 @uninitialized
-def test_the_environment_can_make_the_cpu_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_choose_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATOR_BACKEND", "cpu")
     assert acc.device() == torch.device("cpu")
     assert acc.is_synchronized_device()
@@ -373,7 +388,7 @@ def test_the_environment_can_make_the_cpu_stand_in(monkeypatch: pytest.MonkeyPat
     assert not is_driver_up()
     refusing: list[Callable[[], object]] = [acc.cudart, acc.current_blas_handle, lambda: acc.external_stream(0)]
     for refused in refusing:
-        with pytest.raises(RuntimeError, match="the CPU stands in"):
+        with pytest.raises(RuntimeError, match="accelerator"):
             refused()
 
 

@@ -34,12 +34,12 @@ def default(monkeypatch: pytest.MonkeyPatch) -> Stack:
 
 @pytest.fixture
 def domains(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Stack]]:
-    found: dict[str, Stack] = {}
+    domains: dict[str, Stack] = {}
     module: Any = ModuleType("nvtx")
-    module.get_domain = lambda name: found.setdefault(name, Stack())
+    module.get_domain = lambda name: domains.setdefault(name, Stack())
     monkeypatch.setitem(sys.modules, "nvtx", module)
     profiling._domain.cache_clear()
-    yield found
+    yield domains
     profiling._domain.cache_clear()
 
 
@@ -107,9 +107,9 @@ def test_annotations_pop_on_exceptions_and_nest(default: Stack, domains: dict[st
 
 def test_annotations_decorate(default: Stack) -> None:
     @acc.annotate("count down")
-    def count_down(number: int) -> list[str]:
+    def count_down(depth: int) -> list[str]:
         """Count."""
-        return count_down(number - 1) if number else list(default)
+        return count_down(depth - 1) if depth else list(default)
 
     assert count_down.__name__ == "count_down"
     assert count_down(2) == ["count down"] * 3

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 if importlib.util.find_spec("expecttest") is None:
-    # torch's test utilities derive a class from this package's, and the database uses nothing of it.
+    # torch's test utilities derive a class from this package's; the database does not use it.
     sys.modules["expecttest"] = types.ModuleType("expecttest")
     sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
 
@@ -23,14 +23,14 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
-# Samples of one entry that are run; the database has up to hundreds, which differ in sizes alone.
+# The samples of one entry that are run: the database has up to hundreds, which differ only in sizes.
 MAX_SAMPLES = 12
 
 
 class Outcome(NamedTuple):
-    """How one entry of the database fared: "right", "not simulated", "lacking" (CUDA lacks it too), "wrong", "error"."""
+    """Result of one entry: status is "right", "not simulated", "unsupported" (by CUDA too), "wrong" or "error"."""
 
-    kind: str
+    status: str
     detail: str = ""
 
 
@@ -39,7 +39,7 @@ def entries() -> dict[str, OpInfo]:
 
 
 def dtype_of(op: OpInfo) -> torch.dtype | None:
-    """The one type an entry is tried with."""
+    """Return the type with which an entry is run."""
     on_cpu, on_cuda = op.supported_dtypes("cpu"), op.supported_dtypes("cuda")
     for dtype in (torch.float32, torch.float64, torch.complex64, torch.int64, torch.bool, torch.bfloat16):
         if dtype in on_cpu and dtype in on_cuda:
@@ -48,7 +48,7 @@ def dtype_of(op: OpInfo) -> torch.dtype | None:
 
 
 def _to(value: Any, device: str) -> Any:
-    """The same arguments on a device, with the layout in storage that they have."""
+    """Copy arguments to a device, with their layout in storage."""
 
     def convert(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
@@ -89,7 +89,7 @@ def _call(op: OpInfo, sample: SampleInput, backward: bool) -> tuple[Any, list[to
     inputs = [t for t in _tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
     if not outputs or not inputs:
         return result, []
-    # Weights that tell the places of the result apart, the same on each device.
+    # Each element of the result has another weight, the same on each device.
     weights = [
         torch.linspace(0.5, 1.5, max(t.numel(), 1))[: t.numel()].reshape(t.shape).to(t.device, t.dtype)
         if t.layout == torch.strided
@@ -100,7 +100,7 @@ def _call(op: OpInfo, sample: SampleInput, backward: bool) -> tuple[Any, list[to
 
 
 def _same(here: Any, there: Any, dtype: torch.dtype) -> str | None:
-    """None if two results agree, else what differs."""
+    """Return None if two results are equal, else the difference."""
     left, right = pytree.tree_leaves(here), pytree.tree_leaves(there)
     if len(left) != len(right):
         return f"{len(left)} results on the CPU, {len(right)} on CUDA"
@@ -127,16 +127,16 @@ def _same(here: Any, there: Any, dtype: torch.dtype) -> str | None:
 
 
 def _zeroed(value: Any) -> Any:
-    """The same tensors without what new memory happens to hold."""
+    """Return zero tensors: the contents of new memory are arbitrary."""
     return pytree.tree_map(lambda item: torch.zeros_like(item) if isinstance(item, torch.Tensor) else item, value)
 
 
-# Their entries write the sample, so that a second call begins from other numbers.
+# Their entries write the sample, so that a second call starts from other values.
 _IN_PLACE = ("cauchy", "exponential", "geometric", "log_normal", "normal", "uniform")
 
 
 def _is_random(op: OpInfo, sample: SampleInput) -> bool:
-    """Whether the CPU itself gives other results after another seed, also where the entry sets one of its own."""
+    """Return whether the CPU's result depends on the seed, even if the entry sets a seed itself."""
     results: list[Any] = []
     manual_seed = torch.manual_seed
     for seed in (11, 12):
@@ -144,7 +144,7 @@ def _is_random(op: OpInfo, sample: SampleInput) -> bool:
         torch.manual_seed = lambda _, seed=seed: manual_seed(seed)  # type: ignore[assignment]
         try:
             result = _call(op, copy.deepcopy(sample) if op.name in _IN_PLACE else sample, False)[0]
-        except Exception:  # not something that the CPU can do
+        except Exception:  # the CPU does not support the sample
             return False
         finally:
             torch.manual_seed = manual_seed
@@ -153,12 +153,12 @@ def _is_random(op: OpInfo, sample: SampleInput) -> bool:
 
 
 def run(op: OpInfo, limit: int = MAX_SAMPLES) -> Outcome:
-    """Run an entry on both devices, forward and, where it has gradients, backward."""
+    """Run an entry on both devices, forward and, if it has gradients, backward."""
     dtype = dtype_of(op)
     if dtype is None:
-        return Outcome("lacking", "no type on both devices")
+        return Outcome("unsupported", "no type on both devices")
     backward = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
-    kinds: Counter[str] = Counter()
+    right = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(7)
@@ -168,46 +168,45 @@ def run(op: OpInfo, limit: int = MAX_SAMPLES) -> Outcome:
             mirrored = _to((sample.input, sample.args, sample.kwargs), "cuda")
             there = copy.copy(sample)
             there.input, there.args, there.kwargs = mirrored
-            if op.name == "tensor_split":  # takes its indices on the host alone
+            if op.name == "tensor_split":  # its indices must be on the host
                 there.args = sample.args
             try:
                 expected = _call(op, sample, backward)
-            except Exception:  # not something that the CPU can do
-                kinds["cpu"] += 1
+            except Exception:  # the CPU does not support the sample
                 continue
             try:
-                found = _call(op, there, backward)
+                actual = _call(op, there, backward)
             except NotImplementedError as error:
                 if "is not simulated" in str(error):
                     return Outcome("not simulated", str(error))
-                return Outcome("lacking", str(error)[:150])
-            except Exception as error:  # whatever else a kernel raises is told
+                return Outcome("unsupported", str(error)[:150])
+            except Exception as error:
                 return Outcome("error", f"{type(error).__name__}: {error}"[:300])
             if "empty" in op.name:
-                expected, found = _zeroed(expected), _zeroed(found)
-            for a, b in zip(expected, found, strict=True):
+                expected, actual = _zeroed(expected), _zeroed(actual)
+            for a, b in zip(expected, actual, strict=True):
                 difference = _same(a, b, dtype)
                 if difference and not any(_is_random(op, one) for one in op.sample_inputs("cpu", dtype)):
                     return Outcome("wrong", difference)
-            kinds["right"] += 1
-    if not kinds["right"]:
-        return Outcome("lacking", "the CPU runs no sample")
-    return Outcome("right", str(kinds["right"]))
+            right += 1
+    if not right:
+        return Outcome("unsupported", "the CPU runs no sample")
+    return Outcome("right", str(right))
 
 
 def main() -> None:
     import time
 
-    chosen = entries()
-    names = sys.argv[1:] or list(chosen)
+    database = entries()
+    names = sys.argv[1:] or list(database)
     counts: Counter[str] = Counter()
     for name in names:
-        began = time.perf_counter()
-        outcome = run(chosen[name])
-        counts[outcome.kind] += 1
-        took = time.perf_counter() - began
-        if outcome.kind != "right" or took > 3:
-            print(f"{outcome.kind:14s} {name} ({took:.1f} s) {outcome.detail}", flush=True)
+        start = time.perf_counter()
+        outcome = run(database[name])
+        counts[outcome.status] += 1
+        took = time.perf_counter() - start
+        if outcome.status != "right" or took > 3:
+            print(f"{outcome.status:14s} {name} ({took:.1f} s) {outcome.detail}", flush=True)
     print(dict(counts))
 
 

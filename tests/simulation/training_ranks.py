@@ -1,4 +1,4 @@
-"""Trainings shared by ranks: a program that forks them, and keeps every rank's losses and first gradients.
+"""Trainings shared by ranks: forks the ranks, and saves every rank's losses and first gradients.
 
 Run as ``python -m tests.simulation.training_ranks WORLD FILE``: one rank for each simulated GPU, over nccl.
 """
@@ -29,12 +29,12 @@ from tests.simulation.trainings import STEPS, Language, adamw, cross_entropy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# How many sentences the whole batch has: it can be shared by one, two and four ranks.
+# The sentences of the whole batch, divisible by one, two and four ranks.
 SENTENCES = 8
 
 
 class Training(NamedTuple):
-    """The loss of each step, and what the first step's gradients were."""
+    """The loss of each step, and the gradients of the first step."""
 
     losses: list[float]
     gradients: dict[str, torch.Tensor]
@@ -47,12 +47,12 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """What a rank sees of a batch."""
+    """Return a rank's part of a batch."""
     return tensor.chunk(dist.get_world_size())[dist.get_rank()].cuda()
 
 
 def averaged(loss: torch.Tensor) -> float:
-    """The loss over the whole batch."""
+    """Return the loss over the whole batch."""
     value = loss.detach().clone()
     dist.all_reduce(value, op=dist.ReduceOp.AVG)
     return value.item()
@@ -64,15 +64,15 @@ def language() -> Language:
 
 
 def whole_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The gradients by the names that the plain model has."""
-    found = {}
+    """Return the gradients by the parameters' names in the unsharded model."""
+    gradients_by_name = {}
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         assert gradient is not None, name
         if isinstance(gradient, DTensor):
             gradient = gradient.full_tensor()
-        found[name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")] = gradient.float().cpu()
-    return found
+        gradients_by_name[name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")] = gradient.float().cpu()
+    return gradients_by_name
 
 
 def train(
@@ -144,7 +144,7 @@ def tensor_parallel() -> Training:
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     model = language().cuda()
     for block in model.blocks:
-        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        parallelize_module(block, mesh, {"widen": ColwiseParallel(), "narrow": RowwiseParallel()})
     words, following = batch()
     return train(model, torch.optim.AdamW(model.parameters(), lr=0.01, foreach=False), (words.cuda(), following.cuda()))
 
@@ -188,12 +188,12 @@ def pipeline() -> Training:
 
 
 def own_gradients(stage: nn.Module, start: int) -> dict[str, torch.Tensor]:
-    """The gradients of one stage by the names that they have in the whole net."""
-    found = {}
+    """Return the gradients of one stage by their names in the whole net."""
+    gradients_by_name = {}
     for name, gradient in whole_gradients(stage).items():
         index, _, rest = name.partition(".")
-        found[f"{start + int(index)}.{rest}"] = gradient
-    return found
+        gradients_by_name[f"{start + int(index)}.{rest}"] = gradient
+    return gradients_by_name
 
 
 def deep_net() -> list[nn.Module]:
@@ -229,7 +229,7 @@ def sync_batch_norm() -> Training:
     wrapped = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
     inputs, target = (own_part(tensor) for tensor in pictures())
     losses, gradients = train(wrapped, adamw(wrapped.parameters()), (inputs, target))
-    # What the running statistics have become shows in evaluation only.
+    # The running statistics matter only in evaluation.
     model.eval()
     return Training([*losses, averaged(cross_entropy(model(inputs), target))], gradients)
 
@@ -250,8 +250,8 @@ TRAININGS: dict[str, Callable[[], Training]] = {
 }
 
 
-def tried(training: Callable[[], Training]) -> tuple[Any, ...] | str:
-    """A training's losses and gradients, or why there are none."""
+def run_training(training: Callable[[], Training]) -> tuple[Any, ...] | str:
+    """Return a training's losses and gradients, or the traceback of its error."""
     try:
         return tuple(training())
     except Exception:
@@ -269,7 +269,7 @@ def run_rank(rank: int, world: int, directory: Path) -> None:
         timeout=timedelta(seconds=60),
         device_id=torch.device("cuda", rank),
     )
-    results = {name: tried(training) for name, training in TRAININGS.items()}
+    results = {name: run_training(training) for name, training in TRAININGS.items()}
     torch.save(results, directory / str(rank))
     dist.destroy_process_group()
 

@@ -1,6 +1,6 @@
-"""Small trainings that run the same on any device: each gives its losses, one for each step.
+"""Small trainings that run on any device.
 
-Weights and data are drawn on the CPU, so that they are the same everywhere.
+Weights and data are drawn on the CPU, so that they are the same on each device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEPS = 10
 
 
 class Attention(nn.Module):
-    """Causal attention with fewer key heads than query heads where ``grouped``."""
+    """Attention, causal if there is no mask."""
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -46,11 +46,11 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.RMSNorm(width)
         self.attention = Attention(width, heads, dropout)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+        self.widen, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         x = x + self.attention(self.norm1(x), mask)
-        return x + self.down(F.gelu(self.up(self.norm2(x))))
+        return x + self.narrow(F.gelu(self.widen(self.norm2(x))))
 
 
 class Language(nn.Module):
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
 
 
 class Images(nn.Module):
-    """Ordinary, grouped, depthwise and transposed convolutions, with each kind of norm and pool."""
+    """Ordinary, grouped, depthwise and transposed convolutions, with each module_class of norm and pool."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,11 +124,11 @@ class Volumes(nn.Module):
 class Recurrent(nn.Module):
     """A recurrent net over sequences of several lengths, packed, or all of one length."""
 
-    def __init__(self, kind: type[nn.RNNBase], packed: bool = False, **options: Any) -> None:
+    def __init__(self, module_class: type[nn.RNNBase], packed: bool = False, **options: Any) -> None:
         super().__init__()
         self.packed = packed
         self.words = nn.Embedding(17, 6)
-        self.net = kind(6, 8, batch_first=True, **options)  # type: ignore[call-arg,misc]
+        self.net = module_class(6, 8, batch_first=True, **options)  # type: ignore[call-arg,misc]
         width = (options.get("proj_size") or 8) * (2 if options.get("bidirectional") else 1)
         self.head = nn.Linear(width, 17)
 
@@ -146,10 +146,10 @@ class Recurrent(nn.Module):
 class Cells(nn.Module):
     """One recurrent step at a time."""
 
-    def __init__(self, kind: type[nn.RNNCellBase]) -> None:
+    def __init__(self, module_class: type[nn.RNNCellBase]) -> None:
         super().__init__()
         self.words = nn.Embedding(17, 6)
-        self.cell = kind(6, 8)  # type: ignore[arg-type]
+        self.cell = module_class(6, 8)  # type: ignore[arg-type]
         self.head = nn.Linear(8, 17)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -173,14 +173,14 @@ class Bags(nn.Module):
 
 
 def tokens(device: Any = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """Six sentences of eight words, and the words to foretell."""
+    """Return six sentences of eight words, and the words to predict."""
     generator = torch.Generator().manual_seed(1)
     words = torch.randint(17, (6, 8), generator=generator)
     return words.to(device), words.roll(-1, 1).to(device)
 
 
 def pictures(device: Any = "cpu", *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Six pictures, or whatever shape, of five kinds."""
+    """Return six pictures, or samples of another shape, of five classes."""
     generator = torch.Generator().manual_seed(2)
     shape = shape or (3, 12, 12)
     return torch.randn(6, *shape, generator=generator).to(device), torch.tensor([0, 1, 2, 3, 4, 0]).to(device)
@@ -205,36 +205,36 @@ def train(
     scaler: Any = None,
     steps: int = STEPS,
 ) -> list[float]:
-    """The losses of some steps of training on a device."""
+    """Train on a device and return the loss of each step."""
     torch.manual_seed(0)
     model = wrap(make().to(device))
     inputs, target = (tensor.to(device) for tensor in data)
-    steered = optimizer(model.parameters())
+    torch_optimizer = optimizer(model.parameters())
     losses = []
 
     def step() -> torch.Tensor:
-        steered.zero_grad()
+        torch_optimizer.zero_grad()
         with torch.autocast(torch.device(device).type, dtype=autocast, enabled=autocast is not None):
             loss = cross_entropy(model(inputs), target)
         (loss if scaler is None else scaler.scale(loss)).backward()
         return loss
 
     for _ in range(steps):
-        if isinstance(steered, torch.optim.LBFGS):
-            losses.append(steered.step(step).item())
+        if isinstance(torch_optimizer, torch.optim.LBFGS):
+            losses.append(torch_optimizer.step(step).item())
             continue
         losses.append(step().item())
         if scaler is None:
-            steered.step()
+            torch_optimizer.step()
         else:
-            scaler.step(steered)
+            scaler.step(torch_optimizer)
             scaler.update()
     return losses
 
 
-def assert_same_losses(found: list[float], expected: list[float], tolerance: float = 1e-4) -> None:
-    """The losses are those expected, and they are those of something that learns."""
-    assert len(found) == len(expected) >= STEPS
-    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=tolerance, atol=tolerance)
-    assert len(set(found)) > STEPS // 2
-    assert found[-1] < found[0]
+def assert_same_losses(actual: list[float], expected: list[float], tolerance: float = 1e-4) -> None:
+    """Assert that the losses are close, and that they decrease."""
+    assert len(actual) == len(expected) >= STEPS
+    torch.testing.assert_close(torch.tensor(actual), torch.tensor(expected), rtol=tolerance, atol=tolerance)
+    assert len(set(actual)) > STEPS // 2
+    assert actual[-1] < actual[0]

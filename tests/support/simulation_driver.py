@@ -39,9 +39,9 @@ def count():
     return cuda.cuDeviceGetCount(ctypes.byref(number)), number.value
 
 def uuid(ordinal):
-    found = (ctypes.c_ubyte * 16)()
-    assert cuda.cuDeviceGetUuid_v2(found, ordinal) == 0
-    return bytes(found).hex()
+    uuid_bytes = (ctypes.c_ubyte * 16)()
+    assert cuda.cuDeviceGetUuid_v2(uuid_bytes, ordinal) == 0
+    return bytes(uuid_bytes).hex()
 
 def use(ordinal):
     context = ctypes.c_void_p()
@@ -57,13 +57,13 @@ def free():
     assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
     return free.value
 
-def answer(*values):
+def report(*values):
     print(json.dumps(values), flush=True)
 """
 
 
-def ask(program: str, variables: dict[str, str] | None = None, **machine: Any) -> list[Any]:
-    """Run a program that may use DRIVER on a simulated machine and return the JSON that it printed."""
+def evaluate(program: str, variables: dict[str, str] | None = None, **machine: Any) -> list[Any]:
+    """Run a program that may use DRIVER on a simulated machine and return what it reports."""
     return json.loads(run(DRIVER + program, simulated_environment(variables, **machine)))
 
 

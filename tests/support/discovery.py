@@ -75,10 +75,10 @@ DRIVER = textwrap.dedent(
         return json.loads(text)
 
     def driver(**environment):
-        def ask():
+        def enumerate_devices():
             put(environment)
             return uuids(*started())
-        return in_child(ask)
+        return in_child(enumerate_devices)
 
     def plain(uuid):
         return uuid.partition("-")[2].replace("-", "")
@@ -86,7 +86,7 @@ DRIVER = textwrap.dedent(
 )
 
 
-def ask(code: str, environment: dict[str, str], *arguments: str, python: tuple[str, ...] = (sys.executable,)) -> Any:
+def evaluate(code: str, environment: dict[str, str], *arguments: str, python: tuple[str, ...] = (sys.executable,)) -> Any:
     """Run a program that may use DRIVER in a fresh process and return the JSON that it printed."""
     program = [*python, "-c", DRIVER + textwrap.dedent(code), *arguments]
     child = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -94,9 +94,12 @@ def ask(code: str, environment: dict[str, str], *arguments: str, python: tuple[s
     return json.loads(child.stdout)
 
 
-def ask_simulated(code: str, *arguments: str, variables: dict[str, str] | None = None, **machine: Any) -> Any:
+def evaluate_simulated(code: str, *arguments: str, variables: dict[str, str] | None = None, **machine: Any) -> Any:
     """Run a program that may use DRIVER on simulated GPUs and return the JSON that it printed."""
-    return ask(code, simulated_environment(variables, **machine), *arguments)
+    return evaluate(code, simulated_environment(variables, **machine), *arguments)
+
+
+ask, ask_simulated = evaluate, evaluate_simulated
 
 
 def initializations(log: Path, pid: int) -> list[str]:

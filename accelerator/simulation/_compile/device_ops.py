@@ -19,9 +19,9 @@ from .._kernels import capture
 __all__ = ["NAMESPACE", "device_op", "library", "run_on_device", "runs_on_device"]
 
 NAMESPACE = "simulated_gpu"
-_COMPILEDNAMESPACES = ("prims", "inductor", "_inductor_test", "quantized_decomposed", NAMESPACE)
+_COMPILED_NAMESPACES = ("prims", "inductor", "_inductor_test", "quantized_decomposed", NAMESPACE)
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
-_NEEDS_NO_RANDOM_NUMBERS = {"dropout_p": 0.0, "p": 0.0}
+_DROPOUT_PROBABILITIES = ("dropout_p", "p")
 
 _library: Any = None  # made at first use
 _ops: dict[str, Any] = {}
@@ -35,7 +35,7 @@ def runs_on_device(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
         return not _draws_nothing(op, args, kwargs) or not _has_cpu_kernel(op)
     if op.namespace == "aten":
         return not _has_cpu_kernel(op)
-    return op.namespace not in _COMPILEDNAMESPACES and "wait_tensor" not in op.name()
+    return op.namespace not in _COMPILED_NAMESPACES and op._opname != "wait_tensor"
 
 
 def _has_cpu_kernel(op: Any) -> bool:
@@ -45,7 +45,7 @@ def _has_cpu_kernel(op: Any) -> bool:
 def _draws_nothing(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether an op draws random numbers only for dropout, and its probability is zero."""
     for position, argument in enumerate(op._schema.arguments):
-        if argument.name in _NEEDS_NO_RANDOM_NUMBERS:
+        if argument.name in _DROPOUT_PROBABILITIES:
             value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
             return isinstance(value, float) and value == 0.0 and "attention" in op.name()
     return False

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.nccl_ranks import (
+    SUCCESS,
     Comm,
     Error,
     Place,
@@ -103,16 +104,16 @@ def reductions(place: Place, type_code: int) -> int:
             assert same(inside, expected), ("in place", op, size)
             root, got, before = n - 1, blank(size, type_code), blank(size, type_code)
             target = pointer(got) if rank == root else None
-            check(nccl.ncclReduce(pointer(parts[rank]), target, length, type_code, op, root, comm.handle, None))
+            comm.call(nccl.ncclReduce, pointer(parts[rank]), target, length, type_code, op, root)
             assert same(got, expected if rank == root else before), ("reduce", op, size)
             parts = [values(r, size * n, type_code) for r in range(n)]
             got = blank(size, type_code)
-            check(nccl.ncclReduceScatter(pointer(parts[rank]), pointer(got), length, type_code, op, comm.handle, None))
+            comm.call(nccl.ncclReduceScatter, pointer(parts[rank]), pointer(got), length, type_code, op)
             expected = combined(parts, type_code, op)[rank * size : (rank + 1) * size]
             assert same(got, expected), ("reduce_scatter", op, size)
             mine = parts[rank].clone()
             target = pointer(mine, rank * size)
-            check(nccl.ncclReduceScatter(pointer(mine), target, length, type_code, op, comm.handle, None))
+            comm.call(nccl.ncclReduceScatter, pointer(mine), target, length, type_code, op)
             assert same(mine[rank * size : (rank + 1) * size], expected), ("reduce_scatter in place", op, size)
             count += 5
     comm.destroy()
@@ -129,29 +130,29 @@ def movements(place: Place, type_code: int) -> int:
         for root in range(n):
             got = blank(size, type_code)
             source = pointer(parts[rank]) if rank == root else None
-            check(nccl.ncclBroadcast(source, pointer(got), length, type_code, root, comm.handle, None))
+            comm.call(nccl.ncclBroadcast, source, pointer(got), length, type_code, root)
             assert same(got, parts[root]), ("broadcast", size, root)
             got = parts[rank].clone()
-            check(nccl.ncclBcast(pointer(got), length, type_code, root, comm.handle, None))
+            comm.call(nccl.ncclBcast, pointer(got), length, type_code, root)
             assert same(got, parts[root]), ("bcast", size, root)
             got = blank(size * n, type_code)
-            check(nccl.ncclGather(pointer(parts[rank]), pointer(got), length, type_code, root, comm.handle, None))
+            comm.call(nccl.ncclGather, pointer(parts[rank]), pointer(got), length, type_code, root)
             assert same(got, everything if rank == root else blank(size * n, type_code)), ("gather", size, root)
             got = blank(size, type_code)
-            check(nccl.ncclScatter(pointer(everything), pointer(got), length, type_code, root, comm.handle, None))
+            comm.call(nccl.ncclScatter, pointer(everything), pointer(got), length, type_code, root)
             assert same(got, parts[rank]), ("scatter", size, root)
         got = blank(size * n, type_code)
-        check(nccl.ncclAllGather(pointer(parts[rank]), pointer(got), length, type_code, comm.handle, None))
+        comm.call(nccl.ncclAllGather, pointer(parts[rank]), pointer(got), length, type_code)
         assert same(got, everything), ("all_gather", size)
         got = blank(size * n, type_code)
         got.view(torch.uint8)[:] = 0
         inside = pointer(got, rank * size)
         got[rank * size : (rank + 1) * size] = parts[rank]
-        check(nccl.ncclAllGather(inside, pointer(got), length, type_code, comm.handle, None))
+        comm.call(nccl.ncclAllGather, inside, pointer(got), length, type_code)
         assert same(got, everything), ("all_gather in place", size)
         blocks = [values(r, size * n, type_code) for r in range(n)]
         got = blank(size * n, type_code)
-        check(nccl.ncclAlltoAll(pointer(blocks[rank]), pointer(got), length, type_code, comm.handle, None))
+        comm.call(nccl.ncclAlltoAll, pointer(blocks[rank]), pointer(got), length, type_code)
         wanted = [block[rank * size : (rank + 1) * size].view(torch.uint8) for block in blocks]
         assert same(got, torch.cat(wanted).view(TYPES[type_code])), ("all_to_all", size)
         count += 4 * n + 3
@@ -422,7 +423,8 @@ def shrink(place: Place, flags: int) -> list[Any]:
     comm.total()
     if place.rank == place.ranks - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    code = refused(comm.total)[0]
+    # As with NCCL, work that hangs blocks its stream until it is aborted.
+    code = refused(comm.total)[0] if flags else SUCCESS
     gone, handle = (ctypes.c_int * 1)(place.ranks - 1), ctypes.c_void_p()
     check(nccl.ncclCommShrink(comm.handle, gone, 1, ctypes.byref(handle), None, flags))
     smaller = Comm.adopt(handle)
@@ -503,7 +505,7 @@ def memory(place: Place) -> bool:
     assert back.value == address.value
     check(nccl.ncclCommWindowDeregister(comm.handle, handle))
     size = ctypes.c_size_t(512)
-    check(nccl.ncclAllReduce(address, address, size, INT64, 0, comm.handle, None))
+    comm.call(nccl.ncclAllReduce, address, address, size, INT64, 0)
     check(nccl.ncclMemFree(address))
     for name in ("ncclPutSignal", "ncclSignal", "ncclWaitSignal", "ncclDevCommCreate", "ncclGetPeerDevicePointer"):
         assert getattr(nccl, name)() == 5, name
@@ -514,29 +516,47 @@ def memory(place: Place) -> bool:
 
 
 def mismatch(place: Place) -> list[list[Any]]:
-    """Ranks that do not call the same are told so, and can go on."""
-    comm, rank = place.comm(), place.rank
+    """Calls that do not match fail on both ranks and end their communicator; the parent goes on."""
+    parent, rank = place.comm(), place.rank
     tensor, size = torch.zeros(200_000), ctypes.c_size_t
-    reports = [refused(comm.all_reduce, tensor, tensor, FLOAT32, 0, 100_000 + rank)]
-    reports.append(refused(comm.all_reduce, tensor, tensor, FLOAT32, rank, 10))
-    reports.append(refused(comm.all_reduce, tensor, tensor, 2 if rank else FLOAT32, 0, 10))
 
-    def roots() -> None:
-        check(nccl.ncclBroadcast(pointer(tensor), pointer(tensor), size(3), FLOAT32, rank, comm.handle, None))
+    def counts(comm: Comm) -> None:
+        comm.all_reduce(tensor, tensor, FLOAT32, 0, 100_000 + rank)
 
-    def operations() -> None:
+    def reductions(comm: Comm) -> None:
+        comm.all_reduce(tensor, tensor, FLOAT32, rank, 10)
+
+    def types(comm: Comm) -> None:
+        comm.all_reduce(tensor, tensor, 2 if rank else FLOAT32, 0, 10)
+
+    def roots(comm: Comm) -> None:
+        comm.call(nccl.ncclBroadcast, pointer(tensor), pointer(tensor), size(3), FLOAT32, rank)
+
+    def operations(comm: Comm) -> None:
         if rank:
             comm.all_reduce(tensor, tensor, FLOAT32, 0, 3)
         else:
-            check(nccl.ncclAllGather(pointer(tensor), pointer(torch.zeros(99)), size(3), FLOAT32, comm.handle, None))
+            comm.call(nccl.ncclAllGather, pointer(tensor), pointer(torch.zeros(99)), size(3), FLOAT32)
 
-    reports += [refused(roots), refused(operations)]
-    reports.append([comm.total(), ""])
-    if rank == 0:
-        reports.append(refused(comm.send, tensor, 1))
-    else:
-        reports.append(refused(comm.receive, tensor[:10], 0))
-    return reports
+    def orders(comm: Comm) -> None:
+        small, large = tensor[:10], tensor[:20]
+        for part in (small, large) if rank else (large, small):
+            comm.submit(nccl.ncclAllReduce, pointer(part), pointer(part), size(len(part)), FLOAT32, 0)
+        comm.finish()
+
+    def messages(comm: Comm) -> None:
+        if rank == 0:
+            comm.send(tensor, 1)
+        else:
+            comm.receive(tensor[:10], 0)
+
+    reports = []
+    for case in (counts, reductions, types, roots, operations, orders, messages):
+        comm = parent.split(0, 0)
+        assert comm
+        reports.append([*refused(case, comm), comm.asynchronous_error(), refused(comm.total)[0]])
+        comm.abort()
+    return [*reports, parent.total()]
 
 
 def misuse(place: Place) -> list[Any]:
@@ -641,25 +661,21 @@ def never_comes(place: Place, late: str) -> list[Any]:
 
 
 def abort(place: Place) -> list[Any]:
-    """Another thread aborts while this one waits."""
+    """Another thread aborts while this one waits for the stream."""
     comm = place.comm()
     if place.rank == 0:
-        seconds = []
-
-        def end() -> None:
-            begin = time.monotonic()
-            comm.abort()
-            seconds.append(time.monotonic() - begin)
-
-        timer = threading.Timer(0.3, end)
+        timer = threading.Timer(0.3, comm.abort)
         timer.start()
-        code, text = refused(comm.receive, torch.zeros(1_000_000), 1)
+        tensor = torch.zeros(1_000_000)
+        comm.submit(nccl.ncclRecv, pointer(tensor), ctypes.c_size_t(4_000_000), 0, 1)
+        begin = time.monotonic()
+        code = loaded_runtime().cudaStreamSynchronize(None)
+        waited = time.monotonic() - begin
         timer.join()
-        return [code, text, seconds[0], refused(comm.total)[0]]
+        return [code, waited, refused(comm.total)[0]]
     if place.rank == 1:
         time.sleep(0.6)
-        return [*refused(comm.total), 0, 0]
-    return [*refused(comm.total), 0, 0]
+    return refused(comm.total)
 
 
 def abandon(place: Place) -> None:

@@ -222,8 +222,10 @@ def _run(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     call = Call(operation)
     with torch._C.DisableTorchFunction():
         here, named = call.convert(args, kwargs)
-        if captures.value and call.device is not None and capture.is_capturing(call.device):
-            return call.record(args, kwargs)
+        if captures.value and call.device is not None:
+            if capture.is_capturing(call.device):
+                return call.record(args, kwargs)
+            capture.wait_for_pending(call.device)
         try:
             computed = call.compute(here, named)
         except RuntimeError as error:
@@ -346,6 +348,8 @@ def copy_kernel() -> Callable[..., Any]:
         if self.is_cuda and src.is_cuda and not _are_same_bytes(self, src):
             compute(self, src.expand_as(self), non_blocking)
         else:
+            if captures.value:
+                capture.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torchs_key, self, src, non_blocking)
         return self
 

@@ -104,6 +104,7 @@ void accelerator_simulation_zero(void *address, size_t size);
 
 /* driver_stream.c */
 void use_runtime(const struct sim_runtime *used);
+int wait_for_pending_on_device(int ordinal); /* for NCCL's work, which is not done at the call */
 
 /* driver_share.c */
 int export_memory(const void *address, struct sim_ipc_handle *handle);

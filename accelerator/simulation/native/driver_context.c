@@ -155,6 +155,7 @@ void wait_until(int64_t time)
 SIM_EXPORT CUresult cuCtxSynchronize(void)
 {
     ENTER_CONTEXT();
+    RETURN_IF_ERROR(wait_for_pending_on_device(current_context()->ordinal));
     wait_until(current_context()->busy_until);
     return SUCCESS;
 }

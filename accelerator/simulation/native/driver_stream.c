@@ -20,6 +20,11 @@ static const struct sim_runtime *find_runtime(void)
     return runtime;
 }
 
+int wait_for_pending_on_device(int ordinal)
+{
+    return runtime ? runtime->wait_for_pending_on_device(ordinal) : SUCCESS;
+}
+
 #define FORWARD(call)                                                                                                  \
     do {                                                                                                               \
         ENTER_CONTEXT();                                                                                               \

@@ -60,6 +60,7 @@ struct sim_runtime {
     int (*query_stream)(void *stream);
     int (*synchronize_stream)(void *stream);
     int (*is_capturing)(void *stream, int *status);
+    int (*wait_for_pending_on_device)(int ordinal);
 };
 
 struct sim_driver {

@@ -13,6 +13,11 @@ EXPORT const char accelerator_simulation[] = "nccl";
 static char last_error[TEXT_SIZE];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the text and of all factors */
 
+void reset_error_lock(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
 ncclResult_t fail(ncclResult_t result, const char *format, ...)
 {
     char text[TEXT_SIZE];

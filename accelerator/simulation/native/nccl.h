@@ -1,7 +1,7 @@
-/* The inside of libnccl.so.2: what its files share.
+/* Internal declarations of libnccl.so.2.
  *
- * Simulated device memory is host memory and simulated streams do their work at the call, so a communication is done at
- * the call as well: the ranks meet in one file of shared memory per communicator and copy through it. */
+ * Simulated device memory is host memory. The ranks of a communicator copy through one file of shared memory. A thread per
+ * communicator does the work, so that calls return at once; until it is done, the streams are pending (pending.h). */
 #ifndef ACCELERATOR_SIM_NCCL_H
 #define ACCELERATOR_SIM_NCCL_H
 
@@ -11,7 +11,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "pending.h"
+
 #define EXPORT __attribute__((visibility("default")))
+
+#define RETURN_IF_ERROR(expression)                                                                                    \
+    do {                                                                                                               \
+        ncclResult_t error_ = (expression);                                                                            \
+        if (error_ != ncclSuccess)                                                                                     \
+            return error_;                                                                                             \
+    } while (0)
 
 /* Results, types and reductions have NCCL's numbers. */
 typedef enum {
@@ -133,7 +142,6 @@ enum operation_code {
     COLLECTIVE_COUNT,
     SEND = COLLECTIVE_COUNT,
     RECEIVE,
-    EXCHANGE,
 };
 
 /* A factor to multiply by, in the type of the data; read when the work is done if it lies in device memory. */
@@ -154,7 +162,6 @@ struct operation {
     enum data_type type;
     int reduction, root; /* root: also the peer */
     struct factor factor;
-    struct exchange_record *mine, *all; /* of an exchange */
     /* Progress. */
     size_t done; /* elements; bytes of a message */
     bool is_posted, has_started;
@@ -173,25 +180,36 @@ struct comm {
     unsigned char gpu[UUID_SIZE];
     struct attachment *attachment;
     struct shared_state *shared;
-    pthread_mutex_t lock; /* held while operations run */
-    _Atomic int users;    /* threads that hold the lock or wait for it */
+    _Atomic int users; /* threads inside a call that needs the communicator */
+    pthread_mutex_t lock; /* of the jobs and the worker */
+    pthread_cond_t changed;
+    struct job *first_job, *last_job; /* the first may be in progress */
+    pthread_t worker;
+    bool has_worker, is_stopping, has_stopped;
+    struct pending_queue work;
     _Atomic bool is_aborted, is_revoked, is_finalized, is_suspended;
     _Atomic int asynchronous_error;
     uint64_t steps, exchanges; /* this rank's, so far */
     uint64_t children;         /* communicators made of this one without an exchange */
     bool has_growth_id;
-    struct queue collectives, exchanging, sends[MAX_RANKS], receives[MAX_RANKS];
+    struct queue collectives, sends[MAX_RANKS], receives[MAX_RANKS]; /* of the job in progress */
     struct factor *factors;
     int factor_count;
     struct comm *next; /* of those that are gone */
 };
 
-struct batch {
+/* The operations of one call, or of one group, on one communicator. */
+struct job {
+    struct job *next;
     struct operation *operations;
-    size_t count, capacity;
+    size_t count;
+    struct pending before; /* what its streams waited for when it was submitted */
+    int64_t not_before;    /* when their other work ends */
+    uint64_t sequence;
 };
 
 /* nccl.c */
+void reset_error_lock(void);
 const char *ncclGetLastError(const struct comm *comm);
 ncclResult_t fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -204,8 +222,10 @@ struct capture_info {
 ncclResult_t current_device(int *device, unsigned char gpu[UUID_SIZE]);
 ncclResult_t use_device(int device);
 ncclResult_t get_capture_info(void *stream, struct capture_info *info);
-ncclResult_t capture_call(void *stream, const struct capture_info *info, void (*function)(void *), void (*release)(void *),
-                          void *argument);
+/* The graph that the stream captures will call `function` at each launch, and `release` when it is destroyed. */
+ncclResult_t capture_call(void *stream, int device, const struct capture_info *info, void (*function)(void *),
+                          void (*release)(void *), void *argument);
+const struct sim_pending *pending_runtime(void);
 ncclResult_t device_malloc(void **address, size_t size);
 ncclResult_t device_free(void *address);
 
@@ -219,34 +239,68 @@ void detach(struct comm *comm, enum member_state state);
 void remove_file_name(struct attachment *attachment); /* removes the file's name */
 bool is_process_gone(const struct comm *comm, int rank);
 
-/* nccl_progress.c */
+/* nccl_failure.c */
 int64_t now_ms(void);
 int64_t timeout_ms(void);
-ncclResult_t run_batch(struct batch *batch);
 void wake(struct member *member);
 void wake_all(struct shared_state *shared);
+void sleep_until_woken(struct member *member, uint32_t wakeups, int milliseconds);
 /* Ends the communicator for all ranks, because of the culprit. */
 enum failure_reason { GONE = 1, LATE, LEFT, MISMATCH };
 ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, int culprit, const char *what);
 ncclResult_t report_failure(struct comm *comm);
 const char *departure(enum member_state state);
 
+/* nccl_collective.c */
+extern const char *const operation_names[];
+void arrive(const struct comm *comm, _Atomic uint64_t *total, _Atomic uint64_t *own);
+bool have_all_arrived(const struct comm *comm, _Atomic uint64_t *total, uint64_t step);
+ncclResult_t advance_collective(struct operation *operation, bool *has_progressed, bool *is_done);
+
+/* nccl_message.c */
+struct mailbox *mailbox(const struct comm *comm, int from, int to);
+void advance_send(struct operation *operation, bool *has_progressed, bool *is_done);
+ncclResult_t advance_receive(struct operation *operation, bool *has_progressed, bool *is_done);
+
+/* nccl_worker.c */
+ncclResult_t check_running(const struct comm *comm);
+/* All operations are of one communicator. In a graph they go to the stream that the graph is launched on. */
+ncclResult_t submit_operations(const struct operation *operations, size_t count, bool in_graph);
+void drain(struct comm *comm);
+void stop_worker(struct comm *comm);
+
 /* nccl_group.c */
 struct joining {
     struct comm *comm; /* NULL once it is known that this rank belongs to no new communicator */
     struct comm **handle;
-    struct comm *parent; /* whose ranks exchange words before, or NULL */
+    struct comm *parent; /* whose ranks exchange records first, or NULL */
     struct exchange_record mine, all[MAX_RANKS];
-    bool is_attached;
+    bool is_attached, has_posted, has_exchanged;
+    uint64_t exchange_count; /* of the parent, this one included */
 };
 
 ncclResult_t submit(const struct operation *operation);
 ncclResult_t submit_joining(struct joining *joining); /* which was allocated, and is freed */
-ncclResult_t note_group_error(ncclResult_t error); /* the end of the group, if one is open, will answer it too */
+ncclResult_t note_group_error(ncclResult_t error); /* an open group will return it at its end, too */
 void group_start(void);
 ncclResult_t group_end(bool is_to_run);
 
+/* nccl_split.c */
+ncclResult_t exchange_records(struct joining **joinings, size_t count);
+
 /* nccl_comm.c */
+void pause_briefly(void);
+void retire(struct comm *comm);
+ncclResult_t check_comm(const struct comm *comm);
+ncclResult_t check_config(const ncclConfig_t *config);
+ncclResult_t check_rank(int rank, int ranks);
+ncclResult_t not_null(const void *pointer, const char *name);
+ncclResult_t read_id(const ncclUniqueId *id, unsigned char bytes[ID_SIZE]);
+ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm *parent, struct joining **joining);
+ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueId *id, int rank, const ncclConfig_t *config);
+void stop_operations(struct comm *comm);
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
+void reset_retired_lock(void);
 ncclResult_t join_all(struct joining **joinings, size_t count);
 void abandon_joining(struct joining *joining);
 bool is_comm(const struct comm *comm);

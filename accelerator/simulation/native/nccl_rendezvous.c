@@ -42,7 +42,9 @@ static void reset_in_child(void)
     for (struct attachment *attachment = attachments; attachment; attachment = attachment->next)
         close(attachment->file);
     attachments = NULL;
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_init(&lock, NULL);
+    reset_error_lock();
+    reset_retired_lock();
 }
 
 __attribute__((constructor)) static void watch_forks(void)

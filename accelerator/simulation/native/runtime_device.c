@@ -253,6 +253,7 @@ EXPORT cudaError_t cudaDeviceSynchronize(void)
 {
     ENTER_CONTEXT(device);
     RETURN_IF_ERROR(unsafe_call());
+    RETURN_IF_ERROR(wait_for_pending_on_device(device->ordinal));
     if (device->busy_until != 0)
         sleep_until(device->busy_until);
     return SUCCESS;

@@ -78,6 +78,7 @@ EXPORT cudaError_t cudaEventDestroy(void *handle)
     if (!event)
         return fail(ERROR_INVALID_HANDLE);
     event->magic = 0;
+    drop_pending(&event->pending);
     leave_sharing(event);
     pthread_mutex_lock(&lock);
     event->next = free_events;
@@ -117,7 +118,7 @@ EXPORT cudaError_t cudaEventRecord(void *handle, void *stream_handle)
 
 static bool is_reached(const struct event *event)
 {
-    return *event->time == 0 || *event->time <= now();
+    return event->pending.count == 0 && (*event->time == 0 || *event->time <= now());
 }
 
 EXPORT cudaError_t cudaEventQuery(void *handle)
@@ -129,6 +130,7 @@ EXPORT cudaError_t cudaEventQuery(void *handle)
 EXPORT cudaError_t cudaEventSynchronize(void *handle)
 {
     ENTER_EVENT(handle);
+    RETURN_IF_ERROR(wait_for_pending(&event->pending));
     if (!is_reached(event))
         sleep_until(*event->time);
     return SUCCESS;
@@ -184,6 +186,7 @@ EXPORT cudaError_t cudaIpcGetEventHandle(struct sim_ipc_handle *target, void *ha
     struct event *event = find_event(handle);
     if (!target || !event || !(event->flags & INTERPROCESS))
         return fail(ERROR_INVALID_HANDLE);
+    RETURN_IF_ERROR(wait_for_pending(&event->pending)); /* other processes cannot */
     pthread_mutex_lock(&lock);
     cudaError_t error = share(event);
     pthread_mutex_unlock(&lock);

@@ -28,6 +28,7 @@ EXPORT cudaError_t cudaFree(void *address)
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
+    RETURN_IF_ERROR(wait_for_pending_on_device(device->ordinal));
     if (device->busy_until != 0)
         sleep_until(device->busy_until);
     if (driver->find_memory(address, &memory) && memory.pool)
@@ -57,6 +58,7 @@ EXPORT cudaError_t cudaFreeHost(void *address)
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
+    RETURN_IF_ERROR(wait_for_pending_on_device(device->ordinal));
     return finish(driver->cuMemFreeHost(address));
 }
 

@@ -1,6 +1,6 @@
 """Ranks as forked processes: one process imports torch once, and every case costs a fork for each rank.
 
-Run as ``python -m tests.support.nccl_ranks`` on simulated GPUs, it reads one JSON document a line, what to run and how,
+Run as ``python -m tests.simulation.nccl_ranks`` on simulated GPUs, it reads one JSON document a line, what to run and how,
 and reports one a line: for each rank what it returned or why it did not, and the seconds it took.
 """
 
@@ -198,7 +198,7 @@ def _run_rank(case: str, place: Place, arguments: dict[str, Any], variables: dic
         signal.alarm(MOST_SECONDS)
         os.environ.update(variables)
         module, _, function = case.rpartition(".")
-        cases = importlib.import_module(f"tests.support.{module or 'nccl_cases'}")
+        cases = importlib.import_module(f"tests.simulation.nccl_{module}_cases")
 
         begin = time.monotonic()
         try:
@@ -239,8 +239,9 @@ def _run(order: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    import tests.support.nccl_cases
-    import tests.support.nccl_torch_cases  # noqa: F401 (and torch with them, once for all cases)
+    # They import torch, once for all ranks.
+    for module in ("collective", "communicator", "pending", "torch"):
+        importlib.import_module(f"tests.simulation.nccl_{module}_cases")
 
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), flush=True)
@@ -248,6 +249,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # The cases import this module by its name, and their Error must be the same class.
-    from tests.support import nccl_ranks
+    from tests.simulation import nccl_ranks
 
     nccl_ranks.main()

@@ -1,4 +1,4 @@
-"""What single ranks do in the tests of torch.distributed over the simulated NCCL: work that is pending, late or lost."""
+"""Cases of work that is pending, late or lost. Every function is one rank's part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.support.nccl_ranks import Place
+from tests.simulation.nccl_ranks import Place
 from tests.support.simulation_driver import loaded_runtime
 
 PAUSE = 0.4

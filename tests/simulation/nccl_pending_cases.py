@@ -138,7 +138,7 @@ def _call_back() -> None:
 
 
 def waits(place: Place) -> dict[str, float]:
-    """How long each thing that touches pending memory or a pending stream takes until a late rank has come."""
+    """Return the seconds that each use of pending memory or of a pending stream takes while a rank is late."""
     store = start(place)
     seconds = {}
     for name, wait in WAITS.items():
@@ -290,7 +290,7 @@ def blocking_wait(place: Place) -> tuple[str, float]:
     """With TORCH_NCCL_BLOCKING_WAIT the wait itself raises at the timeout."""
     start(place, timeout=timedelta(seconds=1))
     if is_last(place):
-        time.sleep(4)
+        time.sleep(2)
         return "", 0
     begin = time.monotonic()
     try:

@@ -93,7 +93,7 @@ def objects(place: Place) -> bool | None:
 
 
 def one_process(place: Place) -> bool:
-    """What DataParallel stands on: one thread with tensors on several devices."""
+    """The calls of DataParallel: one thread with tensors on several devices."""
     xs = [torch.full((3,), float(i)).to(f"cuda:{i}") for i in range(3)]
     torch.cuda.nccl.all_reduce(xs)
     assert [x.cpu().tolist() for x in xs] == [[3.0] * 3] * 3
@@ -173,7 +173,7 @@ def version(place: Place) -> list[Any]:
 
 
 def graph(place: Place) -> list[float]:
-    """What is captured runs at each launch, and not while it is captured."""
+    """A captured collective runs at each launch and not during the capture."""
     torch.cuda.set_device(place.rank)
     store = dist.FileStore(place.store, place.ranks)
     dist.init_process_group("nccl", rank=place.rank, world_size=place.ranks, store=store)

@@ -2,7 +2,7 @@
  *
  * A collective proceeds in steps, each as large as half a slot: every rank writes its part into its own slot and, once all
  * ranks have arrived, reads what it needs from the others' slots. One barrier a step is enough, because slots and
- * announcements have two halves: a rank that writes step k has seen all ranks arrive at step k - 1, so step k - 2 is over. */
+ * announcements have two halves: when a rank writes step k, all ranks have arrived at step k - 1, so step k - 2 is over. */
 #include "nccl.h"
 
 #include <string.h>
@@ -103,8 +103,8 @@ static ncclResult_t compare_announcements(const struct operation *operation)
         return fail(ncclInvalidUsage,
                     "the ranks do not make the same call: rank %d %s(count %llu, type %d, op %d, root %d),"
                     " rank %d %s(count %llu, type %d, op %d, root %d)",
-                    comm->rank, operation_names[mine.code], (unsigned long long)mine.count, mine.type, mine.reduction, mine.root, rank,
-                    name, (unsigned long long)other->count, other->type, other->reduction, other->root);
+                    comm->rank, operation_names[mine.code], (unsigned long long)mine.count, mine.type, mine.reduction,
+                    mine.root, rank, name, (unsigned long long)other->count, other->type, other->reduction, other->root);
     }
     return ncclSuccess;
 }

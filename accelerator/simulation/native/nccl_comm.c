@@ -7,7 +7,7 @@
 #include <time.h>
 
 #define COMM_MAGIC 0x6d6d6f63u
-#define ID_MAGIC "accsim\n" /* with its final zero eight bytes */
+#define ID_MAGIC "accsim\n" /* eight bytes with the final zero */
 
 enum { ID_MAGIC_SIZE = 8, CONFIG_MAGIC = (int)0xcafebeef };
 
@@ -86,7 +86,7 @@ EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 ncclResult_t read_id(const ncclUniqueId *id, unsigned char bytes[ID_SIZE])
 {
     if (memcmp(id->internal, ID_MAGIC, ID_MAGIC_SIZE) != 0)
-        return fail(ncclInvalidArgument, "the unique id is not one of this library: did every rank get the same bytes?");
+        return fail(ncclInvalidArgument, "the unique id is not from this library; pass the result of ncclGetUniqueId");
     memcpy(bytes, id->internal + ID_MAGIC_SIZE, ID_SIZE);
     return ncclSuccess;
 }
@@ -109,7 +109,8 @@ static ncclResult_t check_gpus(const struct comm *comm)
     for (int i = 0; i < comm->ranks; i++)
         for (int j = i + 1; j < comm->ranks; j++)
             if (memcmp(members[i].gpu, members[j].gpu, UUID_SIZE) == 0)
-                return fail(ncclInvalidUsage, "duplicate GPU: ranks %d and %d are on the same one; each rank needs its own", i, j);
+                return fail(ncclInvalidUsage, "duplicate GPU: ranks %d and %d use the same one; each rank needs its own", i,
+                            j);
     return ncclSuccess;
 }
 
@@ -123,7 +124,7 @@ static ncclResult_t report_missing(const struct comm *comm)
                 comm->rank, seconds);
 }
 
-/* Whether all ranks are there now. */
+/* Attaches if possible, and checks whether all ranks are attached. */
 static ncclResult_t try_to_join(struct joining *joining, bool with_check, bool *is_complete)
 {
     struct comm *comm = joining->comm;
@@ -203,7 +204,7 @@ ncclResult_t check_rank(int rank, int ranks)
     return ncclSuccess;
 }
 
-/* Allocates a communicator-to-be on the parent's device, or without a parent on the current one. */
+/* Allocates a new communicator on the parent's device, or on the current device if there is no parent. */
 ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm *parent, struct joining **joining)
 {
     *handle = NULL;
@@ -294,7 +295,7 @@ void stop_operations(struct comm *comm)
 static ncclResult_t leave(struct comm *comm, enum member_state state)
 {
     if (comm && comm->fork_generation != fork_generation)
-        return ncclSuccess; /* a forked child tidies up what is its parent's */
+        return ncclSuccess; /* a forked child must not touch its parent's communicators */
     uint32_t live = COMM_MAGIC;
     if (!comm || !atomic_compare_exchange_strong(&comm->magic, &live, 0))
         return fail(ncclInvalidArgument, "the communicator is NULL or was destroyed");
@@ -336,7 +337,7 @@ EXPORT ncclResult_t ncclCommRevoke(struct comm *comm, int flags)
 {
     RETURN_IF_ERROR(check_comm(comm));
     if (flags != 0)
-        return fail(ncclInvalidArgument, "the flags of a revocation must be 0");
+        return fail(ncclInvalidArgument, "flags %d of ncclCommRevoke; must be 0", flags);
     if (comm->is_revoked)
         return fail(ncclInvalidUsage, "the communicator was revoked before");
     stop_operations(comm);
@@ -368,7 +369,7 @@ EXPORT ncclResult_t ncclCommGetAsyncError(struct comm *comm, ncclResult_t *error
 {
     RETURN_IF_ERROR(not_null(error, "error"));
     RETURN_IF_ERROR(not_null(comm, "comm"));
-    comm->users++; /* it cannot be taken down meanwhile */
+    comm->users++; /* keeps the communicator from being destroyed */
     ncclResult_t result = check_comm(comm);
     if (result == ncclSuccess) {
         if (comm->asynchronous_error == ncclSuccess && comm->shared->failure)
@@ -410,6 +411,6 @@ EXPORT ncclResult_t ncclCommMemStats(struct comm *comm, int statistic, uint64_t 
     RETURN_IF_ERROR(check_comm(comm));
     if (statistic < SUSPENDABLE || statistic > TOTAL)
         return fail(ncclInvalidArgument, "there is no statistic %d", statistic);
-    *value = statistic == IS_SUSPENDED ? comm->is_suspended : 0; /* nothing is taken from the GPU */
+    *value = statistic == IS_SUSPENDED ? comm->is_suspended : 0; /* NCCL uses no device memory here */
     return ncclSuccess;
 }

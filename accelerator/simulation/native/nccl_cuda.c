@@ -45,7 +45,7 @@ static bool is_used(const char *node)
 
 static void load_runtime(void)
 {
-    /* A program that has not touched CUDA yet will use the newer one, if it is there. */
+    /* A program that has not used CUDA yet is assumed to use the newer runtime. */
     bool is_12 = is_used("libcudart.so.12") && !is_used("libcudart.so.13");
     const char *node = is_12 ? "libcudart.so.12" : "libcudart.so.13";
     is_complete = true;
@@ -82,7 +82,7 @@ static ncclResult_t check(int error, const char *function)
     return fail(ncclUnhandledCudaError, "%s: %s", function, runtime.cudaGetErrorString(error));
 }
 
-/* For communicators, which do not exist without a runtime. */
+/* Never NULL while there is a communicator. */
 const struct sim_pending *pending_runtime(void)
 {
     return runtime.pending;
@@ -134,7 +134,7 @@ ncclResult_t capture_call(void *stream, int device, const struct capture_info *i
 {
     enum { NO_DESTRUCTOR_SYNC = 1, MOVE = 1 };
     void *object;
-    /* The graph owns the argument from here on. */
+    /* From here on the graph owns the argument. */
     int error = runtime.cudaUserObjectCreate(&object, argument, release, 1, NO_DESTRUCTOR_SYNC);
     if (error != 0) {
         release(argument);

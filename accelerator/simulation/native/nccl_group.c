@@ -33,7 +33,7 @@ static void replay(void *argument)
     ncclResult_t result = submit_operations(captured->operations, captured->count, true);
     if (result == ncclSuccess)
         return;
-    /* A host function of a graph has no way to return it. */
+    /* The host function of a graph cannot return an error. */
     fail(result, "in the launch of a graph: %s", ncclGetLastError(NULL));
     fprintf(stderr, "NCCL (simulated): %s\n", ncclGetLastError(NULL));
 }
@@ -48,7 +48,7 @@ static ncclResult_t capture(const struct operation *operations, size_t count, co
     return capture_call(operations->stream, operations->comm->device, info, replay, free, captured);
 }
 
-/* Moves the operations of the batch's first communicator to its front, in order; returns how many they are. */
+/* Moves all operations of the first operation's communicator to the front, in order; returns their count. */
 static size_t partition(struct operation *operations, size_t count)
 {
     size_t moved = 0;
@@ -142,7 +142,7 @@ ncclResult_t group_end(bool is_to_run)
         return fail(ncclInvalidUsage, "there is no group to end");
     if (--group.depth > 0)
         return ncclSuccess;
-    /* Taken out of the thread's group first: what runs may start groups itself. */
+    /* The thread's group is reset first, because the launch may start groups itself. */
     struct group ended = group;
     group = (struct group){0};
     ncclResult_t result = ended.error;

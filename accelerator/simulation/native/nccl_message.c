@@ -11,7 +11,7 @@ struct mailbox *mailbox(const struct comm *comm, int from, int to)
                               ((size_t)from * (size_t)comm->ranks + (size_t)to) * size);
 }
 
-/* The mailbox is a ring: what reaches its end continues at its start. */
+/* The mailbox is a ring buffer; a copy may wrap around its end. */
 static void copy_in(struct mailbox *box, size_t capacity, uint64_t position, const char *source, size_t size)
 {
     size_t offset = position % capacity, first = size < capacity - offset ? size : capacity - offset;

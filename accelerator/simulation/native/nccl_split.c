@@ -49,7 +49,8 @@ static ncclResult_t read_records(struct joining *joining)
         if (with_processes)
             checked_at = now;
         RETURN_IF_ERROR(check_exchange(comm, with_processes, now >= deadline));
-        sleep_until_woken(&shared->members[comm->rank], wakeups, deadline - now < CHECK_MS ? (int)(deadline - now) + 1 : CHECK_MS);
+        int64_t left = deadline - now;
+        sleep_until_woken(&shared->members[comm->rank], wakeups, left < CHECK_MS ? (int)left + 1 : CHECK_MS);
     }
     for (int rank = 0; rank < comm->ranks; rank++)
         joining->all[rank] = shared->members[rank].exchange[comm->exchanges % 2];
@@ -66,8 +67,8 @@ static bool has_posted_for(struct joining *const *joinings, size_t count, const 
     return false;
 }
 
-/* One thread may have several ranks, so all parents' records are posted before any are awaited; a second record of the same
- * parent waits for the next round. */
+/* One thread may have several ranks, so it posts the records of all parents before it waits for any. A second record of the
+ * same parent is posted in the next round. */
 static ncclResult_t exchange_all(struct joining **joinings, size_t count)
 {
     for (bool is_done = false; !is_done;) {
@@ -103,7 +104,7 @@ static void derive_id(unsigned char id[ID_SIZE], const struct comm *parent, cons
     memcpy(id, halves, sizeof halves);
 }
 
-/* From what the parent's ranks said: who is in the new communicator, and under which name they meet. */
+/* Computes rank, size and id of the new communicator from the exchanged records. */
 static ncclResult_t resolve_joining(struct joining *joining)
 {
     struct comm *comm = joining->comm, *parent = joining->parent;
@@ -128,7 +129,7 @@ static ncclResult_t resolve_joining(struct joining *joining)
     while (root < parent->ranks && !joining->all[root].has_id)
         root++;
     if (root == parent->ranks)
-        return fail(ncclInvalidUsage, "no rank gave the unique id under which the communicator is to grow");
+        return fail(ncclInvalidUsage, "no rank passed the unique id of the grown communicator");
     return read_id(&joining->all[root].id, comm->id);
 }
 
@@ -139,7 +140,7 @@ ncclResult_t exchange_records(struct joining **joinings, size_t count)
             RETURN_IF_ERROR(check_comm(joinings[i]->parent));
     for (size_t i = 0; i < count; i++)
         if (joinings[i]->parent)
-            joinings[i]->parent->users++; /* it cannot be destroyed meanwhile */
+            joinings[i]->parent->users++; /* keeps the communicator from being destroyed */
     ncclResult_t result = exchange_all(joinings, count);
     for (size_t i = 0; i < count; i++) {
         struct comm *parent = joinings[i]->parent;
@@ -153,12 +154,12 @@ ncclResult_t exchange_records(struct joining **joinings, size_t count)
 
 /* ---- Calls. ---- */
 
-/* Before a communicator is made of another one. */
+/* Checks the arguments that split, shrink and grow share. */
 static ncclResult_t check_parent(struct comm *parent, struct comm **handle, const ncclConfig_t *config)
 {
     RETURN_IF_ERROR(check_comm(parent));
     if (!handle)
-        return fail(ncclInvalidArgument, "there is no place for the new communicator");
+        return fail(ncclInvalidArgument, "the argument for the new communicator is NULL");
     if (parent->is_suspended)
         return fail(ncclInvalidUsage, "the communicator is suspended");
     return check_config(config);
@@ -189,7 +190,7 @@ static ncclResult_t shrink(struct comm *parent, const int *excluded, int count, 
     struct joining *joining;
     RETURN_IF_ERROR(check_parent(parent, handle, config));
     if (count < 0 || (count > 0 && !excluded))
-        return fail(ncclInvalidArgument, "the list of excluded ranks is missing");
+        return fail(ncclInvalidArgument, "%d excluded ranks, but no list of them", count);
     for (int i = 0; i < count; i++) {
         if (excluded[i] < 0 || excluded[i] >= parent->ranks)
             return fail(ncclInvalidArgument, "there is no rank %d to exclude", excluded[i]);
@@ -200,7 +201,7 @@ static ncclResult_t shrink(struct comm *parent, const int *excluded, int count, 
     if (flags & ABORT)
         stop_operations(parent);
     RETURN_IF_ERROR(new_joining(handle, 0, 0, parent, &joining));
-    /* The excluded may be dead, so nothing can be exchanged: each rank works out the same. */
+    /* Excluded ranks may be dead, so the ranks cannot exchange records; each computes the same id. */
     uint64_t words[MAX_RANKS + 2] = {'r', ++parent->children};
     for (int rank = 0; rank < parent->ranks; rank++) {
         words[rank + 2] = is_excluded[rank];
@@ -221,7 +222,7 @@ EXPORT ncclResult_t ncclCommGetUniqueId(struct comm *comm, ncclUniqueId *id)
 {
     RETURN_IF_ERROR(check_comm(comm));
     if (comm->has_growth_id)
-        return fail(ncclInvalidUsage, "the communicator has not grown by its last unique id yet");
+        return fail(ncclInvalidUsage, "the last unique id of this communicator was not used to grow it yet");
     RETURN_IF_ERROR(ncclGetUniqueId(id));
     comm->has_growth_id = true;
     return ncclSuccess;
@@ -239,9 +240,9 @@ static ncclResult_t grow(struct comm *parent, int ranks, const ncclUniqueId *id,
     RETURN_IF_ERROR(check_parent(parent, handle, config));
     RETURN_IF_ERROR(check_rank(parent->rank, ranks));
     if (rank != -1 && rank != parent->rank)
-        return fail(ncclInvalidArgument, "rank %d keeps its number, it cannot become %d", parent->rank, rank);
+        return fail(ncclInvalidArgument, "rank %d stays rank %d; it cannot become %d", parent->rank, parent->rank, rank);
     if (ranks <= parent->ranks)
-        return fail(ncclInvalidArgument, "%d ranks are no more than the %d there are", ranks, parent->ranks);
+        return fail(ncclInvalidArgument, "a communicator of %d ranks can only grow to more, not to %d", parent->ranks, ranks);
     RETURN_IF_ERROR(new_joining(handle, parent->rank, ranks, parent, &joining));
     joining->parent = parent;
     joining->mine.has_id = id != NULL;

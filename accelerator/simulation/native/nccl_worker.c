@@ -96,7 +96,7 @@ static ncclResult_t check_peers(struct comm *comm, bool with_processes, bool is_
             continue;
         bool has_left = comm->shared->members[rank].state != MEMBER_PRESENT;
         bool is_gone = !has_left && with_processes && is_process_gone(comm, rank);
-        /* What a rank did before it went counts, so look again. */
+        /* The rank may have arrived just before it left, so check again. */
         const char *what = awaited_in(comm, rank);
         if (what && (has_left || is_gone || is_late))
             return break_communicator(comm, has_left ? LEFT : is_gone ? GONE : LATE, rank, what);
@@ -119,7 +119,7 @@ static ncclResult_t run_operations(struct comm *comm)
     int64_t progressed_at = now_ms(), checked_at = progressed_at;
     const int64_t timeout = timeout_ms();
     for (;;) {
-        /* Read before the queues are examined, so that no wakeup in between is missed. */
+        /* Read before the queues are examined, so that no wakeup in between is lost. */
         uint32_t wakeups = member->wakeups;
         bool has_progressed = false, is_idle = false;
         RETURN_IF_ERROR(check_running(comm));
@@ -173,7 +173,7 @@ static ncclResult_t wait_for_streams(struct comm *comm, struct job *job)
             break;
         if (comm->shared->failure != 0)
             return report_failure(comm);
-        if (status == PENDING_FAILED) /* until the program has aborted the other communicator */
+        if (status == PENDING_FAILED) /* wait until the program has aborted the other communicator */
             sleep_unless_stopped(comm, (now_ms() + CHECK_MS) * MILLISECOND);
     }
     sleep_unless_stopped(comm, job->not_before);
@@ -221,9 +221,9 @@ static void *run_worker(void *argument)
     pthread_mutex_unlock(&comm->lock);
     if (!has_failed)
         return NULL;
-    /* The call has returned long ago, and not every program asks for asynchronous errors. */
+    /* The call has returned, and not every program polls ncclCommGetAsyncError. */
     fprintf(stderr, "NCCL (simulated): %s\n", ncclGetLastError(comm));
-    /* As on a GPU the streams stay busy until the communicator is aborted, but not for ever. */
+    /* As on a GPU, the streams stay busy until the communicator is aborted; unlike there, not for ever. */
     sleep_unless_stopped(comm, (now_ms() + timeout_ms()) * MILLISECOND);
     pending_runtime()->fail(&comm->work);
     return NULL;
@@ -285,7 +285,7 @@ ncclResult_t submit_operations(const struct operation *operations, size_t count,
     job->count = count;
     for (size_t i = 0; i < count; i++)
         streams[i] = operations[i].stream;
-    comm->users++; /* it cannot be destroyed meanwhile */
+    comm->users++; /* keeps the communicator from being destroyed */
     ncclResult_t result = ncclInvalidArgument;
     if (is_comm(comm)) {
         pthread_mutex_lock(&comm->lock);
@@ -309,7 +309,7 @@ void drain(struct comm *comm)
     pthread_mutex_unlock(&comm->lock);
 }
 
-/* Ends the worker, and with it the waits for work that was not done. */
+/* Ends the worker and releases everything that waits for its unfinished work. */
 void stop_worker(struct comm *comm)
 {
     pthread_mutex_lock(&comm->lock);

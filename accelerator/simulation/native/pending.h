@@ -23,7 +23,7 @@ struct pending_item {
     uint64_t sequence; /* this piece and all before it */
 };
 
-/* What a stream, an event, a device, a waiting thread or another piece of work waits for. All zeros: nothing. */
+/* The items that a stream, an event, a device, a thread or a piece of work waits for. All zeros: none. */
 struct pending {
     _Atomic int count; /* of the items; may be read without the lock */
     int capacity;
@@ -46,7 +46,7 @@ struct sim_pending {
     void (*clear)(struct pending *pending);
     void (*complete)(struct pending_queue *queue, uint64_t sequence);
     void (*fail)(struct pending_queue *queue);
-    /* Nobody waits for the queue any more, whether its work was done or not. */
+    /* Removes all items of the queue, whether the work was done or not. */
     void (*release)(struct pending_queue *queue);
     /* Adds a host function that submits work to the graph which a stream captures. */
     int (*capture)(void *stream, int device, void (*function)(void *argument), void *argument);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* How many captures are under way, and how many holders wait. The kernels of torch's ops read it before each op. */
+/* Captures under way plus holders of unfinished work. The kernels of torch's ops read it before each op. */
 _Atomic int accelerator_simulation_attention __attribute__((visibility("default")));
 
 _Atomic int waiting_count;
@@ -45,7 +45,7 @@ __attribute__((constructor)) static void init_pending(void)
     pthread_atfork(NULL, NULL, reset_in_child);
 }
 
-/* ---- Holders; all called with the lock held. ---- */
+/* ---- Holders (struct pending). All functions are called with the lock held. ---- */
 
 static void unlink_holder(struct pending *pending)
 {
@@ -130,7 +130,7 @@ static bool has_failed(const struct pending *pending)
     return false;
 }
 
-/* Waits for one change. A negative time has no end. */
+/* Waits for one change; a negative deadline means no deadline. */
 static bool wait_for_change(int64_t deadline)
 {
     enum { SECOND = 1000000000 };
@@ -140,7 +140,7 @@ static bool wait_for_change(int64_t deadline)
     return pthread_cond_timedwait(&changed, &lock, &end) == 0;
 }
 
-/* ---- The table for the library that does the work. ---- */
+/* ---- The table that pending.h declares. ---- */
 
 static void clear_pending(struct pending *pending)
 {
@@ -167,7 +167,7 @@ static uint64_t submit_work(struct pending_queue *queue, int device, void *const
         if (is_valid && stream->idle_at > *not_before)
             *not_before = stream->idle_at;
     }
-    /* A queue keeps its own order, and a stream may be named twice. */
+    /* The queue itself keeps its order; the item is among them if a stream is listed twice. */
     for (int i = 0; i < before->count; i++)
         if (before->items[i].queue == queue) {
             before->items[i] = before->items[before->count - 1];
@@ -246,9 +246,9 @@ EXPORT const struct sim_pending *accelerator_simulation_pending(void)
     return &table;
 }
 
-/* ---- For the rest of the runtime. ---- */
+/* ---- Hooks of the runtime's other files. ---- */
 
-/* Blocks until what the holder waits for now is finished; what is added meanwhile does not count. */
+/* Blocks until the present items of the holder are finished; items that are added meanwhile do not count. */
 cudaError_t wait_for_pending(struct pending *pending)
 {
     struct pending before = {0};
@@ -280,7 +280,7 @@ void drop_pending(struct pending *pending)
         clear_pending(pending);
 }
 
-/* An event that other processes see has no way to say that it waits. */
+/* Other processes cannot see the items of a shared event, so the host waits here. */
 static cudaError_t record_pending(struct stream *stream, struct event *event)
 {
     if (event->time != &event->own_time)
@@ -323,7 +323,7 @@ void call_host_function(struct stream *stream, const struct work *work)
     launching_stream = outer;
 }
 
-/* For kernels of torch's ops, which wait in Python so that Ctrl-C reaches them: not ready if the time is over. */
+/* Python loops over this call, so that Ctrl-C works; returns ERROR_NOT_READY when the time is over. */
 EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int milliseconds)
 {
     struct stream *stream = find_stream(handle, &driver->devices[ordinal]);

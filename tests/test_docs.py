@@ -37,13 +37,13 @@ class Block(NamedTuple):
 
 
 def _blocks() -> list[Block]:
-    found: list[Block] = []
+    blocks: list[Block] = []
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = path.read_text(encoding="utf-8")
         for match in _BLOCK.finditer(text):
             line = text.count("\n", 0, match.start("code"))
-            found.append(Block(f"{path.name}:{line}", match["language"], textwrap.dedent(match["code"]), match["how"] or ""))
-    return found
+            blocks.append(Block(f"{path.name}:{line}", match["language"], textwrap.dedent(match["code"]), match["how"] or ""))
+    return blocks
 
 
 BLOCKS = _blocks()
@@ -73,6 +73,16 @@ def test_python(block: Block, tmp_path: Path) -> None:
     program.write_text(block.code, encoding="utf-8")
     command = [sys.executable, *(PLUGIN if "def test_" in block.code else ()), str(program)]
     _printed(block.code, _run(command, tmp_path, simulated_environment(gpus=2)))
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize(("visible", "expected"), [("0,1", "cuda:1"), ("1", "cuda:0")], ids=["all GPUs", "its own GPU"])
+def test_slurm_recipe(visible: str, expected: str, tmp_path: Path) -> None:
+    (block,) = (block for block in PYTHON if "SLURM_LOCALID" in block.code)
+    variables = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": visible}
+    program = block.code + "\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
+    printed = _run([sys.executable, "-c", program], tmp_path, simulated_environment(variables, gpus=2))
+    assert printed.splitlines() == [expected, "1 2"]
 
 
 @pytest.mark.parametrize("block", NEEDING, ids=lambda block: block.where)
@@ -115,10 +125,11 @@ def test_the_workflow_is_one_that_can_be_read() -> None:
 @pytest.mark.parametrize("name", ["int", "ValueError", "typing.Any", "torch.device"])
 def test_types_of_others_are_linked(name: str) -> None:
     nodes = pytest.importorskip("docutils.nodes")
+    pytest.importorskip("sphinx")
     conf = ROOT / "docs" / "conf.py"
     settings: dict[str, Any] = {"__file__": str(conf)}
     exec(compile(conf.read_text(encoding="utf-8"), conf, "exec"), settings)  # as Sphinx reads it
-    link = settings["_elsewhere"](None, None, {"reftarget": name}, nodes.Text(name))
+    link = settings["_resolve_foreign"](None, None, {"reftarget": name}, nodes.Text(name))
     assert link["refuri"].endswith(f"?q={name}")
 
 

@@ -24,7 +24,7 @@ def run(directory: Path, *arguments: str) -> str:
 
 
 def counts(text: str) -> dict[str, int]:
-    return {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|failed|error)", text.splitlines()[-1])}
+    return {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped|failed|error)", text.splitlines()[-1])}
 
 
 @on_simulated_gpus

@@ -16,13 +16,16 @@ from accelerator._machine import torch_build
 from tests.support import run, simulated_environment
 
 build = torch_build.read()
-pytestmark = pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch")
+pytestmark = [
+    pytest.mark.xdist_group("machines"),
+    pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch"),
+]
 
 # In processes forked for them from one that has imported torch, which all of a group share.
 on_one_gpu = pytest.mark.simulated_machine(gpus=1)
 
 
-def test_answers_are_those_of_the_current_device(tmp_path: Path) -> None:
+def test_results_are_those_of_the_current_device(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("")
     environment = simulated_environment(

@@ -1,4 +1,4 @@
-"""Triton where the CPU stands in."""
+"""Triton under the CPU fallback."""
 
 from __future__ import annotations
 

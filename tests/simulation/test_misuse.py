@@ -22,7 +22,7 @@ def test_memory_is_released_at_exec(tmp_path: Path) -> None:
         n.nvmlInit()
         before = {USED}
         rows = "len(n.nvmlDeviceGetComputeRunningProcesses(handles()[0]))"
-        after = PRELUDE + f"n.nvmlInit(); answer([json.loads(sys.argv[1]), {USED}, {{rows}}])"
+        after = PRELUDE + f"n.nvmlInit(); report([json.loads(sys.argv[1]), {USED}, {{rows}}])"
         os.execv(sys.executable, [sys.executable, "-c", after, json.dumps(before)])
     """
     child = simulated_environment(state=tmp_path / "state")
@@ -32,7 +32,7 @@ def test_memory_is_released_at_exec(tmp_path: Path) -> None:
 def test_memory_after_exec_is_the_new_programs(tmp_path: Path) -> None:
     program = f"""
         allocate({64 * MIB})
-        after = PRELUDE + "allocate({32 * MIB}); n.nvmlInit(); answer({USED})"
+        after = PRELUDE + "allocate({32 * MIB}); n.nvmlInit(); report({USED})"
         os.execv(sys.executable, [sys.executable, "-c", after])
     """
     child = simulated_environment(state=tmp_path / "state")
@@ -47,7 +47,7 @@ def test_a_forked_child_does_not_release_its_parents_memory(tmp_path: Path) -> N
             n.nvmlInit()
             os.write(write, json.dumps({USED}).encode())
             os._exit(0)
-        answer(json.loads(os.read(read, 100)))
+        report(json.loads(os.read(read, 100)))
     """
     assert run(program, simulated_environment(state=tmp_path / "state")) == [64 * MIB]
 
@@ -78,12 +78,12 @@ def test_memory_that_is_freed_late_is_nobody_elses(tmp_path: Path) -> None:
         after = ctypes.CDLL({str(tmp_path / "after.so")!r})
         ctypes.c_size_t.in_dll(before, "held").value = pointer.value
         ctypes.c_size_t.in_dll(after, "held").value = allocate({256 * MIB})[1].value
-        answer(0)
+        report(0)
     """
     run(program, child)
     program = f"""
         cuda, pointer = allocate({800 * MIB})
-        answer(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t({400 * MIB})))
+        report(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t({400 * MIB})))
     """
     out_of_memory = 2
     assert run(program, child) == out_of_memory

@@ -22,7 +22,7 @@ from tests.support.simulation_driver import needs_cuda_torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [linux_only, needs_cuda_torch]
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("nccl")]
 
 GPUS = 16
 TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "e4m3", "e5m2")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import accelerator.simulation
-from accelerator._machine import process
+from accelerator._machine import environment as machine_environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ if accelerator.simulation.unavailable_reason() is not None:
     environment = environment.__wrapped__
 
 # What an outer process may have set and a test must not inherit.
-_READ_BY_US = process.ENVIRONMENT
+_READ_BY_US = machine_environment.VARIABLES
 
 
 def plain_environment(**variables: str) -> dict[str, str]:

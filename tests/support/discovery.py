@@ -48,7 +48,7 @@ DRIVER = textwrap.dedent(
         return found
 
     def started():
-        # Loaded by whoever asks, initialized in this very call: only for a process that may be poisoned.
+        # Loaded by whoever asks, initialized in this very call: only for a process that may break fork.
         library, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
         code = library.cuInit(0)
         assert code in (0, 100), code

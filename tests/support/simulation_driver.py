@@ -1,4 +1,4 @@
-"""Small programs that ask the simulated CUDA driver through ctypes, for tests in processes of their own."""
+"""Small programs that call the simulated CUDA driver through ctypes, for tests in processes of their own."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def count():
     return cuda.cuDeviceGetCount(ctypes.byref(number)), number.value
 
 def uuid(ordinal):
-    found = (ctypes.c_ubyte * 16)()
-    assert cuda.cuDeviceGetUuid_v2(found, ordinal) == 0
-    return bytes(found).hex()
+    uuid_bytes = (ctypes.c_ubyte * 16)()
+    assert cuda.cuDeviceGetUuid_v2(uuid_bytes, ordinal) == 0
+    return bytes(uuid_bytes).hex()
 
 def use(ordinal):
     context = ctypes.c_void_p()
@@ -57,13 +57,13 @@ def free():
     assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
     return free.value
 
-def answer(*values):
+def report(*values):
     print(json.dumps(values), flush=True)
 """
 
 
-def ask(program: str, variables: dict[str, str] | None = None, **machine: Any) -> list[Any]:
-    """What a program that knows DRIVER answers on a simulated machine."""
+def evaluate(program: str, variables: dict[str, str] | None = None, **machine: Any) -> list[Any]:
+    """What a program that begins with DRIVER reports on a simulated machine."""
     return json.loads(run(DRIVER + program, simulated_environment(variables, **machine)))
 
 

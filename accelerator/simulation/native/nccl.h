@@ -11,16 +11,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "errors.h"
 #include "pending.h"
 
 #define EXPORT __attribute__((visibility("default")))
-
-#define RETURN_IF_ERROR(expression)                                                                                    \
-    do {                                                                                                               \
-        ncclResult_t error_ = (expression);                                                                            \
-        if (error_ != ncclSuccess)                                                                                     \
-            return error_;                                                                                             \
-    } while (0)
 
 /* The values of results, types and reductions are NCCL's. */
 typedef enum {

@@ -228,7 +228,7 @@ static int capture_submission(void *handle, int device, void (*function)(void *a
     struct stream *stream = find_stream(handle, &driver->devices[device]);
     if (!stream)
         return ERROR_INVALID_HANDLE;
-    return submit(stream, &(struct work){.kind = WORK_HOST, .host = {function, argument, true}});
+    return submit(stream, &(struct work){.type = WORK_HOST, .host = {function, argument, true}});
 }
 
 EXPORT const struct sim_pending *accelerator_simulation_pending(void)
@@ -274,6 +274,13 @@ cudaError_t wait_for_pending_on_device(int ordinal)
     return wait_for_pending(&devices[ordinal]);
 }
 
+/* For the driver, whose copies belong to streams as well. */
+cudaError_t wait_for_pending_on_stream(void *handle)
+{
+    struct stream *stream = find_stream(handle, driver->current());
+    return stream ? wait_for_pending(&stream->pending) : ERROR_INVALID_HANDLE;
+}
+
 void drop_pending(struct pending *pending)
 {
     if (pending->items)
@@ -304,13 +311,13 @@ static cudaError_t add_pending_of_event(struct stream *stream, struct event *eve
 
 cudaError_t prepare_work(struct stream *stream, const struct work *work)
 {
-    if (work->kind == WORK_RECORD)
+    if (work->type == WORK_RECORD)
         return record_pending(stream, work->event);
-    if (work->kind == WORK_WAIT)
+    if (work->type == WORK_WAIT)
         return add_pending_of_event(stream, work->event);
-    if (work->kind == WORK_KERNEL && work->kernel.duration == 0)
+    if (work->type == WORK_KERNEL && work->kernel.duration == 0)
         return SUCCESS; /* it computes nothing */
-    if (work->kind == WORK_HOST && work->host.submits_work)
+    if (work->type == WORK_HOST && work->host.submits_work)
         return SUCCESS;
     return wait_for_pending(&stream->pending);
 }

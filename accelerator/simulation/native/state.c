@@ -22,7 +22,7 @@ enum { MAX_ROWS = 4096 };
 /* A row is free while its pid is 0. Writers hold the lock; readers do not need it. */
 struct row {
     _Atomic pid_t pid;
-    _Atomic uint64_t image; /* what the process runs: exec begins another one, which holds no memory */
+    _Atomic uint64_t image; /* identifies the program: exec starts another one, which holds no memory */
     _Atomic int gpu;
     _Atomic int instance;
     _Atomic int contexts;
@@ -116,10 +116,9 @@ static void unlock(struct sim_state *state)
     pthread_mutex_unlock(&state->lock);
 }
 
-/* Reads what the kernel says of a process: false if there is none. A process that ended but was not waited for yet counts
- * as none. `image` tells programs apart that one process runs one after the other, by where its code and its stack lie; 0
- * if that may not be known. */
-static bool look_at_process(pid_t pid, uint64_t *image)
+/* Returns false if the process does not exist or is a zombie. `image` identifies the program by the addresses of its code
+ * and stack, because exec keeps the process id; it is 0 without the permission to read them. */
+static bool read_process(pid_t pid, uint64_t *image)
 {
     char path[32], text[1024];
     *image = 0;
@@ -138,9 +137,9 @@ static bool look_at_process(pid_t pid, uint64_t *image)
     if (field[2] == 'Z' || field[2] == 'X')
         return false;
     uint64_t code_start = 0, stack_start = 0; /* fields 26 and 28 */
-    for (int number = 3; number <= 28 && field && (field = strchr(field + 1, ' ')); number++) {
-        code_start = number == 26 ? strtoull(field, NULL, 10) : code_start;
-        stack_start = number == 28 ? strtoull(field, NULL, 10) : stack_start;
+    for (int position = 3; position <= 28 && field && (field = strchr(field + 1, ' ')); position++) {
+        code_start = position == 26 ? strtoull(field, NULL, 10) : code_start;
+        stack_start = position == 28 ? strtoull(field, NULL, 10) : stack_start;
     }
     *image = stack_start ? stack_start ^ code_start << 1 : 0;
     return true;
@@ -149,10 +148,10 @@ static bool look_at_process(pid_t pid, uint64_t *image)
 static uint64_t own_image(void)
 {
     static _Atomic uint64_t image; /* a forked child has the same */
-    uint64_t found = image;
-    if (found == 0 && look_at_process(getpid(), &found))
-        image = found;
-    return found;
+    uint64_t own = image;
+    if (own == 0 && read_process(getpid(), &own))
+        image = own;
+    return own;
 }
 
 static bool is_alive(const struct row *row)
@@ -160,7 +159,7 @@ static bool is_alive(const struct row *row)
     uint64_t image;
     if (row->pid == getpid())
         return row->image == own_image();
-    return look_at_process(row->pid, &image) && (image == 0 || row->image == 0 || image == row->image);
+    return read_process(row->pid, &image) && (image == 0 || row->image == 0 || image == row->image);
 }
 
 static bool row_matches(const struct row *row, int gpu, int instance)
@@ -199,7 +198,7 @@ static struct row *claim(struct sim_state *state, int gpu, int instance)
     return row;
 }
 
-/* The row of this process, or NULL: there is none before it was charged, and none after it has left. */
+/* Returns NULL before the process is first charged and after it has dropped its rows. */
 static struct row *find_own_row(struct sim_state *state, int gpu, int instance)
 {
     pid_t self = getpid();
@@ -221,7 +220,7 @@ static struct row *own_row(struct sim_state *state, int gpu, int instance)
     return row;
 }
 
-/* What is recorded, dead processes included. */
+/* Sums the recorded memory, including that of ended processes. */
 static uint64_t recorded(struct sim_state *state, int gpu, int instance)
 {
     uint64_t sum = 0;
@@ -265,7 +264,7 @@ void sim_state_add_context(struct sim_state *state, int gpu, int instance, int c
     unlock(state);
 }
 
-void sim_state_forget_self(struct sim_state *state)
+void sim_state_drop_self(struct sim_state *state)
 {
     pid_t self = getpid();
     lock(state);

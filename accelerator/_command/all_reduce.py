@@ -1,5 +1,6 @@
-"""An all-reduce: across the devices of this host, with a process for each that is forked before the accelerator is initialized,
-or among processes that others have started.
+"""An all-reduce as a check: across this host's devices, or among processes that a launcher started.
+
+On one host a process for each device is forked before the accelerator is initialized.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from . import acc
 
 DEADLINE_S = 60.0
 
-# How long the others are waited for once one has failed, without which they cannot come to an end.
+# How long to wait for the other processes once one has failed: they cannot finish without it.
 _PATIENCE_S = 5.0
 
-# What a process says whose partner is gone: no cause, but the effect of one.
+# Errors of a process whose peer is gone: an effect, not the cause.
 _EFFECT = re.compile(r"remote|peer|Connection (closed|reset)", re.IGNORECASE)
 
 
 class Failed(Exception):
-    """An all-reduce failed: what went wrong on which devices."""
+    """An all-reduce failed; ``problems`` holds a device index and an error for each process that failed."""
 
     def __init__(self, problems: list[tuple[int, str]]) -> None:
         super().__init__(problems)
@@ -35,10 +36,10 @@ class Failed(Exception):
 
 
 def across(indices: Sequence[int]) -> str:
-    """Add up a number of each device on all of them.
+    """Run an all-reduce with one process for each device index.
 
     Raises:
-        Failed: if a process did not get the sum, or none by the deadline.
+        Failed: if a process got a wrong sum, or no sum by the deadline.
     """
     if not hasattr(os, "fork"):
         return "not on this platform"
@@ -57,7 +58,7 @@ def across(indices: Sequence[int]) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error by its first sentence, which is the same wherever it comes from the same cause."""
+    """The type and first sentence of an error; errors with the same cause give the same line."""
     text = str(error).strip().partition("\n")[0].partition(". ")[0]
     if text:
         return f"{type(error).__name__}: {text}"
@@ -66,55 +67,55 @@ def in_one_line(error: BaseException) -> str:
 
 
 def reduce(backend: str, store: Any, rank: int, index: int, size: int, seconds: float) -> str | None:
-    """Be one of the processes: give None if the sum is right, else what went wrong."""
+    """Take part as one of the processes; return None if the sum is right, else the error in one line."""
     import torch
     import torch.distributed as dist
 
     try:
         acc.set_device_index(index)
         device = acc.device(index)
-        # Named, for otherwise the backend takes the rank for the device.
-        named = None if device.type == "cpu" else device
+        # Without a device id the backend uses the rank as the device index.
+        device_id = None if device.type == "cpu" else device
         limit = timedelta(seconds=seconds)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=named)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=device_id)
         try:
-            # Filled on the CPU, as a copy copies on simulated GPUs that compute nothing too.
-            number = torch.tensor([rank + 1.0]).to(device)
-            dist.all_reduce(number)
-            total = float(number.cpu())
+            # The tensor is filled on the CPU: simulated GPUs without compute still copy.
+            tensor = torch.tensor([rank + 1.0]).to(device)
+            dist.all_reduce(tensor)
+            total = float(tensor.cpu())
         finally:
             dist.destroy_process_group()
-    except Exception as error:  # what went wrong is what this is to report
+    except Exception as error:  # every error is a result of the check
         return in_one_line(error)
     expected = size * (size + 1) / 2
     return None if total == expected else f"the sum is {total:g}, not {expected:g}"
 
 
 def _fork(backend: str, path: str, rank: int, index: int, size: int) -> tuple[int, int]:
-    """Start a process; gives its id, and a pipe on which it says what went wrong and that it has ended."""
+    """Fork a process; return its id and a pipe that carries its result and closes when it exits."""
     import torch.distributed
 
     dist: Any = torch.distributed
-    ours, its = os.pipe()
+    reader, writer = os.pipe()
     pid = os.fork()
     if pid:
-        os.close(its)
-        return pid, ours
+        os.close(writer)
+        return pid, reader
     try:
-        os.close(ours)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the libraries' own words on what is said in one line
+        os.close(reader)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # the libraries print the same errors at length
         problem = reduce(backend, dist.FileStore(path, size), rank, index, size, DEADLINE_S)
-        os.write(its, (problem or "ok").encode())
-    except BaseException as error:  # its standard error leads nowhere by now
-        os.write(its, in_one_line(error).encode())
+        os.write(writer, (problem or "ok").encode())
+    except BaseException as error:  # nobody reads its standard error
+        os.write(writer, in_one_line(error).encode())
     finally:
         os._exit(0)
 
 
 def _wait(ranks: list[tuple[int, int]]) -> dict[int, str]:
-    """What went wrong in which of these processes."""
+    """Wait for the processes; return the error of each that failed, by rank."""
     deadline = time.monotonic() + DEADLINE_S
-    said = {rank: b"" for rank in range(len(ranks))}
+    output = {rank: b"" for rank in range(len(ranks))}
     pipes = {pipe: rank for rank, (_, pipe) in enumerate(ranks)}
     problems: dict[int, str] = {}
     while pipes:
@@ -123,12 +124,12 @@ def _wait(ranks: list[tuple[int, int]]) -> dict[int, str]:
             break
         for pipe in ready:
             part = os.read(pipe, 4096)
-            said[pipes[pipe]] += part
+            output[pipes[pipe]] += part
             if not part:
                 rank = pipes.pop(pipe)
                 status = os.waitstatus_to_exitcode(os.waitpid(ranks[rank][0], 0)[1])
-                if said[rank] != b"ok":
-                    problems[rank] = said[rank].decode(errors="replace") or f"its process ended with status {status}"
+                if output[rank] != b"ok":
+                    problems[rank] = output[rank].decode(errors="replace") or f"its process ended with status {status}"
                     deadline = min(deadline, time.monotonic() + _PATIENCE_S)
     silent = list(pipes.values())
     for rank in silent:

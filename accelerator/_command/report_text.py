@@ -1,118 +1,159 @@
-"""The report as a person reads it: text of 80 columns."""
+"""The report as text of 80 columns."""
 
 from __future__ import annotations
 
 import os
 import textwrap
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from .report import UNREAD
 from .terminal import WIDTH, styled
 
-_NAME_WIDTH = 24
+_BAR_WIDTH = 12
+
+# Shares of the device memory, and degrees Celsius, from which a figure is marked as high and as critical.
+_MEMORY_HIGH, _MEMORY_CRITICAL = 0.75, 0.95
+_TEMPERATURE_HIGH, _TEMPERATURE_CRITICAL = 75, 85
 
 
-def draw(facts: dict[str, Any], *, color: bool = False, brief: bool = False) -> str:
-    """The report as text.
+class Cell(NamedTuple):
+    """A table's cell: its text, and the style it has where colors are written."""
+
+    text: str
+    style: str | None = None
+
+
+def format_report(facts: dict[str, Any], *, color: bool = False, brief: bool = False, selected: bool = False) -> str:
+    """Format a report.
 
     Args:
-        facts: what ``report.collect`` gave.
-        color: with a terminal's colors.
-        brief: without what does not change, as for a report that is printed again and again.
+        facts: the result of ``report.collect``.
+        color: whether to write a terminal's colors.
+        brief: whether to leave out what does not change, as for a report that is printed repeatedly.
+        selected: whether the facts hold a selection of the visible devices only.
     """
-    blocks = [_heading(facts, color)]
+    blocks = [_heading(facts, color, selected)]
     if facts["devices"]:
         blocks.append(_activity(facts["devices"], color))
         if not brief:
-            blocks.append(_identity(facts["devices"], color))
+            blocks += [_identity(facts["devices"], color), _uuids(facts["devices"], color)]
     blocks.append(_processes(facts["devices"], color))
     blocks.append(_hidden(facts, color))
     return "\n".join("\n".join(block) + "\n" for block in blocks if block)
 
 
-def _heading(facts: dict[str, Any], color: bool) -> list[str]:
-    count = len(facts["devices"])
+def _heading(facts: dict[str, Any], color: bool, selected: bool) -> list[str]:
     when = facts["time"][:19].replace("T", " ")
-    lines = [styled(line, "bold", color) for line in wrapped(f"accelerator {facts['version']} on {facts['host']}, {when}")]
+    lines = _styled(f"accelerator {facts['version']} on {facts['host']}, {when}", "bold", color)
     lines += wrapped(_versions(facts))
     lines += wrapped(_driver(facts))
-    if facts["available"]:
-        text = f"available: {count} {facts['accelerator']} {'device' if count == 1 else 'devices'}"
-        lines += [styled(line, "green", color) for line in wrapped(text)]
-    else:
-        lines += [styled(line, "red", color) for line in wrapped(f"not available: {facts['unavailable_reason']}")]
+    lines += _availability(facts, color, selected)
     for name, entry in facts["environment"].items():
         lines += wrapped(f"{name}={entry['value']!r}: {entry['reading']}")
     problem = facts["nvml"]["problem"]
-    if problem and (count or problem not in (facts["unavailable_reason"] or "")) and _concerns_nvidia(facts):
-        lines += [styled(line, "red", color) for line in wrapped(f"NVML does not answer: {problem}")]
+    is_reason = not facts["devices"] and problem and problem in (facts["unavailable_reason"] or "")
+    if problem and not is_reason and facts["torch"] and facts["torch"]["cuda"]:
+        lines += _styled(f"NVML does not answer: {problem}", "red", color)
     for device in facts["devices"]:
         if device["problem"]:
-            lines += [styled(line, "red", color) for line in wrapped(f"cuda:{device['index']}: {device['problem']}")]
+            lines += _styled(f"{facts['accelerator']}:{device['index']}: {device['problem']}", "red", color)
     return lines
 
 
-def _concerns_nvidia(facts: dict[str, Any]) -> bool:
-    return bool(facts["torch"] and facts["torch"]["cuda"])
+def _availability(facts: dict[str, Any], color: bool, selected: bool) -> list[str]:
+    if not facts["available"]:
+        return _styled(f"not available: {facts['unavailable_reason']}", "red", color)
+    devices = facts["devices"]
+    text = f"available: {len(devices)} {facts['accelerator']} {'device' if len(devices) == 1 else 'devices'}"
+    text += " selected" if selected else ""
+    if any(device["usable"] is not None for device in devices):
+        return _styled(f"{text}, each tried in a child process", "green", color)
+    if facts["initialized"]:
+        return _styled(text, "green", color)
+    return wrapped(f"{text} (listed, not tried: --strict tries them)")
+
+
+def _styled(text: str, style: str, color: bool) -> list[str]:
+    return [styled(line, style, color) for line in wrapped(text)]
 
 
 def _versions(facts: dict[str, Any]) -> str:
     torch = facts["torch"]
     if torch is None:
         return f"Python {facts['python']}, no torch"
-    platform_of = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else None
-    built = f"torch {torch['version']} built for {platform_of or facts['accelerator'] or 'the CPU'}"
-    return f"Python {facts['python']}, {built}"
+    platform = f"CUDA {torch['cuda']}" if torch["cuda"] else f"ROCm {torch['hip']}" if torch["hip"] else None
+    return f"Python {facts['python']}, torch {torch['version']} built for {platform or facts['accelerator'] or 'the CPU'}"
 
 
 def _driver(facts: dict[str, Any]) -> str:
     version, cuda = facts["driver"]["version"], facts["driver"]["cuda"]
-    known = f"NVIDIA driver {version or 'unknown'}, up to CUDA {cuda or 'unknown'}" if version or cuda else ""
-    return f"{known or 'GPUs'} (simulated)" if facts["simulated"] else known
+    if version or cuda:
+        text = f"NVIDIA driver {version or 'unknown'}, up to CUDA {cuda or 'unknown'}"
+        return f"{text} (simulated)" if facts["simulated"] else text
+    return "simulated GPUs, driver version unknown" if facts["simulated"] else ""
 
 
 def wrapped(text: str) -> list[str]:
+    """The text in lines of the report's width, the second and later ones indented."""
     return textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _activity(devices: list[dict[str, Any]], color: bool) -> list[str]:
-    heading = ("GPU", "name", "memory", "busy", "temp", "power", "clock", "")
-    return table([heading, *(_now(device) for device in devices)], "><>>>>><", color)
+    heading = ("GPU", "memory", "", "busy", "temp", "power", "clock", "")
+    return table([heading, *(_activity_of(device) for device in devices)], "><>>>>><", color)
 
 
-def _now(device: dict[str, Any]) -> tuple[str, ...]:
-    total, state = device["total_memory"], []
-    if device["throttled"]:
-        state.append("slow")
-    if device["usable"] is False:
-        state.append("dead")
+def _activity_of(device: dict[str, Any]) -> tuple[Cell, ...]:
+    used, total = device["memory_used"], device["total_memory"]
+    share = used / total if used is not None and total else None
+    state = [text for text, shown in (("slow", device["throttled"]), ("dead", device["usable"] is False)) if shown]
+    memory_style = _level(share, _MEMORY_HIGH, _MEMORY_CRITICAL)
     return (
-        str(device["index"]),
-        shortened(device["name"], _NAME_WIDTH),
-        "" if total is None else f"{_gib(device['memory_used'])} of {_gib(total)} GiB",
-        _with_unit(device["utilization"], "%"),
-        _with_unit(device["temperature"], "°C"),
-        _power(device["power_draw"], device["power_limit"]),
-        _with_unit(device["clock_rate"], "MHz"),
-        " ".join(state),
+        Cell(str(device["index"])),
+        Cell("" if share is None else _bar(share), memory_style),
+        Cell("" if total is None else f"{_gib(used)} of {_gib(total)} GiB", memory_style),
+        Cell(_with_unit(device["utilization"], "%")),
+        Cell(_with_unit(device["temperature"], "°C"), _level(device["temperature"], _TEMPERATURE_HIGH, _TEMPERATURE_CRITICAL)),
+        Cell(_power(device["power_draw"], device["power_limit"])),
+        Cell(_with_unit(device["clock_rate"], "MHz")),
+        Cell(" ".join(state), "red"),
     )
 
 
+def _level(value: float | None, high: float, critical: float) -> str | None:
+    if value is None or value < high:
+        return None
+    return "red" if value >= critical else "yellow"
+
+
+def _bar(share: float) -> str:
+    filled = min(round(share * _BAR_WIDTH), _BAR_WIDTH)
+    # A device in use never looks empty, and one with free memory never looks full.
+    filled = max(filled, 1) if share > 0 else filled
+    filled = min(filled, _BAR_WIDTH - 1) if share < 1 else filled
+    return "█" * filled + "░" * (_BAR_WIDTH - filled)
+
+
 def _identity(devices: list[dict[str, Any]], color: bool) -> list[str]:
-    heading = ("GPU", "PCI bus", "CC", "NUMA", "MIG", "UUID")
+    heading = ("GPU", "name", "PCI bus", "CC", "NUMA", "MIG")
     rows = [
         (
             str(device["index"]),
+            shortened(device["name"], 40),
             device["pci_bus_id"] or "",
             ".".join(map(str, device["compute_capability"] or ())),
             _with_unit(device["numa_node"], ""),
             "/".join(map(str, device["mig"] or ())),
-            device["uuid"] or "",
         )
         for device in devices
     ]
-    return table([heading, *rows], "><>>><", color)
+    return table([heading, *rows], "><>>>>", color)
+
+
+def _uuids(devices: list[dict[str, Any]], color: bool) -> list[str]:
+    rows = [(str(device["index"]), device["uuid"]) for device in devices if device["uuid"]]
+    return table([("GPU", "UUID"), *rows], "><", color) if rows else []
 
 
 def _processes(devices: list[dict[str, Any]], color: bool) -> list[str]:
@@ -122,7 +163,7 @@ def _processes(devices: list[dict[str, Any]], color: bool) -> list[str]:
             str(process["pid"]),
             shortened(process["user"] or "", 12),
             "" if process["memory_used"] is None else f"{_gib(process['memory_used'])} GiB",
-            os.path.basename(process["name"] or "").partition(" ")[0],
+            shortened(os.path.basename(process["name"] or "").partition(" ")[0], 40),
         )
         for device in devices
         for process in device["processes"] or ()
@@ -132,36 +173,60 @@ def _processes(devices: list[dict[str, Any]], color: bool) -> list[str]:
 
 
 def _hidden(facts: dict[str, Any], color: bool) -> list[str]:
-    """What this process does not see, and why: one line for each reason."""
+    """The physical devices that this process does not see: one line for each reason."""
     with_instances = {device["physical_index"] for device in [*facts["hidden"], *facts["devices"]] if device["mig"]}
     by_mig = [device for device in facts["hidden"] if device["physical_index"] in with_instances and not device["mig"]]
     others = [device for device in facts["hidden"] if device not in by_mig]
     lines: list[str] = []
     if by_mig:
-        lines += wrapped(f"in MIG instances: {', '.join(map(_called, by_mig))}")
+        lines += wrapped(f"in MIG instances: {', '.join(map(_physical_name, by_mig))}")
     if others:
-        read = [name for name, entry in facts["environment"].items() if entry["reading"] != UNREAD]
-        why = next((name for name in read if name.endswith("VISIBLE_DEVICES")), None)
-        because = f"by {why}" if why else "from this torch" if not facts["devices"] else "as a process sees one MIG instance"
-        lines += wrapped(f"hidden {because}: {', '.join(map(_called, others))}")
+        lines += wrapped(f"hidden {_hiding_reason(facts)}: {', '.join(map(_physical_name, others))}")
     return [styled(line, "dim", color) for line in lines]
 
 
-def _called(device: dict[str, Any]) -> str:
+def _hiding_reason(facts: dict[str, Any]) -> str:
+    read = [name for name, entry in facts["environment"].items() if entry["reading"] != UNREAD]
+    variable = next((name for name in read if name.endswith("VISIBLE_DEVICES")), None)
+    if variable:
+        return f"by {variable}"
+    return "as a process sees one MIG instance" if facts["devices"] else "from this torch"
+
+
+def _physical_name(device: dict[str, Any]) -> str:
     instance = f" MIG {device['mig'][0]}/{device['mig'][1]}" if device["mig"] else ""
     return f"GPU {device['physical_index']}{instance} ({device['name']})"
 
 
-def table(rows: Sequence[tuple[str, ...]], alignment: str, color: bool) -> list[str]:
-    """Rows below their headings in columns as wide as they need, without the columns in which there is nothing."""
-    used = [i for i in range(len(alignment)) if any(row[i] for row in rows[1:])]
-    widths = {i: max(len(row[i]) for row in rows) for i in used}
-    lines = ["  ".join(f"{row[i]:{alignment[i]}{widths[i]}}" for i in used).rstrip() for row in rows]
-    return [styled(lines[0], "bold", color), *lines[1:]]
+def table(rows: Sequence[Sequence[str | Cell]], alignment: str, color: bool) -> list[str]:
+    """Format rows below a heading, in columns as wide as they need; columns without content are left out."""
+    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    columns = [i for i in range(len(alignment)) if any(row[i].text for row in cells[1:])]
+    widths = {i: max(len(row[i].text) for row in cells) for i in columns}
+    heading = "  ".join(f"{cells[0][i].text:{alignment[i]}{widths[i]}}" for i in columns).rstrip()
+    lines = [styled(heading, "bold", color)]
+    for row in cells[1:]:
+        # Trailing blanks go before the colors come, which would hide them.
+        last = max((i for i in columns if row[i].text), default=columns[0])
+        padded = [
+            styled(
+                row[i].text.rstrip() if i == last and alignment[i] == "<" else f"{row[i].text:{alignment[i]}{widths[i]}}",
+                row[i].style,
+                color,
+            )
+            for i in columns
+            if i <= last
+        ]
+        lines.append("  ".join(padded))
+    return lines
 
 
 def shortened(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
+    """The text within a width: cut in the middle, since names often differ only at the end."""
+    if len(text) <= width:
+        return text
+    tail = (width - 1) // 2
+    return f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 def _gib(size: int | None) -> str:

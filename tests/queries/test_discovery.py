@@ -57,22 +57,22 @@ FAILING: dict[str, tuple[dict[str, Any], str | None, int, str | None]] = {
         {"driver": "broken", "errors": {"nvmlInit*": 4}},
         None,
         0,
-        "the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999); this user may not use the NVIDIA driver",
+        "the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999); this user may not use the NVIDIA driver",
     ),
-    "driver absent": (DRIVER_ABSENT, None, 0, "there is no CUDA driver: libcuda.so.1 is missing beside NVML"),
+    "driver absent": (DRIVER_ABSENT, None, 0, "there is no CUDA driver: NVML is installed, but libcuda.so.1 is missing"),
     "both absent": (
         {**DRIVER_ABSENT, **NVML_ABSENT},
         None,
         0,
         "no NVIDIA driver is installed, or the container was started without it "
-        "(NVML's nvmlInit answered NVML_ERROR_LIBRARY_NOT_FOUND, 12)",
+        "(NVML's nvmlInit returned NVML_ERROR_LIBRARY_NOT_FOUND, 12)",
     ),
     "driver absent, mismatch": (
         {**DRIVER_ABSENT, "nvml": "mismatch"},
         None,
         0,
         "the kernel's NVIDIA driver and its libraries differ, as after an upgrade; reboot or reload the driver "
-        "(NVML's nvmlInit answered NVML_ERROR_LIB_RM_VERSION_MISMATCH, 18)",
+        "(NVML's nvmlInit returned NVML_ERROR_LIB_RM_VERSION_MISMATCH, 18)",
     ),
     "driver old": ({"driver": "old"}, None, 0, "the NVIDIA driver is too old: it supports CUDA 11.4 and torch"),
     "driver old, NVML absent": (
@@ -85,16 +85,16 @@ FAILING: dict[str, tuple[dict[str, Any], str | None, int, str | None]] = {
         {"driver": "broken", **NVML_ABSENT},
         None,
         0,
-        "the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999); ",
+        "the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999); ",
     ),
-    "the child crashes": ({**NVML_ABSENT, "errors": {"cuDeviceGetCount": 999}}, None, 0, "cuDeviceGetCount answered"),
+    "the child crashes": ({**NVML_ABSENT, "errors": {"cuDeviceGetCount": 999}}, None, 0, "cuDeviceGetCount returned"),
     "no GPU": ({"gpus": 0}, None, 0, "the NVIDIA driver finds no GPU"),
     "no GPU, NVML absent": ({"gpus": 0, **NVML_ABSENT}, None, 0, "the CUDA driver finds no device; "),
     "empty variable": (
         NONE,
         "",
         0,
-        "CUDA_VISIBLE_DEVICES is set to an empty text, which hides every GPU; unset it or name devices",
+        "CUDA_VISIBLE_DEVICES is set to an empty string, which hides every GPU; unset it or name devices",
     ),
     "hidden": (NONE, "7", 0, "CUDA_VISIBLE_DEVICES='7' hides every GPU: '7' is beyond the 3 GPUs of this machine, which ends"),
     "a text of several lines": (NONE, "\nx\n", 0, "CUDA_VISIBLE_DEVICES='\\nx\\n' hides every GPU"),
@@ -139,7 +139,7 @@ def test_a_broken_driver_shows_when_asked_strictly(tmp_path: Path) -> None:
     # NVML is well, and nothing short of starting the driver could tell.
     assert (told["count"], told["available"], told["reason"]) == (2, True, None)
     assert told["strict"] is False
-    assert told["strict reason"] == "the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999)"
+    assert told["strict reason"] == "the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999)"
     assert initializations(log, told["pid"]) == []
 
 
@@ -165,9 +165,12 @@ STRICT = """
 @pytest.mark.parametrize(
     ("code", "state"),
     [
-        (2, "is busy, its memory is full or another process has it to itself: {} answered CUDA_ERROR_OUT_OF_MEMORY (2)"),
-        (46, "is busy, its memory is full or another process has it to itself: {} answered CUDA_ERROR_DEVICE_UNAVAILABLE (46)"),
-        (214, "is broken: {} answered CUDA_ERROR_ECC_UNCORRECTABLE (214)"),
+        (2, "is busy: full, or another process uses it exclusively: {} returned CUDA_ERROR_OUT_OF_MEMORY (2)"),
+        (
+            46,
+            "is busy: full, or another process uses it exclusively: {} returned CUDA_ERROR_DEVICE_UNAVAILABLE (46)",
+        ),
+        (214, "is broken: {} returned CUDA_ERROR_ECC_UNCORRECTABLE (214)"),
     ],
 )
 def test_a_device_that_is_listed_but_unusable(code: int, state: str, tmp_path: Path) -> None:
@@ -228,7 +231,7 @@ def test_a_device_that_only_nvml_knows(tmp_path: Path) -> None:
     assert told == [
         3,
         False,
-        "Simulated GPU (GPU-dddddddd-0000-4000-8000-000000000000) cannot be used: it is listed, and the driver does not know "
+        "Simulated GPU (GPU-dddddddd-0000-4000-8000-000000000000) cannot be used: it is listed, but the driver does not know "
         "it",
     ]
 

@@ -40,7 +40,7 @@ def test_a_failed_start_is_remembered_for_a_second_only(late: str, tmp_path: Pat
     if late == "nvml":
         # NVML without a driver library is of no use either.
         assert counts == [0, 0, 0]
-        assert reason == "there is no CUDA driver: libcuda.so.1 is missing beside NVML"
+        assert reason == "there is no CUDA driver: NVML is installed, but libcuda.so.1 is missing"
         return
     assert counts == [0, 0, 2]
     assert reasons[0].startswith("no NVIDIA driver is installed")
@@ -146,7 +146,7 @@ def test_without_the_binding(tmp_path: Path) -> None:
     assert asked == 2
     assert device[2:] == ["Simulated GPU", "00000000:02:00.0", [9, 0], 8 * 2**30, None, None]
     assert device[1].startswith("GPU-c9")
-    assert failure.startswith("The temperature of device 0, Simulated GPU, cannot be read: it is known to the driver only")
+    assert failure.startswith("The temperature of device 0, Simulated GPU, cannot be read: only the driver knows it")
     assert version is None
 
 

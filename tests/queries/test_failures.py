@@ -52,11 +52,11 @@ def test_memory_is_never_the_hosts() -> None:
     """Without NVML the driver tells the total; nobody tells what is free. What fails in NVML is an error that says so."""
     here, forked, torch = told(MEMORY, nvml="absent")
     assert here == forked
-    assert here[0].startswith("RuntimeError: The memory of device 0, Simulated GPU, cannot be told: it is known to the driver")
+    assert here[0].startswith("RuntimeError: The memory of device 0, Simulated GPU, is unknown: only the driver knows it")
     assert here[1:] == [8 * GIB, here[0], 8 * GIB]
     assert not torch
     failed, _, _ = told(MEMORY, errors={"nvmlDeviceGetMemoryInfo*": 15})
-    assert [said.endswith("NVML's nvmlDeviceGetMemoryInfo answered NVML_ERROR_GPU_IS_LOST, 15") for said in failed[:3]] == [
+    assert [said.endswith("NVML's nvmlDeviceGetMemoryInfo returned NVML_ERROR_GPU_IS_LOST, 15") for said in failed[:3]] == [
         True
     ] * 3
     assert failed[3] is None
@@ -309,7 +309,7 @@ def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
     *_, last = [line for line in child.stdout.splitlines() if line.startswith(b"[2")]
     answers = json.loads(last.decode(errors="ignore").partition("buffered")[0])
     assert answers[:3] == [2, ["Simulated GPU"] * 2, 0]
-    assert answers[3].startswith("the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999); ")
+    assert answers[3].startswith("the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999); ")
 
 
 def test_one_child_whoever_asks(tmp_path: Path) -> None:
@@ -339,8 +339,8 @@ def test_what_hides_every_device_needs_no_child() -> None:
         from accelerator._machine import probe
         values = ["", "-1", "x", "0,0", "GPU-a,GPU-a"]
         seen = [acc.visible_devices({"CUDA_VISIBLE_DEVICES": value}) for value in values]
-        hidden = len(probe._answers)
-        print(json.dumps([seen, hidden, len(acc.visible_devices()), len(probe._answers)]))
+        hidden = len(probe._results)
+        print(json.dumps([seen, hidden, len(acc.visible_devices()), len(probe._results)]))
     """
     for nvml in ("present", "absent"):
         assert told(program, gpus=2, name=["A", "B"], nvml=nvml) == [[[]] * 5, 0, 2, 1]

@@ -22,7 +22,7 @@ QUESTIONS = """
         acc.list_gpu_processes(1), acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()
         acc.set_visible_devices_envs({}, [0]), acc.is_available()
         from accelerator._command import report, report_text
-        report_text.draw(report.collect())
+        report_text.format_report(report.collect())
 
     def outcome(call):
         try:

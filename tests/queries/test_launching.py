@@ -13,6 +13,8 @@ import accelerator as acc
 from tests.support import plain_environment
 from tests.support.discovery import ask, ask_simulated, on_simulated_gpus
 
+pytestmark = pytest.mark.torch_free
+
 U, V = "GPU-aaaa", "GPU-bbbb"
 M, N = "MIG-aaaa", "MIG-bbbb"
 
@@ -49,17 +51,17 @@ def test_ids_count_what_is_let_through(value: str | None, ids: list[Any], expect
 @pytest.mark.parametrize(
     ("value", "ids", "message"),
     [
-        ("4,5", [2], "There is no device 2 among the 2 of CUDA_VISIBLE_DEVICES='4,5'"),
-        ("4,x,5", [1], "There is no device 1 among the 1 of CUDA_VISIBLE_DEVICES='4,x,5'"),
-        ("", [0], "There is no device 0 among the 0 of CUDA_VISIBLE_DEVICES=''"),
-        ("4,4", [0], "There is no device 0 among the 0 of CUDA_VISIBLE_DEVICES='4,4'"),
-        (None, [-1], "A local accelerator id is not negative, as -1 is"),
+        ("4,5", [2], "Device 2 is out of range: CUDA_VISIBLE_DEVICES='4,5' lists 2"),
+        ("4,x,5", [1], "Device 1 is out of range: CUDA_VISIBLE_DEVICES='4,x,5' lists 1"),
+        ("", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='' lists 0"),
+        ("4,4", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='4,4' lists 0"),
+        (None, [-1], "A local accelerator id must not be negative, but is -1"),
         (None, ["x"], "A local accelerator id is the index of a device, not 'x'"),
         (None, [1.5], "A local accelerator id is the index of a device, not 1.5"),
         (None, [True], "A local accelerator id is the index of a device, not True"),
         (None, [None], "A local accelerator id is the index of a device, not None"),
-        (None, [1, 1], "A device comes twice among 1,1, which would hide every device"),
-        ("4,5", [0, 0], "A device comes twice among 4,4, which would hide every device"),
+        (None, [1, 1], "1,1 repeats a device, which would hide every device"),
+        ("4,5", [0, 0], "4,4 repeats a device, which would hide every device"),
     ],
 )
 def test_wrong_ids_change_nothing(value: str | None, ids: list[Any], message: str) -> None:
@@ -133,15 +135,16 @@ MASKS = [
     ({"ZE_AFFINITY_MASK": "2,3"}, [1], "3"),
     ({"ZE_AFFINITY_MASK": "0.1,1.1"}, [0], "0.1"),
     ({"ZE_AFFINITY_MASK": "1.0,0.1"}, [0], "0.1"),
+    ({"ZE_AFFINITY_MASK": "10,2"}, [0], "2"),
     ({"ZE_AFFINITY_MASK": "1.0,0,10.1"}, [2, 0], "10.1,0"),
     ({"ZE_AFFINITY_MASK": "0.0,0.1,1.1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, [0], "0.0,0.1"),
     ({"ZE_AFFINITY_MASK": "0.0,0.1,1.1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, [1], "1.1"),
     ({"ZE_AFFINITY_MASK": "", "CUDA_VISIBLE_DEVICES": "4,5"}, [], ""),
-    ({"ZE_AFFINITY_MASK": "0.1"}, [1], "ValueError: There is no device 1 among the 1 of ZE_AFFINITY_MASK='0.1'"),
+    ({"ZE_AFFINITY_MASK": "0.1"}, [1], "ValueError: Device 1 is out of range: ZE_AFFINITY_MASK='0.1' lists 1"),
     (
         {"ZE_AFFINITY_MASK": "0.1.2"},
         [0],
-        "ValueError: ZE_AFFINITY_MASK='0.1.2' is no list of devices that ids could be counted in; unset it",
+        "ValueError: ZE_AFFINITY_MASK='0.1.2' is not a list of devices; unset it",
     ),
 ]
 

@@ -150,7 +150,7 @@ def test_memory_of_both_versions() -> None:
         assert older == 512 * MIB
         assert then == second + 512 * MIB
     failed, *_, together, _, _, _, _ = monitored(MEMORY, errors={"nvmlDeviceGetMemoryInfo*": 15})
-    cannot = "RuntimeError: The memory of device 0, Simulated GPU, cannot be read: NVML's nvmlDeviceGetMemoryInfo answered"
+    cannot = "RuntimeError: The memory of device 0, Simulated GPU, cannot be read: NVML's nvmlDeviceGetMemoryInfo returned"
     assert failed == f"{cannot} NVML_ERROR_GPU_IS_LOST, 15"
     assert together is None
 
@@ -188,7 +188,7 @@ def test_processes_of_older_drivers() -> None:
     assert processes == together
     *_, processes, together = monitored(MEMORY, errors={"nvmlDeviceGetComputeRunningProcesses*": 3})
     assert processes.startswith("RuntimeError: Device 0, Simulated GPU, does not report its processes: NVML's ")
-    assert processes.endswith("answered NVML_ERROR_NOT_SUPPORTED, 3")
+    assert processes.endswith("returned NVML_ERROR_NOT_SUPPORTED, 3")
     assert together is None
     *_, processes, together = monitored(MEMORY, errors={"nvmlSystemGetProcessName": 6})
     assert processes[0][1] is None
@@ -219,10 +219,10 @@ def test_mig_instances() -> None:
     single, together, name, device, memory, processes, pid = monitored(
         program, gpus=2, mig=[None, 3], variables={"CUDA_VISIBLE_DEVICES": "1"}
     )
-    whats = ("utilization", "memory utilization", "temperature", "power draw", "clock rate")
+    whats = ("utilization", "memory usage", "temperature", "power draw", "clock rate")
     for said, what in zip((value for i, value in enumerate(single) if i != 2), whats, strict=True):
         assert said.startswith(f"RuntimeError: Device 0, Simulated GPU, does not report its {what}: NVML's ")
-        assert said.endswith(" answered NVML_ERROR_NOT_SUPPORTED, 3")
+        assert said.endswith(" returned NVML_ERROR_NOT_SUPPORTED, 3")
     assert together == [None, None, 0, None, None, None]
     assert name == "Simulated GPU MIG 1g"
     assert device[1].startswith("MIG-")
@@ -259,7 +259,7 @@ def test_every_entry_of_both_lists() -> None:
     assert [entry[5] for entry in listed] == [8 * GIB, 8 * GIB, GIB, GIB, 8 * GIB]
     assert [entry[6] for entry in seen] == [2, 0]
     assert hidden[:3] == [[None] * 5, False, 5]
-    assert hidden[3] == "No library that tells what a GPU is doing (NVML, amdsmi) lists Simulated GPU (GPU-another)"
+    assert hidden[3] == "No library that reads devices (NVML, amdsmi) lists Simulated GPU (GPU-another)"
     for (told, celsius), gpu in zip(read, (0, 1, None, None, 2, 2, 0), strict=True):
         if gpu is None:
             assert told == [None, None, 0, None, None, None]
@@ -280,7 +280,7 @@ def test_wrong_devices_and_no_device() -> None:
     wrong, none, beyond, torch = monitored(program, gpus=2)
     assert wrong == [["ValueError"] * 5 + ["TypeError"] * 3 + ["RuntimeError"]] * 9
     assert len(set(none)) == 1
-    assert none[0].startswith("RuntimeError: There is no device to read from: CUDA_VISIBLE_DEVICES is set to an empty text")
+    assert none[0].startswith("RuntimeError: There is no device to read from: CUDA_VISIBLE_DEVICES is set to an empty string")
     assert beyond == "RuntimeError"  # every index names the CPU, which reports nothing
     assert not torch
 

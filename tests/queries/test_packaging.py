@@ -115,7 +115,7 @@ def test_a_path_of_one_s_own(tmp_path: Path) -> None:
         sys.executable,
         "-S",
         "-c",
-        program + "import accelerator; from accelerator._machine import probe; print(len(probe.ask({}).devices))",
+        program + "import accelerator; from accelerator._machine import probe; print(len(probe.run({}).devices))",
     ]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.strip() == "2", done.stderr

@@ -15,9 +15,12 @@ import pytest
 from tests.support import plain_environment
 from tests.support.discovery import ask
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not (shutil.which("cc") or shutil.which("gcc")), reason="needs a C compiler on Linux"
-)
+pytestmark = [
+    pytest.mark.torch_free,
+    pytest.mark.skipif(
+        sys.platform != "linux" or not (shutil.which("cc") or shutil.which("gcc")), reason="needs a C compiler on Linux"
+    ),
+]
 
 TORCH = "__version__ = '9.0+rocm7.0'\ncuda = None\nhip = '7.0.1'\n"
 
@@ -224,14 +227,14 @@ def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
         told += [acc.set_visible_devices_envs({"CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
         told += [acc.set_visible_devices_envs({"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
         from accelerator._command import report, report_text
-        told.append(report_text.draw(report.collect()))
+        told.append(report_text.format_report(report.collect()))
         print(json.dumps(told))
     """
     told = asked(program, stand_ins, STAND_IN_LOG=str(tmp_path / "log"))
-    missing = "Device {}, AMD Instinct {}, does not report its {}: amdsmi answers 'N/A'"
+    missing = "Device {}, AMD Instinct {}, does not report its {}: amdsmi returned 'N/A'"
     # HIP's device 0 is amdsmi's 2. Power is in milliwatts here, as everywhere.
     assert told[0] == [12, 22, 20 << 20, 42, missing.format(0, 2, "power draw"), 1502]
-    assert told[1] == [11, missing.format(1, 1, "memory utilization"), 10 << 20, 41, 301000, 1501]
+    assert told[1] == [11, missing.format(1, 1, "memory usage"), 10 << 20, 41, 301000, 1501]
     assert told[2] == told[6] == told[7][0] == [10, 20, 0, 40, 300000, 1500]
     assert told[3] == [12, 22, 20 << 20, 42, None, 1502, [], *[None] * 4]
     assert told[4] == [10, 20, 0, 40, 300000, 1500, [[7, None, 5]], *[None] * 4]
@@ -259,7 +262,7 @@ def test_memory_through_amdsmi(stand_ins: Path) -> None:
     assert not torch
     # That it does not tell is no reason to take the host's.
     failed, _, _ = asked(program.replace("look(2)", "look(1)"), stand_ins, amdsmi=False)
-    assert failed[0].startswith("The memory of device 0, Stand-in 0, cannot be told: it is known to the driver only")
+    assert failed[0].startswith("The memory of device 0, Stand-in 0, is unknown: only the driver knows it")
     assert failed[1:] == [2**30, failed[0]]
 
 
@@ -312,7 +315,7 @@ def test_the_child_where_amdsmi_does_not_work(broken: str, stand_ins: Path, tmp_
     assert told[1] == told[3] == [1, both[:1], None]
     assert told[4][:2] == [0, []]
     assert told[4][2].startswith("HIP_VISIBLE_DEVICES='-1' hides every GPU; amdsmi ")
-    assert told[5].startswith("The temperature of device 1, Stand-in 1, cannot be read: it is known to the driver only")
+    assert told[5].startswith("The temperature of device 1, Stand-in 1, cannot be read: only the driver knows it")
     pids = [line.split()[0] for line in log.read_text().splitlines()]
     assert len(pids) == 3
     assert str(pid) not in pids
@@ -322,7 +325,7 @@ def test_neither_amdsmi_nor_runtime(stand_ins: Path) -> None:
     program = "print(json.dumps([acc.device_count(), acc.unavailable_reason(), acc.is_available()]))"
     count, reason, available = asked(program, stand_ins, amdsmi=False, STAND_IN_NO_HIP="1")
     assert (count, available) == (0, False)
-    assert reason.startswith("the ROCm runtime failed: hipInit answered hipErrorInvalidDevice (101); amdsmi does not work (")
+    assert reason.startswith("the ROCm runtime failed: hipInit returned hipErrorInvalidDevice (101); amdsmi does not work (")
 
 
 def test_strictly(stand_ins: Path) -> None:
@@ -335,10 +338,9 @@ def test_strictly(stand_ins: Path) -> None:
     first, strict, reason, busy, why = asked(program, stand_ins, amdsmi=False)
     assert (first, strict, reason, busy) == (True, True, None, False)
     assert why == (
-        "cuda:1 (Stand-in 1) is busy, its memory is full or another process has it to itself: "
-        "hipFree answered hipErrorOutOfMemory (2)"
+        "cuda:1 (Stand-in 1) is busy: full, or another process uses it exclusively: hipFree returned hipErrorOutOfMemory (2)"
     )
     # amdsmi lists GPUs of which this runtime knows nothing.
     first, strict, reason, *_ = asked(program, stand_ins)
     assert (first, strict) == (True, False)
-    assert reason == "AMD Instinct 2 (GPU-2a00000000000000) cannot be used: it is listed, and the driver does not know it"
+    assert reason == "AMD Instinct 2 (GPU-2a00000000000000) cannot be used: it is listed, but the driver does not know it"

@@ -19,7 +19,7 @@ from tests.support.simulation import DEADLINE, REPOSITORY, linux_only, make_comp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.torch_free]
 
 torch_build = torch_build.read()
 takes_cuda_build = pytest.mark.skipif(

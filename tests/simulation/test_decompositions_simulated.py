@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 aten = torch.ops.aten
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
@@ -450,6 +448,45 @@ class TestRmsNorm:
 
     def test_whole_tensor(self) -> None:
         compare(lambda x, weight: F.rms_norm(x, (4, 6), weight), drawn(4, 6), drawn(4, 6, seed=1))
+
+
+SOFTMAXES: dict[str, Callable[..., torch.Tensor]] = {"softmax": torch.softmax, "log_softmax": torch.log_softmax}
+
+
+@pytest.mark.parametrize("name", SOFTMAXES)
+class TestSoftmaxFromHalfToFloat:
+    @pytest.mark.parametrize("dim", [0, -1])
+    def test_forward_and_backward(self, name: str, dim: int) -> None:
+        def softmax(x: torch.Tensor) -> torch.Tensor:
+            return SOFTMAXES[name](x, dim, dtype=torch.float32)
+
+        compare(softmax, drawn(3, 5, dtype=torch.float16))
+
+    def test_under_autocast(self, name: str) -> None:
+        x = drawn(3, 5, dtype=torch.float16).cuda()
+        with torch.autocast("cuda", dtype=torch.float16):
+            result = SOFTMAXES[name](x, -1)
+        assert result.dtype == torch.float32
+        torch.testing.assert_close(result.cpu(), SOFTMAXES[name](x.cpu().float(), -1))
+
+    def test_out(self, name: str) -> None:
+        x = drawn(3, 5, dtype=torch.float16).cuda()
+        out = torch.empty(0, device="cuda")
+        op = getattr(aten, f"_{name}")
+        assert op.out(x, -1, True, out=out) is out
+        assert torch.equal(out, op(x, -1, True))
+        grad = torch.ones_like(out)
+        backward: Any = getattr(aten, f"_{name}_backward_data")
+        into = torch.empty(0, device="cuda", dtype=torch.float16)
+        backward.out(grad, out, -1, torch.float16, **{"grad_input" if name == "softmax" else "out": into})
+        assert torch.equal(into, backward(grad, out, -1, torch.float16))
+
+    def test_other_types_are_not_converted(self, name: str) -> None:
+        x = drawn(3, 5, dtype=torch.bfloat16).cuda()
+        with pytest.raises(RuntimeError, match="conversion is supported for Half type only"):
+            getattr(aten, f"_{name}")(x, -1, True)
+        with pytest.raises(RuntimeError, match="expected input and grad types to match"):
+            getattr(aten, f"_{name}_backward_data")(x.float(), x.float(), -1, torch.bfloat16)
 
 
 typed_products = pytest.mark.skipif(

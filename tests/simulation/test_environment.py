@@ -19,7 +19,7 @@ from accelerator.simulation import _build, is_simulated
 from tests.support import environment
 from tests.support.simulation import DEADLINE, PRETEND, REPOSITORY, linux_only, make_compiler, plain, python
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.torch_free]
 
 PRINT_IS_SIMULATED = "from accelerator.simulation import is_simulated; print(is_simulated())"
 BUILD = "from accelerator.simulation import _build; print(_build.ensure_built())"

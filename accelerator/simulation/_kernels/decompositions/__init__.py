@@ -26,6 +26,7 @@ from . import (
     matmul,
     normalization,
     recurrent,
+    softmax,
     zeroing,
 )
 from .cudnn_selection import CUDNN_SELECTION
@@ -41,6 +42,7 @@ _MODULES = (
     matmul,
     normalization,
     recurrent,
+    softmax,
     zeroing,
 )
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {

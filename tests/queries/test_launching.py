@@ -11,7 +11,7 @@ import pytest
 
 import accelerator as acc
 from tests.support import plain_environment
-from tests.support.discovery import ask, ask_simulated, on_simulated_gpus
+from tests.support.discovery import evaluate, evaluate_simulated, on_simulated_gpus
 
 pytestmark = pytest.mark.torch_free
 
@@ -101,7 +101,7 @@ STARTED = """
 
 @on_simulated_gpus
 def test_a_process_so_started_sees_the_devices_meant() -> None:
-    results, names, quiet = ask_simulated(STARTED, gpus=3)
+    results, names, quiet = evaluate_simulated(STARTED, gpus=3)
     assert len(results) == 12
     for value, ids, wanted, observed, output in results:
         assert wanted == observed == output, (value, ids)
@@ -120,7 +120,7 @@ def test_a_torch_that_was_built_without_nccl() -> None:
         del torch._C._nccl_version
         print(json.dumps(acc.communication_backend_version()))
     """
-    assert ask_simulated(program, gpus=1) is None
+    assert evaluate_simulated(program, gpus=1) is None
 
 
 # A torch for Intel's GPUs, as far as these queries look.
@@ -166,7 +166,7 @@ def test_level_zero_s_masks_have_tiles(tmp_path: Path) -> None:
         output = [chosen(env, ids) for env, ids, _ in {MASKS!r}]
         print(json.dumps([output, acc.visible_devices_envs(), acc.communication_backend_name(), acc.export_envs()]))
     """
-    output, names, backend, prefixes = ask(program, environment, python=(sys.executable, "-S"))
+    output, names, backend, prefixes = evaluate(program, environment, python=(sys.executable, "-S"))
     assert output == [expected for _, _, expected in MASKS]
     assert (names, backend, prefixes) == (["ZE_AFFINITY_MASK"], "xccl", ["CCL", "ZE"])
 

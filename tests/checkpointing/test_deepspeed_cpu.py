@@ -124,7 +124,7 @@ def test_layers_one_after_the_other(ckpt: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("kind", [AssertionError, ValueError])
 def test_contiguous_buffers_without_a_number(kind: type[Exception]) -> None:
-    with pytest.raises(kind, match="number of layers"):
+    with pytest.raises(kind, match="number of checkpointed layers"):
         checkpointing.configure(partition_activations=True, contiguous_checkpointing=True)
 
 
@@ -169,7 +169,7 @@ def test_extract_and_merge(kind: type) -> None:
     assert type(tensors) is type(others) is type(flags) is kind
     merged = checkpointing.merge_tensors(tensors, others, flags)
     assert all(one is other for one, other in zip(merged, objects, strict=True))
-    with pytest.raises(ValueError, match="do not fit"):
+    with pytest.raises(ValueError, match="do not match"):
         checkpointing.merge_tensors(tensors, others, flags[:-1])
 
 

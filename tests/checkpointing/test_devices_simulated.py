@@ -18,7 +18,9 @@ MEBIBYTE = 2**20
 
 
 @pytest.fixture(autouse=True)
-def _without_default_device() -> Iterator[None]:
+def _initialized_without_default_device() -> Iterator[None]:
+    # torch.cuda.default_generators is empty before.
+    torch.cuda.init()
     yield
     torch.set_default_device(None)
 
@@ -222,13 +224,13 @@ def test_memory_under_a_copy_is_not_handed_out(when: str, monkeypatch: pytest.Mo
     source = torch.zeros(MEBIBYTE, device="cuda")
     moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
     if when == "fetched ahead":
-        moved.take()
-        moved.start()
+        moved.fetch()
+        moved.prefetch()
     assert not recorder.streams
-    here = moved._here
+    here = moved._on_device
     assert here is not None
     pointer = here.data_ptr()
-    side = transfers._side(source.device)
+    side = transfers._copy_stream(source.device)
     assert side is not None
     del here, moved, source
     gc.collect()
@@ -260,17 +262,17 @@ def test_a_gradient_that_needs_only_the_last_checkpoint() -> None:
 def test_memory_taken_by_another_stream_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     source = torch.zeros(MEBIBYTE, device="cuda")
     moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
-    moved.take()
-    moved.start()
+    moved.fetch()
+    moved.prefetch()
     recorder, other = Recorder(monkeypatch), torch.cuda.Stream()
     with torch.cuda.stream(other):
-        back = moved.take()
+        back = moved.fetch()
     assert recorder.streams == [(back.data_ptr(), other)]
 
 
 def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda:0")
-    side = transfers._side(device)
+    side = transfers._copy_stream(device)
     assert side is not None
     waited: list[str] = []
     original = torch.cuda.Stream.wait_event
@@ -287,10 +289,10 @@ def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPa
     # No copy begins before the computation has come to it, and the third lets go of the memory of the first.
     assert waited == ["copies", "copies", "copies", "computation"]
     waited.clear()
-    moved[0].take()
+    moved[0].fetch()
     assert waited == ["copies", "computation"]
     waited.clear()
-    moved[1].take()
+    moved[1].fetch()
     assert waited == ["computation"]
 
 
@@ -326,4 +328,4 @@ out = checkpointing.checkpoint(on_the_device, x)
 assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(on_the_device(x).sum(), x)[0])
 """
     said = support.run(program, support.simulated_environment(gpus=1), str(preserve))
-    assert said.startswith("The accelerator was initialized inside of a checkpoint" if preserve else "quiet")
+    assert said.startswith("the accelerator was initialized inside of a checkpoint" if preserve else "quiet")

@@ -90,8 +90,8 @@ def test_what_arrives_in_pinned_memory() -> None:
     host = transfers.allocate(100, torch.float32, source.device, True)
     assert host.is_pinned()
     moved = transfers.Offloaded(source, host)
-    assert moved.take() is source
-    back = moved.take()
+    assert moved.fetch() is source
+    back = moved.fetch()
     assert back.device == source.device
     assert back.data_ptr() != source.data_ptr()
 
@@ -101,7 +101,7 @@ def test_copies_run_on_a_stream_of_their_own() -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     current = torch.cuda.current_stream()
     forward(x).sum().backward()
-    side = transfers._side(x.device)
+    side = transfers._copy_stream(x.device)
     assert side is not None
     assert side.stream != current
     assert torch.cuda.current_stream() == current

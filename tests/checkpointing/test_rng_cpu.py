@@ -96,7 +96,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[Tracker], Any]]] = {
     "duplicate seed": (ValueError, "seed 1 already exists", lambda t: t.add("c", 1)),
     "seed of the wrong kind": (TypeError, "integer", lambda t: t.add("c", "5")),
     "name of the wrong kind": (TypeError, "string", lambda t: t.add(3, 5)),
-    "unknown name": (ValueError, "zap is not added; there are: a, b", lambda t: t.fork("zap").__enter__()),
+    "unknown name": (ValueError, "zap is not added; the streams are: a, b", lambda t: t.fork("zap").__enter__()),
     "states of the wrong kind": (TypeError, "get_states", lambda t: t.set_states([1])),
     "state of the wrong kind": (TypeError, "'a' is int", lambda t: t.set_states({"a": 1})),
     "state of the wrong size": (RuntimeError, "state", lambda t: t.set_states({"a": torch.zeros(3, dtype=torch.uint8)})),
@@ -145,7 +145,7 @@ def test_seeds(tracker: Tracker) -> None:
     with tracker.fork("model-parallel-rng"):
         assert torch.equal(torch.rand(3), parallel())
     tracker.reset()
-    with pytest.raises(ValueError, match="model-parallel-rng is not added; there are: none"):
+    with pytest.raises(ValueError, match="model-parallel-rng is not added; the streams are: none"):
         checkpointing.model_parallel_reconfigure_tp_seed(20)
 
 

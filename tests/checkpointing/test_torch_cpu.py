@@ -14,7 +14,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
 from accelerator import checkpointing
-from accelerator.checkpointing.frames import LARGE
+from accelerator.checkpointing.frames import EARLY_STOP_BYTES
 from tests.support.checkpointing_cases import EVERYONE, OURS, TELLS_EARLY_STOP, Checkpoint, leaf, none, torchs
 
 everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
@@ -227,7 +227,7 @@ def counts(ckpt: Checkpoint, size: int) -> int:
     return len(calls)
 
 
-SMALL, BIG = LARGE // 4 - 1, LARGE // 4
+SMALL, BIG = EARLY_STOP_BYTES // 4 - 1, EARLY_STOP_BYTES // 4
 
 
 def test_early_stop_is_decided_by_size_where_nobody_says() -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator import checkpointing
-from accelerator.checkpointing.frames import LARGE
+from accelerator.checkpointing.frames import EARLY_STOP_BYTES
 from tests.support.checkpointing_cases import EVERYONE, OURS, Checkpoint, leaf, none, torchs
 
 everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
@@ -204,7 +204,7 @@ def test_the_last_operation_is_not_done_again_where_only_its_input_is_saved(ckpt
 
     with Sines() as mode:
         with torch_checkpoint.set_checkpoint_early_stop(early):
-            out = ckpt(function, leaf(LARGE // 4))
+            out = ckpt(function, leaf(EARLY_STOP_BYTES // 4))
         out.sum().backward()
     assert (len(runs), mode.count) == (2, 1 if early else 2)
 

@@ -15,7 +15,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator import checkpointing
-from accelerator.checkpointing.frames import LARGE
+from accelerator.checkpointing.frames import EARLY_STOP_BYTES
 from tests.support.checkpointing_cases import EVERYONE, Checkpoint, leaf, selective, torchs
 
 everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
@@ -155,10 +155,10 @@ def variance_by_mean(h: torch.Tensor) -> torch.Tensor:
 )
 def test_a_policy_is_asked_what_torchs_ask_it(ckpt: Checkpoint, function: Callable[..., Any]) -> None:
     # So large that recomputations stop early, as torch's do.
-    found, gradient = asked(ckpt, function, LARGE // 4)
-    assert found == asked(torchs, function, LARGE // 4)[0]
+    found, gradient = asked(ckpt, function, EARLY_STOP_BYTES // 4)
+    assert found == asked(torchs, function, EARLY_STOP_BYTES // 4)[0]
     assert (aten.var_mean.correction if function is variance_by_mean else aten.exp.default, False) in found
-    x = leaf(LARGE // 4)
+    x = leaf(EARLY_STOP_BYTES // 4)
     torch.testing.assert_close(gradient, torch.autograd.grad(function(x), x)[0])
 
 

@@ -82,11 +82,11 @@ def test_the_bytes_that_go_to_the_host_and_come_back(number: int, dtype: torch.d
     moved = transfers.Offloaded(source, host)
     torch.cuda.synchronize()
     assert torch.equal(host.view(torch.uint8), original.view(torch.uint8))
-    assert moved.take() is source
+    assert moved.fetch() is source
     # From here on only the host has it.
     source.fill_(-2)
     for _ in range(2):
-        back = moved.take()
+        back = moved.fetch()
         assert back.data_ptr() != source.data_ptr()
         assert torch.equal(back.cpu().view(torch.uint8), original.view(torch.uint8))
         back.fill_(-3)

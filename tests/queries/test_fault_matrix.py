@@ -121,7 +121,7 @@ def test_no_result_is_wrong(
         environment["LD_PRELOAD"] = f"{environment['LD_PRELOAD']}:{noisy}"
     asked = environments(uuids[mig])
     task.write_text(json.dumps({"environments": asked, "late": late, "folder": str(tmp_path), "spawned": False}))
-    program = [sys.executable, "-m", "tests.support.fault_matrix", str(task)]
+    program = [sys.executable, "-m", "tests.queries.fault_matrix", str(task)]
     done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
     results = json.loads(task.with_suffix(".answers").read_text())

@@ -21,8 +21,8 @@ QUERIES = """
         acc.driver_version(), acc.driver_cuda_version(), acc.telemetry(1), acc.utilization(0), acc.device_memory_used(0)
         acc.list_gpu_processes(1), acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()
         acc.set_visible_devices_envs({}, [0]), acc.is_available()
-        from accelerator._command import picture, report
-        picture.draw(report.collect())
+        from accelerator._command import report, report_text
+        report_text.format_report(report.collect())
 
     def outcome(call):
         try:

@@ -22,6 +22,8 @@ from accelerator._machine.grammar import Gpu, Instance
 from tests.support import simulated_environment
 from tests.support.discovery import DRIVER, on_simulated_gpus, simulated_driver
 
+pytestmark = pytest.mark.torch_free
+
 A, B, C, D = (f"GPU-{letter * 8}-0000-4000-8000-{'0' * 12}" for letter in "abcd")
 FOUR = [Gpu(uuid) for uuid in (A, B, C, D)]
 

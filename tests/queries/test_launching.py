@@ -13,6 +13,8 @@ import accelerator as acc
 from tests.support import plain_environment
 from tests.support.discovery import ask, ask_simulated, on_simulated_gpus
 
+pytestmark = pytest.mark.torch_free
+
 U, V = "GPU-aaaa", "GPU-bbbb"
 M, N = "MIG-aaaa", "MIG-bbbb"
 

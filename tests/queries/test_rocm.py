@@ -15,9 +15,12 @@ import pytest
 from tests.support import plain_environment
 from tests.support.discovery import ask
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not (shutil.which("cc") or shutil.which("gcc")), reason="needs a C compiler on Linux"
-)
+pytestmark = [
+    pytest.mark.torch_free,
+    pytest.mark.skipif(
+        sys.platform != "linux" or not (shutil.which("cc") or shutil.which("gcc")), reason="needs a C compiler on Linux"
+    ),
+]
 
 TORCH = "__version__ = '9.0+rocm7.0'\ncuda = None\nhip = '7.0.1'\n"
 
@@ -223,8 +226,8 @@ def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
         output += [acc.visible_devices()[0], acc.get_device_name(), acc.driver_version(), acc.visible_devices_envs()]
         output += [acc.set_visible_devices_envs({"CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
         output += [acc.set_visible_devices_envs({"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
-        from accelerator._command import picture, report
-        output.append(picture.draw(report.collect()))
+        from accelerator._command import report, report_text
+        output.append(report_text.format_report(report.collect()))
         print(json.dumps(output))
     """
     output = run_on_rocm(program, stand_ins, STAND_IN_LOG=str(tmp_path / "log"))

@@ -1,4 +1,4 @@
-"""The rooms on an accelerator that is not CUDA's: a PrivateUse1 backend registered from Python."""
+"""The modules on an accelerator that is not CUDA's: a PrivateUse1 backend registered from Python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ assert acc.default_generator() is Module.default_generators[0]
     )
 
 
-def test_the_other_rooms_answer_or_say_what_is_missing() -> None:
+def test_other_modules_work_or_name_what_is_missing() -> None:
     run(
         PRELUDE
         + """

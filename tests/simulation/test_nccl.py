@@ -1,11 +1,10 @@
 """The simulated NCCL between processes: right results, no hang whatever happens to a rank, nothing left behind.
 
-What is the same for many types or sizes is shared out over the days; ``ACCELERATOR_TEST_ALL=1`` runs all of it.
+Each type runs with one number of ranks; the tests marked ``slow`` run it with the others.
 """
 
 from __future__ import annotations
 
-import datetime
 import fcntl
 import json
 import os
@@ -25,16 +24,16 @@ from tests.support.simulation_driver import needs_cuda_torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = [linux_only, needs_cuda_torch]
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("nccl")]
 
 GPUS = 16
 TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "e4m3", "e5m2")
 SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 2, 3, 4, 5, 6
-ALL = os.environ.get("ACCELERATOR_TEST_ALL") == "1"
-TODAY = datetime.date.today().toordinal()
-# Each type with one of the numbers of ranks, on every day with another one.
-SHARES = [(count, kind) for count in (2, 3, 4) for kind in range(len(TYPES)) if ALL or (kind + TODAY) % 3 == count - 2]
-SHARE_NAMES = [f"{count}-{TYPES[kind]}" for count, kind in SHARES]
+RANKS_AND_TYPES = [
+    pytest.param(count, index, id=f"{count}-{name}", marks=() if index % 3 == count - 2 else pytest.mark.slow)
+    for count in (2, 3, 4)
+    for index, name in enumerate(TYPES)
+]
 RANKS = [sys.executable, "-m", "tests.support.nccl_ranks"]
 
 
@@ -45,7 +44,7 @@ class Ranks:
         environment = simulated_environment({"OMP_NUM_THREADS": "1", **variables}, gpus=GPUS, memory="1GiB")
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def answers(self, case: str, ranks: int, variables: dict[str, str] | None = None, **arguments: Any) -> list[dict[str, Any]]:
+    def reports(self, case: str, ranks: int, variables: dict[str, str] | None = None, **arguments: Any) -> list[dict[str, Any]]:
         """Everything each rank said: value, code and text of NCCL's error, failure, exit status, seconds."""
         assert self.process.stdin
         assert self.process.stdout
@@ -56,9 +55,9 @@ class Ranks:
 
     def run(self, case: str, ranks: int, variables: dict[str, str] | None = None, **arguments: Any) -> list[Any]:
         """What each rank returned; a rank that did not return fails the test."""
-        answers = self.answers(case, ranks, variables, **arguments)
-        assert all("value" in answer for answer in answers), answers
-        return [answer["value"] for answer in answers]
+        reports = self.reports(case, ranks, variables, **arguments)
+        assert all("value" in report for report in reports), reports
+        return [report["value"] for report in reports]
 
     def close(self) -> None:
         assert self.process.stdin
@@ -95,18 +94,18 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 class TestResults:
-    @pytest.mark.parametrize(("count", "kind"), SHARES, ids=SHARE_NAMES)
-    def test_reductions(self, ranks: Ranks, count: int, kind: int) -> None:
-        assert ranks.run("reductions", count, kind=kind) == [5 * 13] * count
+    @pytest.mark.parametrize(("count", "type_code"), RANKS_AND_TYPES)
+    def test_reductions(self, ranks: Ranks, count: int, type_code: int) -> None:
+        assert ranks.run("reductions", count, type_code=type_code) == [5 * 13] * count
 
-    @pytest.mark.parametrize(("count", "kind"), SHARES, ids=SHARE_NAMES)
-    def test_movements(self, ranks: Ranks, count: int, kind: int) -> None:
-        assert ranks.run("movements", count, kind=kind) == [5 * (4 * count + 3)] * count
+    @pytest.mark.parametrize(("count", "type_code"), RANKS_AND_TYPES)
+    def test_movements(self, ranks: Ranks, count: int, type_code: int) -> None:
+        assert ranks.run("movements", count, type_code=type_code) == [5 * (4 * count + 3)] * count
 
     @pytest.mark.parametrize("count", [1, 16])
     def test_one_rank_and_sixteen(self, ranks: Ranks, count: int) -> None:
-        assert ranks.run("reductions", count, kind=7) == [5 * 13] * count
-        assert ranks.run("movements", count, kind=7) == [5 * (4 * count + 3)] * count
+        assert ranks.run("reductions", count, type_code=7) == [5 * 13] * count
+        assert ranks.run("movements", count, type_code=7) == [5 * (4 * count + 3)] * count
 
     def test_edge_values(self, ranks: Ranks) -> None:
         first, second = ranks.run("edge_values", 2)
@@ -116,10 +115,10 @@ class TestResults:
         assert first["6 0"][:6] == ["nan", "inf", "-inf", "1.1920928955078125e-07", "-0.0", "880.0"]
         assert first["6 0"][6:] == ["inf", "inf"]
         assert first["9 0"][:3] == ["nan", "inf", "-inf"]
-        assert first["10 0"][4:6] == ["-0.0", "448.0"], "what is too large for eight bits becomes the largest number"
+        assert first["10 0"][4:6] == ["-0.0", "448.0"], "what is too large for eight bits becomes the largest finite value"
         assert first["11 0"][6] == "57344.0"
         assert first["7 2"] == ["2.0", "inf", "2.0", "2.0", "2.0", "440.0", "60000.0", "9.999999680285692e+37"]
-        assert first["6 2"][0] == first["9 2"][0] == first["10 2"][0] == "2.0", "a number beats what is none"
+        assert first["6 2"][0] == first["9 2"][0] == first["10 2"][0] == "2.0", "a value wins over NaN"
         # The same from the other side, for the smaller of them.
         assert first["7 3"][:5] == ["2.0", "2.0", "-inf", "5.99999978589949e-08", "-0.0"]
         assert first["6 3"][0] == first["9 3"][0] == first["10 3"][0] == "2.0"
@@ -133,10 +132,10 @@ class TestResults:
 
     @pytest.mark.parametrize(("count", "rounds"), [(2, 400), (4, 200), (16, 100)])
     def test_again_and_again(self, ranks: Ranks, count: int, rounds: int) -> None:
-        answers = ranks.answers("iterate", count, count=rounds)
-        assert [answer.get("value") for answer in answers] == [True] * count, answers
+        reports = ranks.reports("iterate", count, count=rounds)
+        assert [report.get("value") for report in reports] == [True] * count, reports
         # A wait that nobody ends by ringing lasts 100 ms.
-        assert all(answer["seconds"] < 0.05 * rounds for answer in answers)
+        assert all(report["seconds"] < 0.05 * rounds for report in reports)
 
 
 class TestMessages:
@@ -173,8 +172,8 @@ class TestCommunicators:
 
     @pytest.mark.parametrize("flags", [0, 1])
     def test_shrinking_without_a_dead_rank(self, ranks: Ranks, flags: int) -> None:
-        answers = ranks.answers("shrink", 3, flags=flags)
-        assert [answer.get("value") for answer in answers] == [[REMOTE_ERROR, 0, 2, 2], [REMOTE_ERROR, 1, 2, 2], None]
+        reports = ranks.reports("shrink", 3, flags=flags)
+        assert [report.get("value") for report in reports] == [[REMOTE_ERROR, 0, 2, 2], [REMOTE_ERROR, 1, 2, 2], None]
 
     def test_growing(self, ranks: Ranks) -> None:
         assert ranks.run("grow", 3) == [[0, 3, 3], [1, 3, 3], [2, 3, 3]]
@@ -197,13 +196,13 @@ class TestCommunicators:
 
 class TestMisuse:
     def test_calls_that_do_not_match(self, ranks: Ranks) -> None:
-        for answers in ranks.run("mismatch", 2):
-            assert [code for code, _ in answers] == [*[INVALID_USAGE] * 5, 2, INVALID_USAGE]
-            assert "count 100000" in answers[0][1]
-            assert "count 100001" in answers[0][1]
-            assert "AllGather" in answers[4][1]
-            assert "AllReduce" in answers[4][1]
-        assert "rank 0 sends 800000 bytes to rank 1, which receives 40" in answers[6][1]
+        for reports in ranks.run("mismatch", 2):
+            assert [code for code, _ in reports] == [*[INVALID_USAGE] * 5, 2, INVALID_USAGE]
+            assert "count 100000" in reports[0][1]
+            assert "count 100001" in reports[0][1]
+            assert "AllGather" in reports[4][1]
+            assert "AllReduce" in reports[4][1]
+        assert "rank 0 sends 800000 bytes to rank 1, which receives 40" in reports[6][1]
 
     def test_wrong_arguments(self, ranks: Ranks) -> None:
         wrong = INVALID_ARGUMENT
@@ -211,14 +210,14 @@ class TestMisuse:
         assert ranks.run("misuse", 1) == [expected]
 
     def test_two_ranks_on_one_gpu(self, ranks: Ranks) -> None:
-        for answer in ranks.answers("same_gpu", 2):
-            assert answer["code"] == INVALID_USAGE
-            assert "ranks 0 and 1 are on the same one" in answer["text"]
+        for report in ranks.reports("same_gpu", 2):
+            assert report["code"] == INVALID_USAGE
+            assert "ranks 0 and 1 are on the same one" in report["text"]
 
     def test_ranks_that_disagree_about_their_number(self, ranks: Ranks) -> None:
-        answers = ranks.answers("different_counts", 2, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "1"})
-        assert answers[1]["code"] == INVALID_USAGE
-        assert "rank 1 says that there are 3 ranks, rank 0 that there are 2" in answers[1]["text"]
+        reports = ranks.reports("different_counts", 2, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "1"})
+        assert reports[1]["code"] == INVALID_USAGE
+        assert "rank 1 says that there are 3 ranks, rank 0 that there are 2" in reports[1]["text"]
 
 
 class TestDeath:
@@ -226,32 +225,32 @@ class TestDeath:
 
     @pytest.mark.parametrize("during", ["idle", "collective", "send", "receive"])
     def test_a_killed_rank_ends_the_waits(self, ranks: Ranks, during: str) -> None:
-        *living, dead = ranks.answers("killed", 3, during=during)
+        *living, dead = ranks.reports("killed", 3, during=during)
         assert dead == {"exit": -9}
-        for answer in living:
-            assert "value" in answer, answer
-            code, text, seconds, asynchronous, again = answer["value"]
+        for report in living:
+            assert "value" in report, report
+            code, text, seconds, asynchronous, again = report["value"]
             assert code == asynchronous == again == REMOTE_ERROR
             assert "the process of rank 2 is gone" in text
             assert seconds < 2
 
     def test_a_rank_killed_while_others_are_still_to_come(self, ranks: Ranks) -> None:
         # Rank 2 comes when the others have given up, and finds nobody.
-        answers = ranks.answers("killed_at_the_start", 3, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "1"})
-        assert answers[0]["code"] == REMOTE_ERROR
-        assert "the process of rank 1 is gone" in answers[0]["text"]
-        assert answers[0]["seconds"] < 1.5
-        assert answers[2]["code"] == REMOTE_ERROR
-        assert "rank 0 did not start" in answers[2]["text"]
+        reports = ranks.reports("killed_at_the_start", 3, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "1"})
+        assert reports[0]["code"] == REMOTE_ERROR
+        assert "the process of rank 1 is gone" in reports[0]["text"]
+        assert reports[0]["seconds"] < 1.5
+        assert reports[2]["code"] == REMOTE_ERROR
+        assert "rank 0 did not start" in reports[2]["text"]
 
     @pytest.mark.parametrize(("late", "what"), [("start", "the communicator's start"), ("collective", "AllReduce")])
     def test_a_rank_that_never_comes(self, ranks: Ranks, late: str, what: str) -> None:
-        *waiting, absent = ranks.answers("never_comes", 3, late=late)
-        texts = [answer["value"] for answer in waiting]
+        *waiting, absent = ranks.reports("never_comes", 3, late=late)
+        texts = [report["value"] for report in waiting]
         assert all(code == REMOTE_ERROR for code, _ in texts), texts
         assert any(f"rank 2 did not come to {what} within 0.5 s" in text for _, text in texts), texts
         assert all("rank 2" in text for _, text in texts)
-        assert all(answer["seconds"] < 3 for answer in waiting)
+        assert all(report["seconds"] < 3 for report in waiting)
         if late == "collective":
             code, text = absent["value"]
             assert code == REMOTE_ERROR
@@ -267,8 +266,8 @@ class TestDeath:
             assert "rank 0 has aborted" in text or "rank 0 left" in text
 
     def test_the_next_communicator_removes_what_was_left(self, ranks: Ranks) -> None:
-        (answer,) = ranks.answers("abandon", 1)
-        assert answer == {"exit": -9}
+        (report,) = ranks.reports("abandon", 1)
+        assert report == {"exit": -9}
         assert len(left_behind()) == 1
         ranks.run("scalable", 2)
         assert left_behind() == []
@@ -276,16 +275,16 @@ class TestDeath:
 
 class TestMemory:
     def test_no_room_anywhere_is_an_error(self, ranks: Ranks) -> None:
-        answers = ranks.answers("short_of_memory", 2, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "0.5"}, limit=65536)
-        code, text = answers[0]["value"]
+        reports = ranks.reports("short_of_memory", 2, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "0.5"}, limit=65536)
+        code, text = reports[0]["value"]
         assert code == SYSTEM_ERROR
         assert "cannot reserve" in text
-        assert answers[1]["value"][0] == REMOTE_ERROR
+        assert reports[1]["value"][0] == REMOTE_ERROR
 
     # Of 64 communicators 16 live on, which is more than 64 MiB: some meet elsewhere.
-    SMALL = (("1m", "elsewhere", 8), ("64m", "/dev/shm", 64))
+    SMALL = (("1m", "elsewhere", 8), pytest.param("64m", "/dev/shm", 64, marks=pytest.mark.slow))
 
-    @pytest.mark.parametrize(("size", "directory", "communicators"), SMALL if ALL else [SMALL[TODAY % 2]])
+    @pytest.mark.parametrize(("size", "directory", "communicators"), SMALL)
     def test_small_shared_memory(self, tmp_path: Path, size: str, directory: str, communicators: int) -> None:
         mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
         inside = ["unshare", "--mount", "--map-root-user", "sh", "-ec", f'{mount} && exec "$@"', "sh"]
@@ -312,10 +311,10 @@ class TestTorch:
         assert ranks.run("torch_one_process", 1) == [True]
 
     def test_objects(self, ranks: Ranks) -> None:
-        answers = ranks.run("torch_objects", 2)
-        if None in answers:
+        reports = ranks.run("torch_objects", 2)
+        if None in reports:
             pytest.skip("simulated kernels compute nothing here")
-        assert answers == [True, True]
+        assert reports == [True, True]
 
     @pytest.mark.parametrize("count", [2, 3])
     def test_messages(self, ranks: Ranks, count: int) -> None:
@@ -332,7 +331,7 @@ class TestTorch:
         assert ranks.run("graph", 2) == [[2.0, 0.0, 6.0, 10.0]] * 2
 
     def test_a_killed_rank(self, ranks: Ranks) -> None:
-        alive, dead = ranks.answers("torch_killed", 2)
+        alive, dead = ranks.reports("torch_killed", 2)
         assert dead == {"exit": -9}
         assert "value" in alive, alive
         text, seconds = alive["value"]

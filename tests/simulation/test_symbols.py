@@ -1,95 +1,22 @@
 """Every symbol that the installed torch takes from CUDA is in the simulation, with the right version node.
 
-A symbol that the simulation forgot could otherwise be found in the real runtime of the wheel, which comes later in the
-loader's search, and fail only when a test happens to call it. Nothing of torch is loaded here: the ELF files are read.
+The loader would resolve a missing symbol in the real runtime of the wheel, which comes later in its search order, and only
+a test that calls the symbol would fail. These tests read the ELF files and do not load torch.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import mmap
 import re
-import struct
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from accelerator.simulation import _build
+from tests.simulation.elf import ElfSymbols, Symbol
 from tests.support.simulation import linux_only
 
 pytestmark = linux_only
-
-
-class Symbol(NamedTuple):
-    name: str
-    version: str  # "" if it has none
-
-
-class ElfSymbols:
-    """The dynamic symbols of a 64-bit little-endian ELF file."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if data[:6] != b"\x7fELF\x02\x01":
-                raise ValueError(f"{path} is not a 64-bit little-endian ELF file")
-            self._data = data
-            self._sections = self._read_sections()
-            versions = self._read_versions()
-            self.undefined: set[Symbol] = set()
-            self.defined: set[Symbol] = set()
-            for name, is_defined, index in self._read_symbols():
-                target = self.defined if is_defined else self.undefined
-                target.add(Symbol(name, versions.get(index, "")))
-            del self._data
-
-    def _read_sections(self) -> dict[int, tuple[int, int, int]]:
-        """Offset, size and linked section's offset by section type; each type read here occurs once."""
-        (table,) = struct.unpack_from("<Q", self._data, 0x28)
-        size, count = struct.unpack_from("<HH", self._data, 0x3A)
-        headers = [struct.unpack_from("<IIQQQQII", self._data, table + i * size) for i in range(count)]
-        return {h[1]: (h[4], h[5], headers[h[6]][4]) for h in headers}
-
-    def _text(self, offset: int) -> str:
-        return self._data[offset : self._data.find(b"\0", offset)].decode()
-
-    def _read_symbols(self) -> list[tuple[str, bool, int]]:
-        dynsym, versym = 11, 0x6FFFFFFF
-        offset, size, strings = self._sections[dynsym]
-        versions = self._sections.get(versym)
-        found = []
-        for i in range(1, size // 24):
-            name, _, _, section = struct.unpack_from("<IBBH", self._data, offset + 24 * i)
-            index = struct.unpack_from("<H", self._data, versions[0] + 2 * i)[0] & 0x7FFF if versions else 0
-            found.append((self._text(strings + name), section != 0, index))
-        return found
-
-    def _read_versions(self) -> dict[int, str]:
-        """Version names by index: the nodes a library asks for, and those it defines."""
-        verneed, verdef = 0x6FFFFFFE, 0x6FFFFFFD
-        names: dict[int, str] = {}
-        if verneed in self._sections:
-            entry, _, strings = self._sections[verneed]
-            while True:
-                _, count, _, first, following = struct.unpack_from("<HHIII", self._data, entry)
-                part = entry + first
-                for _ in range(count):
-                    _, _, index, name, step = struct.unpack_from("<IHHII", self._data, part)
-                    names[index] = self._text(strings + name)
-                    part += step
-                if not following:
-                    break
-                entry += following
-        if verdef in self._sections:
-            entry, _, strings = self._sections[verdef]
-            while True:
-                _, flags, index, _, _, first, following = struct.unpack_from("<HHHHIII", self._data, entry)
-                if not flags & 1:  # the first one is the library itself
-                    names[index] = self._text(strings + struct.unpack_from("<I", self._data, entry + first)[0])
-                if not following:
-                    break
-                entry += following
-        return names
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +38,7 @@ def imported(torch_directory: Path) -> dict[str, set[Symbol]]:
 
 @pytest.fixture(scope="module")
 def simulated() -> set[Symbol]:
-    root = _build.libraries()
+    root = _build.ensure_built()
     files = [*_build.PRELOADED, "driver/libcuda.so.1", "nvml/libnvidia-ml.so.1"]
     return set().union(*(ElfSymbols(root / file).defined for file in files))
 
@@ -145,7 +72,7 @@ def test_driver_symbols_of_the_compiler_library_are_complete(imported: dict[str,
     assert wanted - simulated == set()
 
 
-def test_entry_points_that_torch_looks_up_exist(torch_directory: Path, simulated: set[Symbol]) -> None:
+def test_entry_points_that_torch_needs_exist(torch_directory: Path, simulated: set[Symbol]) -> None:
     header = (torch_directory / "include" / "c10" / "cuda" / "driver_api.h").read_text()
     entry_points = re.findall(r"_\((cu[A-Z]\w*|nvml\w+)(, \d+)?\)", header)
     assert len(entry_points) > 20

@@ -480,7 +480,7 @@ def case_arguments_that_differ_between_ranks() -> None:
     x = torch.full((8,), float(dist.get_rank()), requires_grad=True)
     raises(RuntimeError, "argument 0", lambda: checkpointing.checkpoint(torch.exp, x))
     more = [x] if dist.get_rank() else [x, torch.ones(8)]
-    raises(RuntimeError, "their numbers differ", lambda: checkpointing.checkpoint(lambda *all_of_them: sum(all_of_them), *more))
+    raises(RuntimeError, "their counts differ", lambda: checkpointing.checkpoint(lambda *all_of_them: sum(all_of_them), *more))
     same_everywhere = torch.ones(8, requires_grad=True)
     checkpointing.checkpoint(lambda h: h.sin().exp(), same_everywhere).sum().backward()
 

@@ -42,11 +42,11 @@ BROAD = 270_003  # bytes: more than one step of any collective takes
 # ---- Data, and what is to come out. ----
 
 
-def numbers(rank: int, size: int, kind: int) -> torch.Tensor:
-    """The numbers that a rank brings: the same for everybody who asks."""
-    generator = torch.Generator().manual_seed(1000 * rank + kind)
-    small = torch.randint(1 if kind in (1, 3, 5) else -3, 5, (size,), generator=generator)
-    dtype = TYPES[kind]
+def values(rank: int, size: int, type_code: int) -> torch.Tensor:
+    """The input of a rank, the same in every process."""
+    generator = torch.Generator().manual_seed(1000 * rank + type_code)
+    small = torch.randint(1 if type_code in (1, 3, 5) else -3, 5, (size,), generator=generator)
+    dtype = TYPES[type_code]
     if dtype.is_floating_point:
         return (small.double() + torch.rand(size, generator=generator, dtype=torch.float64)).to(torch.float32).to(dtype)
     if dtype.itemsize == 1:
@@ -54,9 +54,9 @@ def numbers(rank: int, size: int, kind: int) -> torch.Tensor:
     return small.to(dtype)
 
 
-def combined(parts: list[torch.Tensor], kind: int, op: int) -> torch.Tensor:
+def combined(parts: list[torch.Tensor], type_code: int, op: int) -> torch.Tensor:
     """The reduction in the order of the ranks, rounded once at the end."""
-    dtype = TYPES[kind]
+    dtype = TYPES[type_code]
     exact = dtype if dtype in (torch.float32, torch.float64) else torch.float32 if dtype.is_floating_point else torch.int64
     total = parts[0].to(exact)
     for part in parts[1:]:
@@ -77,142 +77,144 @@ def same(got: torch.Tensor, expected: torch.Tensor) -> bool:
     return torch.equal(got.view(torch.uint8), expected.view(torch.uint8))
 
 
-def blank(size: int, kind: int) -> torch.Tensor:
-    """Memory that holds none of the answers."""
-    return torch.full((size * TYPES[kind].itemsize,), 0x5A, dtype=torch.uint8).view(TYPES[kind])
+def blank(size: int, type_code: int) -> torch.Tensor:
+    """Memory that holds none of the expected results."""
+    return torch.full((size * TYPES[type_code].itemsize,), 0x5A, dtype=torch.uint8).view(TYPES[type_code])
 
 
-def sizes(place: Place, kind: int) -> tuple[int, ...]:
+def sizes(place: Place, type_code: int) -> tuple[int, ...]:
     # Steps are shorter with many ranks, and there is more to compare with.
-    return 0, 1, 7, 1001, (BROAD if place.ranks < 8 else BROAD // 13) // TYPES[kind].itemsize + 1
+    return 0, 1, 7, 1001, (BROAD if place.ranks < 8 else BROAD // 13) // TYPES[type_code].itemsize + 1
 
 
-def reductions(place: Place, kind: int) -> int:
-    """Every reduction of one type in every collective that reduces; gives the number of comparisons."""
+def reductions(place: Place, type_code: int) -> int:
+    """Every reduction of one type in every collective that reduces; gives the count of comparisons."""
     comm, n, rank, count = place.comm(), place.ranks, place.rank, 0
     for op in range(5):
-        for size in sizes(place, kind) if op in (SUM, MAX) else (7,):
-            parts = [numbers(r, size, kind) for r in range(n)]
+        for size in sizes(place, type_code) if op in (SUM, MAX) else (7,):
+            parts = [values(r, size, type_code) for r in range(n)]
             length = ctypes.c_size_t(size)
-            expected = combined(parts, kind, op)
-            got = blank(size, kind)
-            comm.all_reduce(parts[rank], got, kind, op)
+            expected = combined(parts, type_code, op)
+            got = blank(size, type_code)
+            comm.all_reduce(parts[rank], got, type_code, op)
             assert same(got, expected if size else got), ("all_reduce", op, size)
             inside = parts[rank].clone()
-            comm.all_reduce(inside, inside, kind, op)
+            comm.all_reduce(inside, inside, type_code, op)
             assert same(inside, expected), ("in place", op, size)
-            root, got, before = n - 1, blank(size, kind), blank(size, kind)
+            root, got, before = n - 1, blank(size, type_code), blank(size, type_code)
             target = pointer(got) if rank == root else None
-            check(nccl.ncclReduce(pointer(parts[rank]), target, length, kind, op, root, comm.handle, None))
+            check(nccl.ncclReduce(pointer(parts[rank]), target, length, type_code, op, root, comm.handle, None))
             assert same(got, expected if rank == root else before), ("reduce", op, size)
-            parts = [numbers(r, size * n, kind) for r in range(n)]
-            got = blank(size, kind)
-            check(nccl.ncclReduceScatter(pointer(parts[rank]), pointer(got), length, kind, op, comm.handle, None))
-            expected = combined(parts, kind, op)[rank * size : (rank + 1) * size]
+            parts = [values(r, size * n, type_code) for r in range(n)]
+            got = blank(size, type_code)
+            check(nccl.ncclReduceScatter(pointer(parts[rank]), pointer(got), length, type_code, op, comm.handle, None))
+            expected = combined(parts, type_code, op)[rank * size : (rank + 1) * size]
             assert same(got, expected), ("reduce_scatter", op, size)
             mine = parts[rank].clone()
             target = pointer(mine, rank * size)
-            check(nccl.ncclReduceScatter(pointer(mine), target, length, kind, op, comm.handle, None))
+            check(nccl.ncclReduceScatter(pointer(mine), target, length, type_code, op, comm.handle, None))
             assert same(mine[rank * size : (rank + 1) * size], expected), ("reduce_scatter in place", op, size)
             count += 5
     comm.destroy()
     return count
 
 
-def movements(place: Place, kind: int) -> int:
-    """Every collective that only moves numbers."""
+def movements(place: Place, type_code: int) -> int:
+    """Every collective that only moves values."""
     comm, n, rank, count = place.comm(), place.ranks, place.rank, 0
-    for size in sizes(place, kind):
+    for size in sizes(place, type_code):
         length = ctypes.c_size_t(size)
-        parts = [numbers(r, size, kind) for r in range(n)]
-        everything = torch.cat([part.view(torch.uint8) for part in parts]).view(TYPES[kind])
+        parts = [values(r, size, type_code) for r in range(n)]
+        everything = torch.cat([part.view(torch.uint8) for part in parts]).view(TYPES[type_code])
         for root in range(n):
-            got = blank(size, kind)
+            got = blank(size, type_code)
             source = pointer(parts[rank]) if rank == root else None
-            check(nccl.ncclBroadcast(source, pointer(got), length, kind, root, comm.handle, None))
+            check(nccl.ncclBroadcast(source, pointer(got), length, type_code, root, comm.handle, None))
             assert same(got, parts[root]), ("broadcast", size, root)
             got = parts[rank].clone()
-            check(nccl.ncclBcast(pointer(got), length, kind, root, comm.handle, None))
+            check(nccl.ncclBcast(pointer(got), length, type_code, root, comm.handle, None))
             assert same(got, parts[root]), ("bcast", size, root)
-            got = blank(size * n, kind)
-            check(nccl.ncclGather(pointer(parts[rank]), pointer(got), length, kind, root, comm.handle, None))
-            assert same(got, everything if rank == root else blank(size * n, kind)), ("gather", size, root)
-            got = blank(size, kind)
-            check(nccl.ncclScatter(pointer(everything), pointer(got), length, kind, root, comm.handle, None))
+            got = blank(size * n, type_code)
+            check(nccl.ncclGather(pointer(parts[rank]), pointer(got), length, type_code, root, comm.handle, None))
+            assert same(got, everything if rank == root else blank(size * n, type_code)), ("gather", size, root)
+            got = blank(size, type_code)
+            check(nccl.ncclScatter(pointer(everything), pointer(got), length, type_code, root, comm.handle, None))
             assert same(got, parts[rank]), ("scatter", size, root)
-        got = blank(size * n, kind)
-        check(nccl.ncclAllGather(pointer(parts[rank]), pointer(got), length, kind, comm.handle, None))
+        got = blank(size * n, type_code)
+        check(nccl.ncclAllGather(pointer(parts[rank]), pointer(got), length, type_code, comm.handle, None))
         assert same(got, everything), ("all_gather", size)
-        got = blank(size * n, kind)
+        got = blank(size * n, type_code)
         got.view(torch.uint8)[:] = 0
         inside = pointer(got, rank * size)
         got[rank * size : (rank + 1) * size] = parts[rank]
-        check(nccl.ncclAllGather(inside, pointer(got), length, kind, comm.handle, None))
+        check(nccl.ncclAllGather(inside, pointer(got), length, type_code, comm.handle, None))
         assert same(got, everything), ("all_gather in place", size)
-        blocks = [numbers(r, size * n, kind) for r in range(n)]
-        got = blank(size * n, kind)
-        check(nccl.ncclAlltoAll(pointer(blocks[rank]), pointer(got), length, kind, comm.handle, None))
+        blocks = [values(r, size * n, type_code) for r in range(n)]
+        got = blank(size * n, type_code)
+        check(nccl.ncclAlltoAll(pointer(blocks[rank]), pointer(got), length, type_code, comm.handle, None))
         wanted = [block[rank * size : (rank + 1) * size].view(torch.uint8) for block in blocks]
-        assert same(got, torch.cat(wanted).view(TYPES[kind])), ("all_to_all", size)
+        assert same(got, torch.cat(wanted).view(TYPES[type_code])), ("all_to_all", size)
         count += 4 * n + 3
     comm.destroy()
     return count
 
 
 def edge_values(place: Place) -> dict[str, list[float]]:
-    """Not a number, infinities, subnormal numbers and what is too large for a type."""
+    """NaN, infinities, subnormal values and what is too large for a type."""
     comm = place.comm()
-    answers = {}
+    reports = {}
     edges = [float("nan"), float("inf"), -float("inf"), 6e-8, -0.0, 440.0, 60000.0, 1e38]
-    for kind in (6, 7, 9, 10, 11):
+    for type_code in (6, 7, 9, 10, 11):
         for op, twos in ((SUM, None), (MAX, 1), (MIN, 0)):
-            brought = torch.tensor([2.0] * 8 if place.rank == twos else edges).to(TYPES[kind])
-            got = blank(8, kind)
-            comm.all_reduce(brought, got, kind, op)
-            answers[f"{kind} {op}"] = [str(value) for value in got.float().tolist()]
+            brought = torch.tensor([2.0] * 8 if place.rank == twos else edges).to(TYPES[type_code])
+            got = blank(8, type_code)
+            comm.all_reduce(brought, got, type_code, op)
+            reports[f"{type_code} {op}"] = [str(value) for value in got.float().tolist()]
     comm.destroy()
-    return answers
+    return reports
 
 
 def halves(place: Place) -> bool:
     """Every half and every small float there is comes through the conversion unharmed."""
     comm = place.comm()
-    for kind, width in ((6, 16), (9, 16), (10, 8), (11, 8)):
+    for type_code, width in ((6, 16), (9, 16), (10, 8), (11, 8)):
         codes = torch.arange(2**width).to(torch.int32).to(torch.uint8 if width == 8 else torch.int16)
-        values = codes.view(TYPES[kind])
-        got = blank(len(values), kind)
-        comm.all_reduce(values, got, kind, MAX)
+        values = codes.view(TYPES[type_code])
+        got = blank(len(values), type_code)
+        comm.all_reduce(values, got, type_code, MAX)
         wide, back = values.float(), got.view(codes.dtype)
-        number = ~wide.isnan()
-        if kind == 11:
-            number &= ~wide.isinf()  # a GPU makes the largest finite number of them
-        assert torch.equal(back[number], codes[number]), kind
+        is_not_nan = ~wide.isnan()
+        if type_code == 11:
+            is_not_nan &= ~wide.isinf()  # a GPU converts them to the largest finite value
+        assert torch.equal(back[is_not_nan], codes[is_not_nan]), type_code
         assert got.float()[wide.isnan()].isnan().all()
     comm.destroy()
     return True
 
 
 def factors(place: Place) -> int:
-    """Sums of numbers that were multiplied before, each rank with its own factor."""
+    """Sums of values that were multiplied before, each rank with its own factor."""
     comm, n, rank, count = place.comm(), place.ranks, place.rank, 0
-    for kind in (0, 2, 4, 6, 7, 8, 9):
+    for type_code in (0, 2, 4, 6, 7, 8, 9):
         for residence in (0, 1):
-            scales = [torch.tensor([r + 2]).to(TYPES[kind]) for r in range(n)]
+            scales = [torch.tensor([r + 2]).to(TYPES[type_code]) for r in range(n)]
             op = ctypes.c_int()
-            check(nccl.ncclRedOpCreatePreMulSum(ctypes.byref(op), pointer(scales[rank]), kind, residence, comm.handle))
+            check(nccl.ncclRedOpCreatePreMulSum(ctypes.byref(op), pointer(scales[rank]), type_code, residence, comm.handle))
             assert op.value >= 5
             if residence == 1:
                 scales[rank] = scales[rank].clone()
-            parts = [numbers(r, 1001, kind) for r in range(n)]
-            got = blank(1001, kind)
-            comm.all_reduce(parts[rank], got, kind, op.value)
-            wide = torch.int64 if not TYPES[kind].is_floating_point else torch.float64 if kind == 8 else torch.float32
-            multiplied = [(part.to(wide) * scale.to(wide)).to(TYPES[kind]) for part, scale in zip(parts, scales, strict=True)]
-            assert same(got, combined(multiplied, kind, SUM)), (kind, residence)
+            parts = [values(r, 1001, type_code) for r in range(n)]
+            got = blank(1001, type_code)
+            comm.all_reduce(parts[rank], got, type_code, op.value)
+            wide = torch.int64 if not TYPES[type_code].is_floating_point else torch.float64 if type_code == 8 else torch.float32
+            multiplied = [
+                (part.to(wide) * scale.to(wide)).to(TYPES[type_code]) for part, scale in zip(parts, scales, strict=True)
+            ]
+            assert same(got, combined(multiplied, type_code, SUM)), (type_code, residence)
             wrong = refused(comm.all_reduce, parts[rank], got, 1, op.value)
             assert wrong[0] == 4, wrong
             check(nccl.ncclRedOpDestroy(op, comm.handle))
-            assert refused(comm.all_reduce, parts[rank], got, kind, op.value)[0] == 4
+            assert refused(comm.all_reduce, parts[rank], got, type_code, op.value)[0] == 4
             assert nccl.ncclRedOpDestroy(op, comm.handle) == 4
             count += 1
     comm.destroy()
@@ -226,12 +228,12 @@ def ring(place: Place, size: int, rounds: int) -> bool:
     """Everybody sends to the next and receives from the previous at once, more than any mailbox holds."""
     comm, n, rank = place.comm(), place.ranks, place.rank
     for turn in range(rounds):
-        sent = numbers((rank + turn) % n, size, FLOAT32)
+        sent = values((rank + turn) % n, size, FLOAT32)
         got = blank(size, FLOAT32)
         with group():
             comm.send(sent, (rank + 1) % n)
             comm.receive(got, (rank - 1) % n)
-        assert same(got, numbers((rank - 1 + turn) % n, size, FLOAT32)), turn
+        assert same(got, values((rank - 1 + turn) % n, size, FLOAT32)), turn
     comm.destroy()
     return True
 
@@ -239,7 +241,7 @@ def ring(place: Place, size: int, rounds: int) -> bool:
 def cross(place: Place, size: int) -> bool:
     """All pairs at once, each with two messages of different sizes, oneself included; receives are posted in disorder."""
     comm, n, rank = place.comm(), place.ranks, place.rank
-    sent = {(peer, i): numbers(100 * rank + 10 * peer + i, size + i * 13 + peer, FLOAT32) for peer in range(n) for i in (0, 1)}
+    sent = {(peer, i): values(100 * rank + 10 * peer + i, size + i * 13 + peer, FLOAT32) for peer in range(n) for i in (0, 1)}
     got = {(peer, i): blank(size + i * 13 + rank, FLOAT32) for peer in range(n) for i in (0, 1)}
     with group():
         for peer in reversed(range(n)):
@@ -249,7 +251,7 @@ def cross(place: Place, size: int) -> bool:
             for key, tensor in sent.items():
                 comm.send(tensor, key[0])
     for (peer, i), tensor in got.items():
-        assert same(tensor, numbers(100 * peer + 10 * rank + i, size + i * 13 + rank, FLOAT32)), (peer, i)
+        assert same(tensor, values(100 * peer + 10 * rank + i, size + i * 13 + rank, FLOAT32)), (peer, i)
     comm.destroy()
     return True
 
@@ -290,7 +292,7 @@ def eager(place: Place) -> int:
 
 def one_process(place: Place, threads: bool) -> bool:
     """Several devices of one process: as threads, or by groups alone."""
-    n, kind, size = 4, FLOAT32, 150_001
+    n, type_code, size = 4, FLOAT32, 150_001
     device = ctypes.c_int()
     handles = (ctypes.c_void_p * n)()
     check_cuda(loaded_runtime().cudaSetDevice(1))
@@ -302,13 +304,13 @@ def one_process(place: Place, threads: bool) -> bool:
     for comm in comms:
         check(nccl.ncclCommCuDevice(comm.handle, ctypes.byref(device)))
         assert device.value == comm.rank
-    parts = [numbers(r, size, kind) for r in range(n)]
-    got = [blank(size, kind) for _ in range(n)]
-    expected = combined(parts, kind, SUM)
+    parts = [values(r, size, type_code) for r in range(n)]
+    got = [blank(size, type_code) for _ in range(n)]
+    expected = combined(parts, type_code, SUM)
 
     def rank(comm: Comm) -> None:
         for _ in range(20):
-            comm.all_reduce(parts[comm.rank], got[comm.rank], kind)
+            comm.all_reduce(parts[comm.rank], got[comm.rank], type_code)
 
     if threads:
         running = [threading.Thread(target=rank, args=(comm,)) for comm in comms]
@@ -320,7 +322,7 @@ def one_process(place: Place, threads: bool) -> bool:
         for _ in range(20):
             with group():
                 for comm in comms:
-                    comm.all_reduce(parts[comm.rank], got[comm.rank], kind)
+                    comm.all_reduce(parts[comm.rank], got[comm.rank], type_code)
     assert all(same(result, expected) for result in got)
     new = [ctypes.c_void_p() for _ in range(n)]
     with group():
@@ -340,20 +342,20 @@ def graph(place: Place) -> list[float]:
     dist.init_process_group("nccl", rank=place.rank, world_size=place.ranks, store=store)
     tensor, ready = torch.full((5,), 1.0).cuda(), torch.full((5,), 0.0).cuda()
     dist.all_reduce(tensor)
-    answers = tensor.cpu().tolist()[:1]
+    reports = tensor.cpu().tolist()[:1]
     torch.cuda.synchronize()
     captured = torch.cuda.CUDAGraph()
     with torch.cuda.graph(captured, capture_error_mode="thread_local"):
         dist.all_reduce(tensor)
         ready.copy_(tensor)
-    answers += ready.cpu().tolist()[:1]
+    reports += ready.cpu().tolist()[:1]
     for value in (3.0, 5.0):
         tensor.copy_(torch.full((5,), value))
         captured.replay()
-        answers += ready.cpu().tolist()[:1]
+        reports += ready.cpu().tolist()[:1]
     captured.reset()
     dist.destroy_process_group()
-    return answers
+    return reports
 
 
 # ---- Communicators. ----
@@ -365,11 +367,11 @@ def families(place: Place) -> list[Any]:
     half = comm.split(rank % 2, -rank)
     assert half
     pair = half.split(-1 if half.rank == 0 else 0, 0)
-    answers = [half.rank, half.ranks, half.total(rank), pair and pair.total(rank), comm.total(rank)]
+    reports = [half.rank, half.ranks, half.total(rank), pair and pair.total(rank), comm.total(rank)]
     assert refused(comm.split, -2, 0)[0] == 4
     for one in filter(None, (comm, half, pair)):
         one.destroy()
-    return answers
+    return reports
 
 
 def scalable(place: Place) -> int:
@@ -424,10 +426,10 @@ def shrink(place: Place, flags: int) -> list[Any]:
     gone, handle = (ctypes.c_int * 1)(place.ranks - 1), ctypes.c_void_p()
     check(nccl.ncclCommShrink(comm.handle, gone, 1, ctypes.byref(handle), None, flags))
     smaller = Comm.adopt(handle)
-    answers = [code, smaller.rank, smaller.ranks, smaller.total()]
+    reports = [code, smaller.rank, smaller.ranks, smaller.total()]
     comm.abort()
     smaller.destroy()
-    return answers
+    return reports
 
 
 def grow(place: Place) -> list[int]:
@@ -443,8 +445,8 @@ def grow(place: Place) -> list[int]:
             part = shared.with_suffix(".part")
             part.write_bytes(bytes(identifier))
             part.rename(shared)
-        given = ctypes.byref(identifier) if place.rank == 0 else None
-        check(nccl.ncclCommGrow(comm.handle, 3, given, -1, ctypes.byref(handle), None))
+        argument = ctypes.byref(identifier) if place.rank == 0 else None
+        check(nccl.ncclCommGrow(comm.handle, 3, argument, -1, ctypes.byref(handle), None))
     else:
         while not shared.exists():
             time.sleep(0.01)
@@ -456,29 +458,29 @@ def grow(place: Place) -> list[int]:
 
 def life(place: Place) -> list[Any]:
     """Revoking, suspending, finalizing, destroying: what may follow, and what not."""
-    comm, answers = place.comm(), []
+    comm, reports = place.comm(), []
     check(nccl.ncclCommSuspend(comm.handle, 1))
-    answers.append(refused(comm.total)[0])
+    reports.append(refused(comm.total)[0])
     value = ctypes.c_uint64()
     check(nccl.ncclCommMemStats(comm.handle, 1, ctypes.byref(value)))
-    answers.append(value.value)
+    reports.append(value.value)
     check(nccl.ncclCommResume(comm.handle))
-    answers.append(comm.total())
+    reports.append(comm.total())
     new = comm.split(0, 0)
     assert new
     check(nccl.ncclCommRevoke(new.handle, 0))
-    answers.append(refused(new.total)[0])
+    reports.append(refused(new.total)[0])
     child = new.split(0, 0)
     assert child
-    answers.append(child.total())
+    reports.append(child.total())
     check(nccl.ncclCommFinalize(child.handle))
-    answers.append(refused(child.total)[0])
+    reports.append(refused(child.total)[0])
     child.destroy()
-    answers += [refused(child.total)[0], nccl.ncclCommDestroy(child.handle), nccl.ncclCommDestroy(None)]
+    reports += [refused(child.total)[0], nccl.ncclCommDestroy(child.handle), nccl.ncclCommDestroy(None)]
     new.abort()
-    answers += [comm.asynchronous_error(), comm.total()]
+    reports += [comm.asynchronous_error(), comm.total()]
     comm.destroy()
-    return answers
+    return reports
 
 
 def revoke_ends_waits(place: Place) -> list[Any]:
@@ -515,26 +517,26 @@ def mismatch(place: Place) -> list[list[Any]]:
     """Ranks that do not call the same are told so, and can go on."""
     comm, rank = place.comm(), place.rank
     tensor, size = torch.zeros(200_000), ctypes.c_size_t
-    answers = [refused(comm.all_reduce, tensor, tensor, FLOAT32, 0, 100_000 + rank)]
-    answers.append(refused(comm.all_reduce, tensor, tensor, FLOAT32, rank, 10))
-    answers.append(refused(comm.all_reduce, tensor, tensor, 2 if rank else FLOAT32, 0, 10))
+    reports = [refused(comm.all_reduce, tensor, tensor, FLOAT32, 0, 100_000 + rank)]
+    reports.append(refused(comm.all_reduce, tensor, tensor, FLOAT32, rank, 10))
+    reports.append(refused(comm.all_reduce, tensor, tensor, 2 if rank else FLOAT32, 0, 10))
 
     def roots() -> None:
         check(nccl.ncclBroadcast(pointer(tensor), pointer(tensor), size(3), FLOAT32, rank, comm.handle, None))
 
-    def kinds() -> None:
+    def operations() -> None:
         if rank:
             comm.all_reduce(tensor, tensor, FLOAT32, 0, 3)
         else:
             check(nccl.ncclAllGather(pointer(tensor), pointer(torch.zeros(99)), size(3), FLOAT32, comm.handle, None))
 
-    answers += [refused(roots), refused(kinds)]
-    answers.append([comm.total(), ""])
+    reports += [refused(roots), refused(operations)]
+    reports.append([comm.total(), ""])
     if rank == 0:
-        answers.append(refused(comm.send, tensor, 1))
+        reports.append(refused(comm.send, tensor, 1))
     else:
-        answers.append(refused(comm.receive, tensor[:10], 0))
-    return answers
+        reports.append(refused(comm.receive, tensor[:10], 0))
+    return reports
 
 
 def misuse(place: Place) -> list[Any]:
@@ -568,15 +570,15 @@ def different_counts(place: Place) -> None:
 
 def forked_child(place: Place) -> list[Any]:
     """A child forked after the start cannot use the communicator, and does it no harm when it ends."""
-    comm, answers = place.comm(), []
+    comm, reports = place.comm(), []
     reading, writing = os.pipe()
     if os.fork() == 0:
         code = refused(comm.total)[0]
         os.write(writing, bytes([code, nccl.ncclCommAbort(comm.handle), nccl.ncclCommDestroy(comm.handle)]))
         os._exit(0)
     os.wait()
-    answers = list(os.read(reading, 10))
-    return [*answers, comm.total()]
+    reports = list(os.read(reading, 10))
+    return [*reports, comm.total()]
 
 
 # ---- Ranks that die, or never come. ----
@@ -604,14 +606,14 @@ def killed(place: Place, during: str) -> list[Any]:
                 begin = time.monotonic()
                 comm.all_reduce(tensor, tensor, FLOAT32)
         except Error as error:
-            answer = [error.code, error.text]
+            report = [error.code, error.text]
     else:
         moves = {"idle": comm.total, "send": lambda: comm.send(tensor, last), "receive": lambda: comm.receive(tensor, last)}
-        answer = refused(moves[during])
+        report = refused(moves[during])
     waited = time.monotonic() - begin
-    answers = [*answer, waited, comm.asynchronous_error(), refused(comm.total)[0]]
+    reports = [*report, waited, comm.asynchronous_error(), refused(comm.total)[0]]
     comm.abort()
-    return answers
+    return reports
 
 
 def killed_at_the_start(place: Place) -> None:
@@ -859,7 +861,7 @@ def torch_version(place: Place) -> list[Any]:
 def speed(place: Place, sizes: list[int]) -> dict[str, float]:
     """Microseconds of an all-reduce, the best of several."""
     _start(place)
-    answers = {}
+    reports = {}
     for size in sizes:
         x = torch.zeros(size // 4).cuda()
         best = float("inf")
@@ -867,6 +869,6 @@ def speed(place: Place, sizes: list[int]) -> dict[str, float]:
             begin = time.perf_counter()
             dist.all_reduce(x)
             best = min(best, time.perf_counter() - begin)
-        answers[str(size)] = round(best * 1e6, 1)
+        reports[str(size)] = round(best * 1e6, 1)
     dist.destroy_process_group()
-    return answers
+    return reports

@@ -1,7 +1,7 @@
 """Ranks as forked processes: one process imports torch once, and every case costs a fork for each rank.
 
 Run as ``python -m tests.support.nccl_ranks`` on simulated GPUs, it reads one JSON document a line, what to run and how,
-and answers one a line: for each rank what it returned or why it did not, and the seconds it took.
+and reports one a line: for each rank what it returned or why it did not, and the seconds it took.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ def unique_id() -> UniqueId:
 
 
 def pointer(tensor: Any, offset: int = 0) -> ctypes.c_void_p:
-    """Where a tensor's numbers are: on simulated GPUs the host's memory will do as well."""
+    """Where a tensor's values are: on simulated GPUs the host's memory will do as well."""
     return ctypes.c_void_p(tensor.data_ptr() + offset * tensor.element_size())
 
 
 class Comm:
-    """A communicator; every method raises Error where NCCL answers one."""
+    """A communicator; every method raises Error where NCCL reports one."""
 
     def __init__(self, handle: ctypes.c_void_p, rank: int, ranks: int) -> None:
         self.handle, self.rank, self.ranks = handle, rank, ranks
@@ -87,9 +87,9 @@ class Comm:
         check(nccl.ncclCommCount(handle, ctypes.byref(ranks)))
         return cls(handle, rank.value, ranks.value)
 
-    def all_reduce(self, source: Any, target: Any, kind: int, op: int = 0, count: int | None = None) -> None:
+    def all_reduce(self, source: Any, target: Any, type_code: int, op: int = 0, count: int | None = None) -> None:
         size = ctypes.c_size_t(source.numel() if count is None else count)
-        check(nccl.ncclAllReduce(pointer(source), pointer(target), size, kind, op, self.handle, None))
+        check(nccl.ncclAllReduce(pointer(source), pointer(target), size, type_code, op, self.handle, None))
 
     def send(self, tensor: Any, peer: int) -> None:
         size = ctypes.c_size_t(tensor.numel() * tensor.element_size())
@@ -103,9 +103,9 @@ class Comm:
         """A small all-reduce that proves that the communicator works."""
         import torch
 
-        number = torch.tensor([value], dtype=torch.int64)
-        self.all_reduce(number, number, 4)
-        return int(number.item())
+        value = torch.tensor([value], dtype=torch.int64)
+        self.all_reduce(value, value, 4)
+        return int(value.item())
 
     def split(self, color: int, key: int) -> Comm | None:
         handle = ctypes.c_void_p()
@@ -156,14 +156,14 @@ def _run_rank(case: str, place: Place, arguments: dict[str, Any], variables: dic
 
         begin = time.monotonic()
         try:
-            answer = {"value": getattr(cases, case)(place, **arguments)}
+            report = {"value": getattr(cases, case)(place, **arguments)}
         except Error as error:
-            answer = {"code": error.code, "text": error.text}
+            report = {"code": error.code, "text": error.text}
         except BaseException:
-            answer = {"failure": traceback.format_exc()}
-        answer["seconds"] = time.monotonic() - begin
+            report = {"failure": traceback.format_exc()}
+        report["seconds"] = time.monotonic() - begin
         with os.fdopen(writing, "w") as file:
-            json.dump(answer, file)
+            json.dump(report, file)
         status = 0
     finally:
         os._exit(status)
@@ -183,13 +183,13 @@ def _run(order: dict[str, Any]) -> list[dict[str, Any]]:
                 _run_rank(order["case"], place, order["arguments"], order["variables"], writing)
             os.close(writing)
             children.append((pid, reading))
-        answers = []
+        reports = []
         for pid, reading in children:
             with os.fdopen(reading) as file:
                 text = file.read()
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            answers.append(json.loads(text) if text else {"exit": code})
-    return answers
+            reports.append(json.loads(text) if text else {"exit": code})
+    return reports
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
-/* libcupti.so.13: a profiling library that says it is not initialized.
+/* libcupti.so.13: a profiling library that is never initialized.
  *
- * The real one, meeting a driver that it does not know, calls itself from cuptiGetResultString until the stack overflows;
- * PyTorch's profiler copes with this one and records CPU events only. */
+ * With an unknown driver, the real cuptiGetResultString calls itself until the stack overflows. With this library,
+ * PyTorch's profiler records CPU events only. */
 #include <stdint.h>
 
 #define CUPTI_EXPORT __attribute__((visibility("default")))

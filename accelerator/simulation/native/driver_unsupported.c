@@ -1,10 +1,10 @@
-/* libcuda.so.1: entry points that must exist because their names are looked up, for what is not simulated. */
+/* libcuda.so.1: entry points that programs require to exist and that are not simulated. */
 #include "driver.h"
 
 #define NOT_SUPPORTED(name)                                                                                            \
     SIM_EXPORT CUresult name(void)                                                                                     \
     {                                                                                                                  \
-        ENTER();                                                                                                       \
+        RETURN_IF_ERROR(enter(__func__));                                                                                                       \
         return ERROR_NOT_SUPPORTED;                                                                                    \
     }
 

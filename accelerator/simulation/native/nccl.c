@@ -87,16 +87,16 @@ static ncclResult_t use_factor(struct operation *operation)
 
 static bool reads(const struct operation *operation)
 {
-    if (operation->kind == RECEIVE)
+    if (operation->code == RECEIVE)
         return false;
-    return (operation->kind != BROADCAST && operation->kind != SCATTER) || operation->root == operation->comm->rank;
+    return (operation->code != BROADCAST && operation->code != SCATTER) || operation->root == operation->comm->rank;
 }
 
 static bool writes(const struct operation *operation)
 {
-    if (operation->kind == SEND)
+    if (operation->code == SEND)
         return false;
-    return (operation->kind != REDUCE && operation->kind != GATHER) || operation->root == operation->comm->rank;
+    return (operation->code != REDUCE && operation->code != GATHER) || operation->root == operation->comm->rank;
 }
 
 static ncclResult_t communicate(struct operation operation)
@@ -119,38 +119,38 @@ static ncclResult_t communicate(struct operation operation)
         return ncclSuccess; /* as in NCCL, which does not wait for the others then */
     if (result == ncclSuccess)
         result = submit(&operation);
-    return refuse_in_group(result);
+    return note_group_error(result);
 }
 
 EXPORT ncclResult_t ncclAllReduce(const void *source, void *target, size_t count, int type, int reduction, struct comm *comm,
                                   void *stream)
 {
-    return communicate((struct operation){.kind = ALL_REDUCE, .comm = comm, .stream = stream, .source = source,
-                                          .target = target, .count = count, .type = (enum type)type,
+    return communicate((struct operation){.code = ALL_REDUCE, .comm = comm, .stream = stream, .source = source,
+                                          .target = target, .count = count, .type = (enum data_type)type,
                                           .reduction = reduction});
 }
 
 EXPORT ncclResult_t ncclReduce(const void *source, void *target, size_t count, int type, int reduction, int root,
                                struct comm *comm, void *stream)
 {
-    return communicate((struct operation){.kind = REDUCE, .comm = comm, .stream = stream, .source = source, .target = target,
-                                          .count = count, .type = (enum type)type, .reduction = reduction, .root = root});
+    return communicate((struct operation){.code = REDUCE, .comm = comm, .stream = stream, .source = source, .target = target,
+                                          .count = count, .type = (enum data_type)type, .reduction = reduction, .root = root});
 }
 
 EXPORT ncclResult_t ncclReduceScatter(const void *source, void *target, size_t count, int type, int reduction,
                                       struct comm *comm, void *stream)
 {
-    return communicate((struct operation){.kind = REDUCE_SCATTER, .comm = comm, .stream = stream, .source = source,
-                                          .target = target, .count = count, .type = (enum type)type,
+    return communicate((struct operation){.code = REDUCE_SCATTER, .comm = comm, .stream = stream, .source = source,
+                                          .target = target, .count = count, .type = (enum data_type)type,
                                           .reduction = reduction});
 }
 
 /* Those that move numbers and do not change them. */
-static ncclResult_t move(enum kind kind, const void *source, void *target, size_t count, int type, int root,
+static ncclResult_t move(enum operation_code code, const void *source, void *target, size_t count, int type, int root,
                          struct comm *comm, void *stream)
 {
-    return communicate((struct operation){.kind = kind, .comm = comm, .stream = stream, .source = source, .target = target,
-                                          .count = count, .type = (enum type)type, .root = root});
+    return communicate((struct operation){.code = code, .comm = comm, .stream = stream, .source = source, .target = target,
+                                          .count = count, .type = (enum data_type)type, .root = root});
 }
 
 EXPORT ncclResult_t ncclBroadcast(const void *source, void *target, size_t count, int type, int root, struct comm *comm,
@@ -229,7 +229,7 @@ EXPORT ncclResult_t ncclRedOpCreatePreMulSum(int *reduction, void *scalar, int t
         return result;
     if (!reduction || !scalar || (unsigned)type >= TYPE_COUNT || residence < IN_DEVICE || residence > IMMEDIATE)
         return fail(ncclInvalidArgument, "ncclRedOpCreatePreMulSum: type %d, residence %d", type, residence);
-    struct factor factor = {.is_used = true, .type = (enum type)type};
+    struct factor factor = {.is_used = true, .type = (enum data_type)type};
     if (residence == IMMEDIATE)
         memcpy(factor.value, scalar, type_size(factor.type));
     else
@@ -282,7 +282,7 @@ EXPORT ncclResult_t ncclMemFree(void *address)
 }
 
 /* A handle is the address that was registered. */
-static ncclResult_t hand_back(const struct comm *comm, void *address, void **handle)
+static ncclResult_t register_memory(const struct comm *comm, void *address, void **handle)
 {
     if (!is_comm(comm) || !address || !handle)
         return fail(ncclInvalidArgument, "registering needs a communicator, an address and a place for the handle");
@@ -293,7 +293,7 @@ static ncclResult_t hand_back(const struct comm *comm, void *address, void **han
 EXPORT ncclResult_t ncclCommRegister(const struct comm *comm, void *address, size_t size, void **handle)
 {
     (void)size;
-    return hand_back(comm, address, handle);
+    return register_memory(comm, address, handle);
 }
 
 EXPORT ncclResult_t ncclCommDeregister(const struct comm *comm, void *handle)
@@ -304,7 +304,7 @@ EXPORT ncclResult_t ncclCommDeregister(const struct comm *comm, void *handle)
 EXPORT ncclResult_t ncclCommWindowRegister(struct comm *comm, void *address, size_t size, void **window, int flags)
 {
     (void)size, (void)flags;
-    return hand_back(comm, address, window);
+    return register_memory(comm, address, window);
 }
 
 EXPORT ncclResult_t ncclCommWindowDeregister(struct comm *comm, void *window)
@@ -314,14 +314,14 @@ EXPORT ncclResult_t ncclCommWindowDeregister(struct comm *comm, void *window)
 
 EXPORT ncclResult_t ncclWinGetUserPtr(struct comm *comm, void *window, void **address)
 {
-    return hand_back(comm, window, address);
+    return register_memory(comm, window, address);
 }
 
 /* ---- What is not simulated: the memory of one process is out of another one's reach. ---- */
 
 static ncclResult_t not_simulated(const char *function)
 {
-    return refuse_in_group(fail(ncclInvalidUsage, "%s is not simulated: no process can reach another one's memory", function));
+    return note_group_error(fail(ncclInvalidUsage, "%s is not simulated: no process can reach another one's memory", function));
 }
 
 #define NOT_SIMULATED(NAME)                                                                                            \

@@ -26,7 +26,7 @@ typedef enum {
     ncclTimeout,
 } ncclResult_t;
 
-enum type {
+enum data_type {
     INT8,
     UINT8,
     INT32,
@@ -65,30 +65,30 @@ typedef struct {
 
 /* ---- Shared memory. ---- */
 
-enum seat_state { SEAT_FREE, SEAT_TAKEN, SEAT_LEFT, SEAT_ABORTED, SEAT_REVOKED };
+enum member_state { MEMBER_ABSENT, MEMBER_PRESENT, MEMBER_LEFT, MEMBER_ABORTED, MEMBER_REVOKED };
 
 /* What a rank is about to do in a collective; all ranks must say the same. */
 struct announcement {
     uint64_t count;
-    int kind, type, reduction, root;
+    int code, type, reduction, root;
 };
 
 /* What the ranks tell each other to make one communicator of another. */
-struct exchanged {
+struct exchange_record {
     int color, key;
     bool has_id;
     ncclUniqueId id;
 };
 
 /* One rank's place. Of the pairs, the step's number decides which half is used: nobody can be two steps ahead. */
-struct seat {
+struct member {
     _Alignas(CACHE_LINE) _Atomic int state;
-    _Atomic uint32_t bell;      /* a futex: changes when something came that the rank may wait for */
-    _Atomic uint32_t listening; /* the rank sleeps on its bell */
+    _Atomic uint32_t wakeups;      /* a futex: changes when something came that the rank may wait for */
+    _Atomic uint32_t sleepers; /* the rank sleeps on its wakeups */
     _Atomic uint64_t steps, exchanges;
     unsigned char gpu[UUID_SIZE];
     struct announcement announced[2];
-    struct exchanged exchange[2];
+    struct exchange_record exchange[2];
 };
 
 /* From one rank to one other: a stream of bytes, each message after a word with its size. */
@@ -98,14 +98,14 @@ struct mailbox {
 };
 
 /* The file: this, a mailbox for every pair of ranks, a slot for every rank. */
-struct board {
+struct shared_state {
     uint64_t magic;
     int ranks;
     size_t size, mailboxes, mailbox_size, slots, slot_size; /* offsets in the file, and sizes */
     _Atomic int attached;
     _Atomic uint64_t failure;           /* 0, or what ended the communicator for all */
     _Atomic uint64_t steps, exchanges; /* of all ranks together */
-    struct seat seats[];
+    struct member members[];
 };
 
 /* ---- One process. ---- */
@@ -118,10 +118,10 @@ struct attachment {
     int file;
     int references;
     bool is_here[MAX_RANKS]; /* the rank is of this process */
-    struct board *board;
+    struct shared_state *shared;
 };
 
-enum kind {
+enum operation_code {
     ALL_REDUCE,
     REDUCE,
     BROADCAST,
@@ -139,25 +139,25 @@ enum kind {
 /* A factor to multiply by, in the type of the data; read when the work is done if it lies in device memory. */
 struct factor {
     bool is_used;
-    enum type type;
+    enum data_type type;
     const void *address; /* NULL: the value is here */
     _Alignas(8) char value[8];
 };
 
 struct operation {
-    enum kind kind;
+    enum operation_code code;
     struct comm *comm;
     void *stream;
     const char *source;
     char *target;
     size_t count;
-    enum type type;
+    enum data_type type;
     int reduction, root; /* root: also the peer */
     struct factor factor;
-    struct exchanged *mine, *all; /* of an exchange */
+    struct exchange_record *mine, *all; /* of an exchange */
     /* Progress. */
     size_t done; /* elements; bytes of a message */
-    bool is_posted, is_begun;
+    bool is_posted, has_started;
     struct operation *next;
 };
 
@@ -172,7 +172,7 @@ struct comm {
     int rank, ranks, device;
     unsigned char gpu[UUID_SIZE];
     struct attachment *attachment;
-    struct board *board;
+    struct shared_state *shared;
     pthread_mutex_t lock; /* held while operations run */
     _Atomic int users;    /* threads that hold the lock or wait for it */
     _Atomic bool is_aborted, is_revoked, is_finalized, is_suspended;
@@ -203,46 +203,46 @@ struct capture_info {
 
 ncclResult_t current_device(int *device, unsigned char gpu[UUID_SIZE]);
 ncclResult_t use_device(int device);
-ncclResult_t look_for_capture(void *stream, struct capture_info *info);
+ncclResult_t get_capture_info(void *stream, struct capture_info *info);
 ncclResult_t capture_call(void *stream, const struct capture_info *info, void (*function)(void *), void (*release)(void *),
                           void *argument);
 ncclResult_t device_malloc(void **address, size_t size);
 ncclResult_t device_free(void *address);
 
-/* nccl_meeting.c */
+/* nccl_rendezvous.c */
 extern int fork_generation; /* how many forks this process is away from the first */
 
 void new_id(unsigned char id[ID_SIZE]);
-/* Takes the rank's seat if that can be done now; `is_done` tells. Rank 0 makes the file, the others find it. */
+/* Takes the rank's member if that can be done now; `is_done` tells. Rank 0 makes the file, the others find it. */
 ncclResult_t attach(struct comm *comm, bool *is_done);
-void detach(struct comm *comm, enum seat_state state);
-void forget_path(struct attachment *attachment); /* removes the file's name */
+void detach(struct comm *comm, enum member_state state);
+void remove_file_name(struct attachment *attachment); /* removes the file's name */
 bool is_process_gone(const struct comm *comm, int rank);
 
-/* nccl_engine.c */
+/* nccl_progress.c */
 int64_t now_ms(void);
 int64_t timeout_ms(void);
 ncclResult_t run_batch(struct batch *batch);
-void ring(struct seat *seat);
-void ring_all(struct board *board);
+void wake(struct member *member);
+void wake_all(struct shared_state *shared);
 /* Ends the communicator for all ranks, because of the culprit. */
 enum failure_reason { GONE = 1, LATE, LEFT, MISMATCH };
-ncclResult_t break_down(struct comm *comm, enum failure_reason reason, int culprit, const char *what);
+ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, int culprit, const char *what);
 ncclResult_t report_failure(struct comm *comm);
-const char *departure(enum seat_state state);
+const char *departure(enum member_state state);
 
 /* nccl_group.c */
 struct joining {
     struct comm *comm; /* NULL once it is known that this rank belongs to no new communicator */
     struct comm **handle;
     struct comm *parent; /* whose ranks exchange words before, or NULL */
-    struct exchanged mine, all[MAX_RANKS];
+    struct exchange_record mine, all[MAX_RANKS];
     bool is_attached;
 };
 
 ncclResult_t submit(const struct operation *operation);
 ncclResult_t submit_joining(struct joining *joining); /* which was allocated, and is freed */
-ncclResult_t refuse_in_group(ncclResult_t error); /* the end of the group, if one is open, will answer it too */
+ncclResult_t note_group_error(ncclResult_t error); /* the end of the group, if one is open, will answer it too */
 void group_start(void);
 ncclResult_t group_end(bool is_to_run);
 
@@ -252,8 +252,8 @@ void abandon_joining(struct joining *joining);
 bool is_comm(const struct comm *comm);
 
 /* nccl_reduce.c */
-size_t type_size(enum type type);
-void reduce(char *target, char *const *sources, int count, size_t elements, enum type type, int reduction);
-void multiply(char *target, const char *source, size_t elements, enum type type, const void *factor);
+size_t type_size(enum data_type type);
+void reduce(char *target, char *const *sources, int count, size_t elements, enum data_type type, int reduction);
+void multiply(char *target, const char *source, size_t elements, enum data_type type, const void *factor);
 
 #endif

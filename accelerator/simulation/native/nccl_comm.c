@@ -12,8 +12,8 @@
 enum { ID_MAGIC_SIZE = 8, NO_COLOR = -1, CONFIG_MAGIC = (int)0xcafebeef };
 
 /* Communicators that are gone stay allocated, so that a late call with one is told so. */
-static struct comm *graveyard;
-static pthread_mutex_t graveyard_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct comm *retired_comms;
+static pthread_mutex_t retired_lock = PTHREAD_MUTEX_INITIALIZER;
 
 bool is_comm(const struct comm *comm)
 {
@@ -39,7 +39,7 @@ static ncclResult_t check_comm(const struct comm *comm)
 #define NOT_NULL(pointer)                                                                                              \
     do {                                                                                                               \
         if (!(pointer))                                                                                                \
-            return refuse_in_group(fail(ncclInvalidArgument, "%s: " #pointer " is NULL", __func__));                   \
+            return note_group_error(fail(ncclInvalidArgument, "%s: " #pointer " is NULL", __func__));                   \
     } while (0)
 
 static void pause_briefly(void)
@@ -59,15 +59,15 @@ static struct comm *new_comm(int rank, int ranks)
     return comm;
 }
 
-static void bury(struct comm *comm)
+static void retire(struct comm *comm)
 {
     free(comm->factors);
     comm->factors = NULL;
     comm->factor_count = 0;
-    pthread_mutex_lock(&graveyard_lock);
-    comm->next = graveyard;
-    graveyard = comm;
-    pthread_mutex_unlock(&graveyard_lock);
+    pthread_mutex_lock(&retired_lock);
+    comm->next = retired_comms;
+    retired_comms = comm;
+    pthread_mutex_unlock(&retired_lock);
 }
 
 /* ---- Names. ---- */
@@ -114,24 +114,24 @@ void abandon_joining(struct joining *joining)
 {
     if (!joining->comm)
         return;
-    detach(joining->comm, SEAT_LEFT);
-    bury(joining->comm);
+    detach(joining->comm, MEMBER_LEFT);
+    retire(joining->comm);
     joining->comm = NULL;
     *joining->handle = NULL;
 }
 
 /* From what the parent's ranks said: who is in the new communicator, and under which name they meet. */
-static ncclResult_t sort_out(struct joining *joining)
+static ncclResult_t resolve_joining(struct joining *joining)
 {
     struct comm *comm = joining->comm, *parent = joining->parent;
     if (!comm->ranks) { /* a split */
         if (joining->mine.color == NO_COLOR) {
-            bury(comm);
+            retire(comm);
             joining->comm = *joining->handle = NULL;
             return ncclSuccess;
         }
         for (int rank = 0; rank < parent->ranks; rank++) {
-            const struct exchanged *other = &joining->all[rank];
+            const struct exchange_record *other = &joining->all[rank];
             if (other->color != joining->mine.color)
                 continue;
             comm->ranks++;
@@ -157,73 +157,73 @@ static ncclResult_t exchange(struct joining **joinings, size_t count)
     for (size_t i = 0; i < count; i++)
         if (joinings[i]->parent)
             batch.operations[batch.count++] = (struct operation){
-                .kind = EXCHANGE, .comm = joinings[i]->parent, .mine = &joinings[i]->mine, .all = joinings[i]->all};
+                .code = EXCHANGE, .comm = joinings[i]->parent, .mine = &joinings[i]->mine, .all = joinings[i]->all};
     ncclResult_t result = run_batch(&batch);
     free(batch.operations);
     for (size_t i = 0; i < count && result == ncclSuccess; i++)
         if (joinings[i]->parent)
-            result = sort_out(joinings[i]);
+            result = resolve_joining(joinings[i]);
     return result;
 }
 
 static ncclResult_t check_gpus(const struct comm *comm)
 {
-    const struct seat *seats = comm->board->seats;
+    const struct member *members = comm->shared->members;
     for (int i = 0; i < comm->ranks; i++)
         for (int j = i + 1; j < comm->ranks; j++)
-            if (memcmp(seats[i].gpu, seats[j].gpu, UUID_SIZE) == 0)
+            if (memcmp(members[i].gpu, members[j].gpu, UUID_SIZE) == 0)
                 return fail(ncclInvalidUsage, "duplicate GPU: ranks %d and %d are on the same one; each rank needs its own", i, j);
     return ncclSuccess;
 }
 
-static ncclResult_t name_the_missing(const struct comm *comm)
+static ncclResult_t report_missing(const struct comm *comm)
 {
     double seconds = (double)timeout_ms() / 1000;
-    for (int rank = 0; comm->board && rank < comm->ranks; rank++)
-        if (comm->board->seats[rank].state == SEAT_FREE)
-            return break_down((struct comm *)comm, LATE, rank, "the communicator's start");
+    for (int rank = 0; comm->shared && rank < comm->ranks; rank++)
+        if (comm->shared->members[rank].state == MEMBER_ABSENT)
+            return break_communicator((struct comm *)comm, LATE, rank, "the communicator's start");
     return fail(ncclRemoteError, "rank %d: rank 0 did not start the communicator within %g s (ACCELERATOR_SIM_NCCL_TIMEOUT)",
                 comm->rank, seconds);
 }
 
 /* Whether all ranks are there now. */
-static ncclResult_t try_to_join(struct joining *joining, bool look, bool *is_complete)
+static ncclResult_t try_to_join(struct joining *joining, bool with_check, bool *is_complete)
 {
     struct comm *comm = joining->comm;
     if (!joining->is_attached)
         RETURN_IF_ERROR(attach(comm, &joining->is_attached));
     if (!joining->is_attached)
         return ncclSuccess;
-    struct board *board = comm->board;
-    *is_complete = board->attached == comm->ranks;
+    struct shared_state *shared = comm->shared;
+    *is_complete = shared->attached == comm->ranks;
     if (*is_complete)
         return ncclSuccess;
-    if (board->failure)
+    if (shared->failure)
         return report_failure(comm);
-    for (int rank = 0; look && rank < comm->ranks; rank++) {
-        int state = board->seats[rank].state;
-        if (state > SEAT_TAKEN)
-            return break_down(comm, LEFT, rank, "the communicator's start");
-        if (state == SEAT_TAKEN && is_process_gone(comm, rank) && board->seats[rank].state == SEAT_TAKEN)
-            return break_down(comm, GONE, rank, "the communicator's start");
+    for (int rank = 0; with_check && rank < comm->ranks; rank++) {
+        int state = shared->members[rank].state;
+        if (state > MEMBER_PRESENT)
+            return break_communicator(comm, LEFT, rank, "the communicator's start");
+        if (state == MEMBER_PRESENT && is_process_gone(comm, rank) && shared->members[rank].state == MEMBER_PRESENT)
+            return break_communicator(comm, GONE, rank, "the communicator's start");
     }
     return ncclSuccess;
 }
 
-static ncclResult_t meet(struct joining **joinings, size_t count)
+static ncclResult_t wait_for_members(struct joining **joinings, size_t count)
 {
-    enum { LOOK_MS = 50 };
+    enum { CHECK_MS = 50 };
     const int64_t deadline = now_ms() + timeout_ms();
-    for (int64_t looked_at = now_ms();;) {
-        bool are_all_complete = true, look = now_ms() - looked_at >= LOOK_MS;
-        if (look)
-            looked_at = now_ms();
+    for (int64_t checked_at = now_ms();;) {
+        bool are_all_complete = true, with_check = now_ms() - checked_at >= CHECK_MS;
+        if (with_check)
+            checked_at = now_ms();
         for (size_t i = 0; i < count; i++) {
             bool is_complete = !joinings[i]->comm;
             if (!is_complete)
-                RETURN_IF_ERROR(try_to_join(joinings[i], look, &is_complete));
+                RETURN_IF_ERROR(try_to_join(joinings[i], with_check, &is_complete));
             if (!is_complete && now_ms() >= deadline)
-                return name_the_missing(joinings[i]->comm);
+                return report_missing(joinings[i]->comm);
             are_all_complete = are_all_complete && is_complete;
         }
         if (are_all_complete)
@@ -240,7 +240,7 @@ ncclResult_t join_all(struct joining **joinings, size_t count)
 {
     ncclResult_t result = exchange(joinings, count);
     if (result == ncclSuccess)
-        result = meet(joinings, count);
+        result = wait_for_members(joinings, count);
     for (size_t i = 0; i < count; i++) {
         if (result != ncclSuccess)
             abandon_joining(joinings[i]);
@@ -304,13 +304,13 @@ static ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueI
 EXPORT ncclResult_t ncclCommInitRankConfig(struct comm **comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config)
 {
     NOT_NULL(comm);
-    return refuse_in_group(init_rank(comm, ranks, &id, rank, config));
+    return note_group_error(init_rank(comm, ranks, &id, rank, config));
 }
 
 EXPORT ncclResult_t ncclCommInitRank(struct comm **comm, int ranks, ncclUniqueId id, int rank)
 {
     NOT_NULL(comm);
-    return refuse_in_group(init_rank(comm, ranks, &id, rank, NULL));
+    return note_group_error(init_rank(comm, ranks, &id, rank, NULL));
 }
 
 EXPORT ncclResult_t ncclCommInitRankScalable(struct comm **comm, int ranks, int rank, int id_count, ncclUniqueId *ids,
@@ -319,8 +319,8 @@ EXPORT ncclResult_t ncclCommInitRankScalable(struct comm **comm, int ranks, int 
     NOT_NULL(comm);
     NOT_NULL(ids);
     if (id_count < 1 || id_count > ranks)
-        return refuse_in_group(fail(ncclInvalidArgument, "%d unique ids for %d ranks", id_count, ranks));
-    return refuse_in_group(init_rank(comm, ranks, ids, rank, config));
+        return note_group_error(fail(ncclInvalidArgument, "%d unique ids for %d ranks", id_count, ranks));
+    return note_group_error(init_rank(comm, ranks, ids, rank, config));
 }
 
 EXPORT ncclResult_t ncclCommInitAll(struct comm **comms, int count, const int *devices)
@@ -338,7 +338,7 @@ EXPORT ncclResult_t ncclCommInitAll(struct comm **comms, int count, const int *d
         result = use_device(devices ? devices[rank] : rank);
         if (result == ncclSuccess)
             result = init_rank(&comms[rank], count, &id, rank, NULL);
-        refuse_in_group(result);
+        note_group_error(result);
     }
     use_device(device);
     return group_end(true);
@@ -363,20 +363,20 @@ static ncclResult_t split(struct comm *parent, int color, int key, struct comm *
         return fail(ncclInvalidArgument, "color %d is negative", color);
     RETURN_IF_ERROR(new_joining(handle, 0, 0, parent, &joining));
     joining->parent = parent;
-    joining->mine = (struct exchanged){.color = color, .key = key};
+    joining->mine = (struct exchange_record){.color = color, .key = key};
     return submit_joining(joining);
 }
 
 EXPORT ncclResult_t ncclCommSplit(struct comm *comm, int color, int key, struct comm **handle, ncclConfig_t *config)
 {
-    return refuse_in_group(split(comm, color, key, handle, config));
+    return note_group_error(split(comm, color, key, handle, config));
 }
 
 static void stop_operations(struct comm *comm)
 {
     comm->is_revoked = true;
-    comm->board->seats[comm->rank].state = SEAT_REVOKED;
-    ring_all(comm->board);
+    comm->shared->members[comm->rank].state = MEMBER_REVOKED;
+    wake_all(comm->shared);
     while (comm->users > 0)
         pause_briefly();
 }
@@ -414,7 +414,7 @@ static ncclResult_t shrink(struct comm *parent, const int *excluded, int count, 
 EXPORT ncclResult_t ncclCommShrink(struct comm *comm, int *excluded, int count, struct comm **handle, ncclConfig_t *config,
                                    int flags)
 {
-    return refuse_in_group(shrink(comm, excluded, count, handle, config, flags));
+    return note_group_error(shrink(comm, excluded, count, handle, config, flags));
 }
 
 EXPORT ncclResult_t ncclCommGetUniqueId(struct comm *comm, ncclUniqueId *id)
@@ -454,37 +454,37 @@ static ncclResult_t grow(struct comm *parent, int ranks, const ncclUniqueId *id,
 EXPORT ncclResult_t ncclCommGrow(struct comm *comm, int ranks, const ncclUniqueId *id, int rank, struct comm **handle,
                                  ncclConfig_t *config)
 {
-    return refuse_in_group(grow(comm, ranks, id, rank, handle, config));
+    return note_group_error(grow(comm, ranks, id, rank, handle, config));
 }
 
 /* ---- Leaving. ---- */
 
-static ncclResult_t take_down(struct comm *comm, enum seat_state state)
+static ncclResult_t leave(struct comm *comm, enum member_state state)
 {
     if (comm && comm->fork_generation != fork_generation)
         return ncclSuccess; /* a forked child tidies up what is its parent's */
     uint32_t live = COMM_MAGIC;
     if (!comm || !atomic_compare_exchange_strong(&comm->magic, &live, 0))
         return fail(ncclInvalidArgument, "the communicator is NULL or was destroyed");
-    if (state == SEAT_ABORTED) {
+    if (state == MEMBER_ABORTED) {
         comm->is_aborted = true;
-        ring(&comm->board->seats[comm->rank]);
+        wake(&comm->shared->members[comm->rank]);
     }
     while (comm->users > 0)
         pause_briefly();
     detach(comm, state);
-    bury(comm);
+    retire(comm);
     return ncclSuccess;
 }
 
 EXPORT ncclResult_t ncclCommDestroy(struct comm *comm)
 {
-    return comm ? take_down(comm, SEAT_LEFT) : ncclSuccess;
+    return comm ? leave(comm, MEMBER_LEFT) : ncclSuccess;
 }
 
 EXPORT ncclResult_t ncclCommAbort(struct comm *comm)
 {
-    return comm ? take_down(comm, SEAT_ABORTED) : ncclSuccess;
+    return comm ? leave(comm, MEMBER_ABORTED) : ncclSuccess;
 }
 
 EXPORT ncclResult_t ncclCommFinalize(struct comm *comm)
@@ -535,7 +535,7 @@ EXPORT ncclResult_t ncclCommGetAsyncError(struct comm *comm, ncclResult_t *error
     comm->users++; /* it cannot be taken down meanwhile */
     ncclResult_t result = check_comm(comm);
     if (result == ncclSuccess) {
-        if (comm->asynchronous_error == ncclSuccess && comm->board->failure)
+        if (comm->asynchronous_error == ncclSuccess && comm->shared->failure)
             report_failure(comm);
         *error = (ncclResult_t)comm->asynchronous_error;
     }

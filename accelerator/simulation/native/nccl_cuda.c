@@ -25,14 +25,14 @@ struct runtime {
 };
 
 static struct runtime runtime;
-static bool is_found;
+static bool is_complete;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void *find(const char *name, const char *node)
 {
     void *function = dlvsym(RTLD_DEFAULT, name, node);
     if (!function)
-        is_found = false;
+        is_complete = false;
     return function;
 }
 
@@ -43,12 +43,12 @@ static bool is_used(const char *node)
     return used && used();
 }
 
-static void find_runtime(void)
+static void load_runtime(void)
 {
     /* A program that has not touched CUDA yet will use the newer one, if it is there. */
     bool is_12 = is_used("libcudart.so.12") && !is_used("libcudart.so.13");
     const char *node = is_12 ? "libcudart.so.12" : "libcudart.so.13";
-    is_found = true;
+    is_complete = true;
     runtime.major = is_12 ? 12 : 13;
 #define FIND(NAME) *(void **)&runtime.NAME = find(#NAME, node)
     FIND(cudaGetDevice);
@@ -69,8 +69,8 @@ static void find_runtime(void)
 
 static ncclResult_t need_runtime(void)
 {
-    pthread_once(&once, find_runtime);
-    return is_found ? ncclSuccess : fail(ncclSystemError, "the simulated CUDA runtime is not in this process");
+    pthread_once(&once, load_runtime);
+    return is_complete ? ncclSuccess : fail(ncclSystemError, "the simulated CUDA runtime is not in this process");
 }
 
 static ncclResult_t check(int error, const char *function)
@@ -110,7 +110,7 @@ ncclResult_t use_device(int device)
     return check(runtime.cudaSetDevice(device), "cudaSetDevice");
 }
 
-ncclResult_t look_for_capture(void *stream, struct capture_info *info)
+ncclResult_t get_capture_info(void *stream, struct capture_info *info)
 {
     enum { CAPTURING = 1, INVALIDATED = 2 };
     int status = 0;

@@ -58,7 +58,7 @@ static ncclResult_t launch(struct batch *batch)
     for (size_t i = 0; i < batch->count; i++) {
         if (i > 0 && batch->operations[i].stream == batch->operations[i - 1].stream)
             continue;
-        ncclResult_t result = look_for_capture(batch->operations[i].stream, &info);
+        ncclResult_t result = get_capture_info(batch->operations[i].stream, &info);
         if (result != ncclSuccess)
             return result;
         if (i == 0)
@@ -71,7 +71,7 @@ static ncclResult_t launch(struct batch *batch)
 
 /* ---- Groups. ---- */
 
-static ncclResult_t remember(ncclResult_t error)
+static ncclResult_t record_error(ncclResult_t error)
 {
     if (group.depth > 0 && group.error == ncclSuccess)
         group.error = error;
@@ -98,7 +98,7 @@ ncclResult_t submit(const struct operation *operation)
     if (group.depth == 0)
         return launch(&(struct batch){&alone, 1, 1});
     if (!grow((void **)&batch->operations, batch->count, &batch->capacity, sizeof *batch->operations))
-        return remember(fail(ncclSystemError, "out of memory"));
+        return record_error(fail(ncclSystemError, "out of memory"));
     batch->operations[batch->count++] = alone;
     return ncclSuccess;
 }
@@ -112,7 +112,7 @@ ncclResult_t submit_joining(struct joining *joining)
     }
     if (!grow((void **)&group.joinings, group.joining_count, &group.joining_capacity, sizeof(struct joining *))) {
         free(joining);
-        return remember(fail(ncclSystemError, "out of memory"));
+        return record_error(fail(ncclSystemError, "out of memory"));
     }
     group.joinings[group.joining_count++] = joining;
     return ncclSuccess;
@@ -123,9 +123,9 @@ void group_start(void)
     group.depth++;
 }
 
-ncclResult_t refuse_in_group(ncclResult_t error)
+ncclResult_t note_group_error(ncclResult_t error)
 {
-    return remember(error);
+    return record_error(error);
 }
 
 ncclResult_t group_end(bool is_to_run)

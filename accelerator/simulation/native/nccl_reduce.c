@@ -8,7 +8,7 @@
 
 enum { BLOCK = 512 };
 
-size_t type_size(enum type type)
+size_t type_size(enum data_type type)
 {
     static const unsigned char sizes[TYPE_COUNT] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
     return sizes[type];
@@ -174,13 +174,13 @@ DEFINE(e5m2, uint8_t, float, float, float, from_e5m2, to_e5m2, NUMBER_IF)
             PREFIX##float32, PREFIX##float64, PREFIX##bfloat16, PREFIX##e4m3, PREFIX##e5m2                             \
     }
 
-void reduce(char *target, char *const *sources, int count, size_t elements, enum type type, int reduction)
+void reduce(char *target, char *const *sources, int count, size_t elements, enum data_type type, int reduction)
 {
     static void (*const functions[TYPE_COUNT])(char *, char *const *, int, size_t, int) = ALL(reduce_);
     functions[type](target, sources, count, elements, reduction);
 }
 
-void multiply(char *target, const char *source, size_t elements, enum type type, const void *factor)
+void multiply(char *target, const char *source, size_t elements, enum data_type type, const void *factor)
 {
     static void (*const functions[TYPE_COUNT])(char *, const char *, size_t, const void *) = ALL(multiply_);
     functions[type](target, source, elements, factor);

@@ -1,10 +1,10 @@
-/* The CUDA runtime: entry points that must exist because PyTorch is linked to them, for what is not simulated. */
+/* The CUDA runtime: entry points that PyTorch is linked to and that are not simulated. */
 #include "runtime.h"
 
 #define NOT_SUPPORTED(name)                                                                                            \
     EXPORT cudaError_t name(void)                                                                                      \
     {                                                                                                                  \
-        ENTER();                                                                                                       \
+        RETURN_IF_ERROR(enter(__func__));                                                                                                       \
         return fail(ERROR_NOT_SUPPORTED);                                                                              \
     }
 

@@ -28,13 +28,13 @@ def section(**keys: Any) -> dict[str, Any]:
 
 class Mpu:
     def __init__(self, rank: Any = 0, size: Any = 1) -> None:
-        self.answer = (rank, size)
+        self.result = (rank, size)
 
     def get_model_parallel_rank(self) -> Any:
-        return self.answer[0]
+        return self.result[0]
 
     def get_model_parallel_world_size(self) -> Any:
-        return self.answer[1]
+        return self.result[1]
 
     def get_model_parallel_group(self) -> Any:
         return None
@@ -133,11 +133,11 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
 @pytest.mark.parametrize("configured", [False, True])
 @pytest.mark.parametrize("name", WRONG)
 def test_refused_with_everything_as_before(name: str, configured: bool) -> None:
-    kind, text, arguments = WRONG[name]
+    error_type, text, arguments = WRONG[name]
     if configured:
         checkpointing.configure(profile=True, num_checkpoints=3)
     before = configuration.current
-    with pytest.raises(kind, match=text):
+    with pytest.raises(error_type, match=text):
         checkpointing.configure(**arguments)
     assert configuration.current is before
     assert checkpointing.is_configured() is configured
@@ -179,8 +179,8 @@ def test_setters() -> None:
         (TypeError, checkpointing.set_num_layers, "4"),
         (TypeError, checkpointing.partition_activations_in_checkpoint, None),
     ]
-    for kind, setter, value in setters:
-        with pytest.raises(kind):
+    for error_type, setter, value in setters:
+        with pytest.raises(error_type):
             setter(value)
     assert configuration.current is before
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=2)

@@ -23,12 +23,12 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     size: int = request.param
     folder = tmp_path_factory.mktemp(f"world{size}")
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1"}
-    found = []
+    results = []
     for rank, ended in enumerate(ranks.run("tests.support.checkpointing_worker", size, folder, environment)):
         path = folder / f"{rank}.json"
         assert path.exists(), ended.said
-        found.append({**json.loads(path.read_text()), ENDED: f"status {ended.status}, after:\n{ended.said}"})
-    return found
+        results.append({**json.loads(path.read_text()), ENDED: f"status {ended.status}, after:\n{ended.said}"})
+    return results
 
 
 @pytest.mark.parametrize("name", [name for name, _ in worker.cases()])

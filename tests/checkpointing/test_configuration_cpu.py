@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelerator import checkpointing
+from accelerator import checkpointing, streams
 from accelerator.checkpointing import configuration
 from accelerator.checkpointing.configuration import Settings
 
@@ -168,6 +168,17 @@ def test_an_mpu_of_size_one_needs_no_process_group() -> None:
     assert checkpointing.get_partition_size(x) == 3
 
 
+@pytest.mark.parametrize(("first", "second"), [("tensor_model", "slice"), ("slice", "model"), ("tensor_model", "model")])
+def test_an_mpu_with_several_groups(first: str, second: str) -> None:
+    """The group of the preferred prefix is used, whose single rank needs no process group; the other one is not a group."""
+    mpu: Any = type("SeveralGroups", (), {})()
+    for prefix, size in ((first, 1), (second, 2)):
+        for suffix, value in (("rank", 0), ("world_size", size), ("group", None)):
+            setattr(mpu, f"get_{prefix}_parallel_{suffix}", lambda value=value: value)
+    checkpointing.configure(mpu)
+    assert checkpointing.mp_size == 1
+
+
 def test_setters() -> None:
     checkpointing.set_num_layers(4)
     checkpointing.partition_activations_in_checkpoint(True)
@@ -212,6 +223,22 @@ def test_synchronize_and_profile_with_nesting() -> None:
     assert times[outer.__qualname__].recompute_seconds > 0
     assert checkpointing.region_times(clear=True) == times
     assert not checkpointing.region_times()
+
+
+def test_synchronize_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(streams, "synchronize", lambda: events.append("synchronize"))
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        events.append("function")
+        return h.sin().exp()
+
+    checkpointing.configure(synchronize=True)
+    out = checkpointing.checkpoint(function, torch.ones(1, requires_grad=True))
+    assert events == ["synchronize", "function", "synchronize"]
+    events.clear()
+    out.sum().backward()
+    assert events == ["synchronize", "function", "synchronize"]
 
 
 def test_profile_counts_regions_that_raise() -> None:

@@ -329,3 +329,28 @@ assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(on_
 """
     said = support.run(program, support.simulated_environment(gpus=1), str(preserve))
     assert said.startswith("the accelerator was initialized inside of a checkpoint" if preserve else "quiet")
+
+
+def test_checkpoints_in_a_forked_child() -> None:
+    # The child cannot use the accelerator of its parent. Its checkpoints run on the CPU. The parent runs no backward, because
+    # autograd works in no child of a process that has run one on a GPU.
+    program = """
+import os, traceback, torch
+from accelerator import checkpointing
+
+def checkpoint(device):
+    x = torch.linspace(0, 1, 4, device=device).requires_grad_()
+    return checkpointing.checkpoint(lambda h: torch.nn.functional.dropout(h, 0.5).sin().exp(), x).sum()
+
+checkpoint("cuda")
+if (pid := os.fork()) == 0:
+    try:
+        checkpoint("cpu").backward()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+    support.run(program, support.simulated_environment(gpus=1))

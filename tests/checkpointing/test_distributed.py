@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="th
 ENDED = "ended"
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["two", "four"])
+@pytest.fixture(scope="module")
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each rank says of each case: nothing if it passed, else the traceback."""
     size: int = request.param
@@ -31,8 +31,15 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return results
 
 
-@pytest.mark.parametrize("name", [name for name, _ in worker.cases()])
-def test_over_processes(name: str, results: list[dict[str, str]]) -> None:
+CASES = [
+    pytest.param(size, name, id=f"{world}-{name}")
+    for size, world in ((2, "two"), (4, "four"))
+    for name, _ in worker.cases(size)
+]
+
+
+@pytest.mark.parametrize(("results", "name"), CASES, indirect=["results"], scope="module")
+def test_over_processes(results: list[dict[str, str]], name: str) -> None:
     for rank, said in enumerate(results):
         assert name in said, f"rank {rank} did not come to it: {said[ENDED]}"
         assert not said[name], f"rank {rank}: {said[name]}"

@@ -7,8 +7,12 @@ fails. A module of the package is imported when one of its names is first used.
 # ruff: noqa: F403
 from __future__ import annotations
 
-# Registers the at-fork hooks before the process can fork.
-from ._machine import process as _process
+import os
+
+# ``process`` registers the at-fork hooks before the process can fork.
+from ._machine import imports as _imports
+from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from ._machine import triton as _triton
 
 # typing.TYPE_CHECKING without importing typing. Type checkers read the names here, and freezing tools find the modules.
 TYPE_CHECKING = False
@@ -211,8 +215,8 @@ _EXPORTS = {
         "unpin_memory",
         "unregister_host_memory",
     ),
-    "deepspeed_bridge": ("use_in_deepspeed",),
-    "profiling": ("annotate", "range_pop", "range_push", "supports_nvtx_domain"),
+    "deepspeed_bridge": ("supports_nvtx_domain", "use_in_deepspeed"),
+    "profiling": ("annotate", "range_pop", "range_push"),
     "compiling": ("get_compile_backend", "is_triton_supported", "prefer_triton_grouped_mm", "set_compile_backend"),
     "extensions": (
         "build_extension",
@@ -250,7 +254,7 @@ _stream_class: Any = None
 
 def _import(name: str) -> ModuleType:
     """Import a module of this package; the modules that need torch after discovery, which all of them use."""
-    module: ModuleType = _process.import_public(name if name in _TORCH_FREE else "discovery", __name__)
+    module: ModuleType = _imports.import_public(name if name in _TORCH_FREE else "discovery", __name__)
     if name in _TORCH_FREE:
         return module
     from importlib import import_module
@@ -260,6 +264,15 @@ def _import(name: str) -> ModuleType:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+@_triton.register_check
+def _simulation_runs_triton() -> bool:
+    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1":
+        return True
+    from . import simulation
+
+    return not simulation.is_simulated()
 
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import discovery
-from ._machine import torch_build
+from ._machine import discovery_cache
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
 from ._torch import state, tracing
@@ -47,7 +47,7 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
         >>> (device is not None) == acc.is_available()
         True
     """
-    device_type = torch_build.accelerator_type()
+    device_type = discovery_cache.current().accelerator_type
     if device_type is None or (check_available and not discovery.is_available()):
         return None
     return torch.device(device_type)

@@ -1,4 +1,4 @@
-"""AMD's GPUs, through the ``amdsmi`` package where it is installed: begun once per process, anew after a fork."""
+"""AMD's GPUs, through the ``amdsmi`` package if it is installed: initialized once per process, and again in a forked child."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import process
+from . import imports, process
 from .discovery_result import DiscoveredDevice, Failed, Gpu, NotSupported
 from .driver_child import Device
 
 _NONE = "N/A"
-_XGMI = 2  # of the link types, where the enumeration has another name
+_XGMI = 2  # in the enumeration of link types, whose name depends on the version
 
 
 class _Session:
-    """The ``amdsmi`` module with its library initialized, and what it listed."""
+    """The ``amdsmi`` module with its library initialized, and the GPUs that it listed."""
 
     def __init__(self, smi: Any) -> None:
         self.smi = smi
@@ -31,9 +31,9 @@ def _get_session() -> _Session:
     with _lock:
         if _session is None:
             try:
-                smi = process.import_modules("amdsmi")
+                smi = imports.import_modules("amdsmi")
                 smi.amdsmi_init()
-            except Exception as error:  # without its library the import fails with almost any exception
+            except Exception as error:  # without its library the import raises almost any exception
                 raise Failed(f"amdsmi does not work ({type(error).__name__}: {error})") from None
             _session = _Session(smi)
         return _session
@@ -59,28 +59,28 @@ def gpus() -> tuple[DiscoveredDevice, ...]:
 
 
 def clear() -> None:
-    """Drop the list of GPUs, so that the next question reads it again."""
+    """Drop the list of GPUs."""
     with _lock:
         if _session is not None:
             _session.gpus = None
 
 
 def _hip_index(smi: Any, index: int, handle: Any) -> int:
-    """HIP's index of a GPU; amdsmi's own where it does not tell, as before ROCm 6.4."""
+    """HIP's index of a GPU; amdsmi's own before ROCm 6.4, which does not report HIP's."""
     try:
-        found = smi.amdsmi_get_gpu_enumeration_info(handle)["hip_id"]
+        hip_index = smi.amdsmi_get_gpu_enumeration_info(handle)["hip_id"]
     except (AttributeError, KeyError, smi.AmdSmiException):
         return index
-    return found if isinstance(found, int) else index
+    return hip_index if isinstance(hip_index, int) else index
 
 
 def _describe(smi: Any, index: int, handle: Any) -> DiscoveredDevice:
-    about = _or_none(smi, lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
-    serial = str(about.get("asic_serial") or _NONE)
+    asic = _or_none(smi, lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
+    serial = str(asic.get("asic_serial") or _NONE)
     total = _or_none(smi, lambda: smi.amdsmi_get_gpu_vram_usage(handle)["vram_total"])
     device = Device(
         uuid=None if serial == _NONE else serial.removeprefix("0x").lower(),
-        name=str(about.get("market_name") or "cuda"),
+        name=str(asic.get("market_name") or "cuda"),
         pci_bus_id=_or_none(smi, lambda: smi.amdsmi_get_gpu_device_bdf(handle)),
         compute_capability=None,
         total_memory=total << 20 if isinstance(total, int) else None,
@@ -88,18 +88,18 @@ def _describe(smi: Any, index: int, handle: Any) -> DiscoveredDevice:
     return DiscoveredDevice(Gpu(index, handle, device.uuid and f"GPU-{device.uuid}", device.name), None, device)
 
 
-def _or_none(smi: Any, read: Callable[[], Any]) -> Any:
+def _or_none(smi: Any, function: Callable[[], Any]) -> Any:
     try:
-        return read()
+        return function()
     except (AttributeError, KeyError, smi.AmdSmiException):
         return None
 
 
 def read(handle: Any, field: str) -> Any:
-    """A value that a GPU reports; the fields are those of ``telemetry``.
+    """Read a field of a GPU; the fields are those of ``telemetry``.
 
     Raises:
-        NotSupported: if the GPU, or this amdsmi, does not report it.
+        NotSupported: if the GPU or this amdsmi does not report it.
         Failed: if amdsmi fails.
     """
     if field not in _READERS:
@@ -133,12 +133,12 @@ def _call(function: Callable[[Any], Any]) -> Any:
         raise NotSupported(f"this amdsmi does not know {error}") from None
     except Exception as error:
         error_type = NotSupported if "NOT_SUPPORTED" in str(error) or "NOT_YET_IMPLEMENTED" in str(error) else Failed
-        raise error_type(f"amdsmi answers {error}") from None
+        raise error_type(f"amdsmi raised {error}") from None
 
 
 def _integer(value: Any) -> int:
     if not isinstance(value, int):
-        raise NotSupported(f"amdsmi answers {value!r}")
+        raise NotSupported(f"amdsmi returned {value!r}")
     return value
 
 
@@ -153,34 +153,34 @@ def _memory(smi: Any, handle: Any) -> tuple[int, int, int]:
     return total - used, total, used
 
 
-def _power(smi: Any, handle: Any) -> int:
+def _milliwatts(smi: Any, handle: Any) -> int:
     power = smi.amdsmi_get_power_info(handle)
     watts = power["average_socket_power"]
     return 1000 * _integer(power["current_socket_power"] if watts == _NONE else watts)
 
 
 def _power_limit(smi: Any, handle: Any) -> int:
-    return _integer(smi.amdsmi_get_power_cap_info(handle)["power_cap"]) // 1000  # it gives microwatts
+    return _integer(smi.amdsmi_get_power_cap_info(handle)["power_cap"]) // 1000  # microwatts to milliwatts
 
 
-def _fan(smi: Any, handle: Any) -> int:
+def _fan_speed(smi: Any, handle: Any) -> int:
     fastest = _integer(smi.amdsmi_get_gpu_fan_speed_max(handle, 0))
     if not fastest:
         raise NotSupported("the GPU has no fan")
     return round(100 * _integer(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / fastest)
 
 
-def _clock(smi: Any, handle: Any) -> int:
+def _clock_rate(smi: Any, handle: Any) -> int:
     clock = smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)
     return _integer(clock["clk"] if "clk" in clock else clock["cur_clk"])  # "cur_clk" before ROCm 6.2
 
 
 def _processes(smi: Any, handle: Any) -> list[tuple[int, str | None, int | None]]:
-    found: list[tuple[int, str | None, int | None]] = []
+    processes: list[tuple[int, str | None, int | None]] = []
     for entry in smi.amdsmi_get_gpu_process_list(handle):
         name, used = entry["name"], entry["memory_usage"]["vram_mem"]
-        found.append((entry["pid"], None if name == _NONE else name, used if isinstance(used, int) else None))
-    return found
+        processes.append((entry["pid"], None if name == _NONE else name, used if isinstance(used, int) else None))
+    return processes
 
 
 def _numa_node(smi: Any, handle: Any) -> int | None:
@@ -194,10 +194,10 @@ _READERS: dict[str, Callable[[Any, Any], Any]] = {
     "memory": _memory,
     "temperature": lambda smi, handle: _celsius(smi, handle, "JUNCTION"),
     "memory_temperature": lambda smi, handle: _celsius(smi, handle, "VRAM"),
-    "power_draw": _power,
+    "power_draw": _milliwatts,
     "power_limit": _power_limit,
-    "fan_speed": _fan,
-    "clock_rate": _clock,
+    "fan_speed": _fan_speed,
+    "clock_rate": _clock_rate,
     "processes": _processes,
     "numa_node": _numa_node,
 }

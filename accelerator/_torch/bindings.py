@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import _C
 
 
@@ -29,7 +28,6 @@ def _exchange_index(index: int) -> int:
 exchange_index = _first("_accelerator_exchangeDevice", "_cuda_exchangeDevice") or _exchange_index
 restore_index = _first("_accelerator_maybeExchangeDevice", "_cuda_maybeExchangeDevice") or _exchange_index
 memory_statistics = _first("_accelerator_getDeviceStats", "_cuda_memoryStats")
-memory_info = _first("_accelerator_getMemoryInfo") or torch.cuda.mem_get_info
 reset_peak_memory_stats = _first("_accelerator_resetPeakStats", "_cuda_resetPeakMemoryStats")
 reset_accumulated_memory_stats = _first("_accelerator_resetAccumulatedStats", "_cuda_resetAccumulatedMemoryStats")
 empty_cache = _first("_accelerator_emptyCache", "_cuda_emptyCache")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from .. import discovery
-from .._machine import device_argument, process, torch_build
+from .._machine import device_argument, discovery_cache, process
 from .bindings import get_index
 
 
@@ -94,8 +94,8 @@ def _discover(allow_bad_fork: bool) -> Accelerator:
     in_bad_fork = process.is_in_bad_fork()
     if in_bad_fork and not allow_bad_fork:
         raise_bad_fork()
-    count = discovery.device_count()
-    accelerator = Accelerator((torch_build.accelerator_type() if count else None) or "cpu", count)
+    result = discovery_cache.current()
+    accelerator = Accelerator(result.device_type, result.count)
     if accelerator.device_type != "cpu" and not in_bad_fork and process.is_initialized():
         initialized.append(accelerator)
     return accelerator

@@ -1,4 +1,4 @@
-"""When a figure is over its budget, for all benchmarks."""
+"""Comparison of figures with their budgets, for all benchmarks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 
 def spread(rounds: Sequence[float]) -> float:
-    """The range between the quartiles of the rounds' figures."""
+    """Return the interquartile range of the rounds."""
     low, _, high = statistics.quantiles(rounds, n=4)
     return high - low
 
 
 def passes(figure: float, budget: float, spread: float) -> bool:
-    """Whether a figure is not above its budget both by over 5 % and by over the spread of the rounds it is of."""
+    """Return whether a figure exceeds its budget by at most 5 %, or by at most the spread of its rounds."""
     return figure <= max(budget * 1.05, budget + spread)

@@ -1,9 +1,9 @@
-"""``python -m tests.benchmarks.simulation [--gate] [--json FILE]``: what computing on simulated GPUs costs.
+"""``python -m tests.benchmarks.simulation [--gate] [--json FILE]``: the cost of simulated GPUs.
 
-Runs on them: ``python -m accelerator simulate --gpus 2 -- python -m tests.benchmarks.simulation``. Small ops on a simulated
-GPU and on the CPU are timed alternately, and so are commands with and without a simulated machine; a row says how much the
-former takes longer, as the minimum of five rounds with the rounds' interquartile range. With ``--gate`` the exit status is 1
-if a minimum is above its budget by over 5 % and by over that range.
+Run it on a simulated machine: ``python -m accelerator simulate --gpus 2 -- python -m tests.benchmarks.simulation``. It
+alternates small ops on a simulated GPU and on the CPU, and commands with and without a simulated machine. A row is the
+additional time: the minimum of five rounds, with their interquartile range. With ``--gate`` the exit status is 1 if a minimum
+exceeds its budget by over 5 % and by over that range.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from . import gate
 from .mirror import loop
 
 ROUNDS = 5
-NUMBER = 20  # short, so that some of many slices meet no other work of the machine
+CALLS = 20  # few, so that some of many slices are not interrupted
 SLICES = 250
 
 
 class Row(NamedTuple):
-    """What was timed, how much longer it took in each round, and how much longer it may take; all in one unit."""
+    """The additional time of each round, and its budget, in one unit."""
 
-    what: str
+    name: str
     unit: str
-    more: list[float]
+    rounds: list[float]
     budget: float | None
 
     @property
     def minimum(self) -> float:
-        return min(self.more)
+        return min(self.rounds)
 
     @property
     def spread(self) -> float:
-        return gate.spread(self.more)
+        return gate.spread(self.rounds)
 
     @property
     def passes(self) -> bool:
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 
 def fastest(runs: tuple[Callable[[], float], ...], times: int) -> list[float]:
-    """The shortest time of each, run alternately: a busy machine only ever adds time."""
+    """Return the shortest time of each, run alternately: a busy machine only adds time."""
     taken: list[list[float]] = [[] for _ in runs]
     for _ in range(times):
         for times_of_one, one in zip(taken, runs, strict=True):
@@ -61,7 +61,7 @@ def fastest(runs: tuple[Callable[[], float], ...], times: int) -> list[float]:
 
 
 def operations() -> Iterator[Row]:
-    """What one op takes longer on a simulated GPU than on the CPU, and the median over ops."""
+    """Additional time of an op on a simulated GPU, and the median over ops."""
     import torch
     from torch.nn import functional
 
@@ -71,38 +71,38 @@ def operations() -> Iterator[Row]:
         names = {name: torch.ones(4, device=device) for name in ("x", "y")}
         names |= {name: torch.ones(8, 8, device=device) for name in ("a", "b")}
         run = loop(statement, layer_norm=functional.layer_norm, **names)
-        run(NUMBER)
+        run(CALLS)
 
         def microseconds() -> float:
             start = time.perf_counter()
-            run(NUMBER)
-            return (time.perf_counter() - start) / NUMBER * 1e6
+            run(CALLS)
+            return (time.perf_counter() - start) / CALLS * 1e6
 
         return microseconds
 
-    timers = {what: (timer(text, "cpu"), timer(text, "cuda")) for what, text in statements.items()}
-    more: dict[str, list[float]] = {what: [] for what in timers}
+    timers = {name: (timer(text, "cpu"), timer(text, "cuda")) for name, text in statements.items()}
+    rounds: dict[str, list[float]] = {name: [] for name in timers}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         for _ in range(ROUNDS):
-            for what, runs in timers.items():
-                here, there = fastest(runs, SLICES)
-                more[what].append(there - here)
+            for name, runs in timers.items():
+                on_cpu, on_gpu = fastest(runs, SLICES)
+                rounds[name].append(on_gpu - on_cpu)
     finally:
         torch.set_num_threads(threads)
-    for what, values in more.items():
-        yield Row(what, "µs", values, None)
-    # Of the best until each round: one that met other work is not to decide which op stands in the middle.
-    best = zip(*(accumulate(values, min) for values in more.values()), strict=True)
-    yield Row("an op: their median", "µs", [statistics.median(values) for values in best], 20.0)
+    for name, values in rounds.items():
+        yield Row(name, "µs", values, None)
+    # Of the minimum until each round, so that an interrupted round does not decide which op is the median.
+    best = zip(*(accumulate(values, min) for values in rounds.values()), strict=True)
+    yield Row("an op: their median", "µs", [statistics.median(values) for values in best], 15.0)
 
 
 def starting() -> Iterator[Row]:
-    """What a command that imports torch takes longer on a simulated machine, whose libraries are built."""
+    """Additional time of a command that imports torch on a simulated machine whose libraries are built."""
     command = [sys.executable, "-W", "ignore", "-c", "import torch"]
     environment = plain_environment()
-    simulated = [sys.executable, "-m", "accelerator", "simulate", "--gpus", "2", "--", *command]
+    simulated_command = [sys.executable, "-m", "accelerator", "simulate", "--gpus", "2", "--", *command]
 
     def timer(command: list[str]) -> Callable[[], float]:
         def seconds() -> float:
@@ -112,8 +112,8 @@ def starting() -> Iterator[Row]:
 
         return seconds
 
-    pairs = [fastest((timer(command), timer(simulated)), 1) for _ in range(ROUNDS)]
-    yield Row('simulate -- python -c "import torch"', "s", [there - here for here, there in pairs], 0.3)
+    pairs = [fastest((timer(command), timer(simulated_command)), 1) for _ in range(ROUNDS)]
+    yield Row('simulate -- python -c "import torch"', "s", [simulated - plain for plain, simulated in pairs], 0.3)
 
 
 def main() -> int:
@@ -124,13 +124,13 @@ def main() -> int:
     if not is_simulated():
         parser.error("run it under 'python -m accelerator simulate --gpus 2 --'")
     rows: list[Row] = []
-    print(f"{'over the same without simulation':40}{'minimum':>10}{'spread':>9}{'budget':>9}")
+    print(f"{'additional time of simulated GPUs':40}{'minimum':>10}{'spread':>9}{'budget':>9}")
     for part in (operations, starting):
         for row in part():
             rows.append(row)
             budget = "" if row.budget is None else f"{row.budget:.1f}"
             mark = "" if row.passes else "  over"
-            print(f"{row.what:40}{row.minimum:7.2f} {row.unit:2}{row.spread:9.2f}{budget:>9}{mark}", flush=True)
+            print(f"{row.name:40}{row.minimum:7.2f} {row.unit:2}{row.spread:9.2f}{budget:>9}{mark}", flush=True)
     if options.json:
         document = [{**row._asdict(), "minimum": row.minimum, "spread": row.spread, "passes": row.passes} for row in rows]
         options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

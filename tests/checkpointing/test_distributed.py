@@ -8,10 +8,13 @@ import os
 import pytest
 import torch.distributed
 
+from tests.checkpointing import ranks
 from tests.support import checkpointing_worker as worker
-from tests.support import ranks
 
-pytestmark = pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed")
+pytestmark = [
+    pytest.mark.xdist_group("worlds"),
+    pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
+]
 
 # Beside the names of cases: how a rank's process ended.
 ENDED = "ended"

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import checkpointing_nccl_rank, ranks, simulated_environment
+from tests.checkpointing import ranks
+from tests.support import checkpointing_nccl_rank, simulated_environment
 from tests.support.checkpointing_cases import OURS
 from tests.support.checkpointing_memory import MODES
 from tests.support.simulation import linux_only
 
 pytestmark = [
+    pytest.mark.xdist_group("worlds"),
     linux_only,
     pytest.mark.skipif(torch.version.cuda is None, reason="simulated GPUs are for CUDA builds of torch"),
 ]

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import accelerator as acc
+from tests.mirror.deviations import TAKES_DEVICE, ActsAs, Raises, Works, expected
+from tests.mirror.mirroring import ARGUMENTS, known_to_torch, outcome
 from tests.support import run, simulated_environment
-from tests.support.deviations import TAKES_DEVICE, ActsAs, Raises, Works, expected
-from tests.support.mirroring import ARGUMENTS, known_to_torch, outcome
 
 # Calls that take a stream, and calls that share all their code with one that is tested.
 SAME_CODE = ("set_stream", "set_device_idx", "max_memory_allocated", "max_memory_reserved", "memory_reserved", "memory_stats")

@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from tests.support.device_arguments import DIGITS_ARE_FINE, FUNCTIONS, HUGE, NEGATIVE, NEGATIVE_IS_FINE, WRONG, Index, raised
+from tests.runtime.device_arguments import DIGITS_ARE_FINE, FUNCTIONS, HUGE, NEGATIVE, NEGATIVE_IS_FINE, WRONG, Index, raised
 
 
 def test_the_cpu() -> None:

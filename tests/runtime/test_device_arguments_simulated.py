@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import accelerator as acc
-from tests.support.device_arguments import (
+from tests.runtime.device_arguments import (
     DIGITS_ARE_FINE,
     FUNCTIONS,
     HUGE,

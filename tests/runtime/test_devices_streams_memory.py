@@ -14,8 +14,7 @@ import torch
 import accelerator as acc
 from accelerator._machine import torch_build
 from accelerator._torch import state
-from tests.support import in_child, plain_environment, run, simulated_environment
-from tests.support.device_arguments import (
+from tests.runtime.device_arguments import (
     DIGITS_ARE_FINE,
     FUNCTIONS,
     HUGE,
@@ -25,7 +24,10 @@ from tests.support.device_arguments import (
     WRONG,
     Index,
 )
+from tests.support import in_child, plain_environment, run, simulated_environment
 from tests.support.simulation_driver import is_driver_up
+
+pytestmark = pytest.mark.xdist_group("machines")
 
 build = torch_build.read()
 needs_simulation = pytest.mark.skipif(
@@ -333,6 +335,21 @@ def test_the_state_follows_the_environment_until_the_accelerator_is_initialized(
     del os.environ["ACCELERATOR_BACKEND"]
     torch.cuda.init()
     assert state.current("cuda") == ("cuda", None, True)
+
+
+@uninitialized
+@pytest.mark.parametrize("variable", [("ACCELERATOR_BACKEND", "cpu"), ("CUDA_VISIBLE_DEVICES", "0")])
+def test_the_environment_changes_nothing_after_initialization(variable: tuple[str, str]) -> None:
+    acc.init()
+    os.environ.update([variable])
+    assert acc.device_count() == 2
+    assert acc.is_available()
+    assert acc.device(1) == torch.device("cuda", 1)
+    assert acc.device_name(1) == "cuda:1"
+    assert acc.get_device_index("cuda:1") == 1
+    assert acc.current_accelerator() == torch.device("cuda")
+    acc.set_device_index(1)
+    assert acc.current_device_index() == acc.get_device_index() == 1
 
 
 COMPILED = """

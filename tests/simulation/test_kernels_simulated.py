@@ -1,4 +1,4 @@
-"""Ops on two simulated GPUs compute what the CPU computes, and fail where CUDA fails."""
+"""Ops on two simulated GPUs return the CPU's results and raise CUDA's errors."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def _seeded() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _called_before() -> None:
-    """The first call of an op takes a longer way than the next, which the tests are about."""
+def _call_once() -> None:
+    """Call ops once: the first call of an op does not take the fast path, which the tests are about."""
     x = torch.ones(2, 2, device="cuda")
     for op in (torch.add, torch.mul, torch.mm, torch.cumsum):
         op(x, x if op is not torch.cumsum else 0)
@@ -31,7 +31,7 @@ def _called_before() -> None:
 
 
 def both(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
-    """The function gives the same on both devices, and so do its gradients."""
+    """Assert that a function and its gradients have the same results on both devices."""
     results = []
     for device in ("cpu", "cuda"):
         inputs = [t.detach().to(device).requires_grad_(t.is_floating_point()) for t in tensors]
@@ -44,27 +44,27 @@ def both(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
         assert there.stride() == here.stride()
 
 
-def ops_that_take_numbers() -> list[tuple[Any, list[bool]]]:
-    """The overloads with numbers beside tensors where another one of the op has only tensors, and in which places."""
-    found = []
+def ops_that_take_scalars() -> list[tuple[Any, list[bool]]]:
+    """Return overloads that take scalars for tensors of another overload, and which arguments are scalars."""
+    overloads = []
     for schema in torch._C._jit_get_all_schemas():
         name = schema.name.removeprefix("aten::")
-        kinds = [str(a.type) for a in schema.arguments if not a.has_default_value()]
-        # The CPU alone has the one that adds and clips.
-        if name == schema.name or name.startswith("_add_relu") or {*kinds} != {"Tensor", "number"}:
+        types = [str(a.type) for a in schema.arguments if not a.has_default_value()]
+        # CUDA has no _add_relu.
+        if name == schema.name or name.startswith("_add_relu") or {*types} != {"Tensor", "number"}:
             continue
         names = [a.name for a in schema.arguments]
         for overload in torch._C._jit_get_operation(schema.name)[1]:
             other = torch._C._get_schema(schema.name, overload).arguments
-            if [a.name for a in other] == names and {str(a.type) for a in other[: len(kinds)]} == {"Tensor"}:
+            if [a.name for a in other] == names and {str(a.type) for a in other[: len(types)]} == {"Tensor"}:
                 op = getattr(getattr(torch.ops.aten, name), schema.overload_name or "default")
-                found.append((op, [kind == "number" for kind in kinds]))
+                overloads.append((op, [type_name == "number" for type_name in types]))
                 break
-    return found
+    return overloads
 
 
 def outcome(op: Any, values: list[Any], device: str) -> Any:
-    """What the op gives, its type included, or that it fails."""
+    """Return the op's result with its type, or the type of its error."""
     try:
         result = op(*(v.to(device, copy=True) if isinstance(v, torch.Tensor) else v for v in values))
     except RuntimeError:
@@ -73,30 +73,30 @@ def outcome(op: Any, values: list[Any], device: str) -> Any:
 
 
 class TestArguments:
-    @pytest.mark.parametrize("number", [97, 2.5, True])
+    @pytest.mark.parametrize("scalar", [97, 2.5, True])
     @pytest.mark.parametrize("op", ["remainder", "fmod", "pow", "mul", "eq", "floor_divide", "atan2", "maximum"])
-    def test_numbers_beside_tensors(self, op: str, number: float) -> None:
+    def test_scalar_for_tensor(self, op: str, scalar: float) -> None:
         function = getattr(torch, op)
         for dtype in (torch.int64, torch.float16, torch.float32, torch.float64):
             tensor = torch.arange(1, 300, 7, dtype=torch.int64).to(dtype)
             for shaped in (tensor, tensor[3]):
                 try:
-                    here = function(shaped, number)
+                    here = function(shaped, scalar)
                 except (TypeError, RuntimeError):
                     with pytest.raises((TypeError, RuntimeError)):
-                        function(shaped.cuda(), number)
+                        function(shaped.cuda(), scalar)
                     continue
-                there = function(shaped.cuda(), number)
+                there = function(shaped.cuda(), scalar)
                 assert there.dtype == here.dtype
                 assert torch.equal(there.cpu(), here)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int32, torch.int64, torch.bool])
-    def test_numbers_in_every_place_where_ops_take_them(self, dtype: torch.dtype) -> None:
-        ops = ops_that_take_numbers()
+    def test_scalars_in_every_position(self, dtype: torch.dtype) -> None:
+        ops = ops_that_take_scalars()
         assert len(ops) > 100
-        for op, places in ops:
-            for tensor, number in itertools.product([torch.tensor(3), torch.arange(1, 4)], [2, 1.5, True]):
-                values = [number if is_number else tensor.to(dtype) for is_number in places]
+        for op, positions in ops:
+            for tensor, scalar in itertools.product([torch.tensor(3), torch.arange(1, 4)], [2, 1.5, True]):
+                values = [scalar if is_scalar else tensor.to(dtype) for is_scalar in positions]
                 here, there = (outcome(op, values, device) for device in ("cpu", "cuda"))
                 assert there == here, (op, values)
 
@@ -110,7 +110,7 @@ class TestArguments:
             assert getattr(x, op)(torch.ones(3, 1, device=device)) is x
 
     @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-    def test_the_one_op_that_resizes_in_place(self) -> None:
+    def test_op_that_resizes_in_place(self) -> None:
         one, other = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
         x, neighbor = torch.ones(1, device="cuda"), torch.ones(1, device="cuda")
         assert x.addbmm_(one.cuda(), other.cuda()) is x
@@ -123,18 +123,18 @@ class TestArguments:
             for _ in range(2):
                 torch.testing.assert_close(loss(x.cuda(), y.cuda()).cpu(), loss(x, y))
 
-    def test_a_remainder_by_a_number(self) -> None:
+    def test_remainder_by_a_scalar(self) -> None:
         assert (torch.arange(200, device="cuda") % 97).cpu().equal(torch.arange(200) % 97)
 
     def test_conjugates_in_place(self) -> None:
         x = torch.randn(5, dtype=torch.complex64)
         assert torch.equal(x.cuda().conj_physical_().cpu(), x.conj_physical())
 
-    def test_the_mode_into_given_tensors(self) -> None:
+    def test_mode_with_out(self) -> None:
         x = torch.tensor([[1.0, 2, 2], [3, 1, 3]])
         values, indices = torch.empty(0, device="cuda"), torch.empty(0, dtype=torch.int64, device="cuda")
         torch.mode(x.cuda(), 1, out=(values, indices))
-        assert (values.tolist(), indices.tolist()) == tuple(found.tolist() for found in torch.mode(x, 1))
+        assert (values.tolist(), indices.tolist()) == tuple(result.tolist() for result in torch.mode(x, 1))
 
     def test_strides_survive(self) -> None:
         both(lambda x: x * 2, torch.randn(2, 3, 4).permute(2, 0, 1))
@@ -147,6 +147,14 @@ class TestArguments:
         for view in (base[5:17:3], base.view(4, 6)[1:, ::2], base.as_strided((3, 3), (1, 2), 4)):
             there = base.cuda().as_strided(view.size(), view.stride(), view.storage_offset())
             assert (there + 1).cpu().equal(view + 1)
+
+    def test_out_that_starts_inside_its_storage(self) -> None:
+        """The op gets an alias of the whole storage, since it may have to resize its result."""
+        whole = torch.zeros(4, 6, device="cuda")
+        torch.add(torch.ones(2, 3, device="cuda"), 1, out=whole[1:3, 2:5])
+        expected = torch.zeros(4, 6)
+        expected[1:3, 2:5] = 2
+        assert torch.equal(whole.cpu(), expected)
 
     def test_conjugates_and_negatives(self) -> None:
         z = torch.randn(5, 5, dtype=torch.complex64)
@@ -202,36 +210,36 @@ class TestArguments:
         assert part.size() == (100,)
         assert part.eq(2).all()
 
-    def test_subclasses_and_modes_see_only_the_users_calls(self) -> None:
-        seen = []
+    def test_modes_get_only_the_users_calls(self) -> None:
+        calls = []
 
         class Mode(torch.overrides.TorchFunctionMode):
             def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                seen.append(function)
+                calls.append(function)
                 return function(*args, **(kwargs or {}))
 
         x = torch.ones(3, device="cuda")
         with Mode():
             y = torch.add(x, x)
-        assert seen == [torch.add]
+        assert calls == [torch.add]
         assert y.tolist() == [2.0] * 3
         with torch.device("cuda:1"):
             assert (x * 2).device == x.device
 
-    def test_modes_do_not_see_what_compiled_code_computes(self) -> None:
-        """Nothing takes the mode away there, as torch does while it asks one about a call from Python."""
-        seen = []
+    def test_modes_do_not_get_calls_of_compiled_code(self) -> None:
+        """Compiled code does not disable modes, as torch does while a mode handles a call from Python."""
+        calls = []
 
         class Mode(torch.overrides.TorchFunctionMode):
             def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-                seen.append(function)
+                calls.append(function)
                 return function(*args, **(kwargs or {}))
 
         compiled = torch.jit.CompilationUnit("def squared(x):\n    return x.mul(x)\n").squared
         x = torch.full((3,), 3.0, device="cuda")
         with Mode():
             y = compiled(x)
-        assert seen == []
+        assert calls == []
         assert y.tolist() == [9.0] * 3
 
     def test_autocast_of_the_cpu_does_not_reach_in(self) -> None:
@@ -255,12 +263,12 @@ class TestDevices:
             with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
                 call()
 
-    def test_numbers_of_the_host_are_taken(self) -> None:
+    def test_scalars_of_the_host_are_accepted(self) -> None:
         x = torch.ones(3, device="cuda")
         assert (x + torch.tensor(2.0)).tolist() == [3.0] * 3
         assert torch.where(x > 0, torch.tensor(5.0), x).tolist() == [5.0] * 3
 
-    def test_indices_of_the_host_are_taken(self) -> None:
+    def test_indices_of_the_host_are_accepted(self) -> None:
         x = torch.arange(5.0, device="cuda")
         assert x[torch.tensor([4, 0])].tolist() == [4.0, 0.0]
         x[torch.tensor([1, 2])] = torch.tensor([9.0, 8.0], device="cuda")
@@ -288,7 +296,7 @@ class TestDevices:
             torch.cuda._sleep(200_000_000)
             y = x @ x
             event = stream.record_event()
-        assert not event.query(), "the stream keeps its time"
+        assert not event.query()
         event.synchronize()
         torch.testing.assert_close(y.cpu(), x.cpu() @ x.cpu())
 
@@ -325,6 +333,24 @@ class TestRandom:
 
         assert draw(1) == draw(1) == draw(1, "cuda:1")
         assert draw(1) != draw(2)
+
+    @pytest.mark.parametrize(
+        "draw",
+        [
+            lambda generator: torch.rand(8, device="cuda", generator=generator),
+            lambda generator: torch.empty(8, device="cuda").normal_(generator=generator),
+            lambda generator: torch.randperm(20, device="cuda", generator=generator),
+        ],
+    )
+    def test_consecutive_draws_differ(self, draw: Callable[[torch.Generator | None], torch.Tensor]) -> None:
+        for generator in (None, torch.Generator("cuda").manual_seed(5)):
+            draws = [tuple(draw(generator).tolist()) for _ in range(8)]
+            assert len(set(draws)) == len(draws)
+
+    def test_consecutive_dropout_masks_differ(self) -> None:
+        x = torch.ones(64, device="cuda")
+        masks = [tuple(F.dropout(x).tolist()) for _ in range(8)]
+        assert len(set(masks)) == len(masks)
 
     def test_the_generator_of_the_caller(self) -> None:
         generator = torch.Generator("cuda").manual_seed(5)
@@ -367,7 +393,7 @@ class TestGraphs:
 
     def test_nothing_runs_while_capturing(self) -> None:
         one = torch.ones(3, device="cuda")
-        x = torch.zeros(3, device="cuda").add_(one)  # the first call of an op goes another way than later ones
+        x = torch.zeros(3, device="cuda").add_(one)  # only later calls of an op take the fast path
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             x.add_(one)
@@ -376,19 +402,19 @@ class TestGraphs:
         graph.replay()
         assert x.tolist() == [3.0] * 3
 
-    def test_replays_draw_new_numbers_and_states_repeat(self) -> None:
+    def test_replays_draw_new_values_and_states_repeat(self) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             r, d = torch.rand(4, device="cuda"), F.dropout(torch.ones(64, device="cuda"))
-        state, seen = torch.cuda.get_rng_state(), []
+        state, draws = torch.cuda.get_rng_state(), []
         for _ in range(2):
             graph.replay()
-            seen.append((r.tolist(), d.tolist()))
-        assert seen[0][0] != seen[1][0]
-        assert seen[0][1] != seen[1][1]
+            draws.append((r.tolist(), d.tolist()))
+        assert draws[0][0] != draws[1][0]
+        assert draws[0][1] != draws[1][1]
         torch.cuda.set_rng_state(state)
         graph.replay()
-        assert (r.tolist(), d.tolist()) == seen[0]
+        assert (r.tolist(), d.tolist()) == draws[0]
 
     def test_a_captured_training_step(self) -> None:
         def make() -> nn.Module:
@@ -424,13 +450,13 @@ class TestGraphs:
             x.nonzero()
         try:
             torch.cuda.empty_cache()
-        except RuntimeError:  # torch 2.6 overlooks that the capture is over, on GPUs too
+        except RuntimeError:  # torch 2.6 misses the end of the capture, on GPUs too
             torch._C._cuda_endAllocateCurrentStreamToPool(0, pool)
 
     def test_computations_go_with_their_graph(self) -> None:
         import sys
 
-        held = sys.modules["_accelerator_simulation_kernels.capture"]._computations
+        held = sys.modules["_accelerator_simulation._kernels.capture"]._computations
         x = torch.ones(3, device="cuda")
 
         def capture() -> torch.cuda.CUDAGraph:
@@ -460,11 +486,11 @@ class TestGraphs:
 
 
 class TestNotSimulated:
-    def test_it_says_so_by_name(self) -> None:
+    def test_error_names_op(self) -> None:
         with pytest.raises(NotImplementedError, match="aten::_cslt_compress is not simulated"):
             torch.ops.aten._cslt_compress(torch.ones(4, 4, device="cuda"))
 
-    def test_what_cuda_lacks_keeps_torchs_error(self) -> None:
+    def test_op_without_cuda_kernel_keeps_torchs_error(self) -> None:
         with pytest.raises(NotImplementedError, match="Could not run"):
             torch.histogram(torch.ones(4, device="cuda"), 3)
 

@@ -1,44 +1,36 @@
-"""PyTorch's own database of operators on simulated GPUs against the CPU, forward and backward.
+"""PyTorch's own database of operators (OpInfo) on simulated GPUs against the CPU, forward and backward.
 
-``ACCELERATOR_TEST_ALL=1`` runs all of it, which takes minutes. Otherwise a run takes one part in eight, another one each
-day, or the one that ``ACCELERATOR_TEST_PART`` names; entries that once went wrong are in every part.
+Every eighth entry and those that once failed run by default, all entries with the slow tests.
 """
 
 from __future__ import annotations
 
-import os
-import time
-import zlib
-
 import pytest
 
-from tests.support import operators
+from tests.simulation import operators
 
-PARTS = 8
+SAMPLE_STEP = 8
 CHUNKS = 16
 
-# What CUDA itself lacks, so that torch's own error is right.
-LACKING = {
+# CUDA itself does not support these, so that torch's own error is right.
+UNSUPPORTED = {
     "histogram": "has no CUDA kernel",
     "histogramdd": "has no CUDA kernel",
     "sparse.mm.reduce": "has no CUDA kernel",
-    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "is the CPU's by name",
-    "torch.ops.aten._flash_attention_forward": "no type that both devices take",
-    "torch.ops.aten._efficient_attention_forward": "no type that both devices take",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "is a kernel of the CPU",
+    "torch.ops.aten._flash_attention_forward": "no type that both devices support",
+    "torch.ops.aten._efficient_attention_forward": "no type that both devices support",
     "nn.functional.batch_norm.without_cudnn": "no type that the database gives both devices",
     **{
-        f"jiterator_{name}": "compiles at run time, and has no counterpart on the CPU"
+        f"jiterator_{name}": "compiles at run time, and the CPU has no counterpart"
         for name in ("unary", "binary", "4inputs_with_extra_args", "binary_return_by_ref", "2inputs_2outputs")
     },
-    "torch._scaled_mm": "no type that both devices take",
-    "torch._scaled_mm_v2": "no type that both devices take",
+    "torch._scaled_mm": "no type that both devices support",
+    "torch._scaled_mm_v2": "no type that both devices support",
 }
-# What has a CUDA kernel in this torch and none here.
-NOT_SIMULATED: dict[str, str] = {}
-# What differs, and why that is right.
-DIFFERENT: dict[str, str] = {}
 
-ALWAYS = (
+# These once returned wrong results or failed.
+REGRESSIONS = (
     "as_strided.partial_views",
     "ldexp",
     "linalg.lstsq",
@@ -52,31 +44,33 @@ ALWAYS = (
 )
 
 
-def chosen() -> list[str]:
+def sample() -> list[str]:
     names = sorted(operators.entries())
-    if os.environ.get("ACCELERATOR_TEST_ALL") == "1":
-        return names
-    part = int(os.environ.get("ACCELERATOR_TEST_PART", str(int(time.time()) // 86400))) % PARTS
-    return [name for name in names if name in ALWAYS or zlib.crc32(name.encode()) % PARTS == part]
+    return sorted({*names[::SAMPLE_STEP], *REGRESSIONS} & set(names))
 
 
-@pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_every_operator_is_right_or_says_so(chunk: int) -> None:
-    entries, found = operators.entries(), {}
-    for name in chosen()[chunk::CHUNKS]:
+def assert_right(names: list[str]) -> None:
+    entries = operators.entries()
+    unexpected = {}
+    for name in names:
         outcome = operators.run(entries[name])
-        if outcome.kind != "right":
-            found[name] = outcome
-    print({name: tuple(outcome) for name, outcome in found.items()})
-    allowed = {**dict.fromkeys(LACKING, "lacking"), **dict.fromkeys(NOT_SIMULATED, "not simulated")}
-    unexpected = {
-        name: outcome for name, outcome in found.items() if allowed.get(name) != outcome.kind and name not in DIFFERENT
-    }
+        if outcome.status != ("unsupported" if name in UNSUPPORTED else "right"):
+            unexpected[name] = outcome
     assert not unexpected
 
 
-def test_the_lists_name_entries_that_there_are() -> None:
-    # Older torch has fewer.
-    known = operators.entries()
-    if "torch._scaled_mm_v2" in known:
-        assert {*LACKING, *NOT_SIMULATED, *DIFFERENT, *ALWAYS} <= set(known)
+@pytest.mark.parametrize("chunk", range(4))
+def test_sample_of_operators(chunk: int) -> None:
+    assert_right(sample()[chunk::4])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_operator(chunk: int) -> None:
+    assert_right(sorted(set(operators.entries()) - set(sample()))[chunk::CHUNKS])
+
+
+def test_lists_name_existing_entries() -> None:
+    names = operators.entries()
+    if "torch._scaled_mm_v2" in names:  # older torch has fewer entries
+        assert {*UNSUPPORTED, *REGRESSIONS} <= set(names)

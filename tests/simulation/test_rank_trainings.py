@@ -1,12 +1,7 @@
-"""Trainings shared by several processes over nccl have the losses and gradients of one process on the CPU.
-
-Two ranks and four take turns by day; ``ACCELERATOR_TEST_ALL=1`` runs both.
-"""
+"""Trainings shared by several processes over nccl have the losses and gradients of one process on the CPU."""
 
 from __future__ import annotations
 
-import datetime
-import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,25 +10,25 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support import simulated_environment, training_ranks, trainings
+from tests.simulation import training_ranks, trainings
+from tests.simulation.trainings import assert_same_losses, cross_entropy
+from tests.support import simulated_environment
 from tests.support.simulation import REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
-from tests.support.trainings import assert_same_losses, cross_entropy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [linux_only, needs_cuda_torch]
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("rank trainings")]
 
-TODAY = datetime.date.today().toordinal()
-WORLDS = (2, 4) if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else (2 + 2 * (TODAY % 2),)
+WORLD_SIZES = (2, pytest.param(4, marks=pytest.mark.slow))
 
 
-@pytest.fixture(scope="module", params=WORLDS)
+@pytest.fixture(scope="module", params=WORLD_SIZES)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank found."""
+    """Return the results of each rank."""
     file = tmp_path_factory.mktemp("ranks") / "results"
-    command = [sys.executable, "-m", "tests.support.training_ranks", str(request.param), str(file)]
+    command = [sys.executable, "-m", "tests.simulation.training_ranks", str(request.param), str(file)]
     environment = simulated_environment(gpus=request.param)
     child = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=280, check=False)
     assert child.returncode == 0, child.stderr[-6000:]
@@ -41,7 +36,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 class Deep(nn.Module):
-    """The net whose parts the ranks of the pipeline have."""
+    """The net of which each rank of the pipeline has a part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +47,7 @@ class Deep(nn.Module):
 
 
 def on_the_cpu(make: Callable[[], nn.Module], data: tuple[torch.Tensor, torch.Tensor]) -> training_ranks.Training:
-    """The same training in this process."""
+    """Run the same training in this process."""
     torch.manual_seed(0)
     model = make()
     cross_entropy(model(data[0]), data[1]).backward()
@@ -83,17 +78,17 @@ def test_losses_and_gradients_are_those_of_one_process(ranks: list[dict[str, Any
     make, data = MODELS[name]() if name in MODELS else (trainings.Language, training_ranks.batch())
     expected = on_the_cpu(make, data)
     largest = max(float(gradient.abs().max()) for gradient in expected.gradients.values())
-    seen: set[str] = set()
+    names: set[str] = set()
     worst = {"losses": 0.0, "gradients": 0.0}
     for rank, results in enumerate(ranks):
         assert not isinstance(results[name], str), f"rank {rank}: {results[name]}"
         losses, gradients = results[name]
         assert_same_losses(losses, expected.losses, LOSS_TOLERANCES.get(name, 1e-5))
         worst["losses"] = max(worst["losses"], *(abs(a - b) for a, b in zip(losses, expected.losses, strict=True)))
-        seen |= gradients.keys()
+        names |= gradients.keys()
         for parameter, gradient in gradients.items():
             difference = float((gradient - expected.gradients[parameter]).abs().max()) / largest
             worst["gradients"] = max(worst["gradients"], difference)
-    assert seen == expected.gradients.keys()
+    assert names == expected.gradients.keys()
     print(f"{len(ranks)} ranks, {name}: losses {worst['losses']:.1e}, gradients {worst['gradients']:.1e} of the largest")
     assert worst["gradients"] <= GRADIENT_TOLERANCES.get(name, 2e-6)

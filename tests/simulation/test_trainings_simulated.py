@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.support import trainings
-from tests.support.trainings import assert_same_losses, train
+from tests.simulation import trainings
+from tests.simulation.trainings import assert_same_losses, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,9 +26,9 @@ def compare(
     **options: Any,
 ) -> None:
     expected = expected or train(make, data, "cpu", **options)
-    found = train(make, data, "cuda", **options)
-    print([round(loss, 5) for loss in found])
-    assert_same_losses(found, expected, tolerance)
+    losses_on_gpu = train(make, data, "cuda", **options)
+    print([round(loss, 5) for loss in losses_on_gpu])
+    assert_same_losses(losses_on_gpu, expected, tolerance)
 
 
 class TestConvolutional:
@@ -43,13 +43,13 @@ class TestConvolutional:
         wrap: Callable[[nn.Module], Any] = lambda model: model.to(memory_format=torch.channels_last)  # noqa: E731
         compare(trainings.Images, (inputs.to(memory_format=torch.channels_last), target), wrap=wrap)
 
-    def test_with_cudnn_asked_for(self) -> None:
+    def test_with_cudnn_enabled(self) -> None:
         with torch.backends.cudnn.flags(enabled=True, benchmark=True):
             compare(trainings.Images, trainings.pictures())
 
 
 class TestRecurrent:
-    @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+    @pytest.mark.parametrize("module_class", [nn.LSTM, nn.GRU, nn.RNN])
     @pytest.mark.parametrize(
         "options",
         [
@@ -60,20 +60,20 @@ class TestRecurrent:
         ],
         ids=["plain", "bidirectional", "packed", "packed-bidirectional"],
     )
-    def test_nets(self, kind: type[nn.RNNBase], options: dict[str, Any]) -> None:
-        compare(partial(trainings.Recurrent, kind, **options), trainings.tokens())
+    def test_nets(self, module_class: type[nn.RNNBase], options: dict[str, Any]) -> None:
+        compare(partial(trainings.Recurrent, module_class, **options), trainings.tokens())
 
     def test_projected(self) -> None:
         compare(partial(trainings.Recurrent, nn.LSTM, proj_size=3), trainings.tokens())
 
-    @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
-    def test_cells(self, kind: type[nn.RNNCellBase]) -> None:
-        compare(partial(trainings.Cells, kind), trainings.tokens())
+    @pytest.mark.parametrize("module_class", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+    def test_cells(self, module_class: type[nn.RNNCellBase]) -> None:
+        compare(partial(trainings.Cells, module_class), trainings.tokens())
 
-    @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-    def test_with_cudnn_asked_for(self, kind: type[nn.RNNBase]) -> None:
+    @pytest.mark.parametrize("module_class", [nn.LSTM, nn.GRU])
+    def test_with_cudnn_enabled(self, module_class: type[nn.RNNBase]) -> None:
         with torch.backends.cudnn.flags(enabled=True):
-            compare(partial(trainings.Recurrent, kind, num_layers=2), trainings.tokens())
+            compare(partial(trainings.Recurrent, module_class, num_layers=2), trainings.tokens())
 
 
 SWITCHES = ["flash", "mem_efficient", "cudnn", "math"]
@@ -81,7 +81,7 @@ SWITCHES = ["flash", "mem_efficient", "cudnn", "math"]
 
 @pytest.fixture
 def switches() -> Iterator[Callable[[str, bool], None]]:
-    """Set the switches of ``torch.backends.cuda``; they are put back."""
+    """Set the switches of ``torch.backends.cuda``, and restore them after the test."""
     before = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SWITCHES}
     yield lambda name, on: getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
     for name, on in before.items():
@@ -118,8 +118,8 @@ class TestTransformer:
     def test_each_kernel_named(self, backend: SDPBackend) -> None:
         expected = train(trainings.Language, trainings.tokens(), "cpu")
         with sdpa_kernel(backend):
-            found = train(trainings.Language, trainings.tokens(), "cuda", autocast=torch.bfloat16)
-        assert_same_losses(found, expected, 0.02)
+            losses_on_gpu = train(trainings.Language, trainings.tokens(), "cuda", autocast=torch.bfloat16)
+        assert_same_losses(losses_on_gpu, expected, 0.02)
 
     def test_attention_with_dropout_repeats_and_learns(self) -> None:
         make = partial(trainings.Language, dropout=0.3)
@@ -148,16 +148,16 @@ class TestMixedPrecision:
         data = trainings.tokens() if make is trainings.Language else trainings.pictures()
         expected = train(make, data, "cpu")
         scaler = torch.amp.GradScaler("cuda", enabled=dtype is torch.float16)
-        found = train(make, data, "cuda", autocast=dtype, scaler=scaler)
-        assert_same_losses(found, expected, 0.05)
+        losses_on_gpu = train(make, data, "cuda", autocast=dtype, scaler=scaler)
+        assert_same_losses(losses_on_gpu, expected, 0.05)
 
     def test_recurrent_autocast(self) -> None:
         make = partial(trainings.Recurrent, nn.LSTM)
         expected = train(make, trainings.tokens(), "cpu")
-        found = train(make, trainings.tokens(), "cuda", autocast=torch.float16, scaler=torch.amp.GradScaler("cuda"))
-        assert_same_losses(found, expected, 0.05)
+        losses_on_gpu = train(make, trainings.tokens(), "cuda", autocast=torch.float16, scaler=torch.amp.GradScaler("cuda"))
+        assert_same_losses(losses_on_gpu, expected, 0.05)
 
-    def test_scale_that_is_too_large_is_halved_and_its_steps_are_skipped(self) -> None:
+    def test_too_large_scale_is_halved(self) -> None:
         scaler = torch.amp.GradScaler("cuda", init_scale=2.0**30)
         losses = train(trainings.Language, trainings.tokens(), "cuda", autocast=torch.float16, scaler=scaler, steps=20)
         assert 1 < scaler.get_scale() < 2.0**30
@@ -190,21 +190,21 @@ class TestOptimizers:
     @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=[name for name, _ in OPTIMIZERS])
     @pytest.mark.parametrize("way", ["default", "foreach", "fused", "single"])
     def test_each(self, name: str, options: dict[str, Any], way: str) -> None:
-        kind = getattr(torch.optim, name)
+        module_class = getattr(torch.optim, name)
         if way != "default":
             options = {**options, **({"foreach": False} if way == "single" else {way: True})}
         probe = nn.Parameter(torch.zeros(1, device="cuda"))
         probe.grad = torch.zeros_like(probe)
         try:
-            kind([probe], **options).step(lambda: probe.sum())
+            module_class([probe], **options).step(lambda: probe.sum())
         except NotImplementedError:
             raise
-        except (TypeError, RuntimeError) as refused:
-            pytest.skip(f"torch refuses: {refused}")
+        except (TypeError, RuntimeError) as error:
+            pytest.skip(f"torch refuses: {error}")
         usual = {key: value for key, value in options.items() if key not in ("foreach", "fused")}
-        expected = train(trainings.Language, trainings.tokens(), "cpu", optimizer=partial(kind, **usual))
-        found = train(trainings.Language, trainings.tokens(), "cuda", optimizer=partial(kind, **options))
-        assert_same_losses(found, expected, 1e-3)
+        expected = train(trainings.Language, trainings.tokens(), "cpu", optimizer=partial(module_class, **usual))
+        losses_on_gpu = train(trainings.Language, trainings.tokens(), "cuda", optimizer=partial(module_class, **options))
+        assert_same_losses(losses_on_gpu, expected, 1e-3)
 
     def test_gradients_are_clipped(self) -> None:
         norms = []
@@ -263,13 +263,13 @@ class TestCaptured:
             loss = trainings.cross_entropy(model(batch), wanted)
             loss.backward()
             optimizer.step()
-        found = []
+        losses_on_gpu = []
         for new_batch, new_wanted in batches:
             batch.copy_(new_batch)
             wanted.copy_(new_wanted)
             graph.replay()
-            found.append(loss.item())
-        assert_same_losses(found, expected, 1e-3)
+            losses_on_gpu.append(loss.item())
+        assert_same_losses(losses_on_gpu, expected, 1e-3)
 
     def test_graphed_callables(self) -> None:
         inputs, _ = trainings.pictures("cpu", 32)
@@ -294,8 +294,8 @@ class TestCompiled:
         torch.compiler.reset()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = train(make, data, "cuda", wrap=lambda model: torch.compile(model, backend=backend))
-        assert_same_losses(found, expected)
+            losses_on_gpu = train(make, data, "cuda", wrap=lambda model: torch.compile(model, backend=backend))
+        assert_same_losses(losses_on_gpu, expected)
 
 
 class TestTwoDevices:

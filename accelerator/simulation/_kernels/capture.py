@@ -1,4 +1,4 @@
-"""While a stream captures nothing may run: an op is put on the stream, to compute at each replay of the graph."""
+"""Ops on a stream that captures: they run at each replay of the graph, not during the capture."""
 
 from __future__ import annotations
 
@@ -9,60 +9,74 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["captures", "is_capturing", "put_on_stream", "refuse"]
+__all__ = ["captures", "is_capturing", "put_on_stream", "raise_capture_error", "wait_for_pending"]
 
 assert torch.version.cuda is not None
-# The library by its own name: another major's may be in the process as well.
+# By its full name, since another major version's library may be loaded too.
 _runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
 _runtime.accelerator_simulation_compute.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
 _runtime.accelerator_simulation_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _runtime.accelerator_simulation_released.restype = ctypes.c_size_t
 
-captures = ctypes.c_int.in_dll(_runtime, "accelerator_simulation_captures")
-"""How many captures are under way in this process."""
+_runtime.accelerator_simulation_wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+_NOT_READY = 600
+_WAIT_MS = 100
+
+captures = ctypes.c_int.in_dll(_runtime, "accelerator_simulation_attention")
+"""Not zero while a capture is under way in this process, or a stream waits for a collective."""
 
 _computations: dict[int, Callable[[], object]] = {}
-_numbers = itertools.count(1)
+_identifiers = itertools.count(1)
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether the current stream of the device captures."""
+    """Return whether the current stream of the device captures."""
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
 
 
-def refuse(device: torch.device) -> None:
-    """Fail as CUDA does when the host waits for a stream that captures."""
-    torch.cuda.current_stream(device).synchronize()
-    raise AssertionError("a stream that captures was waited for")
-
-
-def put_on_stream(device: torch.device, computation: Callable[[], object]) -> None:
-    """Have a computation run at each replay of the graph that the device's current stream captures."""
-    _forget_released()
-    number = next(_numbers)
-    _computations[number] = computation
-    with torch.cuda.device(device):
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
-        error = _runtime.accelerator_simulation_compute(stream, _run, number)
+def wait_for_pending(device: torch.device) -> None:
+    """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C through."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    while (error := _runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
+        pass
     if error:
-        del _computations[number]
         torch.cuda.check_error(error)
 
 
-def _forget_released() -> None:
-    """Let go of what belonged to graphs that are gone."""
-    numbers = (ctypes.c_uint64 * 64)()
-    while count := _runtime.accelerator_simulation_released(numbers, 64):
-        for number in numbers[:count]:
-            _computations.pop(number, None)
+def raise_capture_error(device: torch.device) -> None:
+    """Raise CUDA's error for a host that waits for a stream that captures."""
+    torch.cuda.current_stream(device).synchronize()
+    raise AssertionError("synchronizing a stream that captures raised no error")
 
 
-def _compute(number: int) -> bool:
+def put_on_stream(device: torch.device, computation: Callable[[], object]) -> None:
+    """Run a computation at each replay of the graph that the device's current stream captures."""
+    _drop_released()
+    identifier = next(_identifiers)
+    _computations[identifier] = computation
+    with torch.cuda.device(device):
+        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        error = _runtime.accelerator_simulation_compute(stream, _run, identifier)
+    if error:
+        del _computations[identifier]
+        torch.cuda.check_error(error)
+
+
+def _drop_released() -> None:
+    """Drop the computations of graphs that were destroyed."""
+    identifiers = (ctypes.c_uint64 * 64)()
+    while count := _runtime.accelerator_simulation_released(identifiers, 64):
+        for identifier in identifiers[:count]:
+            _computations.pop(identifier, None)
+
+
+def _compute(identifier: int) -> bool:
     try:
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
-            _computations[number]()
-    except BaseException:  # the replay fails with CUDA's error; this is what it was about
+            _computations[identifier]()
+    except BaseException:  # the replay fails with CUDA's error, which does not name the cause
         traceback.print_exc()
         return False
     return True

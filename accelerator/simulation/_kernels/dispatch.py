@@ -1,4 +1,4 @@
-"""How a kernel runs: arguments to the CPU, the CPU's kernel, results to the device."""
+"""How a kernel override runs: CPU aliases of the arguments, the CPU's kernel, CUDA tensors for the results."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 import torch
 
 from . import capture, random
-from .capture import captures
-from .memory import (
+from .aliases import (
     _MANY_BYTES,
     _START,
     CPU,
     _copy_few,
     _copy_many,
-    _empty_here,
-    _everything_real,
+    _empty_on_current_device,
+    _real_spans,
     _view,
-    alias,
-    alias_of_storage,
+    cpu_alias,
+    cpu_alias_of_storage,
     to_device,
     write_back,
 )
-from .operations import Operation
-from .sparse import alias_of_parts, to_device_by_parts, write_back_parts
+from .capture import captures
+from .ops import Op
+from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
 
-__all__ = ["copy_kernel", "kernel"]
+__all__ = ["copy_override", "kernel_override"]
 
 _Tensor = torch.Tensor
 _NOT_RESIZABLE = "not resizable"
@@ -35,109 +35,96 @@ _CPU_KEY = torch._C.DispatchKey.CPU
 
 
 class Call:
-    """One call of an op: which device it is on, and what it is to write."""
+    """One call of an op: its device, its arguments on the CPU and the tensors that it writes."""
 
-    __slots__ = ("device", "generator", "given_outs", "host", "may_resize", "name", "operation", "outs")
+    __slots__ = ("argument", "device", "generator", "host_argument", "may_resize", "op", "out_tensors", "written")
 
-    def __init__(self, operation: Operation, may_resize: bool = False) -> None:
-        self.operation = operation
-        self.may_resize = may_resize
+    def __init__(self, op: Op, may_resize: bool = False) -> None:
+        self.op = op
+        self.may_resize = may_resize  # out= tensors become copies that can grow
         self.device: torch.device | None = None
-        self.generator: torch.Generator | None = None  # what the op draws from, once it is known
-        self.host: tuple[str, torch.Tensor] | None = None
-        self.given_outs: list[Any] = []
-        self.outs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.name = ""
+        self.generator: torch.Generator | None = None  # overrides the caller's generator if not None
+        self.argument = ""  # the name of the argument that is converted, for errors
+        self.host_argument = ""  # the name of the first argument that is a tensor of the host
+        self.out_tensors: list[Any] = []
+        self.written: list[tuple[torch.Tensor, torch.Tensor]] = []  # pairs of CPU tensor and CUDA tensor
 
-    def to_cpu(self, value: Any) -> Any:
-        """What the CPU's kernel takes for an argument."""
+    def convert(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of the CPU's kernel; raise CUDA's errors for tensors on several devices."""
+        self.out_tensors = [kwargs.get(name) for name in self.op.out]
+        cpu_args: list[Any] = []
+        for name, value in zip(self.op.names, args, strict=False):
+            self.argument = name
+            cpu_args.append(self._to_cpu(value))
+        cpu_kwargs: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            self.argument = name
+            cpu_kwargs[name] = self._to_cpu(value)
+        if self.device is None or self.device == torch.device("cuda"):
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        if self.host_argument and not self.op.takes_host_tensors:
+            raise self._device_mismatch(self.host_argument, CPU)
+        return cpu_args, cpu_kwargs
+
+    def _to_cpu(self, value: Any) -> Any:
         if isinstance(value, _Tensor):
-            return self._tensor(value)
+            return self._tensor_to_cpu(value)
         if isinstance(value, (list, tuple)):
-            return [self.to_cpu(item) for item in value]
+            return [self._to_cpu(item) for item in value]
         if isinstance(value, torch.device):
             if self.device is None and value.type == "cuda":
                 self.device = value
             return CPU
         return value
 
-    def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _tensor_to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
         device = tensor.device
         if device.type == "cpu":
-            if self.host is None and not (tensor.dim() == 0 and self.operation.takes_host_numbers):
-                self.host = (self.name, tensor)
+            if not self.host_argument and not (tensor.dim() == 0 and self.op.takes_host_scalars):
+                self.host_argument = self.argument
             return tensor
         if device.type != "cuda":
-            raise self.mixed(device)
+            raise self._device_mismatch(self.argument, device)
         if self.device is None:
             self.device = device
-        elif self.device != device and not self.operation.is_copy:
-            raise self.mixed(device)
-        if not self.operation.is_dense:
-            result = alias_of_parts(tensor)
-            if self.name in self.operation.written:
-                self.outs.append((result, tensor))
+        elif self.device != device and not self.op.is_copy:
+            raise self._device_mismatch(self.argument, device)
+        if not self.op.is_dense:
+            result = cpu_alias_of_parts(tensor)
+            if self.argument in self.op.written:
+                self.written.append((result, tensor))
             return result
-        if self.name in self.operation.out or any(tensor is out for out in self.given_outs):
-            return self._given_out(tensor)
-        return alias(tensor)
+        if self.argument in self.op.out or any(tensor is out for out in self.out_tensors):
+            return self._out_to_cpu(tensor)
+        return cpu_alias(tensor)
 
-    def _given_out(self, tensor: torch.Tensor) -> torch.Tensor:
-        """One tensor in all its places: by that an op knows that it writes one of its inputs, which it then does not resize."""
-        result = next((result for result, known in self.outs if known is tensor), None)
+    def _out_to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return one CPU tensor for all places of a CUDA tensor: an op that writes one of its inputs does not resize it."""
+        result = next((result for result, other in self.written if other is tensor), None)
         if result is None:
-            result = alias(tensor).clone() if self.may_resize else alias_of_storage(tensor)
-            self.outs.append((result, tensor))
+            result = cpu_alias(tensor).clone() if self.may_resize else cpu_alias_of_storage(tensor)
+            self.written.append((result, tensor))
         return result
 
-    def mixed(self, other: torch.device) -> RuntimeError:
-        short = self.operation.name.partition("::")[2].partition(".")[0]
+    def _device_mismatch(self, argument: str, other: torch.device) -> RuntimeError:
         return RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {self.device} and {other}!"
-            f" (when checking argument for argument {self.name} in method wrapper_CUDA_{short})"
+            f" (when checking argument for argument {argument} in method wrapper_CUDA_{self.op.short_name})"
         )
 
-    def convert(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        here: list[Any] = []
-        self.given_outs = [kwargs.get(name) for name in self.operation.out]
-        for name, value in zip(self.operation.names, args, strict=False):
-            self.name = name
-            here.append(self.to_cpu(value))
-        named: dict[str, Any] = {}
-        for name, value in kwargs.items():
-            self.name = name
-            named[name] = self.to_cpu(value)
-        if self.device is None or self.device == torch.device("cuda"):
-            self.device = torch.device("cuda", torch.cuda.current_device())
-        if self.host is not None and not self.operation.takes_host_tensors:
-            self.name = self.host[0]
-            raise self.mixed(CPU)
-        return here, named
+    def compute(self, cpu_args: list[Any], cpu_kwargs: dict[str, Any]) -> Any:
+        op = self.op
+        if not op.is_random:
+            return op.compute(*cpu_args, **cpu_kwargs)
+        generator = self.generator or self._find_generator(cpu_args, cpu_kwargs)
+        if not op.has_generator:
+            return random.draw(generator, op.compute, cpu_args, cpu_kwargs)
+        return random.draw_with_generator(generator, op.compute, cpu_args, cpu_kwargs, op.names)
 
-    def to_device(self, value: Any) -> Any:
+    def _find_generator(self, args: list[Any], kwargs: dict[str, Any]) -> torch.Generator:
+        """Return the CUDA generator that the op draws from: the caller's or the device's."""
         assert self.device is not None
-        if isinstance(value, _Tensor):
-            if value.device.type != "cpu":
-                return value
-            dense = self.operation.is_dense and value.layout is torch.strided
-            return to_device(value, self.device) if dense else to_device_by_parts(value, self.device)
-        if isinstance(value, (list, tuple)):
-            return [self.to_device(item) for item in value]
-        return value
-
-    def compute(self, here: list[Any], named: dict[str, Any]) -> Any:
-        operation = self.operation
-        if not operation.is_random:
-            return operation.compute(*here, **named)
-        generator = self.generator or self.find_generator(here, named)
-        if not operation.has_generator:
-            return random.draw(generator, operation.compute, here, named)
-        return random.draw_with_generator(generator, operation.compute, here, named, operation.names)
-
-    def find_generator(self, here: list[Any], named: dict[str, Any]) -> torch.Generator:
-        """The CUDA generator that the op draws from: the caller's, or the device's."""
-        assert self.device is not None
-        generator = self.operation.bind(tuple(here), named).get("generator")
+        generator = self.op.bind(tuple(args), kwargs).get("generator")
         if generator is None:
             return random.default_generator(self.device.index)
         if generator.device.type != "cuda":
@@ -145,102 +132,117 @@ class Call:
         return generator
 
     def results(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the op returns: of the arguments it wrote those that the caller gave, and new tensors on the device."""
-        for result, tensor in self.outs:
+        """Return what the op returns: the arguments that it wrote, and new tensors on the device."""
+        for result, tensor in self.written:
             if result.layout != torch.strided:
                 write_back_parts(result, tensor)
             elif result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
                 write_back(result, tensor)
-        kinds = self.operation.results
-        if not kinds:
+        sources = self.op.results
+        if not sources:
             return None
-        if len(kinds) == 1:
-            return self.to_device(computed) if kinds[0] is None else self.operation.bind(args, kwargs)[kinds[0]]
-        given = self.operation.bind(args, kwargs) if any(kinds) else {}
+        if len(sources) == 1:
+            return self._to_device(computed) if sources[0] is None else self.op.bind(args, kwargs)[sources[0]]
+        arguments = self.op.bind(args, kwargs) if any(sources) else {}
         return tuple(
-            self.to_device(value) if kind is None else given[kind] for kind, value in zip(kinds, computed, strict=True)
+            self._to_device(value) if source is None else arguments[source]
+            for source, value in zip(sources, computed, strict=True)
         )
 
-    def record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Put the op on the stream that captures, and give the tensors that will have its results after each replay."""
-        operation = self.operation
+    def _to_device(self, value: Any) -> Any:
         assert self.device is not None
-        if operation.needs_host:
-            capture.refuse(self.device)
+        if isinstance(value, _Tensor):
+            if value.device.type != "cpu":
+                return value
+            is_dense = self.op.is_dense and value.layout is torch.strided
+            return to_device(value, self.device) if is_dense else to_device_by_parts(value, self.device)
+        if isinstance(value, (list, tuple)):
+            return [self._to_device(item) for item in value]
+        return value
+
+    def record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Put the op on the stream that captures, and return the tensors that hold its results after each replay."""
+        op = self.op
+        assert self.device is not None
+        if op.needs_host:
+            capture.raise_capture_error(self.device)
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-            shapes, given = operation.shapes(args, kwargs)
-        for name in operation.out:
-            wanted, tensor = given.get(name), kwargs.get(name)
-            if isinstance(tensor, _Tensor) and isinstance(wanted, _Tensor) and tensor.size() != wanted.size():
-                tensor.resize_(wanted.size())
-        again = Call(operation)
-        here, named = again.convert(args, kwargs)
-        if operation.is_random:
-            # The state that the generator has now: it may get another one before the replay.
-            again.generator = again.find_generator(here, named).graphsafe_get_state()
-        new = [shape for kind, shape in zip(operation.results, shapes, strict=True) if kind is None]
-        results = [_like(shape, self.device) for shape in new]
-        targets = [_aliases(result) for result in results]
+            meta_results, meta_arguments = op.infer_shapes(args, kwargs)
+        for name in op.out:
+            resized, tensor = meta_arguments.get(name), kwargs.get(name)
+            if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
+                tensor.resize_(resized.size())
+        call = Call(op)
+        cpu_args, cpu_kwargs = call.convert(args, kwargs)
+        if op.is_random:
+            # The present state: the generator may get another one before the replay.
+            call.generator = call._find_generator(cpu_args, cpu_kwargs).graphsafe_get_state()
+        new_results = [
+            _empty_like(result, self.device) for source, result in zip(op.results, meta_results, strict=True) if source is None
+        ]
+        targets = [_cpu_aliases(result) for result in new_results]
 
         def replay() -> None:
-            computed = again.compute(here, named)
-            values = [computed] if len(operation.results) == 1 else computed or ()
-            new = [value for kind, value in zip(operation.results, values, strict=True) if kind is None]
-            for target, value in zip(targets, new, strict=True):
-                _fill(target, value)
+            computed = call.compute(cpu_args, cpu_kwargs)
+            values = [computed] if len(op.results) == 1 else computed or ()
+            new_values = [value for source, value in zip(op.results, values, strict=True) if source is None]
+            for target, value in zip(targets, new_values, strict=True):
+                _copy_into(target, value)
 
         capture.put_on_stream(self.device, replay)
-        given = operation.bind(args, kwargs)
-        rest = iter(results)
-        all_results = [next(rest) if kind is None else given[kind] for kind in operation.results]
-        return None if not all_results else all_results[0] if len(all_results) == 1 else tuple(all_results)
+        arguments = op.bind(args, kwargs)
+        remaining = iter(new_results)
+        results = [next(remaining) if source is None else arguments[source] for source in op.results]
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
-def _like(shape: Any, device: torch.device) -> Any:
-    if isinstance(shape, _Tensor):
-        return torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype, device=device)
-    if isinstance(shape, (list, tuple)):
-        return [_like(item, device) for item in shape]
-    return shape
-
-
-def _aliases(result: Any) -> Any:
+def _empty_like(result: Any, device: torch.device) -> Any:
     if isinstance(result, _Tensor):
-        return alias(result)
-    return [_aliases(item) for item in result] if isinstance(result, (list, tuple)) else result
+        return torch.empty_strided(result.size(), result.stride(), dtype=result.dtype, device=device)
+    if isinstance(result, (list, tuple)):
+        return [_empty_like(item, device) for item in result]
+    return result
 
 
-def _fill(target: Any, value: Any) -> None:
+def _cpu_aliases(result: Any) -> Any:
+    if isinstance(result, _Tensor):
+        return cpu_alias(result)
+    return [_cpu_aliases(item) for item in result] if isinstance(result, (list, tuple)) else result
+
+
+def _copy_into(target: Any, value: Any) -> None:
     if isinstance(target, _Tensor):
         target.copy_(value)
     elif isinstance(target, list):
-        for one, other in zip(target, value, strict=True):
-            _fill(one, other)
+        for target_item, value_item in zip(target, value, strict=True):
+            _copy_into(target_item, value_item)
 
 
-def _run(operation: Operation, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    call = Call(operation)
+def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    call = Call(op)
     with torch._C.DisableTorchFunction():
-        here, named = call.convert(args, kwargs)
-        if captures.value and call.device is not None and capture.is_capturing(call.device):
-            return call.record(args, kwargs)
+        cpu_args, cpu_kwargs = call.convert(args, kwargs)
+        if captures.value and call.device is not None:
+            if capture.is_capturing(call.device):
+                return call.record(args, kwargs)
+            capture.wait_for_pending(call.device)
         try:
-            computed = call.compute(here, named)
+            computed = call.compute(cpu_args, cpu_kwargs)
         except RuntimeError as error:
-            if not call.outs or _NOT_RESIZABLE not in str(error):
+            if not call.written or _NOT_RESIZABLE not in str(error):
                 raise
-            # The op, which has warned of it, makes an argument larger than its memory: it gets memory that can grow.
-            call = Call(operation, may_resize=True)
-            here, named = call.convert(args, kwargs)
+            # The op has warned that it enlarges an argument; the second run has arguments that can grow.
+            call = Call(op, may_resize=True)
+            cpu_args, cpu_kwargs = call.convert(args, kwargs)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                computed = call.compute(here, named)
+                computed = call.compute(cpu_args, cpu_kwargs)
         return call.results(computed, args, kwargs)
 
 
-_NONE = -2  # no device yet: the host's tensors say -1
-_PLAIN = frozenset((int, float, bool, complex, type(None), str, torch.dtype, torch.layout, torch.memory_format))
-_LISTED = frozenset((int, float, bool, complex))
+_NO_DEVICE = -2  # a tensor of the host has index -1
+_PLAIN_TYPES = frozenset((int, float, bool, complex, type(None), str, torch.dtype, torch.layout, torch.memory_format))
+_SCALAR_TYPES = frozenset((int, float, bool, complex))
 _Parameter = torch.nn.Parameter
 _STRIDED = torch.strided
 _is_autocasting = torch.is_autocast_enabled
@@ -248,117 +250,123 @@ _current_device = torch._C._cuda_getDevice
 _mode_count = torch._C._len_torch_function_stack
 
 
-def kernel(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
-    """The kernel of an op on simulated GPUs.
+def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+    """Return the kernel override of an op.
 
-    What stands here in one piece, for each step costs, is `_run` for the calls that are nearly all of them: of ops that draw
-    no random numbers and give new tensors or write their first argument, with plain strided tensors on one device, outside
-    captures. All else goes to `_run`, which begins anew.
+    `run` is the fast path of `_run`, inlined because every call costs. It handles nearly all calls: of ops that draw no random
+    numbers and return new tensors or write their first argument, with plain strided tensors on one device, outside captures.
     """
-    operation: Any = None  # until the first call: describing an op takes longer than many a program runs
-    compute: Callable[..., Any] = _no_op
+    op: Any = None  # described at the first call: to describe every op would take longer than many programs run
+    compute: Callable[..., Any] = _not_prepared
     is_plain = is_cast = returns_first = is_single = False
-    wants_tensor: tuple[bool, ...] = ()
+    takes_tensor: tuple[bool, ...] = ()
 
-    def prepare() -> Operation:
-        nonlocal operation, compute, is_plain, is_cast, returns_first, is_single, wants_tensor
-        found = Operation(name, key)
-        compute, is_plain, is_cast, is_single = found.directly, found.is_plain, found.is_cast, len(found.results) == 1
-        returns_first = is_plain and found.results[0] is not None
-        wants_tensor = tuple(argument in found.tensor_names for argument in found.names)
-        operation = found
-        return found
+    def prepare() -> Op:
+        nonlocal op, compute, is_plain, is_cast, returns_first, is_single, takes_tensor
+        described = Op(name, key)
+        compute, is_plain, is_cast = described.plain_function, described.is_plain, described.is_cast
+        is_single = len(described.results) == 1
+        returns_first = is_plain and described.results[0] is not None
+        takes_tensor = tuple(argument in described.tensor_names for argument in described.names)
+        op = described
+        return described
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not is_plain or captures.value or _mode_count() or (is_cast and _is_autocasting("cpu")):
-            return _run(operation or prepare(), args, kwargs)
-        index = _NONE
-        here: list[Any] = []
-        take = here.append
+            return _run(op or prepare(), args, kwargs)
+        index = _NO_DEVICE
+        cpu_args: list[Any] = []
+        append = cpu_args.append
         for value in args:
-            kind = type(value)
-            if kind is _Tensor or kind is _Parameter:
-                where = value.get_device()
-                if where != index:
-                    if index != _NONE or where < 0:
-                        return _run(operation, args, kwargs)
-                    index = where
-                found = _everything_real.get(value.dtype)
+            value_type = type(value)
+            if value_type is _Tensor or value_type is _Parameter:
+                value_index = value.get_device()
+                if value_index != index:
+                    if index != _NO_DEVICE or value_index < 0:
+                        return _run(op, args, kwargs)
+                    index = value_index
+                span = _real_spans.get(value.dtype)
                 address = value.data_ptr()
-                if found is None or not address:
-                    return _run(operation, args, kwargs)
-                everything, size = found
+                if span is None or not address:
+                    return _run(op, args, kwargs)
+                tensor, size = span
                 if address % size:
-                    return _run(operation, args, kwargs)
-                take(_view(everything, tuple(value.shape), value.stride(), (address - _START) // size))
-            elif kind in _PLAIN:
-                if kind in _LISTED and wants_tensor[len(here)]:
-                    return _run(operation, args, kwargs)
-                take(value)
-            elif kind is list and (not value or type(value[0]) in _LISTED):
-                take(value)
+                    return _run(op, args, kwargs)
+                append(_view(tensor, tuple(value.shape), value.stride(), (address - _START) // size))
+            elif value_type in _PLAIN_TYPES:
+                if value_type in _SCALAR_TYPES and takes_tensor[len(cpu_args)]:
+                    return _run(op, args, kwargs)
+                append(value)
+            elif value_type is list and (not value or type(value[0]) in _SCALAR_TYPES):
+                append(value)
             else:
-                return _run(operation, args, kwargs)
-        if index == _NONE:
-            return _run(operation, args, kwargs)
+                return _run(op, args, kwargs)
+        if index == _NO_DEVICE:
+            return _run(op, args, kwargs)
         if kwargs:
             for value in kwargs.values():
-                if type(value) not in _PLAIN:
-                    return _run(operation, args, kwargs)
-            result = compute(*here, **kwargs)
+                if type(value) not in _PLAIN_TYPES:
+                    return _run(op, args, kwargs)
+            result = compute(*cpu_args, **kwargs)
         else:
-            result = compute(*here)
+            result = compute(*cpu_args)
         if returns_first:
             return args[0]
         if is_single:
             return _to_device_quickly(result, index)
-        return tuple([_to_device_quickly(one, index) if type(one) is _Tensor else one for one in result])
+        return tuple([_to_device_quickly(item, index) if type(item) is _Tensor else item for item in result])
 
     return run
 
 
-def _no_op() -> None:
-    """Stands for the function of an op that was not called yet."""
+def _not_prepared() -> None:
+    """Placeholder for the function of an op that was not called yet."""
 
 
 def _to_device_quickly(result: torch.Tensor, index: int) -> torch.Tensor:
-    """`to_device`, for which there is a shorter way to the current device."""
+    """`to_device`, faster for contiguous results on the current device."""
     if result.layout is not _STRIDED:
         return to_device_by_parts(result, torch.device("cuda", index))
     dtype = result.dtype
-    if not result.is_contiguous() or dtype not in _everything_real or index != _current_device():
+    if not result.is_contiguous() or dtype not in _real_spans or index != _current_device():
         return to_device(result, torch.device("cuda", index))
-    there = _empty_here(tuple(result.shape), result.stride(), dtype)
-    count = result.nbytes
-    (_copy_few if count < _MANY_BYTES else _copy_many)(there.data_ptr(), result.data_ptr(), count)
-    return there
+    device_result = _empty_on_current_device(tuple(result.shape), result.stride(), dtype)
+    nbytes = result.nbytes
+    (_copy_few if nbytes < _MANY_BYTES else _copy_many)(device_result.data_ptr(), result.data_ptr(), nbytes)
+    return device_result
 
 
-def copy_kernel() -> Callable[..., Any]:
-    """The kernel of ``copy_``: torch's own where it copies bytes, on streams and between devices, else the CPU's."""
-    compute = kernel("aten::copy_")
+def copy_override() -> Callable[..., Any]:
+    """Return the kernel override of ``copy_``: torch's own kernel if it copies bytes, else the CPU's.
+
+    torch's kernel copies on streams and between devices.
+    """
+    compute = kernel_override("aten::copy_")
     by_key = torch._C._get_operation_overload("aten::copy_", "")[1]
-    torchs_key = torch._C.DispatchKey.CompositeExplicitAutograd
+    torch_key = torch._C.DispatchKey.CompositeExplicitAutograd
 
     def run(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         if not isinstance(src, _Tensor):
             return self.fill_(src)
-        if self.is_cuda and src.is_cuda and not _are_same_bytes(self, src):
+        if self.is_cuda and src.is_cuda and not _have_same_layout(self, src):
             compute(self, src.expand_as(self), non_blocking)
         else:
-            by_key(torchs_key, self, src, non_blocking)
+            if captures.value:
+                capture.wait_for_pending(self.device if self.is_cuda else src.device)
+            by_key(torch_key, self, src, non_blocking)
         return self
 
     return run
 
 
-def _are_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _have_same_layout(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether a copy from one tensor to the other copies bytes in their order."""
     return (
-        one.dtype == other.dtype
-        and one.size() == other.size()
-        and one.is_contiguous()
-        and other.is_contiguous()
-        and not (one.is_neg() or other.is_neg() or one.is_conj() or other.is_conj())
-        and one.data_ptr() != 0
-        and other.data_ptr() != 0
+        first.dtype == second.dtype
+        and first.size() == second.size()
+        and first.is_contiguous()
+        and second.is_contiguous()
+        and not (first.is_neg() or second.is_neg() or first.is_conj() or second.is_conj())
+        and first.data_ptr() != 0
+        and second.data_ptr() != 0
     )

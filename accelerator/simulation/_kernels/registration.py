@@ -1,4 +1,4 @@
-"""Which ops of torch get kernels of ours, and how they get them."""
+"""Registers the kernel overrides with torch's dispatcher."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from .compositions import CHOICES, COMPOSITIONS
-from .dispatch import copy_kernel, kernel
-from .operations import not_simulated
+from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS
+from .dispatch import copy_override, kernel_override
+from .ops import not_simulated
 
 __all__ = ["install"]
 
@@ -22,22 +22,22 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(f"aten::{name}" for name in text.split())
 
 
-# What allocates, what looks at tensors, what changes their sizes, what reads one number: torch's own on every device.
-_TORCHS_OWN = frozenset(
+# torch's own kernels work: these ops allocate, describe or resize tensors, or read one number.
+_NOT_OVERRIDDEN = frozenset(
     (
         "empty", "empty_strided", "set_", "resize_", "_local_scalar_dense", "record_stream", "is_pinned", "_pin_memory",
         "_assert_async", "is_set_to", "_efficientzerotensor", "_fused_sdp_choice",
     )
 )  # fmt: skip
-# These have one kernel for all devices, which looks inside for the device of its tensors.
-_BESIDES = (
+# These have one kernel for all devices, which depends on the device inside.
+_COMPOSITE_WITH_DEVICE_CODE = (
     *("aten::convolution", "aten::convolution_backward", "aten::_convolution"),
     *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
     *("aten::conj_physical_", "aten::mode.values"),
 )
 
-# Of the kernels for sparse and nested tensors most do their work by dense ops; these have device code of their own.
-_BY_PARTS = (
+# Most kernels of sparse and nested tensors call dense ops. These have device code of their own.
+_SPARSE_AND_NESTED = (
     (
         torch._C.DispatchKey.SparseCUDA,
         torch._C.DispatchKey.SparseCPU,
@@ -71,41 +71,45 @@ _libraries: list[Any] = []
 
 def install() -> None:
     """Replace torch's CUDA kernels in this process. Initializes nothing."""
-    _leave_out_those_in_python()
+    _remove_python_kernels()
     library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)
-    with _overriding_in_silence():
-        for name in _replaced():
-            library.impl(name, torch._C.DispatchKey.CUDA, _kernel(name))
-        library.impl("aten::copy_", torch._C.DispatchKey.CUDA, copy_kernel())
-        for key, cpu_key, names in _BY_PARTS:
+    with _without_override_warning():
+        for name in _names_to_override():
+            library.impl(name, torch._C.DispatchKey.CUDA, _override(name))
+        library.impl("aten::copy_", torch._C.DispatchKey.CUDA, copy_override())
+        for key, cpu_key, names in _SPARSE_AND_NESTED:
             for name in _registered(key) & names:
-                library.impl(name, key, kernel(name, cpu_key))
+                library.impl(name, key, kernel_override(name, cpu_key))
     torch._C._set_cudnn_enabled(False)
 
 
-def _leave_out_those_in_python() -> None:
-    """Without the kernels that torch, from 2.11 on, has in languages that are compiled at the first call.
+def _remove_python_kernels() -> None:
+    """Remove the CUDA kernels that torch 2.11 and later compile from Python at the first call.
 
-    torch registers them when it has loaded its plug-ins, which would put them before ours: so they are loaded here already.
+    torch registers them after it has loaded its plug-ins, and so would replace the overrides: they are loaded here first.
     """
     if importlib.util.find_spec("torch._native") is not None:
         importlib.import_module("torch._native")
         importlib.import_module("torch._native.registry").deregister_op_overrides(disable_dispatch_keys="CUDA")
 
 
-def _replaced() -> list[str]:
+def _names_to_override() -> list[str]:
     names = [
         name
         for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
-        if name.startswith("aten::") and name[6:].partition(".")[0] not in _TORCHS_OWN and not _is_view(name)
+        if name.startswith("aten::") and name[6:].partition(".")[0] not in _NOT_OVERRIDDEN and not _is_view(name)
     ]
     known = set(torch._C._dispatch_get_all_op_names())
-    return [*names, *filter(_stands_for_itself, _BESIDES), *(CHOICES.keys() & known - set(names))]
+    return [
+        *names,
+        *filter(_has_autograd_formula, _COMPOSITE_WITH_DEVICE_CODE),
+        *(CUDNN_SELECTION.keys() & known - set(names)),
+    ]
 
 
-def _stands_for_itself(name: str) -> bool:
-    """Whether a kernel may be given to an op beside the registered ones: autograd does not go through its parts."""
+def _has_autograd_formula(name: str) -> bool:
+    """Return whether autograd has a formula for the op itself, so that the op may be overridden as a whole."""
     return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
 
 
@@ -119,21 +123,21 @@ def _is_view(name: str) -> bool:
     return any(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
-def _kernel(name: str) -> Callable[..., Any]:
-    if name in CHOICES:
-        return CHOICES[name]
-    if name in COMPOSITIONS or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
-        return kernel(name)
+def _override(name: str) -> Callable[..., Any]:
+    if name in CUDNN_SELECTION:
+        return CUDNN_SELECTION[name]
+    if name in DECOMPOSITIONS or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
+        return kernel_override(name)
 
-    def refuse(*args: Any, **kwargs: Any) -> Any:
+    def raise_not_simulated(*args: Any, **kwargs: Any) -> Any:
         raise not_simulated(name)
 
-    return refuse
+    return raise_not_simulated
 
 
 @contextlib.contextmanager
-def _overriding_in_silence() -> Generator[None]:
-    """Without torch 2.6's warning that a kernel is replaced."""
+def _without_override_warning() -> Generator[None]:
+    """Suppress torch 2.6's warning that a kernel is replaced."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "(?s).*Overriding a previously registered kernel", UserWarning)
         yield

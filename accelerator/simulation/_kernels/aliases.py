@@ -1,0 +1,111 @@
+"""CPU aliases of CUDA tensors, and CUDA tensors for results of the CPU.
+
+A CPU alias is a CPU tensor over the memory of a CUDA tensor, with the same sizes, strides and type.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["cpu_alias", "cpu_alias_of_storage", "to_device", "write_back"]
+
+CPU = torch.device("cpu")
+# One storage spans the address space except its first page. A view of it is the cheapest way to make a tensor over an address.
+_START = 4096
+_SPACE = 2**47 - _START
+_spans: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
+_real_spans: dict[torch.dtype, tuple[torch.Tensor, int]] = {}  # those of real types, which have no conjugates
+# Functions of torch.compile's generated code: `as_strided`, which takes a tuple but not a torch.Size, and `empty_strided` on
+# the current device. They do not go through the dispatcher.
+_C: Any = torch._C
+_view: Callable[..., torch.Tensor] = _C._dynamo.guards._reinterpret_tensor
+_empty_on_current_device: Callable[..., torch.Tensor] = _C._dynamo.guards._empty_strided_cuda
+_empty_like = torch.empty_like
+
+_MANY_BYTES = 65536
+_copy_few = ctypes.PyDLL(None).memcpy  # does not release the GIL, which would cost more than the copy
+_copy_many = ctypes.CDLL(None).memcpy
+for _function in (_copy_few, _copy_many):
+    _function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    _function.restype = None
+
+
+def _make_span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """Make and cache a tensor of a type over the address space, and return it with the size of an element."""
+    storage = torch._C._construct_storage_from_data_pointer(_START, CPU, _SPACE)
+    tensor = torch.empty(0, dtype=dtype, device=CPU).set_(storage, 0, (0,), (1,))
+    span = _spans[dtype] = (tensor, tensor.element_size())
+    if not dtype.is_complex:
+        _real_spans[dtype] = span
+    return span
+
+
+def cpu_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the CPU alias of a strided CUDA tensor."""
+    dtype = tensor.dtype
+    span, size = _spans.get(dtype) or _make_span(dtype)
+    address = tensor.data_ptr()
+    if not address:
+        return _alias_without_memory(tensor)
+    offset, remainder = divmod(address - _START, size)
+    if remainder:
+        return cpu_alias_of_storage(tensor)
+    return _with_lazy_bits(_view(span, tuple(tensor.shape), tensor.stride(), offset), tensor)
+
+
+def _with_lazy_bits(result: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Conjugate and negate a result lazily if the tensor is."""
+    if tensor.is_neg():
+        result = torch.ops.aten._neg_view(result)
+    return result.conj() if tensor.is_conj() else result
+
+
+def _alias_without_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the CPU's counterpart of an empty tensor, or of a zero tensor without memory (torch._efficientzerotensor)."""
+    if tensor.numel():
+        return torch.zeros(tensor.size(), dtype=tensor.dtype, device=CPU)
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=CPU)
+
+
+def cpu_alias_of_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU alias with a storage as large as the CUDA tensor's: enlarging it is an error."""
+    storage = tensor.untyped_storage()
+    address = storage.data_ptr()
+    if not address or not tensor.numel():
+        return _alias_without_memory(tensor)
+    alias_storage = torch._C._construct_storage_from_data_pointer(address, CPU, storage.nbytes())
+    result = torch.empty(0, dtype=tensor.dtype, device=CPU)
+    result.set_(alias_storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return _with_lazy_bits(result, tensor)
+
+
+def to_device(result: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a CUDA tensor with the values and strides of a CPU tensor."""
+    if result.is_neg() or result.is_conj():
+        result = result.resolve_neg().resolve_conj()
+    device_result = _empty_like(result, device=device)
+    nbytes = result.nbytes
+    if nbytes:
+        if device_result.stride() == result.stride():
+            (_copy_few if nbytes < _MANY_BYTES else _copy_many)(device_result.data_ptr(), result.data_ptr(), nbytes)
+        else:
+            cpu_alias(device_result).copy_(result)
+    return device_result
+
+
+def write_back(result: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy sizes and values to a CUDA tensor that an op was to write and resized."""
+    if result.size() != tensor.size() or result.stride() != tensor.stride():
+        torch.ops.aten.resize_(tensor, result.size())
+        if result.stride() != tensor.stride():
+            last = sum((size - 1) * stride for size, stride in zip(result.size(), result.stride(), strict=True))
+            required_bytes = (tensor.storage_offset() + last + 1) * tensor.element_size()
+            storage = tensor.untyped_storage()
+            if result.numel() and storage.nbytes() < required_bytes:
+                storage.resize_(int(required_bytes))
+            tensor.as_strided_(result.size(), result.stride())
+    cpu_alias(tensor).copy_(result)

@@ -1,0 +1,50 @@
+"""Kernel overrides that are composed of other ops, for ops without a suitable CPU kernel.
+
+``DECOMPOSITIONS`` maps an op's name in the dispatcher ("aten::mm.dtype", "aten::_thnn_fused_lstm_cell") to a function that
+replaces the CPU's kernel and has the same arguments: CUDA tensors are CPU aliases, wrapped numbers are numbers, devices are the
+CPU. It returns the op's results: new CPU tensors, and anything for an argument that the op writes, since the caller gets its
+own argument back. It writes such arguments in place, and may resize an ``out=`` tensor.
+
+It draws random numbers from the CPU's default generator, or from its argument ``generator``. Both are seeded from the CUDA
+generator if the op has such an argument or torch tags it ``nondeterministic_seeded``. Apart from that, decompositions are pure:
+if a stream captures, they run at each replay. They run below autograd and do not compute gradients with it.
+
+``CUDNN_SELECTION`` has kernels that replace CUDA's as they are: they read no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import (
+    convolution,
+    cudnn_attention,
+    dropout,
+    efficient_attention,
+    flash_attention,
+    matmul,
+    normalization,
+    recurrent,
+    softmax,
+    zeroing,
+)
+from .cudnn_selection import CUDNN_SELECTION
+
+__all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS"]
+
+_MODULES = (
+    convolution,
+    cudnn_attention,
+    dropout,
+    efficient_attention,
+    flash_attention,
+    matmul,
+    normalization,
+    recurrent,
+    softmax,
+    zeroing,
+)
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    name: function for module in _MODULES for name, function in module.DECOMPOSITIONS.items()
+}

@@ -1,0 +1,32 @@
+"""Helpers of several decompositions."""
+
+from __future__ import annotations
+
+import torch
+
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+def compute_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type that a CUDA kernel accumulates in: float for half types, else the type itself."""
+    return _WIDER.get(dtype, dtype)
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor in the type that a CUDA kernel accumulates in."""
+    return tensor.to(compute_type(tensor.dtype))
+
+
+def write(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Write a result to an ``out=`` tensor, which is resized if its shape differs."""
+    if out.shape != result.shape:
+        out.resize_(result.shape)
+    return out.copy_(result)
+
+
+def with_layout_of(model: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Return the result in the type of ``model``, with its dimensions in memory in the same order."""
+    strides = model.stride()
+    order = sorted(range(model.dim()), key=strides.__getitem__, reverse=True)
+    positions = [order.index(dim) for dim in range(result.dim())]
+    return result.to(model.dtype).permute(order).contiguous().permute(positions)

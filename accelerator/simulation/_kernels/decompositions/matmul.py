@@ -1,0 +1,150 @@
+"""Products with a result type, of scaled 8-bit floats, and of 2:4 sparse matrices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .common import write
+
+_FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def mm(self: Tensor, mat2: Tensor, out_dtype: torch.dtype) -> Tensor:
+    return self.to(out_dtype) @ mat2.to(out_dtype)
+
+
+def mm_out(self: Tensor, mat2: Tensor, out_dtype: torch.dtype, *, out: Tensor) -> Tensor:
+    return write(out, mm(self, mat2, out_dtype))
+
+
+def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = mm(mat1, mat2, out_dtype) * alpha
+    # As in every addmm, beta = 0 ignores self, even if it has NaN.
+    return product if beta == 0 else product + self.to(out_dtype) * beta
+
+
+def addmm_out(
+    self: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    out_dtype: torch.dtype,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Tensor,
+) -> Tensor:
+    return write(out, addmm(self, mat1, mat2, out_dtype, beta=beta, alpha=alpha))
+
+
+def _limits(dtype: torch.dtype) -> tuple[float, float]:
+    info = torch.finfo(dtype)
+    return info.min, info.max
+
+
+def _spread(scale: Tensor, rows: int, columns: int) -> Tensor:
+    """Expand scales of the tensor, of rows or columns, or of blocks of up to 128 x 128, to one for each value."""
+    if scale.dtype != torch.float32:
+        raise NotImplementedError(f"aten::_scaled_mm with scales of {scale.dtype} is not simulated")
+    if scale.numel() == 1:
+        return scale.reshape(1, 1)
+    if scale.dim() == 2:
+        for size, extent in zip(scale.shape, (rows, columns), strict=True):
+            if size not in (1, extent, -(-extent // 128)):
+                break
+        else:
+            for dim, extent in enumerate((rows, columns)):
+                if scale.size(dim) not in (1, extent):
+                    scale = scale.repeat_interleave(128, dim).narrow(dim, 0, extent)
+            return scale
+    raise NotImplementedError(f"aten::_scaled_mm with scales of shape {tuple(scale.shape)} is not simulated")
+
+
+def scaled_mm(
+    self: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    if self.dtype not in _FLOAT8 or mat2.dtype not in _FLOAT8:
+        raise NotImplementedError(f"aten::_scaled_mm of {self.dtype} and {mat2.dtype} is not simulated")
+    left = self.to(torch.float32) * _spread(scale_a, self.size(0), self.size(1))
+    right = mat2.to(torch.float32) * _spread(scale_b, mat2.size(0), mat2.size(1))
+    result = left @ right
+    if bias is not None:
+        result = result + bias.to(torch.float32)
+    dtype = self.dtype if out_dtype is None else out_dtype
+    if dtype in _FLOAT8:
+        if scale_result is not None:
+            result = result * scale_result
+        result = result.clamp(*_limits(dtype))
+    return result.to(dtype)
+
+
+def scaled_mm_out(
+    self: Tensor,
+    mat2: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+    *,
+    out: Tensor,
+) -> Tensor:
+    return write(out, scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype or out.dtype))
+
+
+def _dense(values: Tensor, meta: Tensor) -> Tensor:
+    from torch.sparse import _semi_structured_conversions as conversions
+
+    dense: Tensor = conversions.sparse_semi_structured_to_dense_cutlass(values, meta)  # type: ignore[no-untyped-call]
+    return dense
+
+
+def _wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product in the type that the GPU accumulates in: int32 for integers, else float32."""
+    wide = torch.float32 if left.dtype.is_floating_point else torch.int32
+    return left.to(wide) @ right.to(wide)
+
+
+def sparse_mm(mat1: Tensor, mat1_meta: Tensor, mat2: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
+    return _wide_product(_dense(mat1, mat1_meta), mat2).to(out_dtype or mat2.dtype)
+
+
+def sparse_addmm(
+    input: Tensor,
+    mat1: Tensor,
+    mat1_meta: Tensor,
+    mat2: Tensor,
+    *,
+    alpha: float = 1,
+    beta: float = 1,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    product = _wide_product(_dense(mat1, mat1_meta), mat2) * alpha
+    if beta != 0:
+        # The input has one value for each row of the result.
+        product = product + input.to(product.dtype).reshape(-1, 1) * beta
+    return product.to(out_dtype or mat2.dtype)
+
+
+DECOMPOSITIONS = {
+    "aten::mm.dtype": mm,
+    "aten::mm.dtype_out": mm_out,
+    "aten::bmm.dtype": mm,
+    "aten::bmm.dtype_out": mm_out,
+    "aten::addmm.dtype": addmm,
+    "aten::addmm.dtype_out": addmm_out,
+    "aten::baddbmm.dtype": addmm,
+    "aten::baddbmm.dtype_out": addmm_out,
+    "aten::_scaled_mm": scaled_mm,
+    "aten::_scaled_mm.out": scaled_mm_out,
+    "aten::_sparse_semi_structured_mm": sparse_mm,
+    "aten::_sparse_semi_structured_addmm": sparse_addmm,
+}

@@ -1,0 +1,201 @@
+"""Batch norm across processes, cuDNN's batch norm, and the backward of the fused RMS norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .common import compute_type, widened, write
+
+
+def _per_channel(statistic: Tensor, like: Tensor) -> Tensor:
+    """Reshape one value for each channel so that it broadcasts with ``like``."""
+    return widened(statistic).view(1, -1, *[1] * (like.dim() - 2))
+
+
+def _all_but_channel(tensor: Tensor) -> list[int]:
+    return [dim for dim in range(tensor.dim()) if dim != 1]
+
+
+def _update_running(running: Tensor | None, value: Tensor, momentum: float) -> None:
+    if running is not None:
+        running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
+
+
+def _statistics(input: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance of each channel."""
+    variance, mean = torch.var_mean(widened(input), _all_but_channel(input), correction=0)
+    return mean, variance
+
+
+def stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    mean, variance = _statistics(input)
+    return mean, (variance + eps).rsqrt()
+
+
+def elemt(input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float) -> Tensor:
+    result = (widened(input) - _per_channel(mean, input)) * _per_channel(invstd, input)
+    if weight is not None:
+        result = result * _per_channel(weight, input)
+    if bias is not None:
+        result = result + _per_channel(bias, input)
+    return result.to(input.dtype)
+
+
+def elemt_out(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor, eps: float, *, out: Tensor
+) -> Tensor:
+    return write(out, elemt(input, weight, bias, mean, invstd, eps))
+
+
+def gather_stats_with_counts(
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: Tensor,
+) -> tuple[Tensor, Tensor]:
+    counts = counts.to(mean.dtype).view(-1, 1)
+    total = counts.sum()
+    all_mean = (mean * counts).sum(0) / total
+    squares = ((invstd.pow(-2) - eps + (mean - all_mean).square()) * counts).sum(0)
+    _update_running(running_mean, all_mean, momentum)
+    _update_running(running_var, squares / (total - 1), momentum)
+    return all_mean, (squares / total + eps).rsqrt()
+
+
+def gather_stats(
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[Tensor, Tensor]:
+    counts = mean.new_full((mean.size(0),), count)
+    return gather_stats_with_counts(input, mean, invstd, running_mean, running_var, momentum, eps, counts)
+
+
+def _sums(grad_out: Tensor, input: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each channel the sum of the gradient, and of the gradient times the centered input."""
+    grad = widened(grad_out)
+    dims = _all_but_channel(input)
+    return grad.sum(dims), (grad * (widened(input) - _per_channel(mean, input))).sum(dims)
+
+
+def backward_reduce(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    sum_dy, sum_dy_xmu = _sums(grad_out, input, mean)
+    dtype = mean.dtype if weight is None else weight.dtype
+    return (
+        sum_dy if input_g else None,
+        sum_dy_xmu if input_g else None,
+        (sum_dy_xmu * invstd).to(dtype) if weight_g else None,
+        sum_dy.to(dtype) if bias_g else None,
+    )
+
+
+def backward_elemt(
+    grad_out: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
+    weight: Tensor | None,
+    sum_dy: Tensor,
+    sum_dy_xmu: Tensor,
+    count: Tensor,
+) -> Tensor:
+    total = count.sum().to(mean.dtype)
+    centered = widened(input) - _per_channel(mean, input)
+    slope = invstd.square() * sum_dy_xmu / total
+    grad = widened(grad_out) - _per_channel(sum_dy / total, input) - centered * _per_channel(slope, input)
+    factor = invstd if weight is None else invstd * widened(weight)
+    return (grad * _per_channel(factor, input)).to(input.dtype)
+
+
+def cudnn_batch_norm(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    exponential_average_factor: float,
+    epsilon: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    reserve = input.new_empty(0, dtype=torch.uint8)
+    if not training:
+        assert running_mean is not None
+        assert running_var is not None
+        invstd = (widened(running_var) + epsilon).rsqrt()
+        empty = weight.new_empty(0)
+        return elemt(input, weight, bias, running_mean, invstd, epsilon), empty, empty.clone(), reserve
+    mean, variance = _statistics(input)
+    invstd = (variance + epsilon).rsqrt()
+    elements = input.numel() / input.size(1)
+    _update_running(running_mean, mean, exponential_average_factor)
+    _update_running(running_var, variance * (elements / (elements - 1)), exponential_average_factor)
+    return elemt(input, weight, bias, mean, invstd, epsilon), mean.to(weight.dtype), invstd.to(weight.dtype), reserve
+
+
+def cudnn_batch_norm_backward(
+    input: Tensor,
+    grad_output: Tensor,
+    weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor,
+    save_var: Tensor,
+    epsilon: float,
+    reserveSpace: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    mean, invstd = widened(save_mean), widened(save_var)
+    sum_dy, sum_dy_xmu = _sums(grad_output, input, mean)
+    count = torch.tensor([input.numel() // input.size(1)], device=input.device)
+    grad_input = backward_elemt(grad_output, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count)
+    return grad_input, (sum_dy_xmu * invstd).to(weight.dtype), sum_dy.to(weight.dtype)
+
+
+def rms_norm_backward(
+    grad_out: Tensor, input: Tensor, normalized_shape: list[int], rstd: Tensor, weight: Tensor | None, output_mask: list[bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    compute = compute_type(input.dtype)
+    grad, values, rstd = grad_out.to(compute), input.to(compute), rstd.to(compute)
+    inner = list(range(input.dim() - len(normalized_shape), input.dim()))
+    outer = list(range(input.dim() - len(normalized_shape)))
+    normalized = values * rstd
+    grad_input = grad_weight = None
+    if output_mask[0]:
+        scaled = grad if weight is None else grad * weight.to(compute)
+        grad_input = (rstd * (scaled - normalized * (scaled * normalized).mean(inner, keepdim=True))).to(input.dtype)
+    if output_mask[1] and weight is not None:
+        product = grad * normalized
+        grad_weight = (product.sum(outer) if outer else product).to(weight.dtype)
+    return grad_input, grad_weight
+
+
+DECOMPOSITIONS = {
+    "aten::batch_norm_stats": stats,
+    "aten::batch_norm_elemt": elemt,
+    "aten::batch_norm_elemt.out": elemt_out,
+    "aten::batch_norm_gather_stats": gather_stats,
+    "aten::batch_norm_gather_stats_with_counts": gather_stats_with_counts,
+    "aten::batch_norm_backward_reduce": backward_reduce,
+    "aten::batch_norm_backward_elemt": backward_elemt,
+    "aten::cudnn_batch_norm": cudnn_batch_norm,
+    "aten::cudnn_batch_norm_backward": cudnn_batch_norm_backward,
+    "aten::_fused_rms_norm_backward": rms_norm_backward,
+}

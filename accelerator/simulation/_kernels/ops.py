@@ -1,0 +1,216 @@
+"""What a kernel override knows of an op: its schema, the arguments that it writes, the function that computes it on the CPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .aliases import cpu_alias
+from .decompositions import DECOMPOSITIONS
+
+__all__ = ["Op", "not_simulated"]
+
+# Their CUDA kernels take tensors of the host beside those of the device.
+_TAKES_HOST_TENSORS = frozenset(
+    (
+        "index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put",
+        "ctc_loss", "_ctc_loss", "_ctc_loss_backward", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "_cudnn_rnn",
+        "_cudnn_rnn_backward", "_nested_from_padded", "_nested_view_from_buffer", "_nested_from_padded_tensor",
+        "_pack_padded_sequence", "tensor_split", "copy_", "set_",
+    )
+)  # fmt: skip
+# These take tensors without dimensions of the host, as pointwise ops do.
+_TAKES_HOST_SCALARS = frozenset(
+    (
+        "fill_", "fill", "masked_fill_", "masked_fill", "index_fill_", "index_fill", "lerp", "lerp_", "where", "clamp",
+        "clamp_", "clamp_min", "clamp_max", "bucketize", "searchsorted",
+        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "linspace", "logspace", "isin", "quantize_per_tensor",
+        "_amp_update_scale_", "xlogy", "copysign", "_thnn_fused_lstm_cell", "nextafter", "heaviside", "addcmul", "addcdiv",
+        "put_", "masked_scatter_",
+    )
+)  # fmt: skip
+
+
+_SCALARS = (int, float, complex)  # bool is an int
+# torch itself makes tensors of numbers for these ops.
+_CONVERTS_SCALARS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
+_C: Any = torch._C
+_BINDINGS = (_C._VariableFunctions, _C.TensorBase)  # not torch._C._nn, whose functions have other defaults than their ops
+_COMPOSITE_KEYS = (
+    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
+    torch._C.DispatchKey.CompositeExplicitAutograd,
+    torch._C.DispatchKey.CompositeImplicitAutograd,
+)
+
+
+def not_simulated(name: str) -> NotImplementedError:
+    return NotImplementedError(f"{name} is not simulated")
+
+
+def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKey:
+    """Return the key under which the kernel for a key is registered: its own or a composite one."""
+    for candidate in (key, *_COMPOSITE_KEYS):
+        if torch._C._dispatch_has_kernel_for_dispatch_key(name, candidate.name):
+            return candidate
+    raise not_simulated(name)
+
+
+class Op:
+    """One op of torch."""
+
+    def __init__(self, name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> None:
+        self.name = name
+        base, _, overload = name.partition(".")
+        self.short_name = short_name = base.partition("::")[2]
+        operator, by_key, tags = torch._C._get_operation_overload(base, overload)
+        self.schema = schema = torch._C._get_schema(base, overload)
+        self.operator: Callable[..., Any] = operator
+        decomposition = DECOMPOSITIONS.get(name)
+        # The CPU's kernel itself. The dispatcher has done for the CUDA tensors what it does before a kernel.
+        self.key = key
+        self._kernel: Callable[..., Any] = decomposition or functools.partial(by_key, _registered_key(name, key))
+        self.compute = self._compute
+        # For plain arguments: the function of torch's Python API, which takes half of the time. Unlike the kernel, it is
+        # subject to the CPU's autocast.
+        bindings = _BINDINGS if name.startswith("aten::") else ()
+        self.plain_function = decomposition or next((f for b in bindings if (f := getattr(b, short_name, None))), operator)
+        self.is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
+        self.names = [argument.name for argument in schema.arguments]
+        written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
+        self.written = frozenset(written)
+        # The arguments that the op may resize. Only addbmm_ resizes in place.
+        self.out = frozenset(n for n, a in written.items() if a.kwarg_only or short_name == "addbmm_")
+        # For each result the name of the argument that it is, or None for a new tensor.
+        self.results: list[str | None] = []
+        for result in schema.returns:
+            info = result.alias_info
+            before = info.before_set if info is not None else set[str]()
+            same = [n for n, a in written.items() if a.alias_info is not None and a.alias_info.before_set & before]
+            self.results.append(same[0] if same else None)
+        self.has_generator = "generator" in self.names
+        self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
+        prefixes = ("_foreach", "_fused_", "_nested", "_amp")
+        self.takes_host_tensors = short_name in _TAKES_HOST_TENSORS or short_name.startswith(prefixes)
+        self.takes_host_scalars = self.takes_host_tensors or torch.Tag.pointwise in tags or short_name in _TAKES_HOST_SCALARS
+        self._scalar_overloads: dict[frozenset[str], Op | None] = {}
+        self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
+        self.is_copy = short_name == "copy_"
+        self.is_dense = key == torch._C.DispatchKey.CPU
+        # Whether the host reads results or their sizes, so that the op waits for its stream.
+        self.needs_host = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)) or any(
+            str(result.type) not in ("Tensor", "List[Tensor]") for result in schema.returns
+        )
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute on the CPU."""
+        tensors = self.tensor_names
+        scalars = [n for n, v in zip(self.names, args, strict=False) if isinstance(v, _SCALARS) and n in tensors]
+        if kwargs:
+            scalars += [n for n, v in kwargs.items() if isinstance(v, _SCALARS) and n in tensors]
+        if scalars:
+            return self._compute_with_scalars(frozenset(scalars), list(args), kwargs)
+        return self._kernel(*args, **kwargs)
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by name."""
+        return {**dict(zip(self.names, args, strict=False)), **kwargs}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the op draws no random numbers, and returns new tensors or writes only its first argument."""
+        tensors = bool(self.results) and all(str(result.type) == "Tensor" for result in self.schema.returns)
+        first = not self.written or (self.written == frozenset(self.names[:1]) and self.results == [self.names[0]])
+        if "sparse" in self.name or "nested" in self.name:
+            return False  # its results may have parts
+        if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):
+            return False  # for other ops torch resolves lazy negation before the kernel
+        return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
+
+    def _scalar_overload(self, scalars: frozenset[str]) -> Op | None:
+        """Return the overload that takes numbers for these arguments, or None."""
+        if scalars not in self._scalar_overloads:
+            self._scalar_overloads[scalars] = self._find_scalar_overload(scalars)
+        return self._scalar_overloads[scalars]
+
+    def _find_scalar_overload(self, scalars: frozenset[str]) -> Op | None:
+        base = self.name.partition(".")[0]
+        for overload in torch._C._jit_get_operation(base)[1]:
+            arguments = torch._C._get_schema(base, overload).arguments
+            taken = {a.name for a in arguments if str(a.type) in ("number", "Optional[number]")}
+            tensors = {a.name for a in arguments if "Tensor" in str(a.type)}
+            if [a.name for a in arguments] != self.names or not scalars <= taken or tensors != {*self.tensor_names} - taken:
+                continue
+            try:
+                return Op(f"{base}.{overload}" if overload else base, self.key)
+            except NotImplementedError:
+                continue
+        return None
+
+    def _compute_with_scalars(self, scalars: frozenset[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Compute with numbers for some tensor arguments.
+
+        torch wraps a number that meets a tensor into a tensor that does not decide the result's type. A kernel in Python gets
+        a plain number instead.
+        """
+        if self.short_name.rstrip("_") in _CONVERTS_SCALARS:
+            return self._kernel(*args, **kwargs)
+        if (overload := self._scalar_overload(scalars)) is not None:
+            return overload.compute(*args, **kwargs)
+        args = [_as_tensor(v) if n in scalars else v for n, v in zip(self.names, args, strict=False)]
+        kwargs = {n: _as_tensor(v) if n in scalars else v for n, v in kwargs.items()}
+        return self._kernel(*args, **kwargs)
+
+    def infer_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the results and the arguments as meta tensors, which have sizes, strides and types.
+
+        If torch has no meta kernel, the CPU computes on copies, whose values do not matter.
+        """
+
+        def compute(prepare: Callable[[Any], Any], function: Callable[..., Any]) -> tuple[Any, dict[str, Any]]:
+            prepared_args = [prepare(value) for value in args]
+            prepared_kwargs = {name: prepare(value) for name, value in kwargs.items()}
+            return function(*prepared_args, **prepared_kwargs), self.bind(tuple(prepared_args), prepared_kwargs)
+
+        try:
+            returned, arguments = compute(_to_meta, self.operator)
+        except NotImplementedError:
+            returned, arguments = compute(_to_cpu_copy, self.compute)
+        results = [] if not self.results else [returned] if len(self.results) == 1 else list(returned)
+        return results, arguments
+
+
+def _as_tensor(value: complex) -> torch.Tensor:
+    return torch.scalar_tensor(value, dtype=_scalar_dtype(value), device="cpu")
+
+
+def _scalar_dtype(value: complex) -> torch.dtype:
+    if isinstance(value, (bool, int)):
+        return torch.bool if isinstance(value, bool) else torch.int64
+    default = torch.get_default_dtype()
+    return default if isinstance(value, float) else default.to_complex()
+
+
+def _to_meta(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cuda":
+            return value
+        result = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        return result.conj() if value.is_conj() else result
+    if isinstance(value, (list, tuple)):
+        return [_to_meta(item) for item in value]
+    if isinstance(value, torch.device):
+        return torch.device("meta")
+    return None if isinstance(value, torch.Generator) else value
+
+
+def _to_cpu_copy(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return cpu_alias(value).clone() if value.device.type == "cuda" else value
+    if isinstance(value, (list, tuple)):
+        return [_to_cpu_copy(item) for item in value]
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return None if isinstance(value, torch.Generator) else value

@@ -1,0 +1,214 @@
+"""PyTorch's own database of operators, run on simulated GPUs against the CPU."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+import sys
+import types
+import unittest
+import warnings
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+
+if importlib.util.find_spec("expecttest") is None:
+    # torch's test utilities derive a class from this package's; the database does not use it.
+    sys.modules["expecttest"] = types.ModuleType("expecttest")
+    sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
+
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils import _pytree as pytree
+
+# The samples of one entry that are run: the database has up to hundreds, which differ only in sizes.
+MAX_SAMPLES = 12
+
+
+class Outcome(NamedTuple):
+    """Result of one entry: status is "right", "not simulated", "unsupported" (by CUDA too), "wrong" or "error"."""
+
+    status: str
+    detail: str = ""
+
+
+def entries() -> dict[str, OpInfo]:
+    return {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db}
+
+
+def dtype_of(op: OpInfo) -> torch.dtype | None:
+    """Return the type with which an entry is run."""
+    on_cpu, on_cuda = op.supported_dtypes("cpu"), op.supported_dtypes("cuda")
+    for dtype in (torch.float32, torch.float64, torch.complex64, torch.int64, torch.bool, torch.bfloat16):
+        if dtype in on_cpu and dtype in on_cuda:
+            return dtype
+    return None
+
+
+def _to(value: Any, device: str) -> Any:
+    """Copy arguments to a device, with their layout in storage."""
+
+    def convert(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if item.device.type != "cpu":
+                return item
+            if item.layout != torch.strided or item.is_nested:
+                return item.detach().to(device).requires_grad_(item.requires_grad)
+            base = torch.empty(0, dtype=item.dtype, device=device)
+            whole = torch.empty(0, dtype=item.dtype).set_(item.detach().untyped_storage())
+            there = base.set_(whole.to(device).untyped_storage(), item.storage_offset(), item.size(), item.stride())
+            if item.is_neg():
+                there = torch.ops.aten._neg_view(there)
+            if item.is_conj():
+                there = there.conj()
+            return there.detach().requires_grad_(item.requires_grad)
+        if isinstance(item, torch.device):
+            return torch.device(device)
+        if isinstance(item, str) and item == "cpu":
+            return device
+        return item
+
+    return pytree.tree_map(convert, value)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _call(op: OpInfo, sample: SampleInput, backward: bool) -> tuple[Any, list[torch.Tensor | None]]:
+    result = op(sample.input, *sample.args, **sample.kwargs)
+    if sample.output_process_fn_grad is not None and not op.name.startswith("sparse"):
+        processed = sample.output_process_fn_grad(result)
+    else:
+        processed = result
+    if not backward:
+        return result, []
+    outputs = [t for t in _tensors(processed) if t.requires_grad and t.is_floating_point() | t.is_complex()]
+    inputs = [t for t in _tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
+    if not outputs or not inputs:
+        return result, []
+    # Each element of the result has another weight, the same on each device.
+    weights = [
+        torch.linspace(0.5, 1.5, max(t.numel(), 1))[: t.numel()].reshape(t.shape).to(t.device, t.dtype)
+        if t.layout == torch.strided
+        else torch.ones_like(t)
+        for t in outputs
+    ]
+    return result, list(torch.autograd.grad(outputs, inputs, weights, allow_unused=True))
+
+
+def _same(here: Any, there: Any, dtype: torch.dtype) -> str | None:
+    """Return None if two results are equal, else the difference."""
+    left, right = pytree.tree_leaves(here), pytree.tree_leaves(there)
+    if len(left) != len(right):
+        return f"{len(left)} results on the CPU, {len(right)} on CUDA"
+    for a, b in zip(left, right, strict=True):
+        if isinstance(a, torch.Tensor):
+            if not isinstance(b, torch.Tensor):
+                return "no tensor"
+            if a.is_quantized and b.is_quantized:
+                a, b = a.dequantize(), b.dequantize()
+            if a.layout != b.layout:
+                return f"{b.layout} for {a.layout}"
+            loose = a.dtype in (torch.bfloat16, torch.float16, torch.complex32)
+            rtol, atol = (2e-2, 2e-2) if loose else (1e-3, 1e-4)
+            try:
+                torch.testing.assert_close(b.detach().cpu(), a.detach(), equal_nan=True, rtol=rtol, atol=atol)
+            except AssertionError as error:
+                return str(error).replace("\n", " ")[:200]
+        elif isinstance(a, float) and isinstance(b, float):
+            if not math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-5) and not (math.isnan(a) and math.isnan(b)):
+                return f"{b} for {a}"
+        elif isinstance(a, (int, bool, str)) and a != b:
+            return f"{b} for {a}"
+    return None
+
+
+def _zeroed(value: Any) -> Any:
+    """Return zero tensors: the contents of new memory are arbitrary."""
+    return pytree.tree_map(lambda item: torch.zeros_like(item) if isinstance(item, torch.Tensor) else item, value)
+
+
+# Their entries write the sample, so that a second call starts from other values.
+_IN_PLACE = ("cauchy", "exponential", "geometric", "log_normal", "normal", "uniform")
+
+
+def _is_random(op: OpInfo, sample: SampleInput) -> bool:
+    """Return whether the CPU's result depends on the seed, even if the entry sets a seed itself."""
+    results: list[Any] = []
+    manual_seed = torch.manual_seed
+    for seed in (11, 12):
+        manual_seed(seed)
+        torch.manual_seed = lambda _, seed=seed: manual_seed(seed)  # type: ignore[assignment]
+        try:
+            result = _call(op, copy.deepcopy(sample) if op.name in _IN_PLACE else sample, False)[0]
+        except Exception:  # the CPU does not support the sample
+            return False
+        finally:
+            torch.manual_seed = manual_seed
+        results.append(pytree.tree_map(lambda item: item.detach().clone() if isinstance(item, torch.Tensor) else item, result))
+    return _same(*results, torch.float32) is not None
+
+
+def run(op: OpInfo, limit: int = MAX_SAMPLES) -> Outcome:
+    """Run an entry on both devices, forward and, if it has gradients, backward."""
+    dtype = dtype_of(op)
+    if dtype is None:
+        return Outcome("unsupported", "no type on both devices")
+    backward = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    right = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(7)
+        samples = list(op.sample_inputs("cpu", dtype, requires_grad=backward))
+        step = max(1, len(samples) // limit)
+        for sample in samples[::step]:
+            mirrored = _to((sample.input, sample.args, sample.kwargs), "cuda")
+            there = copy.copy(sample)
+            there.input, there.args, there.kwargs = mirrored
+            if op.name == "tensor_split":  # its indices must be on the host
+                there.args = sample.args
+            try:
+                expected = _call(op, sample, backward)
+            except Exception:  # the CPU does not support the sample
+                continue
+            try:
+                actual = _call(op, there, backward)
+            except NotImplementedError as error:
+                if "is not simulated" in str(error):
+                    return Outcome("not simulated", str(error))
+                return Outcome("unsupported", str(error)[:150])
+            except Exception as error:
+                return Outcome("error", f"{type(error).__name__}: {error}"[:300])
+            if "empty" in op.name:
+                expected, actual = _zeroed(expected), _zeroed(actual)
+            for a, b in zip(expected, actual, strict=True):
+                difference = _same(a, b, dtype)
+                if difference and not any(_is_random(op, one) for one in op.sample_inputs("cpu", dtype)):
+                    return Outcome("wrong", difference)
+            right += 1
+    if not right:
+        return Outcome("unsupported", "the CPU runs no sample")
+    return Outcome("right", str(right))
+
+
+def main() -> None:
+    import time
+
+    database = entries()
+    names = sys.argv[1:] or list(database)
+    counts: Counter[str] = Counter()
+    for name in names:
+        start = time.perf_counter()
+        outcome = run(database[name])
+        counts[outcome.status] += 1
+        took = time.perf_counter() - start
+        if outcome.status != "right" or took > 3:
+            print(f"{outcome.status:14s} {name} ({took:.1f} s) {outcome.detail}", flush=True)
+    print(dict(counts))
+
+
+if __name__ == "__main__":
+    main()

@@ -76,7 +76,7 @@ def test_wrong_ids_change_nothing(value: str | None, ids: list[Any], message: st
 STARTED = """
     import subprocess
     import accelerator as acc
-    answers = []
+    results = []
     for value in (None, "2,0", "GPU-2,GPU-7,GPU-c"):
         for ids in ([0], [1], [1, 0], []):
             environment = dict(os.environ) if value is None else {**os.environ, "CUDA_VISIBLE_DEVICES": value}
@@ -86,8 +86,8 @@ STARTED = """
                 continue
             there = [plain(d.uuid) for d in acc.visible_devices({} if value is None else {"CUDA_VISIBLE_DEVICES": value})]
             wanted = [there[i] for i in ids]
-            seen = driver(CUDA_VISIBLE_DEVICES=environment["CUDA_VISIBLE_DEVICES"])
-            answers.append((value, ids, wanted, seen, [plain(d.uuid) for d in acc.visible_devices(environment)]))
+            observed = driver(CUDA_VISIBLE_DEVICES=environment["CUDA_VISIBLE_DEVICES"])
+            results.append((value, ids, wanted, observed, [plain(d.uuid) for d in acc.visible_devices(environment)]))
     names = [acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()]
     names.append(acc.visible_devices_envs())
     quiet = "torch" not in sys.modules
@@ -95,16 +95,16 @@ STARTED = """
     names.append([acc.communication_backend_version(), torch.cuda.nccl.version()])
     os.environ["ACCELERATOR_BACKEND"] = "cpu"
     names.append([acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()])
-    print(json.dumps([answers, names, quiet]))
+    print(json.dumps([results, names, quiet]))
 """
 
 
 @on_simulated_gpus
 def test_a_process_so_started_sees_the_devices_meant() -> None:
-    answers, names, quiet = ask_simulated(STARTED, gpus=3)
-    assert len(answers) == 12
-    for value, ids, wanted, seen, told in answers:
-        assert wanted == seen == told, (value, ids)
+    results, names, quiet = ask_simulated(STARTED, gpus=3)
+    assert len(results) == 12
+    for value, ids, wanted, observed, output in results:
+        assert wanted == observed == output, (value, ids)
     assert names[:1] == ["nccl"]
     assert names[1] == names[4][0] == names[4][1]
     assert names[2:4] == [["NCCL"], ["CUDA_VISIBLE_DEVICES"]]
@@ -123,7 +123,7 @@ def test_a_torch_that_was_built_without_nccl() -> None:
     assert ask_simulated(program, gpus=1) is None
 
 
-# A torch for Intel's GPUs, as far as these questions look.
+# A torch for Intel's GPUs, as far as these queries look.
 XPU = {
     "version.py": "__version__ = '9.0+xpu'\ncuda = hip = None\nxpu = '20260000'\n",
     "__init__.py": "class xpu:\n    device_count = staticmethod(lambda: 4)\n    is_initialized = staticmethod(lambda: False)\n",
@@ -163,11 +163,11 @@ def test_level_zero_s_masks_have_tiles(tmp_path: Path) -> None:
             except ValueError as error:
                 return f"ValueError: {{error}}"
 
-        told = [chosen(env, ids) for env, ids, _ in {MASKS!r}]
-        print(json.dumps([told, acc.visible_devices_envs(), acc.communication_backend_name(), acc.export_envs()]))
+        output = [chosen(env, ids) for env, ids, _ in {MASKS!r}]
+        print(json.dumps([output, acc.visible_devices_envs(), acc.communication_backend_name(), acc.export_envs()]))
     """
-    told, names, backend, prefixes = ask(program, environment, python=(sys.executable, "-S"))
-    assert told == [expected for _, _, expected in MASKS]
+    output, names, backend, prefixes = ask(program, environment, python=(sys.executable, "-S"))
+    assert output == [expected for _, _, expected in MASKS]
     assert (names, backend, prefixes) == (["ZE_AFFINITY_MASK"], "xccl", ["CCL", "ZE"])
 
 

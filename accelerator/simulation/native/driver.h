@@ -106,6 +106,9 @@ void accelerator_simulation_zero(void *address, size_t size);
 
 /* driver_stream.c */
 void use_runtime(const struct sim_runtime *used);
+/* Wait for NCCL's work, the only work that is not done at the call. */
+int wait_for_pending_on_device(int ordinal);
+int wait_for_pending_on_stream(CUstream stream);
 int free_to_pool(const struct sim_memory *memory);
 
 /* driver_virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */

@@ -268,7 +268,8 @@ def __dir__() -> list[str]:
 
 @_triton.register_check
 def _simulation_runs_triton() -> bool:
-    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1":
+    # Triton's interpreter runs kernels there, unless the machine was described with triton=False.
+    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or os.environ.get("ACCELERATOR_SIM_TRITON") != "0":
         return True
     from . import simulation
 

@@ -29,12 +29,12 @@ def is_triton_supported() -> bool:
 
     Returns:
         On CUDA whether Triton can be imported and the compute capability is 8 or more, as DeepSpeed decides; on ROCm and XPU
-        whether it can be imported. False elsewhere, and on simulated GPUs that compute, which run none of its kernels.
+        whether it can be imported. False elsewhere, and on simulated GPUs described with ``triton=False``.
 
     Example:
         >>> import accelerator as acc
-        >>> acc.is_triton_supported()  # simulated GPUs run no kernel of Triton's
-        False
+        >>> acc.is_triton_supported()  # Triton's interpreter serves simulated GPUs
+        True
     """
     device_type = state.current().device_type
     if device_type not in ("cuda", "xpu") or not triton.is_usable():

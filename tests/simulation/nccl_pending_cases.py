@@ -162,6 +162,19 @@ def waits(place: Place) -> dict[str, float]:
     return seconds
 
 
+def compiled(place: Place) -> bool:
+    """Compiled code waits for the collective that its stream waits for."""
+    start(place)
+    double = torch.compile(lambda tensor: tensor * 2)
+    double(ranks_tensor(place))
+    tensor = ranks_tensor(place)
+    dist.barrier()
+    late(place)
+    dist.all_reduce(tensor)
+    assert (double(tensor).cpu() == 2 * total(place)).all()
+    return True
+
+
 def busy_stream(place: Place) -> float:
     """A collective begins when the earlier work of its stream has ended, on every rank."""
     store = start(place)

@@ -355,6 +355,10 @@ class TestPendingWork:
         assert len(waited) == 11
         assert all(seconds >= 0.2 for seconds in waited.values()), waited
 
+    @pytest.mark.slow
+    def test_compiled_code_waits(self, ranks: Ranks) -> None:
+        assert ranks.run("pending.compiled", 2) == [True] * 2
+
     def test_a_collective_waits_for_its_stream(self, ranks: Ranks) -> None:
         assert all(seconds >= 0.4 for seconds in ranks.run("pending.busy_stream", 2))
 

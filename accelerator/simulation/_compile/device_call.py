@@ -32,8 +32,10 @@ class DeviceCall:
         if capture.captures.value:
             devices = {value.device for value in inputs if _is_cuda(value)} | set(filter(None, self._devices))
             for device in devices:
-                if device.type == "cuda" and capture.is_capturing(device):
-                    return self._record(inputs, cpu_inputs, device)
+                if device.type == "cuda":
+                    if capture.is_capturing(device):
+                        return self._record(inputs, cpu_inputs, device)
+                    capture.wait_for_pending(device)
         return self._run(inputs, cpu_inputs)[0]
 
     def _run(self, inputs: list[Any], cpu_inputs: list[Any]) -> tuple[list[Any], Sequence[Any]]:

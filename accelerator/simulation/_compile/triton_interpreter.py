@@ -16,6 +16,7 @@ import torch
 
 from .._kernels import capture
 from .._kernels.aliases import cpu_alias
+from .triton_bfloat16 import hook_bfloat16
 
 __all__ = ["hook_autotuner", "hook_dynamo", "hook_interpreter"]
 
@@ -57,6 +58,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     executor._init_args_hst = arguments_on_cpu
     executor._restore_args_dev = leave_arguments
     executor.__call__ = launch_on_stream
+    hook_bfloat16(interpreter)
     _break_graphs(interpreter.InterpretedFunction)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ._machine import description, device_argument, discovery_cache, nvml, process, torch_runtime, usability
+from ._machine import description, device_argument, discovery_cache, environment, nvml, process, torch_runtime, usability
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
 from ._machine.discovery_result import DiscoveryResult, Failed, NotSupported
@@ -127,7 +127,7 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
         One entry per device, at the position that torch uses as index; empty if no accelerator is available.
 
     Raises:
-        TypeError: if ``env`` is no mapping.
+        TypeError: if ``env`` is no mapping of strings.
 
     Example:
         >>> import accelerator as acc
@@ -138,7 +138,10 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
     """
     if env is not None and not isinstance(env, Mapping):
         raise TypeError(f"env is a mapping of variables, as os.environ is, not {type(env).__name__}")
-    return _described(_current() if env is None else discovery_cache.for_environment(env))
+    if env is None:
+        return _described(_current())
+    environment.check(env)
+    return _described(discovery_cache.for_environment(env))
 
 
 def _described(result: DiscoveryResult) -> tuple[VisibleDevice, ...]:

@@ -6,6 +6,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing takes longer than all of this module
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
 VARIABLES = (
@@ -33,6 +34,14 @@ def snapshot() -> tuple[Any, ...]:
     """The values of ``VARIABLES``, to compare and for ``as_mapping``."""
     # One call in C: no other thread changes a variable between two reads.
     return tuple(map(_get, _keys))
+
+
+def check(env: Mapping[str, object], names: Iterable[str] = VARIABLES) -> None:
+    """Raise TypeError if a variable of an environment is not a string."""
+    for name in names:
+        value = env.get(name)
+        if not (value is None or isinstance(value, str)):
+            raise TypeError(f"The variable {name} is a str, not {type(value).__name__} ({value!r})")
 
 
 def as_mapping(values: tuple[Any, ...]) -> dict[str, str]:

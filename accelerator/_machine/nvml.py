@@ -174,11 +174,17 @@ def _initialize() -> Any:
         raise Failed(f"the package nvidia-ml-py is missing ({error})") from None
     except Exception as error:
         raise Failed(f"the package nvidia-ml-py does not work ({type(error).__name__}: {error})") from None
+    _replace_lock(binding)
     try:
         binding.nvmlInit()
     except Exception as error:
         raise _translated(binding, "nvmlInit", error) from None
     return binding
+
+
+def _replace_lock(binding: Any) -> None:
+    # The binding's own lock is not re-entrant: a query in a signal handler would wait for the query that it interrupts.
+    binding.libLoadLock = threading.RLock()
 
 
 def clear() -> None:
@@ -308,5 +314,5 @@ def _reset_after_fork() -> None:
     global _lock, _session
     binding = sys.modules.get("pynvml")
     if binding is not None:
-        binding.libLoadLock = threading.Lock()  # type: ignore[attr-defined]
+        _replace_lock(binding)
     _lock, _session = threading.RLock(), None

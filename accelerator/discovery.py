@@ -7,6 +7,7 @@ plug-ins knows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from ._machine import description, device_argument, discovery_cache, environment, nvml, process, torch_runtime, usability
@@ -43,6 +44,8 @@ BAD_FORK = (
     "this process was forked after its parent had initialized the accelerator, which cannot be used again in the child; "
     "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
 )
+
+_DIGITS = re.compile("0|[1-9][0-9]*")
 
 _current = discovery_cache.current
 
@@ -319,7 +322,7 @@ def device_name(device_index: Device = None) -> str:
         ('cuda', 'cuda:1')
     """
     result = _current()
-    if isinstance(device_index, str) and device_index.isdecimal():
+    if isinstance(device_index, str) and _DIGITS.fullmatch(device_index):
         device_index = int(device_index)
     index = device_argument.index(device_index, result.device_type)
     if index is None or result.device_type == "cpu":
@@ -400,7 +403,7 @@ def is_fork_safe() -> bool:
 
 
 def refresh() -> None:
-    """Drop the cached discovery result, as after a device was lost or MIG was reconfigured.
+    """Drop the cached discovery result and NVML's session, as after a device appeared, was lost, or MIG was reconfigured.
 
     Example:
         >>> import accelerator as acc

@@ -121,6 +121,8 @@ def _without_accelerator(problem: str, env: Mapping[str, str]) -> DiscoveryResul
 
 def _cpu_build() -> str:
     build = torch_build.read()
+    if build is None and (error := torch_build.read_error()):
+        return f"whether torch is installed is unknown: {error.strerror}"
     if build is None:
         return "torch is not installed in this Python; install it with 'pip install torch'"
     return f"torch {build.version} is a CPU build; install one that is built for the accelerator"

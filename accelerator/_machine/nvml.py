@@ -1,6 +1,6 @@
 """NVML: a call returns a value, or raises NotSupported or Failed, in whatever state NVML or its binding is.
 
-NVML is initialized once per process, again in a forked child, and again after others shut it down. It is never shut down here.
+NVML is initialized once per process, again in a forked child, after others shut it down, and after ``clear``.
 """
 
 from __future__ import annotations
@@ -188,10 +188,16 @@ def _replace_lock(binding: Any) -> None:
 
 
 def clear() -> None:
-    """Drop the list of GPUs and a failed initialization."""
+    """End the session, so that the next call initializes NVML again and lists the GPUs of that time."""
     global _session
     with _lock:
-        _session = _Session(_session.binding) if isinstance(_session, _Session) else None
+        session, _session = _session, None
+        if isinstance(session, _Session):
+            try:
+                # NVML counts initializations, so others in this process keep theirs.
+                session.binding.nvmlShutdown()
+            except Exception:  # others shut it down, or the driver is gone: the next call reports it
+                return
 
 
 def gpus() -> tuple[Gpu, ...]:

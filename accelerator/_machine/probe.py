@@ -116,8 +116,9 @@ def _run_child(environment: Mapping[str, str | None], *, use: bool, hip: str | N
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-    except (OSError, ValueError, AttributeError) as error:
-        # ValueError: a value that no environment can hold. AttributeError: a signal handler interrupted the import of subprocess.
+    except (OSError, ValueError, AttributeError, RuntimeError) as error:
+        # ValueError: a value that no environment can hold. AttributeError: a signal handler interrupted the import of
+        # subprocess. RuntimeError: a sub-interpreter may not fork.
         return ProbeResult(f"no child process could be started to ask {library} ({error})")
     try:
         output, errors = child.communicate(timeout=DEADLINE_S)

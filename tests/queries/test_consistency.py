@@ -79,9 +79,7 @@ MACHINE = {
 @on_simulated_gpus
 @pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
 def test_no_result_mixes_environments(seconds: int) -> None:
-    calls, wrong, distinct = evaluate_simulated(
-        FLIPS, str(seconds), variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, **MACHINE
-    )
+    calls, wrong, distinct = evaluate_simulated(FLIPS, str(seconds), variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, **MACHINE)
     assert wrong == {}
     assert calls > 100 * seconds
     # The environments differ in what they show, or the test could not fail.

@@ -268,7 +268,9 @@ def __dir__() -> list[str]:
 
 @_triton.register_check
 def _simulation_runs_triton() -> bool:
-    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1":
+    variables = ("ACCELERATOR_SIM_COMPUTE", "ACCELERATOR_SIM_TRITON", "TRITON_INTERPRET")
+    computes, runs_triton, interprets = (os.environ.get(name) == "1" for name in variables)
+    if not computes or (runs_triton and interprets):
         return True
     from . import simulation
 

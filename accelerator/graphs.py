@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -29,7 +29,14 @@ __all__ = [
 CaptureErrorMode = Literal["default", "global", "thread_local", "relaxed"]
 
 
-class Graph:
+# Type checkers take a graph for CUDA's, which it is on CUDA.
+if TYPE_CHECKING:
+    _Base = torch.cuda.CUDAGraph
+else:
+    _Base = object
+
+
+class Graph(_Base):
     """A graph: work of the accelerator that is captured once and replayed.
 
     As a context manager it captures the work inside. Use a stream other than the default one for the capture. The interface is
@@ -58,17 +65,8 @@ class Graph:
         [2.0, 4.0]
     """
 
-    # For type checkers: the object is an instance of torch's class too.
     graph_pool: tuple[int, int] | None
     capture_error_mode: CaptureErrorMode
-    capture_begin: Callable[[], None]
-    capture_end: Callable[[], None]
-    instantiate: Callable[[], None]
-    replay: Callable[[], None]
-    reset: Callable[[], None]
-    pool: Callable[[], tuple[int, int]]
-    enable_debug_mode: Callable[[], None]
-    debug_dump: Callable[[str], None]
 
     def __new__(
         cls,
@@ -137,7 +135,7 @@ def _with_options(torch_graph: Any) -> Any:
     return VendorGraph
 
 
-class _CUDAGraph(torch.cuda.CUDAGraph):
+class _CUDAGraph(torch.cuda.CUDAGraph):  # pyright: ignore[reportUnusedClass]
     """torch.cuda.CUDAGraph with the constructor of torch.accelerator.Graph."""
 
     def __new__(cls, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default") -> Any:

@@ -246,6 +246,8 @@ def destroyed_stream(place: Place) -> bool:
     assert again.value == stream.value, "streams are reused"
     assert runtime.cudaStreamQuery(again) == 0
     torch.cuda.synchronize()
+    torch.cuda.synchronize()  # whatever waited has noticed the end of the work
+    assert work.is_completed()
     assert (tensor.cpu() == total(place)).all()
     return True
 

@@ -7,9 +7,12 @@ fails. A module of the package is imported when one of its names is first used.
 # ruff: noqa: F403
 from __future__ import annotations
 
+import os
+
 # ``process`` registers the at-fork hooks before the process can fork.
 from ._machine import imports as _imports
 from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from ._machine import triton as _triton
 
 # typing.TYPE_CHECKING without importing typing. Type checkers read the names here, and freezing tools find the modules.
 TYPE_CHECKING = False
@@ -212,8 +215,8 @@ _EXPORTS = {
         "unpin_memory",
         "unregister_host_memory",
     ),
-    "deepspeed_bridge": ("use_in_deepspeed",),
-    "profiling": ("annotate", "range_pop", "range_push", "supports_nvtx_domain"),
+    "deepspeed_bridge": ("supports_nvtx_domain", "use_in_deepspeed"),
+    "profiling": ("annotate", "range_pop", "range_push"),
     "compiling": ("get_compile_backend", "is_triton_supported", "prefer_triton_grouped_mm", "set_compile_backend"),
     "extensions": (
         "build_extension",
@@ -261,6 +264,16 @@ def _import(name: str) -> ModuleType:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+@_triton.register_check
+def _simulation_runs_triton() -> bool:
+    # Triton's interpreter runs kernels there, unless the machine was described with triton=False.
+    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or os.environ.get("ACCELERATOR_SIM_TRITON") != "0":
+        return True
+    from . import simulation
+
+    return not simulation.is_simulated()
 
 
 if not TYPE_CHECKING:  # so that type checkers report unknown names

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from . import discovery
+from ._machine import triton
 from ._torch import state
-from .simulation import is_simulated
 
 __all__ = [
     "get_compile_backend",
@@ -31,15 +29,15 @@ def is_triton_supported() -> bool:
 
     Returns:
         On CUDA whether Triton can be imported and the compute capability is 8 or more, as DeepSpeed decides; on ROCm and XPU
-        whether it can be imported. False elsewhere, and on simulated GPUs that compute, which run none of its kernels.
+        whether it can be imported. False elsewhere, and on simulated GPUs described with ``triton=False``.
 
     Example:
         >>> import accelerator as acc
-        >>> acc.is_triton_supported()  # simulated GPUs run no kernel of Triton's
-        False
+        >>> acc.is_triton_supported()  # Triton's interpreter serves simulated GPUs
+        True
     """
     device_type = state.current().device_type
-    if device_type not in ("cuda", "xpu") or not _has_triton():
+    if device_type not in ("cuda", "xpu") or not triton.is_usable():
         return False
     if device_type == "xpu" or torch.version.hip is not None:
         return True
@@ -59,7 +57,7 @@ def prefer_triton_grouped_mm() -> bool:
         >>> acc.prefer_triton_grouped_mm()
         False
     """
-    if state.current().device_type != "cuda" or torch.version.hip is not None or not _has_triton():
+    if state.current().device_type != "cuda" or torch.version.hip is not None or not triton.is_usable():
         return False
     capability = discovery.compute_capability()
     if capability is None:
@@ -108,10 +106,3 @@ def set_compile_backend(backend: str | Callable[..., Any]) -> None:
     elif not callable(backend):
         raise TypeError(f"A backend must be a str or a callable, not {type(backend).__name__}")
     _backend = backend
-
-
-def _has_triton() -> bool:
-    # Simulated GPUs that compute refuse Triton's kernels.
-    return importlib.util.find_spec("triton") is not None and not (
-        os.environ.get("ACCELERATOR_SIM_COMPUTE") == "1" and is_simulated()
-    )

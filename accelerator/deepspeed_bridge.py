@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
-__all__ = ["use_in_deepspeed"]
+__all__ = ["supports_nvtx_domain", "use_in_deepspeed"]
+
+supports_nvtx_domain = True
+"""Whether ``range_push`` and ``range_pop`` take a domain. DeepSpeed reads this."""
 
 
 def use_in_deepspeed() -> None:

@@ -9,10 +9,7 @@ from typing import Any
 from ._torch import bindings, tracing
 from ._torch.tracing import traced_as
 
-__all__ = ["annotate", "range_pop", "range_push", "supports_nvtx_domain"]
-
-supports_nvtx_domain = True
-"""Whether ``range_push`` and ``range_pop`` take a domain. DeepSpeed reads this."""
+__all__ = ["annotate", "range_pop", "range_push"]
 
 
 @traced_as(tracing.nothing)

@@ -161,7 +161,8 @@ def default_stream(device: Device = None) -> torch.Stream:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        The stream, an ``acc.Stream``; the CPU's only stream under the CPU fallback. Mirrors ``torch.cuda.default_stream``.
+        The stream, an ``acc.Stream``; the current stream on accelerators without a default stream; the CPU's only stream under
+        the CPU fallback. Mirrors ``torch.cuda.default_stream``.
 
     Initializes: the accelerator.
 
@@ -171,11 +172,11 @@ def default_stream(device: Device = None) -> torch.Stream:
         True
     """
     runtime = state.initialize(device)
-    return (
-        cpu_stream()
-        if runtime.device_type == "cpu"
-        else _as_torch_stream(runtime.function("default_stream")(runtime.device_index))
-    )
+    if runtime.device_type == "cpu":
+        return cpu_stream()
+    # Some modules have no default stream. DeepSpeed's accelerators use the current one then.
+    read = getattr(runtime.device_module, "default_stream", None)
+    return _as_torch_stream(read(runtime.device_index)) if read else get_stream(runtime.device_index)
 
 
 def _as_torch_stream(stream: torch.Stream) -> torch.Stream:

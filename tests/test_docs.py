@@ -1,8 +1,9 @@
-"""Every block of code in README and in docs/ runs, and prints what it says it prints.
+"""Every block of code in README and docs/ runs and prints what it says.
 
-Python runs on two simulated GPUs, as a test where it has tests; the shell's lines run beside the miniature library, without a
-GPU. A comment in front of a block says where it cannot run as it stands: ``<!-- run: never, REASON -->``, or, for one that
-runs on any device, ``<!-- run: needs MODULE -->``.
+Python blocks run on two simulated GPUs, under pytest if they have tests. Shell blocks run beside the miniature library,
+without a GPU; their ``pytest`` only collects its tests, because test_miniature.py runs them. A comment in front of a block
+says that it does not run, ``<!-- run: never, REASON -->``, or that it needs a module but no GPU,
+``<!-- run: needs MODULE -->``.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def test_shell(block: Block, tmp_path: Path) -> None:
 @on_simulated_gpus
 @pytest.mark.parametrize("block", WORKFLOWS, ids=lambda block: block.where)
 def test_workflow(block: Block, tmp_path: Path) -> None:
-    """What a workflow runs, less what it installs."""
+    """Run the commands of a workflow, except those that install."""
     steps = re.findall(r"^ +- run: (.*)$", block.code, re.MULTILINE)
     installs = [step for step in steps if step.startswith("pip install ")]
     assert steps[: len(installs)] == installs
@@ -112,7 +113,7 @@ def test_workflow(block: Block, tmp_path: Path) -> None:
     _beside_the_miniature_library("\n".join(steps[len(installs) :]), tmp_path)
 
 
-def test_the_workflow_is_one_that_can_be_read() -> None:
+def test_the_workflow_can_be_read() -> None:
     yaml = pytest.importorskip("yaml")
     (block,) = WORKFLOWS
     read = yaml.safe_load(block.code)
@@ -137,7 +138,7 @@ def _beside_the_miniature_library(script: str, directory: Path) -> str:
     work, programs = directory / "work", directory / "bin"
     shutil.copytree(ROOT / "tests" / "miniature", work, ignore=shutil.ignore_patterns("__pycache__"))
     programs.mkdir()
-    for name, arguments in {"python": "", "pytest": " ".join(PLUGIN)}.items():
+    for name, arguments in {"python": "", "pytest": " ".join((*PLUGIN, "--collect-only"))}.items():
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8")
         (programs / name).chmod(0o755)
     path = os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])

@@ -40,9 +40,9 @@ class DriverError(RuntimeError):
 
 def version(library: Any) -> tuple[int, int]:
     """The newest CUDA version that the driver supports; needs no initialization."""
-    number = ctypes.c_int()
-    _call(library, "cuDriverGetVersion", ctypes.byref(number))
-    return number.value // 1000, number.value % 1000 // 10
+    encoded = ctypes.c_int()
+    _call(library, "cuDriverGetVersion", ctypes.byref(encoded))
+    return encoded.value // 1000, encoded.value % 1000 // 10
 
 
 def devices(library: Any, count: int) -> tuple[Device, ...]:

@@ -156,10 +156,10 @@ def _parse_integer(text: str) -> int | None:
     match = _INTEGER.match(text.strip(_BLANKS))
     if match is None:
         return None
-    sign, digits = match.groups()
+    prefix, digits = match.groups()
     # Python refuses to convert thousands of digits. Like strtol, this stops at the largest long.
     value = min(int(digits.lstrip("0")[:20] or "0"), sys.maxsize)
-    return -value if sign == "-" else value
+    return -value if prefix == "-" else value
 
 
 def _ordinal(ordinal: int | None, gpus: Sequence[Gpu]) -> Target | str:

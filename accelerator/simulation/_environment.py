@@ -28,6 +28,8 @@ _DRIVER_STATES = ("present", "absent", "old", "broken")
 _NVML_STATES = ("present", "absent", "broken", "mismatch")
 _FILLS = ("zero", "nan")
 _COMPILED_CODE = ("cpp", "triton")
+_INTERPRET = "TRITON_INTERPRET"
+_CACHE_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
 _OLD_CUDA = "11.4"
 _DRIVER_VERSIONS = {"11.4": "470.57.02"}
 
@@ -204,6 +206,12 @@ def environment(
     if "absent" not in (driver_state, nvml_state):
         result.setdefault("PATH", os.defpath)
         _prepend(result, "PATH", [root / "bin"])  # nvidia-smi
+    if compute:
+        if triton:
+            result[_INTERPRET] = "1"
+        # What was compiled for simulated GPUs is not what the CPU or a real GPU runs: torch's caches keep them apart.
+        tag = "-".join(filter(None, (result.get(_CACHE_TAG), f"simulated-gpu-{machine['COMPILE']}")))
+        result[_CACHE_TAG] = tag
     # torch waits 10 s at exit for autograd threads, which native/exit.c has suspended for good.
     result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
     result.update({_PREFIX + key: value for key, value in machine.items()})
@@ -237,6 +245,11 @@ def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
 
     set_by_user = (*_SET_BY_USER, _build.LIBRARIES_VARIABLE)
     result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key in set_by_user}
+    if base.get(f"{_PREFIX}TRITON") == "1" and base.get(f"{_PREFIX}COMPUTE") == "1":
+        result.pop(_INTERPRET, None)
+    tag = re.sub(r"-?simulated-gpu-(cpp|triton)$", "", result.pop(_CACHE_TAG, ""))
+    if tag:
+        result[_CACHE_TAG] = tag
     search_paths = (("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":"), ("PATH", ":"))
     for variable, separators in (("LD_PRELOAD", "[ :]"), *search_paths):
         old = result.get(variable)

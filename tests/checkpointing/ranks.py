@@ -1,4 +1,4 @@
-"""The ranks of a world, each a process of its own."""
+"""Run the ranks of a world, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 from tests.support import ROOT
 
-# What a rank that waits for ever is given.
+# Seconds until a rank that hangs is killed.
 SECONDS = 150
 
 
 class Ended(NamedTuple):
-    """How a rank ended, below zero by a signal, and the end of what it wrote."""
+    """The exit status of a rank, negative for a signal, and the end of its output."""
 
     status: int
     said: str
 
 
 def run(module: str, size: int, folder: Path, environment: Mapping[str, str]) -> list[Ended]:
-    """Run ``python -m MODULE RANK SIZE FOLDER`` for each rank of a world; what does not end in time is killed."""
+    """Run ``python -m MODULE RANK SIZE FOLDER`` for each rank of a world, and kill the ranks that hang."""
     until = time.monotonic() + SECONDS
     logs = [(folder / f"{rank}.log").open("w+") for rank in range(size)]
     processes = [

@@ -1,6 +1,6 @@
-"""``python -m tests.coverage [--append] [pytest arguments]``: the lines of ``accelerator/`` that the whole suite runs.
+"""``python -m tests.coverage [--append] [pytest arguments]``: print the lines of ``accelerator/`` that the suite does not run.
 
-All processes that it starts are measured. ``--append`` adds to what was measured before, such as with another build of torch.
+It measures all processes that the tests start. ``--append`` adds to an earlier measurement, such as of another torch build.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> int:
         arguments = arguments[1:]
     else:
         whole.erase()
-    # Whatever ends this, no Python is to start so afterwards.
+    # Remove the file whatever ends this process: every Python process of the environment reads it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     starter.write_text(f"import runpy; runpy.run_path({measured.__file__!r})\n")
     try:

@@ -1,5 +1,6 @@
-"""What a Python begins with while ``tests.coverage`` measures it: every process that tests start, whatever they leave of the
-environment, and those that are told to leave out ``site``, as the child is that asks the driver.
+"""Start coverage in every Python process while ``tests.coverage`` runs, also with another environment or without ``site``.
+
+The probe's child runs without ``site``.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER_CHILD = ROOT / "accelerator/_machine/driver_child.py"
 
-# In front of a program that a Python without site-packages is given; a program with a file of its own is told by its text.
+# The start of a program that runs without site-packages.
 _WITHOUT_SITE = """\
 import sys
 sys.path.insert(0, {packages!r})
@@ -27,7 +28,7 @@ exec(compile({program!r}, {file!r}, "exec"), globals())
 def start() -> None:
     import coverage
 
-    # Not for children: each has this start of its own, and tests look at the environment.
+    # Children start coverage themselves, and tests compare environments.
     variables = {"COVERAGE_PROCESS_START": str(ROOT / "pyproject.toml"), "ACCELERATOR_ROOT": str(ROOT)}
     os.environ.update(variables)
     try:
@@ -35,7 +36,7 @@ def start() -> None:
     finally:
         for name in variables:
             del os.environ[name]
-    begin, leave = subprocess.Popen.__init__, os._exit
+    start_process, leave = subprocess.Popen.__init__, os._exit
     packages = str(Path(coverage.__file__).parents[1])
 
     def measured(self: Any, args: Any, *others: Any, **options: Any) -> None:
@@ -44,10 +45,10 @@ def start() -> None:
             file = str(DRIVER_CHILD) if args[at] == DRIVER_CHILD.read_text() else "<string>"
             program = _WITHOUT_SITE.format(packages=packages, this=__file__, program=args[at], file=file)
             args = [*args[:at], program, *args[at + 1 :]]
-        begin(self, args, *others, **options)
+        start_process(self, args, *others, **options)
 
     def saved(status: int) -> NoReturn:
-        # Coverage's own patch would save what a forked child's parent had, too, and both into one file.
+        # Coverage's own patch would also save the parent's data in a forked child.
         current = coverage.Coverage.current()
         if current is not None:
             current.save()

@@ -406,8 +406,8 @@ runtime.cudaGetLastError()
 after = free_bytes(), len(os.listdir("/proc/self/fd"))
 kept = [bytes_at(address, MIB) == b"\\7" * MIB for address in (block, other, pinned, pool_block, mapped)]
 codes = [cuda("cudaFree", block), cuda("cudaFree", other), cuda("cudaFreeHost", pinned),
-         cuda("cudaFreeAsync", pool_block, None), cu("cuMemUnmap", mapped, 2 * MIB), cu("cuMemRelease", handle), cu("cuMemAddressFree", reserved, 4 * MIB),
-         cu("cuMemAddressFree", mapped, 2 * MIB)]
+         cuda("cudaFreeAsync", pool_block, None), cu("cuMemUnmap", mapped, 2 * MIB), cu("cuMemRelease", handle),
+         cu("cuMemAddressFree", reserved, 4 * MIB), cu("cuMemAddressFree", mapped, 2 * MIB)]
 report(wrong, [new - old for new, old in zip(after, before)], kept, codes, host_memory.raw[:16384] == b"host" * 4096)
 """.replace("\\\\", "\\")
     )

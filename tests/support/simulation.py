@@ -1,4 +1,4 @@
-"""Processes of their own, on simulated machines, for the tests of the simulation."""
+"""Run programs on simulated machines, for the tests of the simulation."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ linux_only = pytest.mark.skipif(
 REPOSITORY = Path(accelerator.simulation.__file__).parents[2]
 GIB = 2**30
 MIB = 2**20
-# What ends a test that would otherwise wait for ever.
+# Seconds until a process that hangs fails its test.
 DEADLINE = 120
 
 
 def python(program: str, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own."""
+    """Run a program in a fresh process."""
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
 
 
 def plain() -> dict[str, str]:
-    """An environment without a simulation, also when the tests run in one."""
+    """Return the environment without the simulation that the tests may run in."""
     return {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
 
 
 def make_compiler(directory: Path, body: str = 'exec cc "$@"') -> Path:
-    """Write a compiler that records its calls."""
+    """Write a compiler that records its calls, and return its path."""
     compiler = directory / "recorded-cc"
     compiler.write_text(f'#!/bin/sh\necho "$*" >> {directory}/calls\n{body}\n')
     compiler.chmod(0o755)
     return compiler
 
 
-# The body of a compiler that writes the file it is to make, and nothing sensible into it.
+# The body of a compiler that writes text instead of a library.
 PRETEND = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
 
-# What every program that calls NVML begins with.
+# The start of every program that calls NVML.
 PRELUDE = """
 import ctypes, json, os, sys
 import pynvml as n

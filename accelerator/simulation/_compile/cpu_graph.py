@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.fx
+from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from .device_ops import device_op, runs_on_device
@@ -74,7 +76,7 @@ class _Converter:
                     node.meta[key] = pytree.tree_map(self.to_cpu, node.meta[key])
         module.recompile()
 
-    def _convert_call(self, module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    def _convert_call(self, module: torch.fx.GraphModule, node: Any) -> None:
         index = _device_index(node)
         if index is not None:
             if convert_higher_order(module, node, index):
@@ -82,17 +84,15 @@ class _Converter:
             if runs_on_device(node.target, node.args, node.kwargs):
                 node.target = device_op(node.target, index)
             # Higher-order ops take the op that they call as an argument.
-            node.args = torch.fx.node.map_aggregate(
-                node.args, lambda value: device_op(value, index) if runs_on_device(value, (), {}) else value
-            )
+            node.args = map_aggregate(node.args, functools.partial(_device_op_if_needed, index))
         if node.target in _COPIES_TO_DEVICE and _changes_device(node):
             # On the CPU alone the op might return its argument.
             with module.graph.inserting_before(node):
                 source = module.graph.call_function(torch.ops.aten.clone.default, (node.args[0],))
-                source.meta = dict(node.args[0].meta)  # type: ignore[union-attr]  # pyright: ignore
-            node.replace_input_with(node.args[0], source)  # type: ignore[arg-type]  # pyright: ignore
-        node.args = torch.fx.node.map_aggregate(node.args, _device_to_cpu)  # type: ignore[assignment]
-        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, _device_to_cpu)  # type: ignore[assignment]
+                source.meta = dict(node.args[0].meta)
+            node.replace_input_with(node.args[0], source)
+        node.args = map_aggregate(node.args, _device_to_cpu)
+        node.kwargs = map_aggregate(node.kwargs, _device_to_cpu)
 
     def to_cpu(self, value: Any) -> Any:
         """Return the CPU's counterpart of a fake tensor, or the value itself."""
@@ -137,6 +137,10 @@ def _values(node: torch.fx.Node) -> list[Any]:
 def _changes_device(node: torch.fx.Node) -> bool:
     source, result = (each.meta.get("val") if isinstance(each, torch.fx.Node) else None for each in (node.args[0], node))
     return isinstance(source, torch.Tensor) and isinstance(result, torch.Tensor) and source.device != result.device
+
+
+def _device_op_if_needed(index: int, value: Any) -> Any:
+    return device_op(value, index) if runs_on_device(value, (), {}) else value
 
 
 def _device_to_cpu(value: Any) -> Any:

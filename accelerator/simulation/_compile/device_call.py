@@ -71,7 +71,7 @@ class DeviceCall:
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return the CPU alias of the whole memory of a CUDA tensor's storage."""
     storage = tensor.untyped_storage()
-    return cpu_alias(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),)))
+    return cpu_alias(torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,)))
 
 
 class _Outputs:
@@ -110,7 +110,7 @@ class _Outputs:
         key = storage.data_ptr(), device
         if key not in self._copies:
             on_device = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)
-            source = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),))
+            source = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes(),), (1,))
             cpu_alias(on_device).copy_(source)
             self._copies[key] = on_device.untyped_storage()
         return self._copies[key]

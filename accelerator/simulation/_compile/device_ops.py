@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from .._kernels import capture
@@ -20,33 +19,33 @@ from .._kernels import capture
 __all__ = ["NAMESPACE", "device_op", "library", "run_on_device", "runs_on_device"]
 
 NAMESPACE = "simulated_gpu"
-_COMPILEDNAMESPACES = ("prims", "inductor", "_inductor_test", "quantized_decomposed", NAMESPACE)
+_COMPILED_NAMESPACES = ("prims", "inductor", "_inductor_test", "quantized_decomposed", NAMESPACE)
 _COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
-_NEEDS_NO_RANDOM_NUMBERS = {"dropout_p": 0.0, "p": 0.0}
+_DROPOUT_PROBABILITIES = ("dropout_p", "p")
 
 _library: Any = None  # made at first use
-_ops: dict[str, OpOverload] = {}
+_ops: dict[str, Any] = {}
 
 
 def runs_on_device(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether an op of a graph runs on the simulated GPU."""
-    if not isinstance(op, OpOverload):
+    if not isinstance(op, torch._ops.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded in op.tags:
         return not _draws_nothing(op, args, kwargs) or not _has_cpu_kernel(op)
     if op.namespace == "aten":
         return not _has_cpu_kernel(op)
-    return op.namespace not in _COMPILEDNAMESPACES and "wait_tensor" not in op.name()
+    return op.namespace not in _COMPILED_NAMESPACES and op._opname != "wait_tensor"
 
 
-def _has_cpu_kernel(op: OpOverload) -> bool:
+def _has_cpu_kernel(op: Any) -> bool:
     return torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
 
 
-def _draws_nothing(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _draws_nothing(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether an op draws random numbers only for dropout, and its probability is zero."""
     for position, argument in enumerate(op._schema.arguments):
-        if argument.name in _NEEDS_NO_RANDOM_NUMBERS:
+        if argument.name in _DROPOUT_PROBABILITIES:
             value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
             return isinstance(value, float) and value == 0.0 and "attention" in op.name()
     return False
@@ -56,11 +55,12 @@ def library() -> Any:
     """Return the library of the device ops."""
     global _library
     if _library is None:
-        _library = torch.library.Library(NAMESPACE, "FRAGMENT")
+        make: Any = torch.library.Library
+        _library = make(NAMESPACE, "FRAGMENT")
     return _library
 
 
-def device_op(op: OpOverload, index: int) -> OpOverload:
+def device_op(op: Any, index: int) -> Any:
     """Return the op that runs a CUDA op on a GPU and takes and returns CPU tensors."""
     name = re.sub(r"\W+", "_", f"{op.name()}_{index}")
     if name not in _ops:
@@ -75,7 +75,7 @@ def device_op(op: OpOverload, index: int) -> OpOverload:
     return _ops[name]
 
 
-def _waiting(op: OpOverload) -> Callable[..., Any]:
+def _waiting(op: Any) -> Callable[..., Any]:
     """Return a collective that waits for its results."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -84,7 +84,7 @@ def _waiting(op: OpOverload) -> Callable[..., Any]:
     return run
 
 
-def _with_strides(op: OpOverload) -> Callable[..., Any]:
+def _with_strides(op: Any) -> Callable[..., Any]:
     """Return an op whose results have the strides that its meta kernel says, which compiled code relies on."""
     known: dict[Any, list[Any]] = {}
 
@@ -114,9 +114,9 @@ def _with_strides(op: OpOverload) -> Callable[..., Any]:
         for position, stride in enumerate(strides(args, kwargs)):
             result = results[position]
             if isinstance(result, torch.Tensor) and stride is not None and result.stride() != stride:
-                results[position] = torch.empty_strided(
-                    result.size(), stride, dtype=result.dtype, device=result.device
-                ).copy_(result)
+                results[position] = torch.empty_strided(result.size(), stride, dtype=result.dtype, device=result.device).copy_(
+                    result
+                )
         return pytree.tree_unflatten(results, spec)
 
     return run

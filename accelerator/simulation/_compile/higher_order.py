@@ -28,7 +28,7 @@ _functions: set[str] = set()
 def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, index: int) -> bool:
     """Replace a call of a higher-order op that runs on the device; return whether it was one."""
     target: Any = node.target
-    if not isinstance(target, torch._ops.HigherOrderOperator) or target.name() not in _ON_DEVICE:
+    if not isinstance(target, torch._ops.HigherOrderOperator) or target._name not in _ON_DEVICE:
         return False
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     leaves = [getattr(module, leaf.target) if _is_graph(module, leaf) else leaf for leaf in leaves]
@@ -43,10 +43,11 @@ def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, inde
         args, kwargs = pytree.tree_unflatten(
             [values[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in leaves], spec
         )
-        return [leaf for leaf in pytree.tree_leaves(target(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+        with _vmap_allowed():
+            return [leaf for leaf in pytree.tree_leaves(target(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
 
     constants = [_describe(leaf) for leaf in leaves]
-    op = _define(f"{target.name()}_{index}", repr((spec, constants)), call, torch.device("cuda", index))
+    op = _define(f"{target._name}_{index}", repr((spec, constants)), call, torch.device("cuda", index))
     graph = node.graph
     with graph.inserting_before(node):
         replacement = graph.call_function(op, (tensors, sizes))
@@ -59,9 +60,19 @@ def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, inde
     return True
 
 
+def _vmap_allowed() -> Any:
+    """Let vmap work, which flex_attention uses, also below a dispatch mode, which excludes the keys of vmap."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched", "FuncTorchVmapMode"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, name))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
 def _is_graph(module: torch.fx.GraphModule, leaf: Any) -> bool:
-    return isinstance(leaf, torch.fx.Node) and leaf.op == "get_attr" and isinstance(
-        getattr(module, str(leaf.target), None), torch.fx.GraphModule
+    return (
+        isinstance(leaf, torch.fx.Node)
+        and leaf.op == "get_attr"
+        and isinstance(getattr(module, str(leaf.target), None), torch.fx.GraphModule)
     )
 
 

@@ -166,8 +166,7 @@ void graph_release(struct graph *graph);
 /* runtime_kernel.c */
 void computation_released(uint64_t id);
 
-/* Entry points in the table for the driver. */
-cudaError_t cudaStreamIsCapturing(void *handle, int *status);
+/* runtime_stream.c. The table for the driver. */
 const struct sim_runtime *accelerator_sim_runtime(void);
 
 /* runtime_pool.c */

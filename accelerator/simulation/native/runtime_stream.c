@@ -264,7 +264,8 @@ static int create_stream(void **handle, unsigned flags, int priority)
     return cudaStreamCreateWithPriority((struct stream **)handle, flags, priority);
 }
 
-/* For the driver. */
+cudaError_t cudaStreamIsCapturing(void *handle, int *status);
+
 EXPORT const struct sim_runtime *accelerator_sim_runtime(void)
 {
     static const struct sim_runtime table = {

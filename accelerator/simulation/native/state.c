@@ -17,7 +17,8 @@
 
 #include "config.h"
 
-enum { MAX_ROWS = 4096 };
+static const char magic[8] = "ACCSIM\n";
+enum { VERSION = 1, MAX_ROWS = 4096 };
 
 /* A row is free while its pid is 0. Writers hold the lock; readers do not need it. */
 struct row {
@@ -29,8 +30,19 @@ struct row {
     _Atomic uint64_t memory;
 };
 
+/* The part of the configuration that the rows depend on. All processes of a machine must agree on it. */
+struct machine {
+    int gpu_count;
+    struct {
+        uint64_t memory;
+        int instances;
+    } gpus[SIM_MAX_GPUS];
+};
+
 struct sim_state {
-    _Atomic int is_ready;
+    char magic[8]; /* written last, when the state is ready */
+    uint32_t version, size;
+    struct machine machine;
     pthread_mutex_t lock;
     _Atomic int row_count; /* rows at or above it were never used */
     struct row rows[MAX_ROWS];
@@ -40,10 +52,21 @@ static struct sim_state own_state;
 static struct sim_state *opened;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
+static struct machine this_machine(void)
+{
+    const struct sim_config *config = sim_config();
+    struct machine machine;
+    memset(&machine, 0, sizeof machine); /* also the padding, for memcmp */
+    machine.gpu_count = config->gpu_count;
+    for (int i = 0; i < config->gpu_count; i++) {
+        machine.gpus[i].memory = config->gpus[i].memory;
+        machine.gpus[i].instances = config->gpus[i].instances;
+    }
+    return machine;
+}
+
 static void prepare(struct sim_state *state)
 {
-    if (state->is_ready)
-        return;
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
@@ -51,7 +74,10 @@ static void prepare(struct sim_state *state)
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&state->lock, &attributes);
     pthread_mutexattr_destroy(&attributes);
-    state->is_ready = 1;
+    state->machine = this_machine();
+    state->version = VERSION;
+    state->size = sizeof *state;
+    memcpy(state->magic, magic, sizeof magic);
 }
 
 static const char *state_path(void)
@@ -60,30 +86,71 @@ static const char *state_path(void)
     return path && *path ? path : NULL;
 }
 
-static struct sim_state *map_file(const char *path)
+/* Why the file cannot hold this machine's state, or NULL. */
+static const char *find_problem(const struct sim_state *state)
 {
-    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (file < 0)
-        return NULL;
+    struct machine machine = this_machine();
+    if (memcmp(state->magic, magic, sizeof magic) != 0)
+        return "it is another program's file";
+    if (state->version != VERSION || state->size != sizeof *state)
+        return "it is from another version of accelerator";
+    if (memcmp(&state->machine, &machine, sizeof machine) != 0)
+        return "it belongs to a machine with other GPUs, MIG instances or memory sizes";
+    return NULL;
+}
 
-    struct sim_state *state = MAP_FAILED;
+/* Maps a new state or one of the same machine, and changes no other file. The caller holds the file's lock. */
+static const char *map_locked(int file, struct sim_state **state)
+{
+    struct stat status;
+    if (fstat(file, &status) != 0)
+        return strerror(errno);
+    if (!S_ISREG(status.st_mode))
+        return "it is not a regular file";
+    bool is_new = status.st_size == 0;
+    if (!is_new && status.st_size < (off_t)sizeof **state)
+        return "it is another program's file";
+    if (is_new && ftruncate(file, sizeof **state) != 0)
+        return strerror(errno);
+    *state = mmap(NULL, sizeof **state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (*state == MAP_FAILED)
+        return strerror(errno);
+    /* A process may have been killed between ftruncate and prepare. */
+    static const char no_magic[sizeof magic];
+    if (is_new || (status.st_size == sizeof **state && memcmp((*state)->magic, no_magic, sizeof no_magic) == 0))
+        prepare(*state);
+    const char *problem = find_problem(*state);
+    if (problem)
+        munmap(*state, sizeof **state);
+    return problem;
+}
+
+static const char *map_file(const char *path, struct sim_state **state)
+{
+    /* O_NONBLOCK: opening a FIFO must not wait for its other end. */
+    int file = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    if (file < 0)
+        return errno == ELOOP ? "it is a symbolic link" : strerror(errno);
     flock(file, LOCK_EX);
-    if (ftruncate(file, sizeof *state) == 0)
-        state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (state != MAP_FAILED)
-        prepare(state);
+    const char *problem = map_locked(file, state);
     flock(file, LOCK_UN);
     close(file);
-    return state == MAP_FAILED ? NULL : state;
+    return problem;
 }
 
 struct sim_state *sim_state_open(void)
 {
+    static bool is_reported;
+    const char *problem = NULL;
     pthread_mutex_lock(&opening);
     if (!opened && state_path()) {
-        opened = map_file(state_path());
-        if (!opened)
-            fprintf(stderr, "accelerator: the state of the simulated machine cannot be kept in %s\n", state_path());
+        struct sim_state *state;
+        problem = map_file(state_path(), &state);
+        if (!problem)
+            opened = state;
+        else if (!is_reported)
+            fprintf(stderr, "accelerator: the state of the simulated machine cannot be kept in %s: %s\n", state_path(), problem);
+        is_reported = problem != NULL;
     } else if (!opened) {
         prepare(&own_state);
         opened = &own_state;

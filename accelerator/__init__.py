@@ -1,46 +1,54 @@
 """Every accelerator call a PyTorch library needs, as a plain function.
 
 ``import accelerator as acc``: importing this package imports neither torch nor NVML's binding, reads no device and never
-fails; a name's room is opened when the name is first asked for.
+fails. A module of the package is imported when one of its names is first used.
 """
 
+# ruff: noqa: F403
 from __future__ import annotations
 
-# Registers the look at fork, before anything can have forked.
-from ._machine import process as _process
+import os
 
+# ``process`` registers the at-fork hooks before the process can fork.
+from ._machine import imports as _imports
+from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
+from ._machine import triton as _triton
+
+# typing.TYPE_CHECKING without importing typing. Type checkers read the names here, and freezing tools find the modules.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from types import ModuleType
     from typing import Any
 
+    # A star import hands on the names of the module's ``__all__``.
     from . import checkpointing as checkpointing
-    from . import compiling as compiling
-    from . import deepspeed_bridge as deepspeed_bridge
-    from . import deprecated as deprecated
-    from . import devices as devices
-    from . import discovery as discovery
-    from . import dtypes as dtypes
-    from . import extensions as extensions
-    from . import graphs as graphs
-    from . import launching as launching
-    from . import low_level as low_level
-    from . import memory as memory
-
-    # Never executed: so that what freezes programs finds the rooms that are opened by name below.
-    from . import memory_info as memory_info
-    from . import monitoring as monitoring
-    from . import pinning as pinning
-    from . import profiling as profiling
-    from . import properties as properties
     from . import random as random
     from . import simulation as simulation
-    from . import snapshots as snapshots
-    from . import streams as streams
-    from . import tensors as tensors
+    from .compiling import *
+    from .deepspeed_bridge import *
+    from .deprecated import *
+    from .devices import *
+    from .discovery import *
+    from .dtypes import *
+    from .extensions import *
+    from .graphs import *
+    from .launching import *
+    from .low_level import *
+    from .memory import *
+    from .memory_info import *
+    from .monitoring import *
+    from .pinning import *
+    from .profiling import *
+    from .properties import *
+    from .random import *
+    from .snapshots import *
+    from .streams import *
+    from .tensors import *
 
 __version__ = "0.2.0"
 
-_NAMES_OF_ROOM = {
+# Public names by module: the ``__all__`` of each.
+_EXPORTS = {
     "discovery": (
         "Device",
         "PhysicalDevice",
@@ -207,8 +215,8 @@ _NAMES_OF_ROOM = {
         "unpin_memory",
         "unregister_host_memory",
     ),
-    "deepspeed_bridge": ("use_in_deepspeed",),
-    "profiling": ("annotate", "range_pop", "range_push", "supports_nvtx_domain"),
+    "deepspeed_bridge": ("supports_nvtx_domain", "use_in_deepspeed"),
+    "profiling": ("annotate", "range_pop", "range_push"),
     "compiling": ("get_compile_backend", "is_triton_supported", "prefer_triton_grouped_mm", "set_compile_backend"),
     "extensions": (
         "build_extension",
@@ -226,43 +234,63 @@ _NAMES_OF_ROOM = {
         "set_device_idx",
     ),
 }
-_ROOM_OF_NAME = {name: room for room, names in _NAMES_OF_ROOM.items() for name in names}
+_MODULE_OF_NAME = {name: module for module, names in _EXPORTS.items() for name in names}
 _SUBMODULES = ("checkpointing", "random", "simulation")
 
-# What can be imported without torch, and so under the lock that a fork waits for.
-_WITHOUT_TORCH = ("memory_info", "discovery", "launching", "monitoring", "simulation")
+# These import no torch, so they are imported under the lock that a fork waits for.
+_TORCH_FREE = ("discovery", "launching", "memory_info", "monitoring", "simulation")
 
-# Which class these are depends on whether the CPU stands in, which may change.
-_NOT_KEPT = ("Event", "Stream")
+# Their value can change: the classes under the CPU fallback are others than the accelerator's.
+_NOT_CACHED = ("Event", "Stream")
 
-# Type checkers read the names from the stub beside this file.
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "__version__",
-    *sorted((*_ROOM_OF_NAME, *_SUBMODULES)),
+    *sorted((*_MODULE_OF_NAME, *_SUBMODULES)),
 ]
 
+# The function of ``streams`` that returns them, after the first access.
+_stream_class: Any = None
 
-def __getattr__(name: str) -> Any:
-    if name == "_name":  # what DeepSpeed reads of its accelerator object beside the methods
-        from . import launching
 
-        return launching.device_type()
-    room = name if name in _SUBMODULES else _ROOM_OF_NAME.get(name)
-    if room is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    # The rooms that need torch all begin with this one.
-    opened = _process.room(room if room in _WITHOUT_TORCH else "discovery", __name__)
-    if room not in _WITHOUT_TORCH:
-        from importlib import import_module
+def _import(name: str) -> ModuleType:
+    """Import a module of this package; the modules that need torch after discovery, which all of them use."""
+    module: ModuleType = _imports.import_public(name if name in _TORCH_FREE else "discovery", __name__)
+    if name in _TORCH_FREE:
+        return module
+    from importlib import import_module
 
-        opened = import_module(f".{room}", __name__)
-    if room == name:
-        return opened
-    value = getattr(opened, name)
-    if name not in _NOT_KEPT:
-        globals()[name] = value
-    return value
+    return import_module(f".{name}", __name__)
 
 
 def __dir__() -> list[str]:
     return __all__
+
+
+@_triton.register_check
+def _simulation_runs_triton() -> bool:
+    # Triton's interpreter runs kernels there, unless the machine was described with triton=False.
+    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or os.environ.get("ACCELERATOR_SIM_TRITON") != "0":
+        return True
+    from . import simulation
+
+    return not simulation.is_simulated()
+
+
+if not TYPE_CHECKING:  # so that type checkers report unknown names
+
+    def __getattr__(name: str) -> Any:
+        global _stream_class
+        if name in _NOT_CACHED:
+            if _stream_class is None:
+                _stream_class = _import("streams").__getattr__
+            return _stream_class(name)
+        if name == "_name":  # an attribute of DeepSpeed's accelerator object
+            from . import launching
+
+            return launching.device_type()
+        if name in _SUBMODULES:
+            return _import(name)
+        if name not in _MODULE_OF_NAME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(_import(_MODULE_OF_NAME[name]), name)
+        return value

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from typing import Any
 
 from . import __version__
@@ -16,23 +15,23 @@ def main(arguments: list[str]) -> int:
     """Run a command line and return its exit status."""
     command = arguments[0] if arguments and not arguments[0].startswith("-") else "report"
     rest = arguments[1:] if arguments[:1] == [command] else arguments
-    if command == "simulate":
-        from .simulation import _run
-
-        return _run.main(rest)
     try:
+        if command == "simulate":
+            from ._command import simulate
+
+            return simulate.main(rest)
         if command == "check":
             return _check(rest)
         if command == "report":
             return _report(rest)
-    except terminal.Unwritable as error:
+    except terminal.OutputError as error:
         print(f"python -m accelerator: {error}", file=sys.stderr)
         return 1
     _parser("").error(f"unknown command {command!r}: there are report, check and simulate")
 
 
-def _parser(command: str, **words: Any) -> terminal.Parser:
-    parser = terminal.Parser(prog=f"python -m accelerator {command}".rstrip(), allow_abbrev=False, **words)
+def _parser(command: str, **options: Any) -> terminal.Parser:
+    parser = terminal.Parser(prog=f"python -m accelerator {command}".rstrip(), allow_abbrev=False, **options)
     parser.add_argument("--version", action="version", version=f"accelerator {__version__}")
     return parser
 
@@ -41,34 +40,46 @@ def _report(arguments: list[str]) -> int:
     parser = _parser(
         "",
         usage="python -m accelerator [report | check | simulate] [OPTIONS]",
-        description="report, the default: print what this machine has, without importing torch or starting the driver.",
-        epilog="'check' exercises every area on every device that is there, 'simulate -- COMMAND' runs a command on simulated "
-        "GPUs; each has its own --help.",
+        description="report, the default: print what this machine has, without importing torch or initializing the driver.",
+        epilog="'check' exercises every area on every device, 'simulate -- COMMAND' runs a command on simulated GPUs; "
+        "each has its own --help.",
     )
-    parser.add_argument("--json", action="store_true", help="print it for programs, with --watch one document a line")
-    parser.add_argument("--strict", action="store_true", help="also let a child process try to use each device")
-    parser.add_argument("--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS", help="print it again and again (2)")
+    parser.add_argument("--json", action="store_true", help="print JSON; with --watch one document a line")
+    parser.add_argument("--strict", action="store_true", help="let a child process try to use each device")
+    parser.add_argument("--id", metavar="IDS", help="report only these devices: indices or UUIDs, separated by commas")
+    parser.add_argument(
+        "--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS", help="repeat the report until q or Ctrl-C (2)"
+    )
+    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="when to write colors (auto)")
     options = parser.parse_args(arguments)
-    if options.watch is None:
-        terminal.write(_text(options))
-        return 0
     try:
-        redrawn = terminal.is_terminal() and not options.json
-        while (terminal.redraw if redrawn else terminal.write)(_text(options)):
-            time.sleep(options.watch)
+        if options.watch is None:
+            terminal.write(_text(options))
+        else:
+            _watch(options)
     except KeyboardInterrupt:
         pass
+    except LookupError as error:
+        parser.error(error.args[0])
     return 0
 
 
-def _text(options: argparse.Namespace) -> str:
-    from ._command import picture, report
+def _watch(options: argparse.Namespace) -> None:
+    write = terminal.redraw if terminal.is_terminal() and not options.json else terminal.write
+    with terminal.single_keys():
+        while write(_text(options)) and not terminal.is_quit_pressed(options.watch):
+            pass
 
-    facts = report.collect(strict=options.strict)
+
+def _text(options: argparse.Namespace) -> str:
+    from ._command import report, report_text
+
+    facts = report.collect(strict=options.strict, ids=options.id)
     watched = options.watch is not None
     if options.json:
         return json.dumps(facts, indent=None if watched else 2) + "\n"
-    text = picture.draw(facts, color=terminal.has_color(), brief=watched)
+    color = terminal.has_color(options.color)
+    text = report_text.format_report(facts, color=color, brief=watched, selected=options.id is not None)
     return text + "\n" if watched and not terminal.is_terminal() else text
 
 
@@ -85,22 +96,22 @@ def _seconds(text: str) -> float:
 def _check(arguments: list[str]) -> int:
     parser = _parser(
         "check",
-        description="Exercise every area on every device that is there, on the CPU if there is none. The exit status is 1 if "
-        "one failed. Under torchrun each process checks the device of its LOCAL_RANK, and the first prints one table of all.",
+        description="Exercise every area on every visible device, or on the CPU if there is none. The exit status is 1 if an "
+        "area failed. Under torchrun each process checks the device of its LOCAL_RANK, and rank 0 prints one table.",
     )
-    parser.add_argument("--json", action="store_true", help="print one document for programs")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument(
         "--timeout",
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="how long torchrun's processes wait for each other (60)",
+        help="how long ranks wait for each other under torchrun (60)",
     )
     options = parser.parse_args(arguments)
-    from ._command import check, cluster
+    from ._command import check, cluster_check
 
-    if cluster.is_one():
-        return cluster.main(as_json=options.json, timeout=options.timeout)
+    if cluster_check.is_rank():
+        return cluster_check.main(as_json=options.json, timeout=options.timeout)
 
     return check.main(as_json=options.json)
 

@@ -1,16 +1,15 @@
-"""What compiles for the device: the backend for ``torch.compile``, Triton."""
+"""The backend for ``torch.compile``, and Triton."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ._torch import runtime
-from .simulation import is_simulated
+from . import discovery
+from ._machine import triton
+from ._torch import state
 
 __all__ = [
     "get_compile_backend",
@@ -19,59 +18,58 @@ __all__ = [
     "set_compile_backend",
 ]
 
-# Names that every torch has; any other is looked up, which imports torch's compiler and takes seconds.
-_ALWAYS_THERE = ("inductor", "eager", "aot_eager")
+# Backends of every torch. For any other name torch's compiler is imported, which takes seconds.
+_BUILT_IN = ("inductor", "eager", "aot_eager")
 
 _backend: str | Callable[..., Any] = "inductor"
 
 
 def is_triton_supported() -> bool:
-    """Return whether Triton is installed and compiles for the current device.
+    """Return whether Triton is installed and supports the current device.
 
     Returns:
         On CUDA whether Triton can be imported and the compute capability is 8 or more, as DeepSpeed decides; on ROCm and XPU
-        whether it can be imported. False elsewhere, and on simulated GPUs that compute, which run none of its kernels.
-
-    Fork: safe, initializes nothing.
+        whether it can be imported. False elsewhere, and on simulated GPUs described with ``triton=False``.
 
     Example:
         >>> import accelerator as acc
-        >>> acc.is_triton_supported()  # simulated GPUs run no kernel of Triton's
-        False
+        >>> acc.is_triton_supported()  # Triton's interpreter serves simulated GPUs
+        True
     """
-    kind = runtime.look().kind
-    if kind not in ("cuda", "xpu") or not _has_triton():
+    device_type = state.current().device_type
+    if device_type not in ("cuda", "xpu") or not triton.is_usable():
         return False
-    return kind == "xpu" or torch.version.hip is not None or runtime.compute_capability() >= (8, 0)
+    if device_type == "xpu" or torch.version.hip is not None:
+        return True
+    capability = discovery.compute_capability()
+    return capability is not None and capability >= (8, 0)
 
 
 def prefer_triton_grouped_mm() -> bool:
-    """Return whether a Triton kernel multiplies groups of matrices faster on the current device than torch does.
+    """Return whether to prefer a Triton kernel to torch's for multiplying groups of matrices.
 
     Returns:
-        True on CUDA with Triton if the compute capability is 7 or more and below 9, where torch has no fused kernel, or, from
-        7 on, if this torch has no grouped multiplication at all. False elsewhere.
-
-    Fork: safe, initializes nothing.
+        On CUDA with Triton: True from compute capability 7.0 up to 9.0, for which torch has no fused kernel, and above if
+        this torch has no grouped multiplication. False elsewhere.
 
     Example:
         >>> import accelerator as acc
         >>> acc.prefer_triton_grouped_mm()
         False
     """
-    if runtime.look().kind != "cuda" or torch.version.hip is not None or not _has_triton():
+    if state.current().device_type != "cuda" or torch.version.hip is not None or not triton.is_usable():
         return False
-    capability = runtime.compute_capability()
+    capability = discovery.compute_capability()
+    if capability is None:
+        return False
     return capability >= (7, 0) and (capability < (9, 0) or not hasattr(torch, "_grouped_mm"))
 
 
 def get_compile_backend() -> str | Callable[..., Any]:
-    """Return the backend that ``torch.compile`` is to use.
+    """Return the backend to pass to ``torch.compile``.
 
     Returns:
-        "inductor", or what ``set_compile_backend`` set.
-
-    Fork: safe, initializes nothing.
+        The name or function that ``set_compile_backend`` set, by default "inductor".
 
     Example:
         >>> import accelerator as acc
@@ -82,17 +80,15 @@ def get_compile_backend() -> str | Callable[..., Any]:
 
 
 def set_compile_backend(backend: str | Callable[..., Any]) -> None:
-    """Set what ``get_compile_backend`` returns in this process.
+    """Set the backend that ``get_compile_backend`` returns in this process.
 
     Args:
-        backend: a name that ``torch.compile`` knows, or a function to use as a backend. A name other than "inductor",
-            "eager" and "aot_eager" is looked up in torch's compiler, whose import takes seconds.
+        backend: a name that ``torch.compile`` takes, or a function. A name other than "inductor", "eager" and "aot_eager"
+            imports torch's compiler, which takes seconds.
 
     Raises:
-        ValueError: for a name that torch's compiler does not know; the message lists those that it does.
-        TypeError: if it is neither a name nor callable.
-
-    Fork: safe, initializes nothing.
+        ValueError: for an unknown name. The message lists the known ones.
+        TypeError: if it is neither a str nor callable.
 
     Example:
         >>> import accelerator as acc
@@ -103,17 +99,10 @@ def set_compile_backend(backend: str | Callable[..., Any]) -> None:
     """
     global _backend
     if isinstance(backend, str):
-        if backend not in _ALWAYS_THERE:
-            known = torch.compiler.list_backends(exclude_tags=())
-            if backend not in known:
-                raise ValueError(f"torch.compile knows no backend {backend!r}; it knows {', '.join(known)}")
+        if backend not in _BUILT_IN:
+            backends = torch.compiler.list_backends(exclude_tags=())
+            if backend not in backends:
+                raise ValueError(f"Unknown backend of torch.compile: {backend!r}; use one of {', '.join(backends)}")
     elif not callable(backend):
-        raise TypeError(f"A backend is a name or a callable, not {type(backend).__name__}")
+        raise TypeError(f"A backend must be a str or a callable, not {type(backend).__name__}")
     _backend = backend
-
-
-def _has_triton() -> bool:
-    # Simulated GPUs that compute refuse Triton's kernels.
-    return importlib.util.find_spec("triton") is not None and not (
-        os.environ.get("ACCELERATOR_SIM_COMPUTE") == "1" and is_simulated()
-    )

@@ -1,4 +1,4 @@
-"""Other libraries that have an idea of an accelerator of their own, on this module's functions."""
+"""DeepSpeed's accelerator object, on this package's functions."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-__all__ = ["use_in_deepspeed"]
+__all__ = ["supports_nvtx_domain", "use_in_deepspeed"]
+
+supports_nvtx_domain = True
+"""Whether ``range_push`` and ``range_pop`` take a domain. DeepSpeed reads this."""
 
 
 def use_in_deepspeed() -> None:
-    """Have DeepSpeed use this module in place of its own accelerator from now on.
+    """Make DeepSpeed use this package in place of its own accelerator object.
 
-    What ``deepspeed.accelerator.get_accelerator()`` returns then forwards every name to this module. It takes arguments as
-    DeepSpeed's own does (``device_index=``, the index as a string of digits) and answers what DeepSpeed means by a question:
-    where the CPU stands in, it is available, has a device for each rank of this machine, and any of them can be set. Call it
-    before ``deepspeed.initialize()``.
+    Call it before ``deepspeed.initialize()``. ``deepspeed.accelerator.get_accelerator()`` then returns an object that forwards
+    every name to this package. It takes DeepSpeed's arguments: ``device_index=`` and an index in digits. Under the CPU fallback
+    it is available and has one device for each rank of this machine, as DeepSpeed's object for the CPU.
 
     Raises:
         ImportError: if DeepSpeed is not installed.
-
-    Fork: safe, initializes nothing; importing DeepSpeed does what DeepSpeed does then.
 
     Example:
         >>> import accelerator as acc, importlib.util
@@ -39,34 +39,34 @@ def use_in_deepspeed() -> None:
 
 
 def _subclass(abstract: Any) -> Any:
-    """DeepSpeed's abstract class with everything that it leaves open filled in from here."""
+    """Return a subclass of DeepSpeed's abstract class that implements its methods by this package's functions."""
     namespace: dict[str, Any] = {}
     for name in dir(abstract):
-        # Its own pinning asks the hooks below, and keeps what it knows of memory that DeepSpeed pins itself.
-        if name.startswith("_") or hasattr(_Meant, name) or (name in _PINNING and name not in abstract.__abstractmethods__):
+        # DeepSpeed's own pinning functions track the memory that DeepSpeed pins. They call the hooks of _Overrides.
+        if name.startswith("_") or hasattr(_Overrides, name) or (name in _PINNING and name not in abstract.__abstractmethods__):
             continue
         method = getattr(abstract, name)
         takes_index = inspect.isfunction(method) and "device_index" in inspect.signature(method).parameters
         namespace[name] = _with_index(name) if takes_index else _forwarded(name)
-    return type(abstract)("Accelerator", (_Meant, abstract), namespace)
+    return type(abstract)("Accelerator", (_Overrides, abstract), namespace)
 
 
 _PINNING = ("is_pinned", "pin_empty", "pin_empty_like", "pin_memory", "unpin_memory")
 
 
-def _ours() -> Any:
+def _package() -> Any:
     return importlib.import_module(__package__ or "")
 
 
 def _forwarded(name: str) -> property:
-    return property(lambda self: getattr(_ours(), name))
+    return property(lambda self: getattr(_package(), name))
 
 
 def _with_index(name: str) -> Callable[..., Any]:
     def method(self: Any, *arguments: Any, **keywords: Any) -> Any:
         if "device_index" in keywords:
             arguments = (*arguments, keywords.pop("device_index"))
-        return getattr(_ours(), name)(*map(_read_index, arguments), **keywords)
+        return getattr(_package(), name)(*map(_read_index, arguments), **keywords)
 
     method.__name__ = name
     return method
@@ -76,35 +76,35 @@ def _read_index(argument: Any) -> Any:
     return int(argument) if isinstance(argument, str) and argument.isdecimal() else argument
 
 
-class _Meant:
-    """What DeepSpeed means otherwise than this module."""
+class _Overrides:
+    """Methods that differ from this package's functions."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._name = _ours()._name
-        self._communication_backend_name = _ours().communication_backend_name()
-        self._compile_backend = _ours().get_compile_backend()
+        self._name = _package()._name
+        self._communication_backend_name = _package().communication_backend_name()
+        self._compile_backend = _package().get_compile_backend()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(_ours(), name)
+        return getattr(_package(), name)
 
     def is_available(self) -> bool:
-        """Whether there is anything to train on, which the CPU is."""
-        return _ours().device_count() == 0 or _ours().is_available()
+        """Whether there is a device to train on, which the CPU is."""
+        return _package().device_count() == 0 or _package().is_available()
 
     def device_count(self) -> int:
-        """How many devices the ranks of this machine have; the CPU is one for each."""
+        """The number of devices of this machine's ranks; one for each rank under the CPU fallback."""
         ranks = os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or "1"
-        return _ours().device_count() or max(1, int(ranks))
+        return _package().device_count() or max(1, int(ranks))
 
     def get_op_builder(self, class_name: str) -> Any:
-        """The class of a builder; for the CPU also the one that says, when it is asked to build, that there is none."""
-        found = _ours().get_op_builder(class_name)
-        if found is None and _ours().device_count() == 0:
-            return getattr(importlib.import_module(_ours().op_builder_dir()), "NotImplementedBuilder", None)
-        return found
+        """The class of a builder; for the CPU also the class whose build raises that there is no such builder."""
+        builder = _package().get_op_builder(class_name)
+        if builder is None and _package().device_count() == 0:
+            return getattr(importlib.import_module(_package().op_builder_dir()), "NotImplementedBuilder", None)
+        return builder
 
     def create_op_builder(self, class_name: str) -> Any:
         builder = self.get_op_builder(class_name)
@@ -112,13 +112,13 @@ class _Meant:
 
     @property
     def _torch_pins_host_memory(self) -> bool:
-        return _ours().device_count() > 0
+        return _package().device_count() > 0
 
     def _torch_pin_memory(self, tensor: torch.Tensor) -> torch.Tensor:
-        return _ours().pin_memory(tensor)
+        return _package().pin_memory(tensor)
 
     def _torch_empty_pinned(self, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-        return _ours().pin_empty(shape, dtype=tensor.dtype)
+        return _package().pin_empty(shape, dtype=tensor.dtype)
 
     def _torch_is_pinned(self, tensor: torch.Tensor) -> bool:
-        return _ours().is_pinned(tensor)
+        return _package().is_pinned(tensor)

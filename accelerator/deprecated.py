@@ -1,4 +1,4 @@
-"""Every old name, in one place: each says what to use instead and calls it."""
+"""Deprecated names. Each warns and calls its successor."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ __all__ = [
 
 @deprecated("Use `current_device_index` instead.", category=FutureWarning)
 def current_device_idx() -> int:
-    """Return the index of the current device; deprecated in favor of ``current_device_index``.
-
-    Fork: safe, initializes nothing.
-    """
+    """Return the index of the current device; deprecated in favor of ``current_device_index``."""
     return devices.current_device_index()
 
 
@@ -33,54 +30,46 @@ def set_device_idx(device: Device, /) -> None:
     Args:
         device: an index, "cuda:1", or a ``torch.device`` with an index. A negative index does nothing.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
     """
     devices.set_device_index(device)
 
 
 @deprecated("Use `memory_reserved` instead.", category=FutureWarning)
 def memory_cached(device: Device = None) -> int:
-    """Return the bytes that the allocator holds of a device; deprecated in favor of ``memory_reserved``.
+    """Return the number of bytes that the allocator holds on a device; deprecated in favor of ``memory_reserved``.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
-
-    Fork: safe, initializes nothing.
     """
     return memory.memory_reserved(device)
 
 
 @deprecated("Use `max_memory_reserved` instead.", category=FutureWarning)
 def max_memory_cached(device: Device = None) -> int:
-    """Return the bytes that the allocator held of a device at most; deprecated in favor of ``max_memory_reserved``.
+    """Return the peak number of bytes that the allocator held; deprecated in favor of ``max_memory_reserved``.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
-
-    Fork: safe, initializes nothing.
     """
     return memory.max_memory_reserved(device)
 
 
 @deprecated("Use `reset_peak_memory_stats` instead, which this calls: it resets all peaks.", category=FutureWarning)
 def reset_max_memory_allocated(device: Device = None) -> None:
-    """Start the peak of the allocated bytes anew, and all other peaks; deprecated in favor of ``reset_peak_memory_stats``.
+    """Reset all peak statistics of a device; deprecated in favor of ``reset_peak_memory_stats``.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
-
-    Fork: safe, initializes nothing.
     """
     memory.reset_peak_memory_stats(device)
 
 
 @deprecated("Use `reset_peak_memory_stats` instead, which this calls: it resets all peaks.", category=FutureWarning)
 def reset_max_memory_cached(device: Device = None) -> None:
-    """Start the peak of the reserved bytes anew, and all other peaks; deprecated in favor of ``reset_peak_memory_stats``.
+    """Reset all peak statistics of a device; deprecated in favor of ``reset_peak_memory_stats``.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
-
-    Fork: safe, initializes nothing.
     """
     memory.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""Which device: the current one, changing it for a while or for good, naming it."""
+"""The current device: which one it is, changing it, and its name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from . import discovery
-from ._machine import torch_build
+from ._machine import discovery_cache
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
-from ._torch import runtime, tracing
-from ._torch.contexts import DeviceContext, FirstDeviceContext
-from ._torch.runtime import get_index, set_index, up
+from ._torch import state, tracing
+from ._torch.bindings import get_index, set_index
+from ._torch.contexts import DeviceContext, InitializingDeviceContext
+from ._torch.state import cached_index, initialized
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -34,13 +35,11 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
     """Return the accelerator that torch is built for, as a device without an index.
 
     Args:
-        check_available: return it only if ``is_available()``.
+        check_available: return None unless ``is_available()``.
 
     Returns:
-        The device, or None on a CPU build, or with ``ACCELERATOR_BACKEND=cpu``, or where it is not available and that was
-        asked. Mirrors ``torch.accelerator.current_accelerator``.
-
-    Fork: safe, initializes nothing.
+        The device; None on a CPU build and with ``ACCELERATOR_BACKEND=cpu``. Mirrors
+        ``torch.accelerator.current_accelerator``.
 
     Example:
         >>> import accelerator as acc
@@ -48,10 +47,10 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
         >>> (device is not None) == acc.is_available()
         True
     """
-    kind = torch_build.accelerator_type()
-    if kind is None or (check_available and not discovery.is_available()):
+    device_type = discovery_cache.current().accelerator_type
+    if device_type is None or (check_available and not discovery.is_available()):
         return None
-    return torch.device(kind)
+    return torch.device(device_type)
 
 
 @traced_as(tracing.current_device_index)
@@ -59,19 +58,17 @@ def current_device_index() -> int:
     """Return the index of the current device.
 
     Returns:
-        The index; 0 before the accelerator is initialized, and when the CPU stands in. Mirrors
-        ``torch.accelerator.current_device_index``, which would initialize it.
-
-    Fork: safe, initializes nothing.
+        The index; 0 before initialization and under the CPU fallback. Mirrors ``torch.accelerator.current_device_index``,
+        which initializes the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> acc.current_device_index()
         0
     """
-    if up:
+    if initialized:
         return get_index()
-    return runtime.look().number
+    return state.current().device_index
 
 
 def set_device_index(device: Device, /) -> None:
@@ -81,50 +78,41 @@ def set_device_index(device: Device, /) -> None:
         device: an index, "cuda:1", or a ``torch.device`` with an index. A negative index does nothing.
 
     Raises:
-        ValueError: if the index is missing or out of range, or the device is of another type.
-        TypeError: if it is no device at all.
+        ValueError: if the device has no index, is out of range, or is of another type.
+        TypeError: if the argument is not a device.
 
-    Mirrors ``torch.accelerator.set_device_index``; does nothing when the CPU stands in.
+    Mirrors ``torch.accelerator.set_device_index``; does nothing under the CPU fallback.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> acc.set_device_index(0)
     """
-    if not up:
-        seen = runtime.look(device, optional=False, negative=True)
-        if seen.kind == "cpu" or (seen.given is not None and seen.given < 0):
-            return
-        runtime.initialize()
-    number = device if type(device) is int else runtime.resolve(device, optional=False, negative=True)
-    try:
-        set_index(number)
-    except (RuntimeError, TypeError) as error:
-        if number >= 0:  # a negative index may be so far out of range that the binding does not take it
-            raise runtime.explain(number, error) from None
-
-
-_Device = torch.device
-_known = runtime.known.get
-_NO_CHANGE: AbstractContextManager[None] = nullcontext()
+    if initialized:
+        index = device if type(device) is int else cached_index(device)
+        if index is not None and 0 <= index < initialized[0].device_count:
+            return set_index(index)
+    runtime = state.current(device, optional=False, allow_negative=True)
+    index = runtime.requested_index
+    if runtime.device_type != "cpu" and index is not None and index >= 0:
+        state.initialize()
+        set_index(index)
 
 
 @traced_as(tracing.device_index)
 def device_index(device: Device, /) -> AbstractContextManager[None]:
-    """Return a context manager that makes a device the current one, and the previous one again at the end.
+    """Return a context manager that makes a device the current one and restores the previous one on exit.
 
     Args:
-        device: an index, "cuda:1", a ``torch.device``, or a tensor for the device that it is on. None, a negative index and
-            a device without an index change nothing.
+        device: an index, "cuda:1", a ``torch.device``, or a tensor, which names its device. None, a negative index and a
+            device without an index change nothing.
 
     Returns:
-        The context manager. It can be entered again while it is entered, and restores on exceptions too.
-        ``torch.compile(fullgraph=True)`` traces it.
+        The context manager. It is re-entrant, and ``torch.compile(fullgraph=True)``
+        traces it. Mirrors ``torch.accelerator.device_index``; changes nothing under the CPU fallback.
 
-    Mirrors ``torch.accelerator.device_index``; changes nothing when the CPU stands in.
-
-    Fork: entering it initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -132,37 +120,32 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
         ...     acc.current_device_index()
         0
     """
-    if up:
-        if type(device) is int:
-            if device >= 0:
-                return DeviceContext(device)
-        elif type(device) is _Device or type(device) is str:
-            number = _known(device)
-            if number is not None:
-                return DeviceContext(number)
+    if initialized:
+        index = device if type(device) is int else cached_index(device)
+        if index is not None and 0 <= index < initialized[0].device_count:
+            return DeviceContext(index)
     if isinstance(device, torch.Tensor):
         device = device.device
-    seen = runtime.look(device, negative=True)
-    if seen.kind == "cpu" or seen.given is None or seen.given < 0:
-        return _NO_CHANGE
-    return DeviceContext(seen.given) if seen.up else FirstDeviceContext(seen.given)
+    runtime = state.current(device, allow_negative=True)
+    index = runtime.requested_index
+    if runtime.device_type == "cpu" or index is None or index < 0:
+        return nullcontext()
+    return DeviceContext(index) if runtime.is_initialized else InitializingDeviceContext(index)
 
 
 @traced_as(tracing.device_of)
 def device_of(obj: Any) -> AbstractContextManager[None]:
-    """Return a context manager that makes the device of a tensor or storage the current one, and the previous one again.
+    """Return a context manager that makes the device of a tensor or storage the current one and restores the previous one.
 
     Args:
-        obj: a tensor or a storage. One that is not on the accelerator changes nothing.
+        obj: a tensor or a storage. If it is not on the accelerator, the context manager changes nothing.
 
     Returns:
         The context manager, as ``device_index`` returns it. Mirrors ``torch.cuda.device_of``.
 
     Raises:
-        TypeError: if it is neither tensor nor storage.
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: safe, initializes nothing.
+        TypeError: for any other object.
+        RuntimeError: in a bad fork.
 
     Example:
         >>> import accelerator as acc, torch
@@ -171,45 +154,42 @@ def device_of(obj: Any) -> AbstractContextManager[None]:
         0
     """
     if isinstance(obj, torch.TypedStorage):
-        # Its own ``device`` warns that the class is deprecated.
+        # ``TypedStorage.device`` warns that the class is deprecated.
         obj = obj._untyped_storage  # pyright: ignore[reportPrivateUsage]
     if not isinstance(obj, (torch.Tensor, torch.UntypedStorage)):
         raise TypeError(f"device_of() takes a tensor or a storage, not {type(obj).__name__}")
-    place = obj.device
-    return device_index(place if place.type == runtime.look().kind else None)
+    return device_index(obj.device if obj.device.type == state.current().device_type else None)
 
 
 @traced_as(tracing.device)
 def device(device_index: Device = None) -> torch.device:
-    """Return a device as torch names it.
+    """Return a ``torch.device`` of the accelerator.
 
-    This is a value. ``with acc.device(1):`` is ``with torch.device(...)``, which changes where torch creates tensors and not
-    which device is current; for that there is ``device_index``.
+    This is a value. ``with acc.device(1):`` changes the device on which torch creates tensors, as every ``torch.device`` does.
+    Use ``device_index`` to change the current device.
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the accelerator without an index.
 
     Returns:
-        ``torch.device("cuda")``, ``torch.device("cuda", 1)``, ...; ``torch.device("cpu")`` when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+        ``torch.device("cuda")``, ``torch.device("cuda", 1)``, ...; ``torch.device("cpu")`` under the CPU fallback.
 
     Example:
         >>> import accelerator as acc, torch
         >>> torch.ones(2, device=acc.device()).device.type == acc.device_name()
         True
     """
-    kind, number, _ = runtime.look(device_index, poisoned=True)
-    return torch.device(kind) if number is None or kind == "cpu" else torch.device(kind, number)
+    runtime = state.current(device_index, allow_bad_fork=True)
+    if runtime.requested_index is None or runtime.device_type == "cpu":
+        return torch.device(runtime.device_type)
+    return torch.device(runtime.device_type, runtime.requested_index)
 
 
 def current_device() -> int:
-    """Return the index of the current device: ``current_device_index`` under the name that ``torch.cuda`` has for it.
+    """Return the index of the current device. ``torch.cuda``'s name for ``current_device_index``.
 
     Returns:
-        The index, always an int; 0 before the accelerator is initialized, and when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+        The index; 0 before initialization and under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
@@ -220,12 +200,10 @@ def current_device() -> int:
 
 
 def current_device_name() -> str:
-    """Return the current device's name in torch.
+    """Return torch's name of the current device.
 
     Returns:
-        "cuda:0", "cuda:1", ...; "cpu" when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+        "cuda:0", "cuda:1", ...; "cpu" under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
@@ -236,18 +214,18 @@ def current_device_name() -> str:
 
 
 def set_device(device: Device) -> None:
-    """Make a device the current one: ``set_device_index`` under the name that ``torch.cuda`` has for it.
+    """Make a device the current one. ``torch.cuda``'s name for ``set_device_index``.
 
     Args:
         device: an index, "cuda:1", or a ``torch.device`` with an index. A negative index does nothing.
 
     Raises:
-        ValueError: if the index is missing or out of range, or the device is of another type.
-        TypeError: if it is no device at all.
+        ValueError: if the device has no index, is out of range, or is of another type.
+        TypeError: if the argument is not a device.
 
-    Does nothing when the CPU stands in.
+    Does nothing under the CPU fallback.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc

@@ -1,12 +1,15 @@
-"""Is there an accelerator, how many, which: answered without importing torch and without touching the device's runtime."""
+"""Discovery of accelerators: availability, count, identity.
+
+The functions are fork-safe: they initialize nothing in this process. If NVML cannot answer, or does not know the order of
+different GPUs, a child process asks the driver. torch is imported only to find an accelerator that only torch or one of its
+plug-ins knows.
+"""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
-from typing import Any
 
-from ._machine import description, device_argument, discovery_cache, nvml, process, torch_build, usability
+from ._machine import description, device_argument, discovery_cache, nvml, process, torch_runtime, usability
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
 from ._machine.discovery_result import DiscoveryResult, Failed, NotSupported
@@ -41,44 +44,40 @@ BAD_FORK = (
     "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
 )
 
-_now = discovery_cache.current
+_current = discovery_cache.current
 
 
 @assume_constant
 def device_count() -> int:
-    """Return how many devices torch can use: what the driver would enumerate in a fresh process.
+    """Return how many devices torch can use, which is what the driver would enumerate in a fresh process.
 
-    The present ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` are followed until something in this process initializes
-    the driver; from then on its count stands. MIG instances are counted as the driver counts them, and there is no cap.
+    The count follows ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER`` until something in this process initializes the driver.
+    It is then frozen. MIG instances are counted as the driver counts them.
 
     Returns:
-        The number of visible devices; 0 when this torch could use none, for the reason that ``unavailable_reason`` gives.
-        Devices that NVML lists and whose driver does not start count all the same: that only ``usable_devices`` can tell.
-
-    Fork: safe, initializes nothing.
+        The number of visible devices; 0 if this torch can use none (``unavailable_reason`` says why). A device whose driver
+        does not start counts if NVML lists it; only ``usable_devices`` leaves it out.
 
     Example:
         >>> import accelerator as acc
         >>> acc.device_count()
         2
     """
-    return _now().number
+    return _current().count
 
 
 @assume_constant
 def is_available(*, strict: bool = False) -> bool:
-    """Return whether at least one device is there that torch could use.
+    """Return whether torch can use at least one device.
 
     Args:
-        strict: also have a child process create a context on every visible device, which tells devices that are listed
-            but broken, or kept by others. That all is well is remembered for the environment, a failure for a second, and
-            that a device is busy not at all.
+        strict: also create a context on every visible device, in a child process. This detects devices that are broken or in
+            use by others. A success is cached for the environment, a failure for a second, a busy device not at all.
 
     Returns:
-        True if torch can be expected to work on the accelerator. A child forked from a process that had initialized the
-        accelerator cannot use it and gets False.
+        True if torch can use the accelerator; False in a child forked from a process that had initialized it.
 
-    Fork: safe, initializes nothing; with ``strict`` a child process initializes the driver for itself.
+    May start: a child process.
 
     Example:
         >>> import accelerator as acc
@@ -86,7 +85,7 @@ def is_available(*, strict: bool = False) -> bool:
         (True, True)
     """
     if not strict:
-        return _now().number > 0 and not process.is_in_bad_fork()
+        return _current().count > 0 and not process.is_in_bad_fork()
     return unavailable_reason(strict=True) is None
 
 
@@ -94,13 +93,12 @@ def unavailable_reason(*, strict: bool = False) -> str | None:
     """Return why no accelerator is available.
 
     Args:
-        strict: what ``is_available(strict=True)`` tries out counts too.
+        strict: also report devices that ``is_available(strict=True)`` finds unusable.
 
     Returns:
-        None when ``is_available(strict=strict)``; else one sentence that names the most specific cause and what to do
-        about it.
+        None if ``is_available(strict=strict)``; else one sentence with the most specific cause and the remedy.
 
-    Fork: safe, initializes nothing; with ``strict`` a child process initializes the driver for itself.
+    May start: a child process.
 
     Example:
         >>> import accelerator as acc, os
@@ -111,28 +109,25 @@ def unavailable_reason(*, strict: bool = False) -> str | None:
         >>> acc.unavailable_reason() is None
         True
     """
-    found = _now()
-    if found.number == 0:
-        return found.problem
+    result = _current()
+    if result.count == 0:
+        return result.problem
     if process.is_in_bad_fork():
         return BAD_FORK
-    return usability.problem(found) if strict else None
+    return usability.problem(result) if strict else None
 
 
 def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice, ...]:
     """Return the devices that torch can use, in torch's order.
 
     Args:
-        env: the environment of a process yet to be started, whose variables decide what it will see; this process's own
-            if None.
+        env: the environment of a process that will be started; None for this process.
 
     Returns:
-        One entry a device, the position being the index that torch uses; empty when no accelerator is available.
+        One entry per device, at the position that torch uses as index; empty if no accelerator is available.
 
     Raises:
         TypeError: if ``env`` is no mapping.
-
-    Fork: safe, initializes nothing; where only the driver can tell, a child process asks it.
 
     Example:
         >>> import accelerator as acc
@@ -143,24 +138,20 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
     """
     if env is not None and not isinstance(env, Mapping):
         raise TypeError(f"env is a mapping of variables, as os.environ is, not {type(env).__name__}")
-    found = _now() if env is None else discovery_cache.for_environment(env)
-    return _described(found)
+    return _described(_current() if env is None else discovery_cache.for_environment(env))
 
 
-def _described(found: DiscoveryResult) -> tuple[VisibleDevice, ...]:
-    return tuple(description.visible(index, device, found.backend) for index, device in enumerate(found.devices))
+def _described(result: DiscoveryResult) -> tuple[VisibleDevice, ...]:
+    return tuple(description.visible(index, device, result.backend) for index, device in enumerate(result.devices))
 
 
 def physical_devices() -> tuple[PhysicalDevice, ...]:
     """Return every GPU and MIG instance of the machine, whatever torch and the environment say.
 
-    For schedulers and dashboards: it needs no torch, and a CPU build of it will do.
+    This is for schedulers and dashboards. It needs no torch.
 
     Returns:
-        The GPUs in NVML's order, each followed by its MIG instances; on AMD's in amdsmi's. Empty where neither library
-        lists any.
-
-    Fork: safe, initializes nothing.
+        The GPUs in NVML's (or amdsmi's) order, each followed by its MIG instances; empty if neither library lists any.
 
     Example:
         >>> import accelerator as acc, os
@@ -170,31 +161,32 @@ def physical_devices() -> tuple[PhysicalDevice, ...]:
         >>> del os.environ["CUDA_VISIBLE_DEVICES"]
     """
     backend, devices = discovery_cache.physical()
-    visible = {(seen.gpu and seen.gpu.physical_index, seen.mig): index for index, seen in enumerate(_now().devices)}
+    indices = {(device.gpu and device.gpu.physical_index, device.mig): index for index, device in enumerate(_current().devices)}
     return tuple(
-        description.physical(device, backend, visible.get((device.gpu and device.gpu.physical_index, device.mig)))
+        description.physical(device, backend, indices.get((device.gpu and device.gpu.physical_index, device.mig)))
         for device in devices
     )
 
 
 def usable_devices() -> tuple[VisibleDevice, ...]:
-    """Return the visible devices that can be used just now: those on which a child process could create a context.
+    """Return the visible devices that can be used now: a child process could create a context on them.
 
     Returns:
-        Entries of ``visible_devices``, without those that are broken, full, or another process's alone; asked anew each
-        time. Empty in a child forked from a process that had initialized the accelerator.
+        Entries of ``visible_devices`` without devices that are broken, full, or in exclusive use. Every call probes again.
+        Empty in a child forked from a process that had initialized the accelerator.
 
-    Fork: safe, initializes nothing; a child process initializes the driver for itself.
+    May start: a child process.
 
     Example:
         >>> import accelerator as acc
         >>> [device.index for device in acc.usable_devices()]
         [0, 1]
     """
-    found = _now()
-    if found.number == 0 or process.is_in_bad_fork():
+    result = _current()
+    if result.count == 0 or process.is_in_bad_fork():
         return ()
-    return tuple(device for device, usable in zip(_described(found), usability.usable(found), strict=True) if usable)
+    is_usable = usability.usable(result)
+    return tuple(device for device, usable in zip(_described(result), is_usable, strict=True) if usable)
 
 
 def compute_capability(device: Device = None) -> tuple[int, int] | None:
@@ -204,17 +196,15 @@ def compute_capability(device: Device = None) -> tuple[int, int] | None:
         device: which one.
 
     Returns:
-        Major and minor; None where there is no accelerator, for devices other than CUDA's, and where nobody can tell.
-
-    Fork: safe, initializes nothing.
+        Major and minor; None without an accelerator, for devices other than CUDA's, and if unknown.
 
     Example:
         >>> import accelerator as acc
         >>> acc.compute_capability()
         (9, 0)
     """
-    found, index = located(device)
-    return description.compute_capability(found.devices[index], found.backend) if found.number else None
+    result, index = resolve_device(device)
+    return description.compute_capability(result.devices[index], result.backend) if result.count else None
 
 
 def get_device_name(device: Device = None) -> str:
@@ -224,17 +214,15 @@ def get_device_name(device: Device = None) -> str:
         device: which one.
 
     Returns:
-        The name, from NVML before the accelerator is initialized; "cpu" when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+        The name; "cpu" under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
         >>> acc.get_device_name(1)
         'Simulated GPU'
     """
-    found, index = located(device)
-    return description.name(found.devices[index], found.backend) if found.number else "cpu"
+    result, index = resolve_device(device)
+    return description.name(result.devices[index], result.backend) if result.count else "cpu"
 
 
 def is_nvlink_connected(device: Device, peer_device: Device) -> bool | None:
@@ -245,144 +233,126 @@ def is_nvlink_connected(device: Device, peer_device: Device) -> bool | None:
         peer_device: the other; a device is connected with itself.
 
     Returns:
-        None where nobody can tell, and where there is no accelerator.
-
-    Fork: safe, initializes nothing.
+        None if unknown, and without an accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> acc.is_nvlink_connected(0, 1)
         False
     """
-    found = _now()
-    one, other = _index_in(found, device), _index_in(found, peer_device)
-    if found.number == 0:
+    result = _current()
+    index, peer_index = index_in(result, device), index_in(result, peer_device)
+    if result.count == 0:
         return None
-    if one == other:
+    if index == peer_index:
         return True
-    gpu, peer = found.devices[one].gpu, found.devices[other].gpu
-    if found.backend is None or gpu is None or peer is None:
+    gpu, peer = result.devices[index].gpu, result.devices[peer_index].gpu
+    if result.backend is None or gpu is None or peer is None:
         return None
     try:
-        connected: bool | None = found.backend.is_linked(gpu.handle, peer.handle)
+        is_linked: bool | None = result.backend.is_linked(gpu.handle, peer.handle)
     except (NotSupported, Failed):
         return None
-    return connected
+    return is_linked
 
 
 def numa_node(device: Device = None) -> int | None:
-    """Return the host's NUMA node that is nearest to a device, for binding processes and memory to it.
+    """Return the host's NUMA node nearest to a device, to bind processes and memory to it.
 
     Args:
         device: which one.
 
     Returns:
-        The node's number; None where several are equally near, where nobody can tell, and where there is no accelerator.
-
-    Fork: safe, initializes nothing.
+        The node's number; None if several are equally near, if unknown, and without an accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> acc.numa_node(1)
         0
     """
-    found, index = located(device)
-    if found.number == 0:
+    result, index = resolve_device(device)
+    if result.count == 0:
         return None
-    seen = found.devices[index]._replace(instance=None)
+    gpu = result.devices[index]._replace(instance=None)
     try:
-        node: int | None = description.read(seen, found.backend, "NUMA node")
+        node: int | None = description.read(gpu, result.backend, "numa_node")
     except (NotSupported, Failed):
-        return description.numa_node_of_bus(description.pci_bus_id(seen, found.backend))
+        return description.numa_node_of_bus(description.pci_bus_id(gpu, result.backend))
     return node
 
 
 def get_device_index(device: Device = None, *, optional: bool = True) -> int:
-    """Return the index that a device argument names, for functions that take one as those of this package do.
+    """Return the index that a device argument names, as the functions of this package read it.
 
     Args:
         device: a device argument.
-        optional: whether None and a device without an index may stand for the current device. True here, and False in
+        optional: whether None and a device without an index may mean the current device. The default is False in
             ``torch.cuda``'s function of this name.
 
     Returns:
-        The index, of a device that is visible; the current device's for None, 0 while nothing is initialized.
-
-    Fork: safe, initializes nothing.
+        The index of a visible device; for None that of the current device, which is 0 before initialization.
 
     Example:
         >>> import accelerator as acc
         >>> acc.get_device_index("cuda:1")
         1
     """
-    return _index_in(_now(), device, optional=optional)
+    return index_in(_current(), device, optional=optional)
 
 
 @assume_constant
 def device_name(device_index: Device = None) -> str:
-    """Return a device's name in torch, such as "cuda:1"; the product's name says ``get_device_name``.
+    """Return a device's name in torch, such as "cuda:1"; ``get_device_name`` returns the product name.
 
     Args:
         device_index: which one, an index also in digits; None for the accelerator without an index.
 
     Returns:
-        "cuda", "cuda:1", ...; "cpu" when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+        "cuda", "cuda:1", ...; "cpu" under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
         >>> acc.device_name(), acc.device_name(1)
         ('cuda', 'cuda:1')
     """
-    found = _now()
-    accelerator = _type_of(found)
+    result = _current()
     if isinstance(device_index, str) and device_index.isdecimal():
         device_index = int(device_index)
-    number = device_argument.index(device_index, accelerator)
-    if number is None:
-        return accelerator
-    checked = device_argument.check(number, found.number, accelerator)
-    return accelerator if accelerator == "cpu" else f"{accelerator}:{checked}"
+    index = device_argument.index(device_index, result.device_type)
+    if index is None or result.device_type == "cpu":
+        device_argument.check(index or 0, result.count or 1, result.device_type)
+        return result.device_type
+    return f"{result.device_type}:{device_argument.check(index, result.count, result.device_type)}"
 
 
-def _type_of(found: DiscoveryResult) -> str:
-    return (torch_build.accelerator_type() if found.number else None) or "cpu"
+def resolve_device(device: Device) -> tuple[DiscoveryResult, int]:
+    """The discovery result, and the index in it that a device argument names; 0 under the CPU fallback."""
+    result = _current()
+    return result, index_in(result, device)
 
 
-def located(device: Device) -> tuple[DiscoveryResult, int]:
-    """The present answer, and the index in it that a device argument names; 0 for the CPU where it stands in."""
-    found = _now()
-    return found, _index_in(found, device)
-
-
-def _index_in(found: DiscoveryResult, device: Device, *, optional: bool = True) -> int:
-    if type(device) is int and 0 <= device < found.number:
+def index_in(result: DiscoveryResult, device: Device, *, optional: bool = True) -> int:
+    """The index in a discovery result that a device argument names."""
+    if type(device) is int and 0 <= device < result.count:
         return device
-    accelerator = _type_of(found)
-    number = device_argument.index(device, accelerator, optional=optional)
-    if number is None:
-        number = current_index()
-    return device_argument.check(number, found.number, accelerator)
+    index = device_argument.index(device, result.device_type, optional=optional)
+    if index is None:
+        index = current_index()
+    return device_argument.check(index, result.count, result.device_type)
 
 
 def current_index() -> int:
-    """The index of the current device, 0 while nothing is initialized."""
-    if not process.torch_is_up():
-        return 0
-    torch: Any = sys.modules["torch"]
-    index: int = torch.accelerator.current_device_index()
-    return index
+    """The index of the current device, 0 before initialization."""
+    return torch_runtime.current_index() if process.is_initialized() else 0
 
 
 @assume_constant
 def is_initialized() -> bool:
-    """Return whether torch has initialized the accelerator in this process.
+    """Return whether the accelerator is initialized in this process, through torch.
 
     Returns:
-        False before the first use of the accelerator, without torch, and in a child forked from a process that used it.
-
-    Fork: safe, initializes nothing.
+        False before the first use of the accelerator, without torch, and in a child forked from a process that used it. A
+        backend without lazy initialization is initialized when it is loaded.
 
     Example:
         >>> import accelerator as acc
@@ -390,18 +360,15 @@ def is_initialized() -> bool:
         >>> acc.is_initialized()
         True
     """
-    return process.torch_is_up()
+    return process.is_initialized()
 
 
 def is_in_bad_fork() -> bool:
-    """Return whether this process was forked from one that had initialized the accelerator, whoever had done so.
+    """Return whether this process was forked from one that had initialized the accelerator, through torch or not.
 
     Returns:
-        True if the accelerator cannot be used here for that reason; also where torch refuses, as it does in the children of
-        a process that merely counted devices through it. Where this package was imported only after the fork, what torch
-        knows.
-
-    Fork: safe, initializes nothing.
+        True if the accelerator cannot be used for that reason. Also True if torch refuses to use it, as in the children of a
+        process that counted devices through torch. Only torch's answer counts if this package was imported after the fork.
 
     Example:
         >>> import accelerator as acc
@@ -414,13 +381,11 @@ def is_in_bad_fork() -> bool:
 def is_fork_safe() -> bool:
     """Return whether a child forked now could use the accelerator.
 
-    A driver library that is loaded but not initialized does no harm; initialized by anything in this process, torch or
-    other, it does. No library is loaded to find out.
+    An initialized driver breaks fork, whether torch or other code initialized it. A library that is only loaded does not.
+    No library is loaded to find out.
 
     Returns:
-        False once the driver is initialized in this process, and in a child of such a process.
-
-    Fork: safe, initializes nothing.
+        False after the driver is initialized in this process, and in a child of such a process.
 
     Example:
         >>> import accelerator as acc
@@ -432,9 +397,7 @@ def is_fork_safe() -> bool:
 
 
 def refresh() -> None:
-    """Forget which devices were enumerated, as after a device was lost or MIG was reconfigured; the next question looks anew.
-
-    Fork: safe, initializes nothing.
+    """Drop the cached discovery result, as after a device was lost or MIG was reconfigured.
 
     Example:
         >>> import accelerator as acc
@@ -449,9 +412,7 @@ def driver_version() -> str | None:
     """Return the version of the installed NVIDIA driver.
 
     Returns:
-        The version, or None where NVML cannot tell.
-
-    Fork: safe, initializes nothing.
+        The version; None if NVML does not report it.
 
     Example:
         >>> import accelerator as acc
@@ -468,9 +429,7 @@ def driver_cuda_version() -> tuple[int, int] | None:
     """Return the newest CUDA version that the installed driver supports.
 
     Returns:
-        Major and minor, or None where NVML cannot tell.
-
-    Fork: safe, initializes nothing.
+        Major and minor; None if NVML does not report it.
 
     Example:
         >>> import accelerator as acc

@@ -1,4 +1,4 @@
-"""Builders of compiled operators, by name: those registered here, and DeepSpeed's where it is installed."""
+"""Builders of compiled operators: registered ones, and DeepSpeed's if it is installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ._torch import runtime
+from ._torch import state
 
 __all__ = [
     "build_extension",
@@ -26,43 +26,39 @@ __all__ = [
 
 _registered: dict[str, Callable[[], Any]] = {}
 
-# Modules of the package that hold base classes and tables, and no builders.
+# Modules of DeepSpeed's package with base classes and tables but no builders.
 _NO_BUILDERS = ("all_ops", "builder", "no_impl")
-# A module has the builders that it defines, and those of others that it hands on by name.
+# A module's builders are those that it defines and those in its __all__.
 _BUILDER_CLASS = re.compile(r"^class\s+(\w+Builder)\b", re.MULTILINE)
 _PUBLIC = re.compile(r"^__all__\s*=\s*[\[(]([^\])]*)", re.MULTILINE)
 _BUILDER_NAME = re.compile(r"\b\w+Builder\b")
 
 
 def op_builder_dir() -> str:
-    """Return the name of the package in which builders that nobody registered are looked for.
+    """Return the name of the package that is searched for builders that are not registered.
 
     Returns:
-        "op_builder" while DeepSpeed itself is being installed, else "deepspeed.ops.op_builder"; for devices other than CUDA's
-        the sub-package of that name, such as "deepspeed.ops.op_builder.cpu". It need not exist.
-
-    Fork: safe, initializes nothing.
+        "deepspeed.ops.op_builder", or "op_builder" while DeepSpeed is being installed. For other devices than CUDA the
+        sub-package named after the device type, such as "deepspeed.ops.op_builder.cpu". It may not exist.
 
     Example:
         >>> import accelerator as acc
         >>> acc.op_builder_dir().startswith("deepspeed.ops.op_builder")
         True
     """
-    kind = runtime.look(poisoned=True).kind
-    return _base() if kind == "cuda" else f"{_base()}.{kind}"
+    device_type = state.current(allow_bad_fork=True).device_type
+    return _base() if device_type == "cuda" else f"{_base()}.{device_type}"
 
 
 def register_op_builder(name: str, builder: Callable[[], Any]) -> None:
-    """Register a builder, in place of whatever had its name.
+    """Register a builder, replacing a builder of the same name.
 
     Args:
-        name: the name by which ``get_op_builder`` finds it.
-        builder: the builder's class, or another callable that makes one.
+        name: the name for ``get_op_builder``.
+        builder: the builder's class, or another callable that creates one.
 
     Raises:
-        TypeError: if the name is no string or the builder cannot be called.
-
-    Fork: safe, initializes nothing.
+        TypeError: if the name is not a str or the builder is not callable.
 
     Example:
         >>> import accelerator as acc
@@ -72,26 +68,21 @@ def register_op_builder(name: str, builder: Callable[[], Any]) -> None:
         True
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"A builder's name is a string, not {type(name).__name__}")
+        raise TypeError(f"The name of a builder must be a str, not {type(name).__name__}")
     if not callable(builder):
-        raise TypeError(f"A builder is a class or another callable, not {type(builder).__name__}")
+        raise TypeError(f"A builder must be callable, not {type(builder).__name__}")
     _registered[name] = builder
 
 
 def get_op_builder(class_name: str) -> Any:
-    """Return a builder's class.
+    """Return the class of a builder.
 
     Args:
-        class_name: the name under which it was registered, or the name of a class in the package that ``op_builder_dir``
-            names, of which only the module with this class is imported.
+        class_name: the name of a registered builder, or of a class in the package that ``op_builder_dir`` names. Only the
+            module with that class is imported.
 
     Returns:
         The class, or None if there is none of that name.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator, for a class that is not registered.
-
-    Fork: safe, initializes nothing; importing a module of builders does what that module does.
 
     Example:
         >>> import accelerator as acc
@@ -100,13 +91,12 @@ def get_op_builder(class_name: str) -> Any:
     """
     if class_name in _registered:
         return _registered[class_name]
-    own, host = op_builder_dir(), f"{_base()}.cpu"
-    module = _modules_of(own).get(class_name)
+    package, host = op_builder_dir(), f"{_base()}.cpu"
+    module = _modules_of(package).get(class_name)
     if module is None:
-        # DeepSpeed's builders for CUDA include some for its host, which lie with the CPU's; beside them lie those by which
-        # ranks on the CPU communicate.
+        # CUDA also uses the CPU's builders, except those of the communication between ranks on the CPU.
         module = _modules_of(host).get(class_name)
-        if module == f"{host}.comm" and own != host:
+        if module == f"{host}.comm" and package != host:
             return None
     return None if module is None else getattr(importlib.import_module(module), class_name)
 
@@ -118,12 +108,7 @@ def create_op_builder(class_name: str) -> Any:
         class_name: as for ``get_op_builder``.
 
     Returns:
-        What calling the builder's class gives, or None if there is none of that name.
-
-    Raises:
-        RuntimeError: in a child forked from a process that had initialized the accelerator, for a class that is not registered.
-
-    Fork: safe, initializes nothing; importing a module of builders does what that module does.
+        An instance of the builder's class, or None if there is none of that name.
 
     Example:
         >>> import accelerator as acc
@@ -138,46 +123,43 @@ def build_extension() -> type:
     """Return the setuptools command that compiles operators.
 
     Returns:
-        ``torch.utils.cpp_extension.BuildExtension``, a class; it needs setuptools.
-
-    Fork: safe, initializes nothing.
+        The class ``torch.utils.cpp_extension.BuildExtension``, which needs setuptools.
 
     Example:
         >>> import accelerator as acc
         >>> acc.build_extension().__name__
         'BuildExtension'
     """
-    found: type = _cpp_extension().BuildExtension
-    return found
+    command: type = _cpp_extension().BuildExtension
+    return command
 
 
 _importing = threading.Lock()
 
 
 def _cpp_extension() -> ModuleType:
-    """The module ``torch.utils.cpp_extension``, imported only now, for it takes long and needs setuptools."""
-    # While it is imported it asks whether CUDA is available, only to print a line if not, and the question would poison forks.
-    # So it is answered for this thread, by one thread at a time; others get the true answer.
+    """Import ``torch.utils.cpp_extension``, which takes long and needs setuptools."""
+    # The import calls torch.cuda.is_available(), only to print a line, which breaks fork. So that function is replaced during
+    # the import, for this thread only.
     with _importing:
-        ask, thread = torch.cuda.is_available, threading.get_ident()
+        is_available, thread = torch.cuda.is_available, threading.get_ident()
         if "torch.utils.cpp_extension" not in sys.modules:
-            torch.cuda.is_available = lambda: threading.get_ident() == thread or ask()
+            torch.cuda.is_available = lambda: threading.get_ident() == thread or is_available()
         try:
             return importlib.import_module("torch.utils.cpp_extension")
         finally:
-            torch.cuda.is_available = ask
+            torch.cuda.is_available = is_available
 
 
 def _base() -> str:
-    # Only DeepSpeed's installer has its package under that name, and has imported it by then; what else has that name, in the
-    # working directory or anywhere on the path, is another's.
+    # DeepSpeed's installer has imported its own package of this name. Any other package of this name is unrelated.
     package = sys.modules.get("op_builder")
     return "op_builder" if hasattr(package, "__deepspeed__") else "deepspeed.ops.op_builder"
 
 
 @functools.cache
 def _modules_of(package: str) -> dict[str, str]:
-    """The modules of a package by the builder classes that they have, as their source says: none of them is imported."""
+    """Map the builder classes of a package to their modules by reading the source; no module is imported."""
     try:
         path = importlib.import_module(package).__path__
     except ImportError:

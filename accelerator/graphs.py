@@ -1,4 +1,4 @@
-"""Capturing work once and replaying it."""
+"""Graphs: work that is captured once and replayed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 from . import memory, streams
 from ._machine.dynamo import assume_constant
-from ._torch import runtime
+from ._torch import state
+from ._torch.bindings import get_index
 
 __all__ = [
     "Graph",
@@ -28,26 +29,23 @@ CaptureErrorMode = Literal["default", "global", "thread_local", "relaxed"]
 
 
 class Graph:
-    """Work of the accelerator, captured while this is entered as a context manager, and replayed as often as wanted.
+    """A graph: work of the accelerator that is captured once and replayed.
 
-    The same face as ``torch.accelerator.Graph``, which it is built on where that works, and on ``torch.cuda.CUDAGraph``
-    on CUDA where it does not. Capture on a stream other than the default one.
+    As a context manager it captures the work inside. Use a stream other than the default one for the capture. The interface is
+    that of ``torch.accelerator.Graph``. On CUDA the object is a ``torch.cuda.CUDAGraph`` too, so ``torch.cuda.graph(...)``
+    takes it.
 
     Args:
-        keep_graph: keep the graph apart from its executable form, which then is made by ``instantiate`` or the first
-            ``replay``; needs torch 2.8.
-        pool: the memory pool to share with other graphs, from ``pool()`` of another graph or ``graph_pool_handle()``.
-        capture_error_mode: what counts as unsafe during the capture: "global" (the default on CUDA), "thread_local", or
+        keep_graph: keep the graph after ``instantiate`` or the first ``replay`` made it executable. Needs torch 2.8.
+        pool: the memory pool to share with other graphs, from another graph's ``pool()`` or from ``graph_pool_handle()``.
+        capture_error_mode: the calls that are errors during the capture: "global" (the default on CUDA), "thread_local" or
             "relaxed".
 
-    On CUDA the object is a ``torch.cuda.CUDAGraph`` too, so that ``torch.cuda.graph(...)`` takes it.
-
     Raises:
-        RuntimeError: when the CPU stands in, where a replay could only do nothing, and in a child forked from a process
-            that had initialized the accelerator.
-        ValueError: for another ``capture_error_mode``.
+        RuntimeError: if torch has no graphs for this accelerator, under the CPU fallback, and in a bad fork.
+        ValueError: for any other ``capture_error_mode``.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -59,7 +57,7 @@ class Graph:
         [2.0, 4.0]
     """
 
-    # What torch's classes have, for type checkers; the object is one of them too.
+    # For type checkers: the object is an instance of torch's class too.
     graph_pool: tuple[int, int] | None
     capture_error_mode: CaptureErrorMode
     capture_begin: Callable[[], None]
@@ -80,17 +78,17 @@ class Graph:
     ) -> Graph:
         if capture_error_mode not in ("default", "global", "thread_local", "relaxed"):
             raise ValueError(
-                f"capture_error_mode is 'default', 'global', 'thread_local' or 'relaxed', not {capture_error_mode!r}"
+                f"capture_error_mode must be 'default', 'global', 'thread_local' or 'relaxed', not {capture_error_mode!r}"
             )
-        refuse_on_cpu()
-        face: Any = cls  # mypy takes the hash of a class for that of its instances
-        made = _of_torch(face, runtime.initialize().kind)
-        new: Any = super(Graph, made).__new__
-        graph: Graph = new(made, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
+        raise_on_cpu()
+        base: Any = cls  # mypy takes the hash of a class for that of its instances
+        subclass = _with_torch_graph(base, state.initialize().device_type)
+        new: Any = super(Graph, subclass).__new__
+        graph: Graph = new(subclass, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
         return graph
 
     def __enter__(self) -> None:
-        _make_room()
+        _prepare_capture()
         self.capture_begin()
 
     def __exit__(self, *exc_info: object) -> None:
@@ -98,33 +96,33 @@ class Graph:
 
 
 @cache
-def _of_torch(face: type[Graph], kind: str) -> type[Graph]:
-    """The class of the graphs of an accelerator: ours, and torch's, whose every user takes them."""
-    if issubclass(face, torch.cuda.CUDAGraph) or kind == "cpu":
-        return face
-    of_torch: Any = _CUDAGraph if kind == "cuda" else getattr(torch.accelerator, "Graph", None)
-    if of_torch is None:
-        raise RuntimeError(f"torch {torch.__version__} has no graphs for {kind}")
-    return type(face.__name__, (face, of_torch), {"__module__": face.__module__, "__doc__": face.__doc__})
+def _with_torch_graph(base: type[Graph], device_type: str) -> type[Graph]:
+    """Return a subclass of both a class of graphs and torch's class for the accelerator."""
+    if issubclass(base, torch.cuda.CUDAGraph) or device_type == "cpu":
+        return base
+    torch_graph: Any = _CUDAGraph if device_type == "cuda" else getattr(torch.accelerator, "Graph", None)
+    if torch_graph is None:
+        raise RuntimeError(f"torch {torch.__version__} has no graphs for {device_type}")
+    return type(base.__name__, (base, torch_graph), {"__module__": base.__module__, "__doc__": base.__doc__})
 
 
 class _CUDAGraph(torch.cuda.CUDAGraph):
-    """torch.cuda's graph with the constructor of torch.accelerator's."""
+    """torch.cuda.CUDAGraph with the constructor of torch.accelerator.Graph."""
 
     def __new__(cls, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default") -> Any:
         try:
-            return super().__new__(cls, *cls._given(keep_graph))
+            return super().__new__(cls, *cls._arguments(keep_graph))
         except TypeError:
             raise RuntimeError(f"keep_graph needs torch 2.8 or newer, this is {torch.__version__}") from None
 
     def __init__(self, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default") -> None:
-        super().__init__(*self._given(keep_graph))
+        super().__init__(*self._arguments(keep_graph))
         self.graph_pool = pool
-        # torch.cuda.graph() passes a mode of its own, "global" unless it was given another.
+        # torch.cuda.graph() passes a mode to capture_begin(), "global" by default.
         self.capture_error_mode = capture_error_mode
 
     @staticmethod
-    def _given(keep_graph: bool) -> tuple[bool, ...]:
+    def _arguments(keep_graph: bool) -> tuple[bool, ...]:
         return (True,) if keep_graph else ()
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", *more: Any, **options: Any) -> None:
@@ -133,15 +131,15 @@ class _CUDAGraph(torch.cuda.CUDAGraph):
 
 
 def create_graph() -> Graph:
-    """Return a new graph, empty as yet.
+    """Return a new, empty graph for ``capture_to_graph`` and ``replay_graph``.
 
     Returns:
-        ``Graph()``, for ``capture_to_graph`` and ``replay_graph``.
+        ``Graph()``.
 
     Raises:
-        RuntimeError: when the CPU stands in.
+        RuntimeError: as ``Graph``.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -154,22 +152,20 @@ def create_graph() -> Graph:
 def capture_to_graph(
     graph: Any, pool: tuple[int, int] | None = None, stream: torch.Stream | None = None
 ) -> AbstractContextManager[None]:
-    """Return a context manager in which work is captured into a graph instead of being done.
+    """Return a context manager that captures work into a graph instead of running it.
 
     Args:
-        graph: the graph, from ``create_graph()`` or ``Graph()``; on CUDA a ``torch.cuda.CUDAGraph`` too.
-        pool: the memory pool to share with other graphs; None for the one that the graph was created with.
-        stream: the stream to capture on, which is the current one inside; None for a stream that is kept for this on each
-            device. Graphs that share a pool are best captured on the same stream.
+        graph: a graph from ``create_graph()`` or ``Graph()``, or a ``torch.cuda.CUDAGraph``.
+        pool: the memory pool to share with other graphs; None for the pool of the graph.
+        stream: the stream to capture on, which is current inside; None for one stream of each device that all captures share.
+            Capture graphs that share a pool on the same stream.
 
     Returns:
-        The context manager. Outside of it the device's work is done before, and its caches are emptied. Mirrors
+        The context manager. It synchronizes the device and empties its caches before the capture. Mirrors
         ``torch.cuda.graph``.
 
     Raises:
-        RuntimeError: when the CPU stands in.
-
-    Fork: safe, initializes nothing that a graph has not.
+        RuntimeError: under the CPU fallback and in a bad fork.
 
     Example:
         >>> import accelerator as acc
@@ -180,7 +176,7 @@ def capture_to_graph(
         >>> double.tolist()
         [2.0, 4.0]
     """
-    refuse_on_cpu()
+    raise_on_cpu()
     _check_graph("capture_to_graph", graph)
     return _captured(graph, pool, stream)
 
@@ -192,7 +188,7 @@ def _check_graph(function: str, graph: Any) -> None:
 
 @contextmanager
 def _captured(graph: Any, pool: tuple[int, int] | None, stream: torch.Stream | None) -> Generator[None, None, None]:
-    _make_room()
+    _prepare_capture()
     with streams.stream(_capture_stream() if stream is None else stream):
         if isinstance(graph, Graph):
             own = graph.graph_pool
@@ -209,28 +205,25 @@ def _captured(graph: Any, pool: tuple[int, int] | None, stream: torch.Stream | N
             graph.capture_end()
 
 
-# torch.cuda.graph keeps one stream for all devices, which captures nothing of another device's work.
+# By device index. torch.cuda.graph has one stream for all devices, which cannot capture another device's work.
 _capture_streams: dict[int, torch.Stream] = {}
 
 
 def _capture_stream() -> torch.Stream:
-    number = runtime.get_index()
-    if number not in _capture_streams:
-        _capture_streams[number] = torch.Stream(torch.device(runtime.kind, number))
-    return _capture_streams[number]
+    index = get_index()
+    if index not in _capture_streams:
+        _capture_streams[index] = torch.Stream(torch.device(state.current().device_type, index))
+    return _capture_streams[index]
 
 
 def replay_graph(graph: Any) -> None:
-    """Issue the work that was captured into a graph on the current stream.
+    """Run the captured work of a graph on the current stream.
 
     Args:
         graph: the graph, after a capture.
 
     Raises:
-        RuntimeError: when the CPU stands in, if nothing was captured, and in a child forked from a process that had
-            initialized the accelerator.
-
-    Fork: safe, initializes nothing that a graph has not.
+        RuntimeError: if nothing was captured, under the CPU fallback, and in a bad fork.
 
     Example:
         >>> import accelerator as acc
@@ -242,23 +235,20 @@ def replay_graph(graph: Any) -> None:
         >>> total.item()
         3.0
     """
-    refuse_on_cpu()
+    raise_on_cpu()
     _check_graph("replay_graph", graph)
     graph.replay()
 
 
 @assume_constant
 def graph_pool_handle() -> tuple[int, int]:
-    """Return the handle of a new memory pool for graphs to share.
+    """Return the handle of a new memory pool that graphs can share.
 
     Returns:
         The handle. Mirrors ``torch.cuda.graph_pool_handle``.
 
     Raises:
-        RuntimeError: when the CPU stands in, on accelerators without pools, and in a child forked from a process that had
-            initialized the accelerator.
-
-    Fork: safe, initializes nothing.
+        RuntimeError: if torch has no pools for this accelerator, under the CPU fallback, and in a bad fork.
 
     Example:
         >>> import accelerator as acc
@@ -266,29 +256,28 @@ def graph_pool_handle() -> tuple[int, int]:
         >>> acc.Graph(pool=pool).graph_pool == pool, acc.graph_pool_handle() == pool
         (True, False)
     """
-    refuse_on_cpu()
-    handle: tuple[int, int] = _of_device("graph_pool_handle")()
+    raise_on_cpu()
+    handle: tuple[int, int] = _module_function("graph_pool_handle")()
     return handle
 
 
 def is_current_stream_capturing() -> bool:
-    """Return whether work on the current stream is being captured.
+    """Return whether the current stream is capturing a graph.
 
     Returns:
-        False while the accelerator is not initialized and when the CPU stands in. Mirrors
+        False before initialization and under the CPU fallback. Mirrors
         ``torch.cuda.is_current_stream_capturing``.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> acc.is_current_stream_capturing()
         False
     """
-    if not runtime.look().up:
+    runtime = state.current()
+    if not runtime.is_initialized:
         return False
-    ask = getattr(runtime.device_module(), "is_current_stream_capturing", None)
-    return bool(ask and ask())
+    is_capturing = getattr(runtime.device_module, "is_current_stream_capturing", None)
+    return bool(is_capturing and is_capturing())
 
 
 def make_graphed_callables(
@@ -299,24 +288,23 @@ def make_graphed_callables(
     pool: tuple[int, int] | None = None,
     **options: Any,
 ) -> Any:
-    """Return callables whose forward and backward work is captured now and replayed when they are called.
+    """Return callables that replay graphs of the forward and backward work of other callables.
 
     Args:
         callables: a function or module, or a tuple of them in the order in which they will be called.
-        sample_args: the tensors to call it with for the capture, or a tuple of such tuples.
-        num_warmup_iters: how often to call it before the capture.
-        allow_unused_input: whether inputs may have no influence on the outputs.
+        sample_args: a tuple of the arguments for the capture, or for several callables a tuple of such tuples.
+        num_warmup_iters: the number of calls before the capture.
+        allow_unused_input: whether the outputs may be independent of some inputs.
         pool: the memory pool to share with other graphs.
-        options: what else this torch's function takes.
+        options: further arguments of this torch's function.
 
     Returns:
         A callable, or a tuple of them. Mirrors ``torch.cuda.make_graphed_callables``.
 
     Raises:
-        RuntimeError: when the CPU stands in, on accelerators without it, and in a child forked from a process that had
-            initialized the accelerator.
+        RuntimeError: if torch has no such function for this accelerator, under the CPU fallback, and in a bad fork.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -324,29 +312,30 @@ def make_graphed_callables(
         >>> double(acc.FloatTensor([3.0, 4.0])).tolist()
         [6.0, 8.0]
     """
-    refuse_on_cpu()
-    runtime.initialize()
-    make = _of_device("make_graphed_callables")
+    raise_on_cpu()
+    state.initialize()
+    make = _module_function("make_graphed_callables")
     return make(callables, sample_args, num_warmup_iters, allow_unused_input, pool, **options)
 
 
-def _of_device(name: str) -> Any:
+def _module_function(name: str) -> Any:
+    runtime = state.current()
     try:
-        return getattr(runtime.device_module(), name)
+        return getattr(runtime.device_module, name)
     except AttributeError:
-        raise RuntimeError(f"torch {torch.__version__} has no {name} for {runtime.kind}") from None
+        raise RuntimeError(f"torch {torch.__version__} has no {name} for {runtime.device_type}") from None
 
 
-def refuse_on_cpu() -> None:
-    """Raise the RuntimeError for graphs where the CPU stands in."""
-    if runtime.look().kind == "cpu":
-        raise RuntimeError("Graphs need an accelerator: on the CPU there is nothing to capture, and a replay would do nothing")
+def raise_on_cpu() -> None:
+    """Raise the RuntimeError for graphs under the CPU fallback."""
+    if state.current().device_type == "cpu":
+        raise RuntimeError("Graphs need an accelerator: the CPU cannot capture work")
 
 
-def _make_room() -> None:
-    """Have all work done and all unused memory given back before a capture begins."""
+def _prepare_capture() -> None:
+    """Synchronize the device and release unused memory before a capture."""
     streams.synchronize()
-    # Older torches have no such setting.
+    # Older releases of torch do not have this setting.
     if getattr(getattr(torch.compiler, "config", None), "force_cudagraph_gc", False):
         gc.collect()
     memory.empty_cache()

@@ -1,4 +1,7 @@
-"""The environment of processes to start: what they may see, what to forward to them, how they talk to each other."""
+"""Launching processes: their visible devices, the variables to forward to them, their communication backend.
+
+The functions are fork-safe: they initialize nothing. If NVML cannot list the GPUs, the first call starts a child process.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ import sys
 from collections.abc import Iterable, MutableMapping
 from typing import Any, NamedTuple, TypeVar
 
-from . import discovery
-from ._machine import discovery_cache, grammar, process, torch_build
+from ._machine import discovery_cache, grammar, imports, torch_build
 
 __all__ = [
     "communication_backend_name",
@@ -21,7 +23,7 @@ __all__ = [
 
 Environment = TypeVar("Environment", bound=MutableMapping[str, str])
 
-# CUDA's and ROCm's are their backends' own.
+# Those of CUDA and ROCm are in their discovery backends.
 _VISIBLE = {
     "xpu": "ZE_AFFINITY_MASK",
     "hpu": "HABANA_VISIBLE_MODULES",
@@ -39,45 +41,41 @@ _PREFIXES = {
 
 
 def device_type() -> str:
-    """The type of the accelerator that processes will use, "cpu" where none is available here."""
-    return (torch_build.accelerator_type() if discovery.device_count() else None) or "cpu"
+    """The type of the accelerator that processes will use, "cpu" if none is available here."""
+    return discovery_cache.current().device_type
 
 
 def visible_devices_envs() -> tuple[str, ...]:
     """Return the variables that decide which devices a process sees.
 
     Returns:
-        Their names, the one to set first; CUDA's also where no accelerator is available, as processes may be started
-        elsewhere. On ROCm, HIP's variable comes first.
-
-    Fork: safe, initializes nothing.
+        Their names; the first is the one to set. CUDA's also without an accelerator, because processes may be started on
+        another machine. On ROCm, HIP's variable comes first.
 
     Example:
         >>> import accelerator as acc
         >>> acc.visible_devices_envs()
         ('CUDA_VISIBLE_DEVICES',)
     """
-    name = _VISIBLE.get(torch_build.accelerator_type() or "cuda")
+    name = _VISIBLE.get(discovery_cache.current().accelerator_type or "cuda")
     return (name,) if name else discovery_cache.backend().VARIABLES
 
 
 def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: Iterable[int | str]) -> Environment:
-    """Set which devices a process to be started will see.
+    """Set which devices a process that will be started sees.
 
     Args:
-        current_env: the environment of that process, which is changed. Where it already limits the visible devices, the
-            ids count what it lets through: with ``CUDA_VISIBLE_DEVICES=4,5`` there, id 1 is GPU 5.
-        local_accelerator_ids: indices of devices, in the order in which the process shall have them.
+        current_env: the environment of that process, changed in place. If it already limits the visible devices, the ids are
+            indices into its list: with ``CUDA_VISIBLE_DEVICES=4,5``, id 1 is GPU 5.
+        local_accelerator_ids: indices of devices, in the order that the process will see.
 
     Returns:
-        The environment given.
+        ``current_env``.
 
     Raises:
-        ValueError: if an id is no index of a device that the environment lets through, or comes twice, which would hide
-            every device; or if the variable has a value whose grammar is not known here. Nothing is changed then.
-        TypeError: if the environment is no mapping that can be changed, or the ids are not a series of them.
-
-    Fork: safe, initializes nothing.
+        ValueError: if an id is not the index of a device in the environment's list, if an id is repeated, or if the variable's
+            value is not understood. The environment is unchanged then.
+        TypeError: if the environment is no mutable mapping, or the ids are not iterable.
 
     Example:
         >>> import accelerator as acc
@@ -85,60 +83,60 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
         '5'
     """
     if not isinstance(current_env, MutableMapping):
-        raise TypeError(f"An environment is a mapping that can be changed, as a dict, not {type(current_env).__name__}")
+        raise TypeError(f"An environment is a mutable mapping, such as a dict, not {type(current_env).__name__}")
     if isinstance(local_accelerator_ids, (str, bytes)) or not isinstance(local_accelerator_ids, Iterable):
-        raise TypeError(f"The ids are a series of indices, as a list, not {type(local_accelerator_ids).__name__}")
+        raise TypeError(f"The ids are a list of indices, not {type(local_accelerator_ids).__name__}")
     variable = visible_devices_envs()[0]
-    let_through = _let_through(current_env, variable)
-    chosen = [_entry(identifier, let_through) for identifier in local_accelerator_ids]
-    if len(set(chosen)) < len(chosen):
-        raise ValueError(f"A device comes twice among {','.join(chosen)}, which would hide every device")
-    current_env[variable] = ",".join(chosen)
+    limit = _limit(current_env, variable)
+    entries = [_entry(identifier, limit) for identifier in local_accelerator_ids]
+    if len(set(entries)) < len(entries):
+        raise ValueError(f"{','.join(entries)} repeats a device, which would hide every device")
+    current_env[variable] = ",".join(entries)
     return current_env
 
 
-class _LetThrough(NamedTuple):
-    """What a variable lets through: how each device is named in it; None where it is not set."""
+class _Limit(NamedTuple):
+    """The variable that limits an environment, its value, and its entry for each device; None if it is not set."""
 
     variable: str
     value: str
     entries: tuple[str, ...] | None
 
 
-def _let_through(env: MutableMapping[str, str], variable: str) -> _LetThrough:
-    others = variable in _VISIBLE.values()
-    limiting = variable if others else discovery_cache.backend().limiting(env)
+def _limit(env: MutableMapping[str, str], variable: str) -> _Limit:
+    is_other = variable in _VISIBLE.values()
+    limiting = variable if is_other else discovery_cache.backend().limiting_variable(env)
     value = env.get(limiting)
     if value is None:
-        return _LetThrough(limiting, "", None)
+        return _Limit(limiting, "", None)
     if variable == "ZE_AFFINITY_MASK":
         entries = _tiles(value, whole_cards=env.get("ZE_FLAT_DEVICE_HIERARCHY") == "COMPOSITE")
-    elif others:
+    elif is_other:
         entries = () if not value else tuple(value.split(",")) if re.fullmatch("[0-9]+(,[0-9]+)*", value) else None
     else:
         entries = grammar.listed(value)
     if entries is None:
-        raise ValueError(f"{limiting}={grammar.quoted(value)} is no list of devices that ids could be counted in; unset it")
-    return _LetThrough(limiting, value, entries)
+        raise ValueError(f"{limiting}={grammar.quoted(value)} is not a list of devices; unset it")
+    return _Limit(limiting, value, entries)
 
 
 def _tiles(mask: str, *, whole_cards: bool) -> tuple[str, ...] | None:
-    """The devices of an affinity mask of Level Zero: cards as in "0", or tiles of them as in "0.1", whatever their order.
+    """The devices of an affinity mask of Level Zero, in order: cards such as "0", or tiles such as "0.1".
 
     Args:
         mask: the value.
-        whole_cards: whether all tiles of a card that it lets through are one device.
+        whole_cards: whether all visible tiles of a card are one device.
     """
     if re.fullmatch(r"[0-9]+(\.[0-9]+)?(,[0-9]+(\.[0-9]+)?)*", mask) is None:
         return () if mask == "" else None
-    tiles = sorted({tuple(int(number) for number in entry.split(".")) for entry in mask.split(",")})
+    tiles = sorted({tuple(int(part) for part in entry.split(".")) for entry in mask.split(",")})
     if not whole_cards:
         return tuple(".".join(map(str, tile)) for tile in tiles)
     cards = sorted({tile[0] for tile in tiles})
     return tuple(",".join(".".join(map(str, tile)) for tile in tiles if tile[0] == card) for card in cards)
 
 
-def _entry(identifier: int | str, let_through: _LetThrough) -> str:
+def _entry(identifier: int | str, limit: _Limit) -> str:
     try:
         if isinstance(identifier, bool):
             raise TypeError
@@ -146,22 +144,20 @@ def _entry(identifier: int | str, let_through: _LetThrough) -> str:
     except (TypeError, ValueError):
         raise ValueError(f"A local accelerator id is the index of a device, not {identifier!r}") from None
     if index < 0:
-        raise ValueError(f"A local accelerator id is not negative, as {identifier!r} is")
-    variable, value, entries = let_through
+        raise ValueError(f"A local accelerator id must not be negative, but is {identifier!r}")
+    variable, value, entries = limit
     if entries is None:
         return str(index)
     if index >= len(entries):
-        raise ValueError(f"There is no device {index} among the {len(entries)} of {variable}={grammar.quoted(value)}")
+        raise ValueError(f"Device {index} is out of range: {variable}={grammar.quoted(value)} lists {len(entries)}")
     return entries[index]
 
 
 def export_envs() -> tuple[str, ...]:
-    """Return the prefixes of the variables that a launcher should forward to the processes that it starts.
+    """Return the prefixes of the variables that a launcher should forward to its processes.
 
     Returns:
-        Prefixes of names, such as "NCCL"; none when no accelerator is available.
-
-    Fork: safe, initializes nothing.
+        Prefixes of names, such as "NCCL"; none if no accelerator is available.
 
     Example:
         >>> import accelerator as acc
@@ -172,13 +168,11 @@ def export_envs() -> tuple[str, ...]:
 
 
 def communication_backend_name() -> str:
-    """Return the backend of ``torch.distributed`` that serves the device.
+    """Return the backend of ``torch.distributed`` for the device.
 
     Returns:
-        "nccl" (also for ROCm's RCCL), "xccl", ..., and "gloo" for the CPU, for accelerators without one of their own,
-        and on Windows, for which there is no NCCL.
-
-    Fork: safe, initializes nothing.
+        "nccl" (also for ROCm's RCCL), "xccl", ...; "gloo" for the CPU, for accelerators without a backend of their own, and on
+        Windows, which has no NCCL.
 
     Example:
         >>> import accelerator as acc
@@ -189,13 +183,11 @@ def communication_backend_name() -> str:
 
 
 def communication_backend_version() -> tuple[int, ...] | None:
-    """Return the version of that backend.
+    """Return the version of the communication backend.
 
     Returns:
-        Major, minor and patch of NCCL, read from an imported torch, else from the installed package; None for backends
-        without a version of their own, and where it cannot be read.
-
-    Fork: safe, initializes nothing.
+        Major, minor and patch of NCCL, from an imported torch, else from the installed package; None for other backends, and if
+        unknown.
 
     Example:
         >>> import accelerator as acc
@@ -208,13 +200,13 @@ def communication_backend_version() -> tuple[int, ...] | None:
     if torch is not None:
         try:
             version: tuple[int, ...] = torch.cuda.nccl.version()
-        except AttributeError:  # built without NCCL, torch has no binding for it
+        except AttributeError:  # torch is built without NCCL
             return None
         return version
     build = torch_build.read()
     if build is None or build.cuda is None:
         return None
-    process.imported("importlib.metadata")
+    imports.import_modules("importlib.metadata")
     from importlib.metadata import PackageNotFoundError
     from importlib.metadata import version as version_of
 

@@ -1,11 +1,11 @@
-"""What lies below: the accelerator's initialization, and the handles and switches of the libraries that torch rests on."""
+"""Initialization, queued calls, and the handles and settings of CUDA's libraries."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from ._torch import lazy_calls, runtime, tracing
+from ._torch import bindings, lazy_calls, state, tracing
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -25,12 +25,12 @@ _SYNC_DEBUG_MODES = ("default", "warn", "error")
 def init() -> None:
     """Initialize the accelerator now instead of at its first use.
 
+    Does nothing if it is initialized, and under the CPU fallback. Mirrors ``torch.cuda.init``.
+
     Raises:
-        RuntimeError: if torch cannot.
+        RuntimeError: if torch cannot initialize it; in a bad fork.
 
-    Does nothing if it is initialized, and when the CPU stands in. Mirrors ``torch.cuda.init``.
-
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -38,24 +38,21 @@ def init() -> None:
         >>> acc.is_initialized() == acc.is_available()
         True
     """
-    runtime.initialize()
+    state.initialize()
 
 
 def lazy_call(callback: Callable[[], object]) -> None:
-    """Call a function as soon as the accelerator is initialized.
+    """Call a function once the accelerator is initialized.
 
     Args:
-        callback: a function without arguments. It is called now if the accelerator is initialized or the CPU stands in,
-            else when it is, after what was queued before it. What it returns is dropped. On a backend that keeps no queue it
-            is called now.
+        callback: a function without arguments; its result is dropped. Before initialization it is queued after earlier calls.
+            It is called now if the accelerator is initialized or has no queue, and under the CPU fallback.
 
     Raises:
-        TypeError: if it cannot be called.
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
+        TypeError: if it is not callable.
+        RuntimeError: in a bad fork.
 
-    An error in a queued function comes out of what initializes the accelerator, as torch's ``DeferredCudaCallError``.
-
-    Fork: safe, initializes nothing.
+    The call that initializes the accelerator raises a queued function's error, as torch's ``DeferredCudaCallError``.
 
     Example:
         >>> import accelerator as acc
@@ -64,41 +61,39 @@ def lazy_call(callback: Callable[[], object]) -> None:
         initialized
     """
     if not callable(callback):
-        raise TypeError(f"lazy_call() takes a function, not {type(callback).__name__}")
-    runtime.look()
+        raise TypeError(f"lazy_call() takes a callable, not {type(callback).__name__}")
+    state.current()
     lazy_calls.run(callback)
 
 
 @traced_as(tracing.ipc_collect)
 def ipc_collect() -> None:
-    """Give back the memory that was shared with other processes which have released it since.
+    """Free memory that was shared with other processes and that they have released.
 
-    Mirrors ``torch.cuda.ipc_collect``; does nothing while the accelerator is not initialized, when the CPU stands in, and
-    where memory cannot be shared like this.
-
-    Fork: safe, initializes nothing.
+    Mirrors ``torch.cuda.ipc_collect``; does nothing before initialization, under the CPU fallback, and on
+    accelerators that do not share memory this way.
 
     Example:
         >>> import accelerator as acc
         >>> acc.ipc_collect()
     """
-    if runtime.look().up:
-        collect = getattr(runtime.device_module(), "ipc_collect", None)
+    runtime = state.current()
+    if runtime.is_initialized:
+        collect = getattr(runtime.device_module, "ipc_collect", None)
         if collect is not None:
             collect()
 
 
 def cudart() -> Any:
-    """Return torch's binding of the CUDA runtime library, with ``cudaMemGetInfo``, ``cudaHostRegister``, ...
+    """Return torch's binding of the CUDA runtime, with ``cudaMemGetInfo``, ``cudaHostRegister``, ...
 
     Returns:
         The module that ``torch.cuda.cudart`` returns.
 
     Raises:
-        RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no CUDA runtime, and in a child
-            forked from a process that had initialized the accelerator.
+        RuntimeError: on other accelerators than CUDA, under the CPU fallback, and in a bad fork.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -106,7 +101,7 @@ def cudart() -> Any:
         >>> total == acc.total_memory(0)
         True
     """
-    return _of_cuda("cudart", "The CUDA runtime")()
+    return _cuda_function("cudart")()
 
 
 def current_blas_handle() -> int:
@@ -116,66 +111,61 @@ def current_blas_handle() -> int:
         A ``cublasHandle_t`` as an address. Mirrors ``torch.cuda.current_blas_handle``.
 
     Raises:
-        RuntimeError: when the CPU stands in and on accelerators other than CUDA's, which have no such handle, and in a child
-            forked from a process that had initialized the accelerator.
+        RuntimeError: on other accelerators than CUDA, under the CPU fallback, and in a bad fork.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> if acc.is_available() and not acc.simulation.is_simulated() and acc.device_name() == "cuda":
         ...     handle = acc.current_blas_handle()
     """
-    handle: int = _of_cuda("current_blas_handle", "A cuBLAS handle")()
+    handle: int = _cuda_function("current_blas_handle")()
     return handle
 
 
-def _of_cuda(name: str, what: str) -> Any:
-    kind = runtime.look().kind
-    if kind != "cuda":
-        why = "the CPU stands in for an accelerator here" if kind == "cpu" else f"the accelerator is {kind}"
-        raise RuntimeError(f"{what} needs CUDA, and {why}")
-    runtime.initialize()
-    return runtime.function(name)
+def _cuda_function(name: str) -> Any:
+    device_type = state.current().device_type
+    if device_type != "cuda":
+        problem = "there is no accelerator" if device_type == "cpu" else f"the accelerator is {device_type}"
+        raise RuntimeError(f"{name}() needs CUDA, but {problem}")
+    return state.initialize().function(name)
 
 
 def set_sync_debug_mode(debug_mode: int | str) -> None:
-    """Choose what torch does when a call makes the host wait for the device.
+    """Set what torch does when a call makes the host wait for the device.
 
     Args:
         debug_mode: 0 or "default" for nothing, 1 or "warn" for a warning, 2 or "error" for a RuntimeError.
 
     Raises:
-        TypeError: if it is neither int nor string.
-        RuntimeError: for another mode, for any but 0 on an accelerator other than CUDA's, and in a child forked from a
-            process that had initialized the accelerator.
+        TypeError: if the mode is neither an int nor a str.
+        RuntimeError: for any other mode; for a mode other than 0 on other accelerators than CUDA; in a bad fork.
 
-    Mirrors ``torch.cuda.set_sync_debug_mode``, and does not initialize CUDA for it; does nothing when the CPU stands in. The
-    first time torch warns that the feature is a prototype.
-
-    Fork: safe, initializes nothing.
+    Does nothing under the CPU fallback. Mirrors ``torch.cuda.set_sync_debug_mode`` without initializing CUDA. torch warns at
+    the first call that the feature is a prototype.
 
     Example:
         >>> import accelerator as acc
         >>> acc.set_sync_debug_mode("default")
     """
     mode = _sync_debug_mode(debug_mode)
-    kind = runtime.look().kind
-    if kind == "cuda":
-        # torch warns at every call that the feature is a prototype; not to change anything needs no warning.
-        if mode != runtime.get_sync_debug_mode():
-            runtime.set_sync_debug_mode(mode)
-    elif kind != "cpu" and mode:
-        raise RuntimeError(f"torch has no sync debug mode for {kind}")
+    device_type = state.current().device_type
+    if device_type == "cuda":
+        # Skip a call that changes nothing: torch warns at each call that the feature is a prototype.
+        if mode != bindings.get_sync_debug_mode():
+            bindings.set_sync_debug_mode(mode)
+    elif device_type != "cpu" and mode:
+        raise RuntimeError(f"torch has no sync debug mode for {device_type}")
 
 
 def _sync_debug_mode(debug_mode: int | str) -> int:
     if isinstance(debug_mode, bool) or not isinstance(debug_mode, (int, str)):
-        raise TypeError(f"A sync debug mode is an int or a str, not {type(debug_mode).__name__} ({debug_mode!r})")
+        raise TypeError(f"The sync debug mode must be an int or a str, not {type(debug_mode).__name__} ({debug_mode!r})")
     if debug_mode in _SYNC_DEBUG_MODES:
         return _SYNC_DEBUG_MODES.index(debug_mode)
     if isinstance(debug_mode, str) or not 0 <= debug_mode < len(_SYNC_DEBUG_MODES):
-        raise RuntimeError(f"A sync debug mode is 'default', 'warn', 'error' or 0, 1, 2, not {debug_mode!r}")
+        raise RuntimeError(f"The sync debug mode must be 'default', 'warn', 'error' or 0, 1, 2, not {debug_mode!r}")
     return debug_mode
 
 
@@ -183,14 +173,12 @@ def get_sync_debug_mode() -> int:
     """Return what torch does when a call makes the host wait for the device.
 
     Returns:
-        0 for nothing, 1 for a warning, 2 for a RuntimeError; 0 on accelerators other than CUDA's and when the CPU stands in.
+        0 for nothing, 1 for a warning, 2 for a RuntimeError; 0 on other accelerators than CUDA and under the CPU fallback.
         Mirrors ``torch.cuda.get_sync_debug_mode``.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> acc.get_sync_debug_mode()
         0
     """
-    return int(runtime.get_sync_debug_mode()) if runtime.look().kind == "cuda" else 0
+    return int(bindings.get_sync_debug_mode()) if state.current().device_type == "cuda" else 0

@@ -1,4 +1,4 @@
-"""What the memory allocators hold, of the device and of pinned host memory; giving their caches back."""
+"""Statistics, caches and limits of the memory allocators: the device's and that of pinned host memory."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
-from ._torch import lazy_calls, runtime, tracing
-from ._torch.runtime import get_index, set_index, up
+from ._torch import bindings, lazy_calls, state, tracing
+from ._torch.bindings import get_index, set_index
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -31,119 +31,124 @@ __all__ = [
     "set_per_process_memory_fraction",
 ]
 
-_statistics_of = runtime.memory_statistics
-
 
 def _statistics(device: Device) -> dict[str, Any]:
-    """The allocator's statistics as torch keeps them, nested; empty while the accelerator is not initialized."""
-    if not up and not runtime.look(device).up:
-        return {}
-    number = get_index() if device is None else device if type(device) is int else runtime.resolve(device)
-    try:
-        return _statistics_of(number)
-    except (RuntimeError, TypeError, ValueError) as error:  # torch 2.15 garbles the message for -1: UnicodeDecodeError
-        if runtime.without_allocator(error):
-            return {}
-        raise runtime.explain(number, error) from None
+    """Return torch's nested statistics of the allocator; empty before initialization and if the backend has none."""
+    runtime = state.current(device)
+    return (bindings.memory_statistics(runtime.device_index) or {}) if runtime.is_initialized else {}
+
+
+# What torch.mps calls its functions of these names.
+_MPS_NAMES = {"memory_allocated": "current_allocated_memory", "memory_reserved": "driver_allocated_memory"}
+
+
+def _counter(device: Device, name: str, statistic: str, column: str) -> int:
+    """Return one statistic in bytes: from torch's statistics, else from the function of the accelerator's module."""
+    runtime = state.current(device)
+    if not runtime.is_initialized:
+        return 0
+    statistics = bindings.memory_statistics(runtime.device_index)
+    if statistics:
+        counter: int = statistics[statistic]["all"][column]
+        return counter
+    if runtime.device_type == "mps" and name in _MPS_NAMES:
+        return int(runtime.function(_MPS_NAMES[name])())
+    return int(runtime.function(name)(runtime.device_index))
 
 
 def memory_allocated(device_index: Device = None, /) -> int:
-    """Return the bytes that tensors occupy on a device.
+    """Return the number of bytes that tensors occupy on a device.
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        Bytes; 0 while the accelerator is not initialized and when the CPU stands in. Mirrors
+        Bytes; 0 before initialization and under the CPU fallback. Mirrors
         ``torch.accelerator.memory_allocated``.
 
-    Fork: safe, initializes nothing.
+    Raises:
+        RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
         >>> import accelerator as acc
         >>> acc.memory_allocated() >= 0
         True
     """
-    statistics = _statistics(device_index)
-    return statistics["allocated_bytes"]["all"]["current"] if statistics else 0
+    return _counter(device_index, "memory_allocated", "allocated_bytes", "current")
 
 
 def max_memory_allocated(device_index: Device = None, /) -> int:
-    """Return the bytes that tensors occupied on a device at most since the start or the last ``reset_peak_memory_stats``.
+    """Return the peak number of bytes that tensors occupied on a device, since the last ``reset_peak_memory_stats``.
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        Bytes; 0 while the accelerator is not initialized and when the CPU stands in. Mirrors
+        Bytes; 0 before initialization and under the CPU fallback. Mirrors
         ``torch.accelerator.max_memory_allocated``.
 
-    Fork: safe, initializes nothing.
+    Raises:
+        RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
         >>> import accelerator as acc
         >>> acc.max_memory_allocated() >= 0
         True
     """
-    statistics = _statistics(device_index)
-    return statistics["allocated_bytes"]["all"]["peak"] if statistics else 0
+    return _counter(device_index, "max_memory_allocated", "allocated_bytes", "peak")
 
 
 def memory_reserved(device_index: Device = None, /) -> int:
-    """Return the bytes that the allocator holds of a device, its cache included.
+    """Return the number of bytes that the allocator holds on a device, including its cache.
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        Bytes; 0 while the accelerator is not initialized and when the CPU stands in. Mirrors
+        Bytes; 0 before initialization and under the CPU fallback. Mirrors
         ``torch.accelerator.memory_reserved``.
 
-    Fork: safe, initializes nothing.
+    Raises:
+        RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
         >>> import accelerator as acc
         >>> acc.memory_reserved() >= 0
         True
     """
-    statistics = _statistics(device_index)
-    return statistics["reserved_bytes"]["all"]["current"] if statistics else 0
+    return _counter(device_index, "memory_reserved", "reserved_bytes", "current")
 
 
 def max_memory_reserved(device_index: Device = None, /) -> int:
-    """Return the bytes that the allocator held of a device at most, its cache included.
-
-    That is since the start or the last ``reset_peak_memory_stats``.
+    """Return the peak number of bytes that the allocator held on a device, since the last ``reset_peak_memory_stats``.
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        Bytes; 0 while the accelerator is not initialized and when the CPU stands in. Mirrors
+        Bytes; 0 before initialization and under the CPU fallback. Mirrors
         ``torch.accelerator.max_memory_reserved``.
 
-    Fork: safe, initializes nothing.
+    Raises:
+        RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
         >>> import accelerator as acc
         >>> acc.max_memory_reserved() >= 0
         True
     """
-    statistics = _statistics(device_index)
-    return statistics["reserved_bytes"]["all"]["peak"] if statistics else 0
+    return _counter(device_index, "max_memory_reserved", "reserved_bytes", "peak")
 
 
 def memory_stats(device_index: Device = None, /) -> OrderedDict[str, Any]:
-    """Return the allocator's statistics of a device, under dotted names such as "allocated_bytes.all.current".
+    """Return the allocator's statistics of a device, by dotted names such as "allocated_bytes.all.current".
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        Sorted by name, in bytes and counts; empty while the accelerator is not initialized and when the CPU stands in.
-        Mirrors ``torch.accelerator.memory_stats``.
-
-    Fork: safe, initializes nothing.
+        Bytes and counts, sorted by name; empty before initialization and under the CPU fallback. Mirrors
+        ``torch.accelerator.memory_stats``.
 
     Example:
         >>> import accelerator as acc
@@ -155,16 +160,14 @@ def memory_stats(device_index: Device = None, /) -> OrderedDict[str, Any]:
 
 
 def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
-    """Return the allocator's statistics of a device as torch keeps them, as in ``["allocated_bytes"]["all"]["current"]``.
+    """Return the allocator's statistics of a device as nested dictionaries: ``["allocated_bytes"]["all"]["current"]``.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        Bytes and counts; empty while the accelerator is not initialized and when the CPU stands in. Mirrors
+        Bytes and counts; empty before initialization and under the CPU fallback. Mirrors
         ``torch.cuda.memory_stats_as_nested_dict``.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -172,29 +175,26 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
         >>> acc.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"] >= kept.nbytes
         True
     """
-    seen = runtime.look(device)
-    if not seen.up:
+    runtime = state.current(device)
+    if not runtime.is_initialized:
         return {}
-    # CUDA's own have more than those that all accelerators have.
-    of_backend = getattr(runtime.device_module(), "memory_stats_as_nested_dict", _statistics)
-    stats: dict[str, Any] = of_backend(seen.number)
-    return stats
+    # The module's own function returns more statistics than the binding for all accelerators.
+    read = getattr(runtime.device_module, "memory_stats_as_nested_dict", bindings.memory_statistics)
+    statistics: dict[str, Any] = read(runtime.device_index) or {}
+    return statistics
 
 
 def host_memory_stats() -> OrderedDict[str, Any]:
-    """Return the statistics of the allocator of pinned host memory, under dotted names such as "allocated_bytes.current".
+    """Return the statistics of the allocator of pinned host memory, by dotted names such as "allocated_bytes.current".
 
     Returns:
-        Sorted by name, in bytes, counts and microseconds; empty while the accelerator is not initialized, when the CPU
-        stands in, and where torch keeps none: before 2.7 and on accelerators other than CUDA's. Mirrors
-        ``torch.cuda.host_memory_stats``.
-
-    Fork: safe, initializes nothing.
+        Bytes, counts and microseconds, sorted by name; empty before initialization, under the CPU fallback, before torch 2.7
+        and on other accelerators than CUDA. Mirrors ``torch.cuda.host_memory_stats``.
 
     Example:
         >>> import accelerator as acc
         >>> kept = acc.pin_empty(1 << 20)
-        >>> stats = acc.host_memory_stats()  # torch 2.6 keeps none
+        >>> stats = acc.host_memory_stats()  # empty with torch 2.6
         >>> not stats or stats["active_bytes.current"] >= kept.nbytes
         True
     """
@@ -202,61 +202,55 @@ def host_memory_stats() -> OrderedDict[str, Any]:
 
 
 def host_memory_stats_as_nested_dict() -> dict[str, Any]:
-    """Return the statistics of the allocator of pinned host memory as torch keeps them, as in ``["allocated_bytes"]["peak"]``.
+    """Return the statistics of the allocator of pinned host memory as nested dictionaries: ``["allocated_bytes"]["peak"]``.
 
     Returns:
-        Bytes, counts and microseconds; empty where ``host_memory_stats`` is. Mirrors
+        Bytes, counts and microseconds; empty if ``host_memory_stats()`` is. Mirrors
         ``torch.cuda.host_memory_stats_as_nested_dict``.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> kept = acc.pin_empty(1 << 20)
-        >>> stats = acc.host_memory_stats_as_nested_dict()  # torch 2.6 keeps none
+        >>> stats = acc.host_memory_stats_as_nested_dict()  # empty with torch 2.6
         >>> not stats or stats["active_bytes"]["current"] >= kept.nbytes
         True
     """
-    kept: Any = _of_host("hostMemoryStats")
-    return kept() if kept else {}
+    read: Any = _host_allocator("hostMemoryStats")
+    return read() if read else {}
 
 
 def reset_peak_host_memory_stats() -> None:
-    """Start the peaks of the statistics of pinned host memory anew from the present values.
+    """Reset the peak statistics of pinned host memory to the current values.
 
-    Mirrors ``torch.cuda.reset_peak_host_memory_stats``; does nothing where ``host_memory_stats`` is empty.
-
-    Fork: safe, initializes nothing.
+    Mirrors ``torch.cuda.reset_peak_host_memory_stats``; does nothing if ``host_memory_stats()`` is empty.
 
     Example:
         >>> import accelerator as acc
         >>> acc.reset_peak_host_memory_stats()
     """
-    reset: Any = _of_host("resetPeakHostMemoryStats")
+    reset: Any = _host_allocator("resetPeakHostMemoryStats")
     if reset:
         reset()
 
 
 def reset_accumulated_host_memory_stats() -> None:
-    """Start the accumulated counts of the statistics of pinned host memory anew from zero.
+    """Reset the accumulated statistics of pinned host memory to zero.
 
-    Mirrors ``torch.cuda.reset_accumulated_host_memory_stats``; does nothing where ``host_memory_stats`` is empty.
-
-    Fork: safe, initializes nothing.
+    Mirrors ``torch.cuda.reset_accumulated_host_memory_stats``; does nothing if ``host_memory_stats()`` is empty.
 
     Example:
         >>> import accelerator as acc
         >>> acc.reset_accumulated_host_memory_stats()
     """
-    reset: Any = _of_host("resetAccumulatedHostMemoryStats")
+    reset: Any = _host_allocator("resetAccumulatedHostMemoryStats")
     if reset:
         reset()
 
 
-def _of_host(binding: str) -> Any:
-    """torch's binding for the allocator of pinned host memory; None before initialization and where torch has none."""
-    seen = runtime.look()
-    return runtime.host_allocator(binding) if seen.up and seen.kind == "cuda" else None
+def _host_allocator(binding: str) -> Any:
+    """Return a binding of the allocator of pinned host memory; None before initialization and if torch has none."""
+    runtime = state.current()
+    return bindings.host_allocator(binding) if runtime.is_initialized and runtime.device_type == "cuda" else None
 
 
 def _flat(prefix: str, statistics: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -269,157 +263,130 @@ def _flat(prefix: str, statistics: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 @traced_as(tracing.reset_peak_memory_stats)
 def reset_peak_memory_stats(device_index: Device = None, /) -> None:
-    """Start the peaks of a device's statistics anew from the present values.
+    """Reset the peak statistics of a device to the current values.
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
-    Mirrors ``torch.accelerator.reset_peak_memory_stats``; does nothing while the accelerator is not initialized and
-    when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+    Mirrors ``torch.accelerator.reset_peak_memory_stats``; does nothing before initialization and under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
         >>> acc.reset_peak_memory_stats()
     """
-    seen = runtime.look(device_index)
-    if seen.up:
-        _tell_allocator(runtime.reset_peak_memory_stats, seen.number)
+    runtime = state.current(device_index)
+    if runtime.is_initialized:
+        bindings.reset_peak_memory_stats(runtime.device_index)
 
 
 def reset_accumulated_memory_stats(device_index: Device = None, /) -> None:
-    """Start the accumulated counts of a device's statistics anew from zero.
+    """Reset the accumulated statistics of a device to zero.
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
-    Mirrors ``torch.accelerator.reset_accumulated_memory_stats``; does nothing while the accelerator is not initialized and
-    when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+    Mirrors ``torch.accelerator.reset_accumulated_memory_stats``; does nothing before initialization and under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
         >>> acc.reset_accumulated_memory_stats()
     """
-    seen = runtime.look(device_index)
-    if seen.up:
-        _tell_allocator(runtime.reset_accumulated_memory_stats, seen.number)
-
-
-def _tell_allocator(function: Callable[..., None], *arguments: int) -> None:
-    try:
-        function(*arguments)
-    except RuntimeError as error:
-        if not runtime.without_allocator(error):
-            raise
+    runtime = state.current(device_index)
+    if runtime.is_initialized:
+        bindings.reset_accumulated_memory_stats(runtime.device_index)
 
 
 @traced_as(tracing.empty_cache)
 def empty_cache() -> None:
-    """Give the allocator's unused memory back to the device, so that others can have it.
+    """Release the memory that the allocator caches, so that other processes can use it.
 
-    Mirrors ``torch.accelerator.empty_cache``; does nothing while the accelerator is not initialized and when the CPU
-    stands in.
-
-    Fork: safe, initializes nothing.
+    Mirrors ``torch.accelerator.empty_cache``; does nothing before initialization and under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
         >>> acc.empty_cache()
     """
-    if up or runtime.look().up:
-        _tell_allocator(runtime.empty_cache)
+    if state.current().is_initialized:
+        bindings.empty_cache()
 
 
 def empty_host_cache() -> None:
-    """Give the unused pinned memory of the host back.
+    """Release the pinned host memory that its allocator caches.
 
-    Mirrors ``torch.accelerator.empty_host_cache``; does nothing while the accelerator is not initialized and when the CPU
-    stands in.
-
-    Fork: safe, initializes nothing.
+    Mirrors ``torch.accelerator.empty_host_cache``; does nothing before initialization and under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
         >>> acc.empty_host_cache()
     """
-    if up or runtime.look().up:
-        runtime.empty_host_cache()
+    if state.current().is_initialized and bindings.empty_host_cache:
+        bindings.empty_host_cache()
 
 
-# What was set here, for while the accelerator is not initialized.
+# Fractions that were set by device index, for get_per_process_memory_fraction() before initialization.
 _fractions: dict[int, float] = {}
 
 
 def set_per_process_memory_fraction(fraction: float, device: Device = None) -> None:
-    """Limit how much of a device's memory this process's allocator may take; beyond it, it runs out of memory.
+    """Limit the share of a device's memory that this process's allocator may use. Beyond it, allocations fail.
 
     Args:
-        fraction: of the total memory, from 0 to 1.
+        fraction: the share of the total memory, from 0 to 1.
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Raises:
-        ValueError: if the fraction is not from 0 to 1, the index is out of range or the device is of another type.
-        TypeError: if it is no device at all, or the fraction no float.
-        RuntimeError: for a string that names no device, on accelerators for which torch has no limit, and in a child forked
-            from a process that had initialized the accelerator.
+        ValueError: if the fraction is not from 0 to 1.
+        TypeError: if the fraction is not a float.
+        RuntimeError: if torch has no such limit for this accelerator; in a bad fork.
 
-    Before the accelerator is initialized it waits for that. Does nothing when the CPU stands in. Mirrors
+    Before initialization the limit is queued. Does nothing under the CPU fallback. Mirrors
     ``torch.cuda.set_per_process_memory_fraction``.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> acc.set_per_process_memory_fraction(1.0)
     """
     if not isinstance(fraction, float):
-        raise TypeError(f"A fraction of the memory is a float, not {type(fraction).__name__} ({fraction!r})")
+        raise TypeError(f"The memory fraction must be a float, not {type(fraction).__name__} ({fraction!r})")
     if not 0 <= fraction <= 1:
-        raise ValueError(f"A fraction of the memory is from 0 to 1, not {fraction!r}")
-    seen = runtime.look(device)
-    if seen.kind == "cpu":
+        raise ValueError(f"The memory fraction must be from 0 to 1, not {fraction!r}")
+    runtime = state.current(device)
+    if runtime.device_type == "cpu":
         return
-    limit, number = runtime.function("set_per_process_memory_fraction"), seen.number
-    lazy_calls.run(lambda: _keeping_current(limit, fraction, number))
-    _fractions[number] = fraction
+    set_fraction, index = runtime.function("set_per_process_memory_fraction"), runtime.device_index
+    # torch.mps has one device, and its function takes the fraction only.
+    arguments = (fraction,) if runtime.device_type == "mps" else (fraction, index)
+    lazy_calls.run(lambda: _call_and_restore_device(set_fraction, *arguments))
+    _fractions[index] = fraction
 
 
 @assume_constant
 def get_per_process_memory_fraction(device: Device = None) -> float:
-    """Return how much of a device's memory this process's allocator may take.
+    """Return the share of a device's memory that this process's allocator may use.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        A fraction of the total memory, from 0 to 1. Before the accelerator is initialized, what was set here, else 1, as when
-        the CPU stands in. Mirrors ``torch.cuda.get_per_process_memory_fraction``.
-
-    Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator.
-
-    Fork: safe, initializes nothing.
+        The share, from 0 to 1. Before initialization the value that ``set_per_process_memory_fraction`` queued, or 1; 1 under
+        the CPU fallback. Mirrors ``torch.cuda.get_per_process_memory_fraction``.
 
     Example:
         >>> import accelerator as acc
         >>> acc.get_per_process_memory_fraction()
         1.0
     """
-    seen = runtime.look(device)
-    if seen.kind == "cpu":
+    runtime = state.current(device)
+    if runtime.device_type == "cpu":
         return 1.0
-    asked = getattr(runtime.device_module(), "get_per_process_memory_fraction", None)
-    return float(_keeping_current(asked, seen.number)) if asked and seen.up else _fractions.get(seen.number, 1.0)
+    get_fraction = getattr(runtime.device_module, "get_per_process_memory_fraction", None)
+    if get_fraction and runtime.is_initialized:
+        return float(_call_and_restore_device(get_fraction, runtime.device_index))
+    return _fractions.get(runtime.device_index, 1.0)
 
 
-def _keeping_current(function: Callable[..., Any], *arguments: Any) -> Any:
-    # torch 2.6 leaves the device that it was asked about the current one.
+def _call_and_restore_device(function: Callable[..., Any], *arguments: Any) -> Any:
+    # torch 2.6 makes the device in the arguments the current one.
     current = get_index()
     try:
         return function(*arguments)

@@ -1,4 +1,9 @@
-"""How much memory a device has: in all, free, for this process; and recognizing that it ran out."""
+"""Memory of a device: free, total, available; and recognition of out-of-memory errors.
+
+The functions are fork-safe: they initialize nothing. Before the accelerator is initialized they do not import torch. They raise
+RuntimeError if the figure is unknown, and in a child forked from a process that had initialized the accelerator. Under the CPU
+fallback, and on devices that share the host's memory, the figures are the host's, limited by control groups.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,9 @@ import re
 import sys
 
 from . import discovery
-from ._machine import description, device_argument, host_memory, process
+from ._machine import description, device_argument, discovery_cache, host_memory, process, torch_runtime
 from ._machine.device_argument import Device
-from ._machine.discovery_result import DiscoveryResult, Failed
+from ._machine.discovery_result import DiscoveryResult, Failed, NotSupported
 from ._machine.dynamo import assume_constant
 
 __all__ = [
@@ -22,20 +27,16 @@ __all__ = [
 
 
 def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
-    """Return the free and the total memory of a device, other processes' use counted.
+    """Return the free and total memory of a device; other processes' use counts.
 
     Args:
-        device_index: which one; a negative index too stands for the current device.
+        device_index: which one; a negative index means the current device.
 
     Returns:
-        Free and total bytes; before the accelerator is initialized from NVML, without importing torch. The host's available
-        and total memory, limits of control groups respected, when the CPU stands in, and on devices that share it. Mirrors
-        ``torch.accelerator.get_memory_info``.
+        Free and total bytes; from NVML before the accelerator is initialized. Mirrors ``torch.accelerator.get_memory_info``.
 
     Raises:
-        RuntimeError: if it cannot be told, and in a child forked from a process that had initialized the accelerator.
-
-    Fork: safe, initializes nothing.
+        RuntimeError: if unknown, and in a child forked from a process that had initialized the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -43,59 +44,47 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
         >>> 0 < free <= total == 8 * 2**30
         True
     """
-    if process.torch_is_up():
-        return _memory_info_from_torch(device_index)
-    found, number = _located(device_index, negative_is_current=True)
-    if not found.number:
+    result, index = _resolve(device_index, negative_is_current=True)
+    if not result.count:
         return host_memory.available(), host_memory.total()
+    return _figures(result, index)
+
+
+def _figures(result: DiscoveryResult, index: int) -> tuple[int, int]:
+    """Free and total bytes of a discovered device."""
     try:
-        return description.memory(found.devices[number], found.backend)[:2]
-    except Failed as error:
-        raise _unknown(number, error) from None
+        if process.is_initialized():
+            return torch_runtime.memory_info(index)
+        return description.memory(result.devices[index], result.backend)[:2]
+    except (Failed, NotSupported) as error:
+        raise _unknown(result, index, error) from None
 
 
-def _memory_info_from_torch(device: Device) -> tuple[int, int]:
-    from ._torch import runtime
-
-    seen = runtime.look(device, negative=True)
-    if seen.kind == "cpu":
-        return host_memory.available(), host_memory.total()
-    try:
-        free, total = runtime.memory_info(seen.number)
-    except RuntimeError as error:
-        if runtime.without_allocator(error):
-            import torch
-
-            raise RuntimeError(f"torch {torch.__version__} cannot tell the memory of {seen.kind} devices") from None
-        raise
-    return free, total
-
-
-def _located(device: Device, *, negative_is_current: bool = False) -> tuple[DiscoveryResult, int]:
-    """What there is, and the index in it, for a process in which torch has not initialized the accelerator."""
+def _resolve(device: Device, *, negative_is_current: bool = False) -> tuple[DiscoveryResult, int]:
+    """The discovery result, and the index in it that a device argument names."""
     if process.is_in_bad_fork():
         raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
+    result = discovery_cache.current()
     if negative_is_current:
-        number = device_argument.index(device, discovery.device_name())
-        device = None if number is not None and number < 0 else device
-    return discovery.located(device)
+        index = device_argument.index(device, result.device_type)
+        device = None if index is not None and index < 0 else device
+    return result, discovery.index_in(result, device)
 
 
-def _unknown(number: int, error: Failed) -> RuntimeError:
-    return RuntimeError(f"The memory of device {number}, {discovery.get_device_name(number)}, cannot be told: {error}")
+def _unknown(result: DiscoveryResult, index: int, error: Exception) -> RuntimeError:
+    name = description.name(result.devices[index], result.backend)
+    return RuntimeError(f"The memory of device {index}, {name}, is unknown: {error}")
 
 
 @assume_constant
 def mem_get_info(device: Device = None) -> tuple[int, int]:
-    """Return the free and the total memory of a device: ``get_memory_info`` under the name that ``torch.cuda`` has for it.
+    """Return the free and total memory of a device: ``get_memory_info`` under its name in ``torch.cuda``.
 
     Args:
-        device: which one; a negative index too stands for the current device.
+        device: which one; a negative index means the current device.
 
     Returns:
-        Free and total bytes, as ``get_memory_info``.
-
-    Fork: safe, initializes nothing.
+        Free and total bytes.
 
     Example:
         >>> import accelerator as acc
@@ -106,75 +95,61 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
 
 
 def total_memory(device: Device = None) -> int:
-    """Return the memory that a device has.
+    """Return the total memory of a device.
 
     Args:
         device: which one.
 
     Returns:
-        Bytes, where NVML does not know the device from the driver, asked in a child process; the host's memory, limits of
-        control groups respected, on devices that share it and when the CPU stands in.
+        Bytes; from the driver, in a child process, if NVML does not list the device.
 
     Raises:
-        RuntimeError: if it cannot be told, and in a child forked from a process that had initialized the accelerator.
-
-    Fork: safe, initializes nothing.
+        RuntimeError: if unknown, and in a child forked from a process that had initialized the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> acc.total_memory(1) / 2**30
         8.0
     """
-    if process.torch_is_up():
-        return host_memory.total() if _shares_host_memory(device) else get_memory_info(device)[1]
-    found, number = _located(device)
-    if not found.number:
+    result, index = _resolve(device)
+    if _is_host_memory(result, index):
         return host_memory.total()
+    if process.is_initialized():
+        return _figures(result, index)[1]
     try:
-        return description.total_memory(found.devices[number], found.backend)
+        return description.total_memory(result.devices[index], result.backend)
     except Failed as error:
-        raise _unknown(number, error) from None
+        raise _unknown(result, index, error) from None
 
 
 def available_memory(device: Device = None) -> int:
-    """Return the memory of a device that nobody uses, neither this process nor another.
+    """Return the memory of a device that no process uses.
 
     Args:
         device: which one.
 
     Returns:
-        Bytes, without what this process's allocator keeps in its cache. On devices that share the host's memory, and when
-        the CPU stands in, what of the host's could be allocated without swapping, limits of control groups respected.
+        Bytes, without the cache of this process's allocator. On the host: the memory that can be allocated without swapping.
 
     Raises:
-        RuntimeError: if it cannot be told, and in a child forked from a process that had initialized the accelerator.
-
-    Fork: safe, initializes nothing.
+        RuntimeError: if unknown, and in a child forked from a process that had initialized the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> 0 < acc.available_memory(1) <= acc.total_memory(1)
         True
     """
-    if process.torch_is_up():
-        return host_memory.available() if _shares_host_memory(device) else get_memory_info(device)[0]
-    found, number = _located(device)
-    return get_memory_info(number)[0] if found.number else host_memory.available()
+    result, index = _resolve(device)
+    return host_memory.available() if _is_host_memory(result, index) else _figures(result, index)[0]
 
 
-def _shares_host_memory(device: Device) -> bool:
-    # What such a device itself calls free leaves out the pages that the host would give up at once.
-    from ._torch import runtime
-
-    seen = runtime.look(device)
-    if seen.kind == "cpu":
-        return True
-    properties = getattr(runtime.device_module(), "get_device_properties", None)
-    return bool(properties and getattr(properties(seen.number), "is_integrated", False))
+def _is_host_memory(result: DiscoveryResult, index: int) -> bool:
+    # The free memory that such a device reports lacks the pages that the kernel would evict at once.
+    return not result.count or (process.is_initialized() and torch_runtime.is_integrated(index))
 
 
-# What the libraries say that torch calls, and torch of its own allocators, when memory cannot be had. They say no more after
-# it on the line but how much was wanted; a sentence that goes on is somebody's who only speaks of memory.
+# The out-of-memory messages of torch's allocators and of the libraries that torch calls. Only the requested size may follow on
+# the line. A sentence that continues is someone's text about memory.
 _OUT_OF_MEMORY = re.compile(
     r"(?:^|[:\]'] ?|\b[A-Z]{2,}\w* (?:backend )?)out of memory(?=\s*(?:[.,;:('\n]|at \S+:\d+|$))"
     r"|(?:^|: )Cannot allocate memory(?=\s*(?:[.;:(\n]|$))"
@@ -188,20 +163,18 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def is_out_of_memory_error(exception: BaseException) -> bool:
-    """Return whether an exception says that memory ran out, so that trying again with less makes sense.
+    """Return whether an exception means that memory ran out, so that a retry with less may succeed.
 
     Args:
-        exception: what was caught.
+        exception: the caught exception.
 
     Returns:
-        True for torch's ``OutOfMemoryError``, Python's ``MemoryError``, the operating system's refusal, and RuntimeErrors in
-        which torch, the driver, cuBLAS, cuDNN, NCCL and their likes say so; also if such a one is the cause of the exception
-        (``raise ... from``) or one of a group.
+        True for torch's ``OutOfMemoryError``, Python's ``MemoryError``, ENOMEM, and RuntimeErrors with an out-of-memory message
+        of torch, the driver, cuBLAS, cuDNN, NCCL and similar libraries; also if such an error is the cause of the exception
+        (``raise ... from``) or in its group.
 
     Raises:
         TypeError: if it is no exception.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc, torch
@@ -212,21 +185,21 @@ def is_out_of_memory_error(exception: BaseException) -> bool:
     """
     if not isinstance(exception, BaseException):
         raise TypeError(f"is_out_of_memory_error() takes an exception, not {type(exception).__name__}")
-    waiting, seen = [exception], set[int]()
-    while waiting:
-        error = waiting.pop()
-        if _says_out_of_memory(error):
+    pending, visited = [exception], set[int]()
+    while pending:
+        error = pending.pop()
+        if _is_out_of_memory(error):
             return True
-        seen.add(id(error))
+        visited.add(id(error))
         related = (error.__cause__, *getattr(error, "exceptions", ()))
-        waiting += [other for other in related if isinstance(other, BaseException) and id(other) not in seen]
+        pending += [other for other in related if isinstance(other, BaseException) and id(other) not in visited]
     return False
 
 
-def _says_out_of_memory(error: BaseException) -> bool:
-    # An error of torch's own exists only where torch is imported.
-    of_torch = getattr(sys.modules.get("torch"), "OutOfMemoryError", ())
-    if isinstance(error, (MemoryError, of_torch)):
+def _is_out_of_memory(error: BaseException) -> bool:
+    # torch's own error can only exist if torch is imported.
+    torch_error = getattr(sys.modules.get("torch"), "OutOfMemoryError", ())
+    if isinstance(error, (MemoryError, torch_error)):
         return True
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM

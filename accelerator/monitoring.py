@@ -1,8 +1,9 @@
-"""What a device is doing: read from NVML, for any device of the machine, before and after it is initialized.
+"""Monitoring: utilization, temperature, power and memory of any device of the machine, from NVML or amdsmi.
 
-Wherever a device is taken here, it may also be an entry of ``visible_devices()`` or ``physical_devices()``, so that hidden GPUs
-and MIG instances can be watched. Where there is no such device, or it does not report what was asked, or NVML fails, that is a
-RuntimeError that says which; of a MIG instance NVML reports the memory and the processes only.
+The functions are fork-safe: they initialize nothing in this process, and work before and after initialization. A device
+argument may also be an entry of ``visible_devices()`` or ``physical_devices()``, to monitor hidden GPUs and MIG instances. A
+function raises RuntimeError if there is no such device, if the device does not report the field, and if NVML fails. NVML
+reports only memory and processes for a MIG instance.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ class Process(NamedTuple):
     """A process that uses a device.
 
     Attributes:
-        pid: its id, as the driver sees it: inside a container the host's.
-        name: its name, None where it cannot be read.
-        memory_used: bytes on the device, None where the driver does not tell.
+        pid: its id in the driver's namespace, which is the host's for a container.
+        name: its name; None if it cannot be read.
+        memory_used: bytes on the device; None if the driver does not report it.
     """
 
     pid: int
@@ -48,7 +49,7 @@ class Process(NamedTuple):
 
 
 class Telemetry(NamedTuple):
-    """What ``telemetry`` reads; a field that cannot be had is None.
+    """The fields of ``telemetry``; a field that cannot be read is None.
 
     Attributes:
         utilization: percent of the last sample period in which a kernel ran.
@@ -57,11 +58,11 @@ class Telemetry(NamedTuple):
         temperature: degrees Celsius.
         power_draw: milliwatts.
         clock_rate: megahertz, of the streaming multiprocessors.
-        processes: who uses the device.
-        power_limit: milliwatts that it may draw.
+        processes: the processes that use the device.
+        power_limit: the limit in milliwatts.
         memory_temperature: degrees Celsius of the memory.
-        fan_speed: percent of the fastest.
-        throttled: whether the power cap, heat or a power brake holds the clocks back.
+        fan_speed: percent of the maximum.
+        throttled: whether the power cap, heat or a power brake reduces the clocks.
     """
 
     utilization: int | None
@@ -77,62 +78,62 @@ class Telemetry(NamedTuple):
     throttled: bool | None = None
 
 
-_now = discovery_cache.current
+_current = discovery_cache.current
 
 
-def _locate(device: AnyDevice) -> tuple[DiscoveredDevice, ModuleType | None, str]:
-    """A device, what reads it, and how to call it."""
+def _resolve(device: AnyDevice) -> tuple[DiscoveredDevice, ModuleType | None, str]:
+    """A device, the backend that reads it, and its name for messages."""
     if isinstance(device, (VisibleDevice, PhysicalDevice)):
         return _listed(device)
-    found, index = discovery.located(device)
-    if not found.number:
-        raise RuntimeError(f"There is no device to read from: {discovery.unavailable_reason()}")
-    return found.devices[index], found.backend, f"Device {index}"
+    result, index = discovery.resolve_device(device)
+    if not result.count:
+        raise RuntimeError(f"There is no device to read from: {result.problem}")
+    return result.devices[index], result.backend, f"device {index}"
 
 
 def _listed(device: VisibleDevice | PhysicalDevice) -> tuple[DiscoveredDevice, ModuleType | None, str]:
     backend, devices = discovery_cache.physical()
     index = device.index if isinstance(device, PhysicalDevice) else device.physical_index
-    for seen in devices:
-        assert seen.gpu is not None  # from the list of the backend
-        if device.uuid == seen.uuid if device.uuid else (index, device.mig) == (seen.gpu.physical_index, seen.mig):
-            return seen, backend, f"GPU {index}" + (f", instance {seen.mig}" if seen.mig else "")
-    raise RuntimeError(f"No library that tells what a GPU is doing (NVML, amdsmi) lists {device.name} ({device.uuid})")
+    for listed in devices:
+        assert listed.gpu is not None  # from the list of the backend
+        is_same = device.uuid == listed.uuid if device.uuid else (index, device.mig) == (listed.gpu.physical_index, listed.mig)
+        if is_same:
+            return listed, backend, f"GPU {index}" + (f", instance {listed.mig}" if listed.mig else "")
+    raise RuntimeError(f"No library that reads devices (NVML, amdsmi) lists {device.name} ({device.uuid})")
 
 
 def _read(device: AnyDevice, field: str) -> Any:
-    found = _now()
-    if type(device) is int and 0 <= device < found.number and found.backend is not None:
-        handle = found.handle(device)
+    result = _current()
+    if type(device) is int and 0 <= device < result.count and result.backend is not None:
+        handle = result.handle(device)
         if handle is not None:
             try:
-                return found.backend.read(handle, field)
+                return result.backend.read(handle, field)
             except (NotSupported, Failed) as error:
-                raise _unread(field, f"Device {device}", found.devices[device], error) from None
-    seen, backend, called = _locate(device)
+                raise _field_error(field, f"device {device}", result.devices[device], error) from None
+    resolved, backend, label = _resolve(device)
     try:
-        return description.read(seen, backend, field)
+        return description.read(resolved, backend, field)
     except (NotSupported, Failed) as error:
-        raise _unread(field, called, seen, error) from None
+        raise _field_error(field, label, resolved, error) from None
 
 
-def _unread(field: str, called: str, seen: DiscoveredDevice, error: Exception) -> RuntimeError:
+def _field_error(field: str, label: str, device: DiscoveredDevice, error: Exception) -> RuntimeError:
+    noun = field.replace("_", " ")
     if isinstance(error, NotSupported):
-        return RuntimeError(f"{called}, {seen.name}, does not report its {field}: {error}")
-    return RuntimeError(f"The {field} of {called[0].lower()}{called[1:]}, {seen.name}, cannot be read: {error}")
+        return RuntimeError(f"{label[0].upper()}{label[1:]}, {device.name}, does not report its {noun}: {error}")
+    return RuntimeError(f"The {noun} of {label}, {device.name}, cannot be read: {error}")
 
 
 def utilization(device: AnyDevice = None) -> int:
-    """Return how busy a device is.
+    """Return the utilization of a device.
 
     Args:
         device: which one.
 
     Returns:
-        Percent of the last sample period, a sixth of a second to a second, in which a kernel ran. Mirrors
+        Percent of the last sample period (a sixth of a second to a second) in which a kernel ran. Mirrors
         ``torch.cuda.utilization``.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -144,7 +145,7 @@ def utilization(device: AnyDevice = None) -> int:
 
 
 def memory_usage(device: AnyDevice = None) -> int:
-    """Return how busy a device's memory is.
+    """Return the utilization of a device's memory.
 
     Args:
         device: which one.
@@ -153,27 +154,23 @@ def memory_usage(device: AnyDevice = None) -> int:
         Percent of the last sample period in which device memory was read or written. Mirrors
         ``torch.cuda.memory_usage``.
 
-    Fork: safe, initializes nothing.
-
     Example:
         >>> import accelerator as acc
         >>> acc.memory_usage(1)
         12
     """
-    percent: int = _read(device, "memory utilization")
+    percent: int = _read(device, "memory_usage")
     return percent
 
 
 def temperature(device: AnyDevice = None) -> int:
-    """Return how hot a device is.
+    """Return the temperature of a device.
 
     Args:
         device: which one.
 
     Returns:
         Degrees Celsius. Mirrors ``torch.cuda.temperature``.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
@@ -185,27 +182,25 @@ def temperature(device: AnyDevice = None) -> int:
 
 
 def power_draw(device: AnyDevice = None) -> int:
-    """Return how much power a device draws.
+    """Return the power draw of a device.
 
     Args:
         device: which one.
 
     Returns:
-        Milliwatts, the board's memory included. Mirrors ``torch.cuda.power_draw``.
-
-    Fork: safe, initializes nothing.
+        Milliwatts, including the board's memory. Mirrors ``torch.cuda.power_draw``.
 
     Example:
         >>> import accelerator as acc
         >>> acc.power_draw(1)
         61000
     """
-    milliwatts: int = _read(device, "power draw")
+    milliwatts: int = _read(device, "power_draw")
     return milliwatts
 
 
 def clock_rate(device: AnyDevice = None) -> int:
-    """Return how fast a device is clocked.
+    """Return the clock rate of a device.
 
     Args:
         device: which one.
@@ -213,39 +208,35 @@ def clock_rate(device: AnyDevice = None) -> int:
     Returns:
         Megahertz, of the streaming multiprocessors. Mirrors ``torch.cuda.clock_rate``, whose documentation says Hz.
 
-    Fork: safe, initializes nothing.
-
     Example:
         >>> import accelerator as acc
         >>> acc.clock_rate(1)
         1015
     """
-    megahertz: int = _read(device, "clock rate")
+    megahertz: int = _read(device, "clock_rate")
     return megahertz
 
 
 def device_memory_used(device: AnyDevice = None) -> int:
-    """Return how much memory of a device is in use, by all processes.
+    """Return how much memory of a device all processes use.
 
     Args:
         device: which one.
 
     Returns:
-        Bytes, without what the driver keeps for itself where it can tell (version 2 of NVML's accounting); of the host's
-        memory on devices that share it. Mirrors ``torch.cuda.device_memory_used``.
-
-    Fork: safe, initializes nothing.
+        Bytes, without the driver's reserve if NVML reports it separately; the host's used memory on devices that share it.
+        Mirrors ``torch.cuda.device_memory_used``.
 
     Example:
         >>> import accelerator as acc
         >>> 0 <= acc.device_memory_used(1) < acc.total_memory(1)
         True
     """
-    seen, backend, called = _locate(device)
+    resolved, backend, label = _resolve(device)
     try:
-        return description.memory(seen, backend)[2]
+        return description.memory(resolved, backend)[2]
     except Failed as error:
-        raise _unread("memory", called, seen, error) from None
+        raise _field_error("memory", label, resolved, error) from None
 
 
 def processes(device: AnyDevice = None) -> tuple[Process, ...]:
@@ -255,9 +246,7 @@ def processes(device: AnyDevice = None) -> tuple[Process, ...]:
         device: which one.
 
     Returns:
-        One entry a process with a context on the device, in the driver's order.
-
-    Fork: safe, initializes nothing.
+        One entry per process with a context on the device, in the driver's order.
 
     Example:
         >>> import accelerator as acc, os
@@ -270,7 +259,7 @@ def processes(device: AnyDevice = None) -> tuple[Process, ...]:
 
 
 def list_gpu_processes(device: AnyDevice = None) -> str:
-    """Return a text that lists the processes on a device and their memory.
+    """Return a table of the processes on a device and their memory.
 
     Args:
         device: which one.
@@ -278,37 +267,31 @@ def list_gpu_processes(device: AnyDevice = None) -> str:
     Returns:
         The device's index, then a line for each process. Mirrors ``torch.cuda.list_gpu_processes``.
 
-    Fork: safe, initializes nothing.
-
     Example:
         >>> import accelerator as acc
         >>> print(acc.list_gpu_processes(1).partition(chr(10))[0])
         GPU:1
     """
-    found = processes(device)
-    if isinstance(device, (VisibleDevice, PhysicalDevice)):
-        lines = [f"GPU:{device.index}"]
-    else:
-        lines = [f"GPU:{discovery.get_device_index(device)}"]
-    if not found:
+    if not isinstance(device, (VisibleDevice, PhysicalDevice)):
+        device = discovery.get_device_index(device)
+    listed = processes(device)
+    lines = [f"GPU:{device if isinstance(device, int) else device.index}"]
+    if not listed:
         lines.append("no processes are running")
-    for process in found:
+    for process in listed:
         used = "an unknown number of" if process.memory_used is None else f"{process.memory_used / 2**20:>12.3f}"
         lines.append(f"process {process.pid:>10d} uses {used} MB GPU memory")
     return "\n".join(lines)
 
 
 def telemetry(device: AnyDevice = None) -> Telemetry:
-    """Return all that a device reports, in one call.
+    """Return everything that a device reports, in one call.
 
     Args:
         device: which one.
 
     Returns:
-        Each value as its own function gives it; None for what cannot be had, be it that the device does not report it or
-        that NVML fails.
-
-    Fork: safe, initializes nothing.
+        Each value as the function of its name returns it; None if the device does not report it or NVML fails.
 
     Example:
         >>> import accelerator as acc
@@ -316,26 +299,26 @@ def telemetry(device: AnyDevice = None) -> Telemetry:
         >>> now.utilization, now.temperature, now.throttled
         (20, 31, False)
     """
-    seen, backend, _ = _locate(device)
+    resolved, backend, _ = _resolve(device)
 
     def read(field: str) -> Any:
-        return description.read_or_none(seen, backend, field)
+        return description.read_or_none(resolved, backend, field)
 
     try:
-        used = description.memory(seen, backend)[2]
+        used = description.memory(resolved, backend)[2]
     except Failed:
         used = None
-    found = read("processes")
+    listed = read("processes")
     return Telemetry(
         utilization=read("utilization"),
-        memory_usage=read("memory utilization"),
+        memory_usage=read("memory_usage"),
         device_memory_used=used,
         temperature=read("temperature"),
-        power_draw=read("power draw"),
-        clock_rate=read("clock rate"),
-        processes=None if found is None else tuple(Process(*process) for process in found),
-        power_limit=read("power limit"),
-        memory_temperature=read("memory's temperature"),
-        fan_speed=read("fan speed"),
-        throttled=read("reasons for slow clocks"),
+        power_draw=read("power_draw"),
+        clock_rate=read("clock_rate"),
+        processes=None if listed is None else tuple(Process(*process) for process in listed),
+        power_limit=read("power_limit"),
+        memory_temperature=read("memory_temperature"),
+        fan_speed=read("fan_speed"),
+        throttled=read("throttled"),
     )

@@ -1,4 +1,4 @@
-"""Pinned memory: memory of the host that the device reads at full speed and while the host does other work."""
+"""Pinned memory: host memory that the device copies at full speed and asynchronously."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ._machine import process
-from ._torch import runtime
+from ._torch import state
 
 __all__ = [
     "is_pinned",
@@ -28,20 +28,20 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1, *, make_copy: bool = 
 
     Args:
         tensor: a tensor on the CPU.
-        align_bytes: what the address of the data is to be a multiple of.
-        make_copy: False for an uninitialized tensor of the same dtype, to be written to, as DeepSpeed asks for it.
-        match_shape: False for such a tensor of one dimension with as many elements.
+        align_bytes: the alignment of the data's address, in bytes.
+        make_copy: False for an uninitialized tensor of the same dtype, as DeepSpeed uses it.
+        match_shape: False to make that tensor one-dimensional, with as many elements.
 
     Returns:
-        A copy with the same strides, or the tensor itself if it is pinned and aligned already; always the tensor itself when
-        the CPU stands in. Without a copy a new contiguous tensor, pinned unless the CPU stands in.
+        A copy with the same strides, or the tensor itself if it is pinned and aligned; the tensor itself under the CPU
+        fallback. Without a copy a new contiguous tensor, which is pinned except under the CPU fallback.
 
     Raises:
-        TypeError: if it is no tensor.
+        TypeError: if it is not a tensor.
         ValueError: if ``align_bytes`` is less than 1.
-        RuntimeError: if the tensor is not on the CPU and is to be copied.
+        RuntimeError: if the tensor to copy is not on the CPU; in a bad fork.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc, torch
@@ -51,12 +51,12 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1, *, make_copy: bool = 
     """
     _check_tensor("pin_memory", tensor)
     if align_bytes < 1:
-        raise ValueError(f"align_bytes is 1 or more, not {align_bytes}")
+        raise ValueError(f"align_bytes must be at least 1, not {align_bytes}")
     if not make_copy:
         shape = tensor.shape if match_shape else torch.Size((tensor.numel(),))
         return _aligned(shape, torch.empty(shape, device="meta").stride(), tensor.dtype, align_bytes, pin=_can_pin())
     if tensor.device.type != "cpu":
-        raise RuntimeError(f"Pinned memory is the CPU's: a tensor on {tensor.device} cannot be pinned")
+        raise RuntimeError(f"Only tensors on the CPU can be pinned, not one on {tensor.device}")
     if not _can_pin():
         return tensor
     pinned = tensor.pin_memory()
@@ -66,17 +66,17 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1, *, make_copy: bool = 
 
 
 def _aligned(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype, align_bytes: int, *, pin: bool) -> torch.Tensor:
-    """An uninitialized tensor on the CPU whose address is a multiple of a number of bytes."""
+    """Return an uninitialized, aligned tensor on the CPU."""
     align_bytes = math.lcm(align_bytes, dtype.itemsize)
     span = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if shape.numel() else 0
-    room = torch.empty(span * dtype.itemsize + align_bytes - 1, dtype=torch.uint8, device="cpu", pin_memory=pin)
-    start = -room.data_ptr() % align_bytes
-    return room[start : start + span * dtype.itemsize].view(dtype).as_strided(shape, strides)
+    buffer = torch.empty(span * dtype.itemsize + align_bytes - 1, dtype=torch.uint8, device="cpu", pin_memory=pin)
+    start = -buffer.data_ptr() % align_bytes
+    return buffer[start : start + span * dtype.itemsize].view(dtype).as_strided(shape, strides)
 
 
 def _can_pin() -> bool:
-    """Initialize the accelerator, if there is one, without which no memory is pinned."""
-    return runtime.initialize().kind != "cpu"
+    """Initialize the accelerator, and return whether there is one: it pins the memory."""
+    return state.initialize().device_type != "cpu"
 
 
 def _check_tensor(function: str, tensor: object) -> None:
@@ -85,15 +85,13 @@ def _check_tensor(function: str, tensor: object) -> None:
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor lies in pinned memory.
+    """Return whether a tensor is in pinned memory.
 
     Args:
         tensor: a tensor.
 
     Returns:
-        As ``tensor.is_pinned()``, which may initialize the driver; False when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+        As ``tensor.is_pinned()``, without initializing the driver; False under the CPU fallback.
 
     Example:
         >>> import accelerator as acc, torch
@@ -101,17 +99,15 @@ def is_pinned(tensor: torch.Tensor) -> bool:
         False
     """
     _check_tensor("is_pinned", tensor)
-    seen = runtime.look()
-    return seen.kind != "cpu" and (seen.up or process.driver_is_up()) and tensor.is_pinned()
+    runtime = state.current()
+    return runtime.device_type != "cpu" and (runtime.is_initialized or process.is_driver_initialized()) and tensor.is_pinned()
 
 
 def unpin_memory(tensor: torch.Tensor) -> None:
-    """Do nothing: pinned memory goes back when the last tensor in it does, and not before, so nobody can use it after that.
+    """Do nothing: pinned memory is freed with its last tensor.
 
     Args:
         tensor: a tensor from ``pin_memory`` or ``pin_empty``.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc, torch
@@ -123,18 +119,18 @@ def pin_empty(*size: Any, dtype: torch.dtype | None = None, device: str | torch.
     """Return an uninitialized tensor in pinned memory.
 
     Args:
-        size: the shape, as for ``torch.empty``: numbers or one sequence of them.
+        size: the shape, as for ``torch.empty``: ints or one sequence of ints.
         dtype: the dtype; None for the default dtype.
         device: must be the CPU.
 
     Returns:
-        The tensor; not pinned when the CPU stands in.
+        The tensor; not pinned under the CPU fallback.
 
     Raises:
         ValueError: if ``device`` is not the CPU.
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
+        RuntimeError: in a bad fork.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -142,27 +138,27 @@ def pin_empty(*size: Any, dtype: torch.dtype | None = None, device: str | torch.
         torch.Size([2, 3])
     """
     if torch.device(device).type != "cpu":
-        raise ValueError(f"Pinned memory is the CPU's: the device must be 'cpu', not {str(device)!r}")
-    torch.empty(*size, dtype=dtype, device="meta")  # what is no shape is not to initialize anything
+        raise ValueError(f"Only tensors on the CPU can be pinned: device must be 'cpu', not {str(device)!r}")
+    torch.empty(*size, dtype=dtype, device="meta")  # so that a wrong shape initializes nothing
     return torch.empty(*size, dtype=dtype, device="cpu", pin_memory=_can_pin())
 
 
 def pin_empty_like(tensor: torch.Tensor, device: str | torch.device = "cpu", dtype: torch.dtype | None = None) -> torch.Tensor:
-    """Return an uninitialized tensor in pinned memory with the shape of another.
+    """Return an uninitialized tensor in pinned memory with the shape of another tensor.
 
     Args:
-        tensor: the tensor whose shape to take; it may be on any device.
+        tensor: a tensor on any device.
         device: must be the CPU.
         dtype: the dtype; None for the tensor's.
 
     Returns:
-        The tensor, contiguous; not pinned when the CPU stands in.
+        The tensor, contiguous; not pinned under the CPU fallback.
 
     Raises:
         ValueError: if ``device`` is not the CPU.
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
+        RuntimeError: in a bad fork.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc, torch
@@ -174,12 +170,10 @@ def pin_empty_like(tensor: torch.Tensor, device: str | torch.device = "cpu", dty
 
 
 def pin_memory_alignment() -> int:
-    """Return what the address of pinned memory must be a multiple of, as callers of ``pin_memory`` pass it on.
+    """Return the alignment in bytes that callers pass to ``pin_memory``.
 
     Returns:
-        1: no accelerator that torch knows asks for more than its own allocator does by itself.
-
-    Fork: safe, initializes nothing.
+        1: the allocator of every accelerator aligns its memory sufficiently.
 
     Example:
         >>> import accelerator as acc
@@ -190,21 +184,21 @@ def pin_memory_alignment() -> int:
 
 
 def register_host_memory(addr: int, nbytes: int) -> bool:
-    """Pin memory of the host that something else allocated.
+    """Pin host memory that something else allocated.
 
     Args:
-        addr: its address.
+        addr: the address of the memory.
         nbytes: its size in bytes.
 
     Returns:
-        True; False when the CPU stands in, where there is nothing to pin it for.
+        True; False under the CPU fallback.
 
     Raises:
-        TypeError, ValueError: if the address or the size is no int, or out of range.
-        RuntimeError: if CUDA refuses, on accelerators other than CUDA's, and in a child forked from a process that had
-            initialized the accelerator.
+        TypeError: if the address or the size is not an int.
+        ValueError: if one is out of range.
+        RuntimeError: if CUDA refuses, on other accelerators than CUDA, and in a bad fork.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc, torch
@@ -216,7 +210,7 @@ def register_host_memory(addr: int, nbytes: int) -> bool:
         >>> acc.unregister_host_memory(tensor.data_ptr())
     """
     address, size = _check_address(addr), _check_address(nbytes, "size")
-    if runtime.look().kind == "cpu":
+    if state.current().device_type == "cpu":
         return False
     cudart = _cudart()
     _check(cudart, cudart.cudaHostRegister(address, size, 0))
@@ -227,15 +221,14 @@ def unregister_host_memory(addr: int) -> None:
     """Unpin memory that ``register_host_memory`` pinned.
 
     Args:
-        addr: its address.
+        addr: the address of the memory.
 
     Raises:
-        RuntimeError: if CUDA refuses, on accelerators other than CUDA's, and in a child forked from a process that had
-            initialized the accelerator.
+        RuntimeError: if CUDA refuses, on other accelerators than CUDA, and in a bad fork.
 
-    Does nothing when the CPU stands in.
+    Does nothing under the CPU fallback.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc, torch
@@ -247,32 +240,30 @@ def unregister_host_memory(addr: int) -> None:
         False
     """
     address = _check_address(addr)
-    if runtime.look().kind != "cpu":
+    if state.current().device_type != "cpu":
         cudart = _cudart()
         _check(cudart, cudart.cudaHostUnregister(address))
 
 
 def _check_address(value: int, what: str = "address") -> int:
-    number = operator.index(value)
-    if not 0 <= number < 2**63:
-        raise ValueError(f"The {what} of memory is from 0 to 2**63 - 1, not {number}")
-    return number
+    index = operator.index(value)
+    if not 0 <= index < 2**63:
+        raise ValueError(f"The {what} of memory must be from 0 to 2**63 - 1, not {index}")
+    return index
 
 
 def _cudart() -> Any:
-    kind = runtime.look().kind
-    if kind != "cuda":
-        raise RuntimeError(f"Registering memory of the host needs CUDA, the accelerator is {kind}")
-    runtime.initialize()
-    return runtime.device_module().cudart()
+    device_type = state.current().device_type
+    if device_type != "cuda":
+        raise RuntimeError(f"register_host_memory() needs CUDA, but the accelerator is {device_type}")
+    return state.initialize().device_module.cudart()
 
 
 def _check(cudart: Any, status: Any) -> None:
     if int(status) == 0:
         return
     try:
-        # CUDA keeps the error for the next check, which would blame it on innocent work. This is that work: a kernel, and a
-        # copy for simulated GPUs, where kernels do not ask CUDA.
+        # CUDA reports the error again at the next check. A kernel and a copy do that check here.
         torch.ones(1, device="cuda").clone()
     except RuntimeError:
         pass

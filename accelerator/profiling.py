@@ -1,4 +1,4 @@
-"""Named ranges in the timelines that NVIDIA's profilers draw (NVTX)."""
+"""Named ranges in the timelines of NVIDIA's profilers (NVTX)."""
 
 from __future__ import annotations
 
@@ -6,28 +6,22 @@ import functools
 from contextlib import ContextDecorator
 from typing import Any
 
-from ._torch import runtime, tracing
+from ._torch import bindings, tracing
 from ._torch.tracing import traced_as
 
-__all__ = ["annotate", "range_pop", "range_push", "supports_nvtx_domain"]
-
-supports_nvtx_domain = True
-"""That ``range_push`` and ``range_pop`` take a domain, which DeepSpeed asks before it names its own."""
+__all__ = ["annotate", "range_pop", "range_push"]
 
 
 @traced_as(tracing.nothing)
 def range_push(msg: str, domain: str | None = None, category: str | None = None) -> None:
-    """Begin a range; ``range_pop`` with the same domain ends it. ``annotate`` cannot forget to.
+    """Begin a range, which ``range_pop`` with the same domain ends. ``annotate`` does both.
 
     Args:
         msg: the range's name.
-        domain: a group of ranges that the profiler shows apart, with a stack of its own. Needs the package ``nvtx``; without
-            it, the range goes to the default domain.
-        category: a label inside a domain; of no effect without one.
+        domain: a group of ranges with its own stack. Without the package ``nvtx`` the range is in the default domain.
+        category: a label inside a domain, ignored without a domain.
 
-    Does nothing where torch was built without NVTX, and in code that ``torch.compile`` compiles.
-
-    Fork: safe, initializes nothing.
+    Does nothing if torch was built without NVTX, and in code that ``torch.compile`` compiles.
 
     Example:
         >>> import accelerator as acc
@@ -35,39 +29,37 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
         >>> acc.range_pop()
     """
     if not isinstance(msg, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"A range's name is a string, not {type(msg).__name__}")
-    group = None if domain is None else _domain(domain)
-    if group is not None:
-        group.push_range(message=msg, category=category)
-    elif runtime.nvtx is not None:
-        runtime.nvtx.rangePushA(msg)
+        raise TypeError(f"The name of a range must be a str, not {type(msg).__name__}")
+    nvtx_domain = None if domain is None else _domain(domain)
+    if nvtx_domain is not None:
+        nvtx_domain.push_range(message=msg, category=category)
+    elif bindings.nvtx is not None:
+        bindings.nvtx.rangePushA(msg)
 
 
 @traced_as(tracing.nothing)
 def range_pop(domain: str | None = None) -> None:
-    """End the range that was begun last.
+    """End the innermost range.
 
     Args:
-        domain: the domain of the range, as it was given to ``range_push``.
+        domain: the domain that was passed to ``range_push``.
 
-    Does nothing where torch was built without NVTX, and in code that ``torch.compile`` compiles.
-
-    Fork: safe, initializes nothing.
+    Does nothing if torch was built without NVTX, and in code that ``torch.compile`` compiles.
 
     Example:
         >>> import accelerator as acc
         >>> acc.range_push("forward")
         >>> acc.range_pop()
     """
-    group = None if domain is None else _domain(domain)
-    if group is not None:
-        group.pop_range()
-    elif runtime.nvtx is not None:
-        runtime.nvtx.rangePop()
+    nvtx_domain = None if domain is None else _domain(domain)
+    if nvtx_domain is not None:
+        nvtx_domain.pop_range()
+    elif bindings.nvtx is not None:
+        bindings.nvtx.rangePop()
 
 
 class _Annotation(ContextDecorator):
-    """Begins a range and ends the same one, whatever happens in it; may be entered while it is entered."""
+    """A range as a re-entrant context manager and decorator."""
 
     def __init__(self, msg: str, domain: str | None, category: str | None) -> None:
         self._range = (msg, domain, category)
@@ -80,7 +72,7 @@ class _Annotation(ContextDecorator):
 
 
 def annotate(msg: str, domain: str | None = None, category: str | None = None) -> _Annotation:
-    """Return a context manager, which also decorates functions, that makes a range of what is done in it.
+    """Return a context manager and decorator that puts a range around its work.
 
     Args:
         msg: the range's name.
@@ -88,9 +80,7 @@ def annotate(msg: str, domain: str | None = None, category: str | None = None) -
         category: as for ``range_push``.
 
     Returns:
-        The context manager. The range ends on exceptions too; it can be entered again while it is entered.
-
-    Fork: safe, initializes nothing.
+        The context manager, which is re-entrant. The range ends on exceptions too.
 
     Example:
         >>> import accelerator as acc
@@ -106,7 +96,7 @@ def annotate(msg: str, domain: str | None = None, category: str | None = None) -
 
 @functools.cache
 def _domain(name: str) -> Any:
-    """The package nvtx's object for a domain, or None without the package."""
+    """Return the domain object of the package nvtx, or None without the package."""
     try:
         import nvtx  # pyright: ignore[reportMissingImports]
     except ImportError:

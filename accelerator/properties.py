@@ -1,4 +1,4 @@
-"""What a device is and can do, and what torch was built for."""
+"""The properties and capabilities of devices, and the architectures that torch was compiled for."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import Any
 
 import torch
 
-from ._machine import host_memory
+from . import discovery
+from ._machine import host_memory, process
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
-from ._torch import runtime
+from ._torch import state
+from ._torch.arch_flags import arch_flags
 
 __all__ = [
     "can_device_access_peer",
@@ -26,43 +28,42 @@ __all__ = [
 
 @assume_constant
 def get_device_capability(device: Device = None, /) -> dict[str, Any]:
-    """Return what a device can hold and compute.
+    """Return the capabilities of a device.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        A new dictionary: ``"supported_dtypes"``, the set of dtypes that tensors on the device can have, and on CUDA
-        ``"compute_capability"``, major and minor. Mirrors ``torch.accelerator.get_device_capability``, which raises on
-        CUDA and keeps answering for the device that was current when it was first asked. Which dtypes a device is worth
-        training in says ``supported_dtypes()``.
+        A new dictionary. ``"supported_dtypes"`` is the set of dtypes that tensors on the device can have; for the dtypes to
+        train in, call ``supported_dtypes()``. ``"compute_capability"``, on CUDA only, is major and minor, or None if unknown.
+        Mirrors ``torch.accelerator.get_device_capability``, which raises on CUDA and caches the first device's result.
 
-    Fork: safe, initializes nothing on CUDA; on other accelerators as ``torch.accelerator``.
+    On other accelerators than CUDA this does what ``torch.accelerator.get_device_capability`` does.
 
     Example:
         >>> import accelerator as acc, torch
         >>> torch.float32 in acc.get_device_capability()["supported_dtypes"]
         True
     """
-    seen = runtime.look(device)
-    if seen.kind == "cpu":
+    runtime = state.current(device)
+    if runtime.device_type == "cpu":
         return {"supported_dtypes": set(_dtypes())}
-    if seen.kind == "cuda":
-        return {"supported_dtypes": set(_dtypes()), "compute_capability": runtime.capability_of(seen.number)}
-    found: dict[str, Any] = dict(torch.accelerator.get_device_capability(seen.number))
-    return found
+    if runtime.device_type == "cuda":
+        return {"supported_dtypes": set(_dtypes()), "compute_capability": discovery.compute_capability(runtime.device_index)}
+    capability: dict[str, Any] = dict(torch.accelerator.get_device_capability(runtime.device_index))
+    return capability
 
 
 @cache
 def _dtypes() -> frozenset[torch.dtype]:
-    """Every dtype that tensors can have and be converted to and from, by trial on the CPU: CUDA holds what the CPU holds."""
-    found = {value for name in dir(torch) if isinstance(value := getattr(torch, name), torch.dtype)}
+    """Return every dtype that tensors can have. CUDA and the CPU have the same, so the CPU is tested."""
+    dtypes = {value for name in dir(torch) if isinstance(value := getattr(torch, name), torch.dtype)}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that some are experimental is no news to one who asks what there is
-        return frozenset(dtype for dtype in found if _converts(dtype))
+        warnings.simplefilter("ignore")  # torch warns that some dtypes are experimental
+        return frozenset(dtype for dtype in dtypes if _is_convertible(dtype))
 
 
-def _converts(dtype: torch.dtype) -> bool:
+def _is_convertible(dtype: torch.dtype) -> bool:
     try:
         return torch.empty(1, dtype=dtype, device="cpu").to(torch.float32).to(dtype).dtype == dtype
     except (RuntimeError, TypeError):
@@ -71,59 +72,59 @@ def _converts(dtype: torch.dtype) -> bool:
 
 @assume_constant
 def get_device_properties(device: Device = None) -> Any:
-    """Return the properties of a device as torch has them: ``name``, ``total_memory``, ``multi_processor_count``, ...
+    """Return torch's properties of a device: ``name``, ``total_memory``, ``multi_processor_count``, ...
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        torch's own object, with the fields that the accelerator has. When the CPU stands in an object with those three:
-        "cpu", the host's memory in bytes, the number of processors that this process may use. Mirrors
+        torch's own object, whose attributes depend on the accelerator. Under the CPU fallback an object with the three above:
+        "cpu", the host's memory in bytes, and the number of processors that this process may use. Mirrors
         ``torch.cuda.get_device_properties``.
 
     Raises:
-        RuntimeError: on accelerators for which torch has no properties.
+        RuntimeError: if torch has no properties of this accelerator's devices; in a bad fork.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> acc.get_device_properties().total_memory > 0
         True
     """
-    seen = runtime.initialize(device)
-    if seen.kind == "cpu":
+    runtime = state.initialize(device)
+    if runtime.device_type == "cpu":
         processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         return SimpleNamespace(name="cpu", total_memory=host_memory.total(), multi_processor_count=processors)
-    return runtime.function("get_device_properties")(seen.number)
+    return runtime.function("get_device_properties")(runtime.device_index)
 
 
 def can_device_access_peer(device: Device, peer_device: Device) -> bool:
-    """Return whether a device can reach the memory of another one directly.
+    """Return whether a device can access the memory of another one directly.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
-        peer_device: the device whose memory is to be reached, named in the same ways.
+        peer_device: the device that has the memory.
 
     Returns:
-        What the driver says; False for one and the same device, and when the CPU stands in. Mirrors
+        The driver's result; False for a device and itself, and under the CPU fallback. Mirrors
         ``torch.cuda.can_device_access_peer``.
 
     Raises:
-        RuntimeError: on accelerators for which torch cannot tell.
+        RuntimeError: if torch has no such function for this accelerator; in a bad fork.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> acc.can_device_access_peer(0, 0)
         False
     """
-    runtime.look(device)  # an error in the first is to come before one in the second
-    peer = runtime.initialize(peer_device)
-    if peer.kind == "cpu":
+    state.current(device)  # so that an error in the first argument comes first
+    peer = state.initialize(peer_device)
+    if peer.device_type == "cpu":
         return False
-    return bool(runtime.function("can_device_access_peer")(runtime.look(device).number, peer.number))
+    return bool(peer.function("can_device_access_peer")(state.current(device).device_index, peer.device_index))
 
 
 @assume_constant
@@ -131,35 +132,35 @@ def get_arch_list() -> list[str]:
     """Return the architectures that this torch was compiled for.
 
     Returns:
-        Such as ``["sm_80", "sm_90", "compute_120"]``, from the build, whether there is a device or not; empty for a CPU
-        build and for accelerators that have none. Mirrors ``torch.cuda.get_arch_list``. Before CUDA is initialized a child
-        process asks torch, once, for asking it here would make torch refuse to work in forked children.
+        For example ``["sm_80", "sm_90", "compute_120"]``, also without a device; empty for a CPU build and for accelerators
+        without architectures. Mirrors ``torch.cuda.get_arch_list``. Before initialization torch's binding would break fork,
+        so one child process calls it.
 
     Raises:
-        RuntimeError: if that process cannot be started or fails, as in a frozen program, which has no Python to start.
+        RuntimeError: if that child process fails or cannot start, as in a frozen program.
 
-    Fork: safe, initializes nothing.
+    May start: a child process.
 
     Example:
         >>> import accelerator as acc
         >>> "sm_90" in acc.get_arch_list()
         True
     """
-    flags = runtime.arch_flags()
+    flags = arch_flags()
     return flags.split() if flags else []
 
 
 def get_gencode_flags() -> str:
-    """Return the compiler's flags for the architectures that this torch was compiled for.
+    """Return the compiler flags for the architectures that this torch was compiled for.
 
     Returns:
-        nvcc's ``-gencode`` flags, on ROCm ``--offload-arch``, on XPU ``-device``; empty where ``get_arch_list`` is. Mirrors
+        nvcc's ``-gencode`` flags, ``--offload-arch`` on ROCm, ``-device`` on XPU; empty if ``get_arch_list()`` is. Mirrors
         ``torch.cuda.get_gencode_flags``.
 
     Raises:
         RuntimeError: as ``get_arch_list``.
 
-    Fork: safe, initializes nothing.
+    May start: a child process.
 
     Example:
         >>> import accelerator as acc
@@ -167,9 +168,9 @@ def get_gencode_flags() -> str:
         True
     """
     archs = get_arch_list()
-    if not archs or runtime.built_for() == "xpu":
+    if not archs or process.torch_accelerator_type() == "xpu":
         return f"-device {','.join(archs)}" if archs else ""
     if torch.version.hip:
         return " ".join(f"--offload-arch={arch}" for arch in archs)
-    split = (arch.split("_") for arch in archs)
-    return " ".join(f"-gencode compute=compute_{number},code={kind}_{number}" for kind, number in split)
+    pairs = (arch.split("_") for arch in archs)
+    return " ".join(f"-gencode compute=compute_{version},code={target}_{version}" for target, version in pairs)

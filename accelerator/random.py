@@ -1,7 +1,7 @@
-"""Random numbers of the accelerator: seeds, states, generators. Calling this module gives ``torch.random``.
+"""The accelerator's random numbers: seeds, states and generators.
 
-What is set before the accelerator is initialized waits for it, in order, and initializes nothing. Importing this module binds
-it as ``accelerator.random`` in place of a function of that name, which is why it can be called like one.
+Before initialization, seeds and states are queued in order. ``accelerator.random`` is this module, and calling it returns
+``torch.random``, as DeepSpeed's ``random()`` does.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from . import discovery
 from ._machine.device_argument import Device
-from ._torch import lazy_calls, runtime, tracing
+from ._torch import generators, lazy_calls, state, tracing
+from ._torch.bindings import get_index
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -41,24 +43,23 @@ def manual_seed(seed: int) -> None:
         seed: the seed, from -2**63 to 2**64 - 1.
 
     Raises:
-        ValueError: if the seed is out of range; with older torches a RuntimeError, as their generators raise it.
+        ValueError: if the seed is out of range. Older releases of torch raise a RuntimeError.
 
-    Before initialization it waits for it, also in a forked child that can never have it; mirrors ``torch.cuda.manual_seed``.
-    When the CPU stands in, seeds the CPU's generator alone.
-
-    Fork: safe, initializes nothing.
+    Before initialization the seed is queued, in a bad fork too. Seeds the CPU's generator under the CPU fallback only. Mirrors
+    ``torch.cuda.manual_seed``.
 
     Example:
         >>> import accelerator as acc
         >>> acc.manual_seed(42)
     """
     value = _checked_seed(seed)
-    if runtime.look(poisoned=True).kind == "cpu":
+    device_type = state.current(allow_bad_fork=True).device_type
+    if device_type == "cpu":
         torch.default_generator.manual_seed(value)
         return
 
     def seed_current() -> None:
-        runtime.generator(runtime.get_index()).manual_seed(value)
+        generators.find_generator(device_type, get_index()).manual_seed(value)
 
     lazy_calls.run_seed(seed_current, every_device=False)
 
@@ -70,24 +71,23 @@ def manual_seed_all(seed: int) -> None:
         seed: the seed, from -2**63 to 2**64 - 1.
 
     Raises:
-        ValueError: if the seed is out of range; with older torches a RuntimeError, as their generators raise it.
+        ValueError: if the seed is out of range. Older releases of torch raise a RuntimeError.
 
-    Before initialization it waits for it, also in a forked child that can never have it; mirrors
-    ``torch.cuda.manual_seed_all``. When the CPU stands in, seeds the CPU's generator; otherwise leaves that alone.
-
-    Fork: safe, initializes nothing.
+    Before initialization the seed is queued, in a bad fork too. Seeds the CPU's generator under the CPU fallback only. Mirrors
+    ``torch.cuda.manual_seed_all``.
 
     Example:
         >>> import accelerator as acc
         >>> acc.manual_seed_all(42)
     """
     value = _checked_seed(seed)
-    if runtime.look(poisoned=True).kind == "cpu":
+    device_type = state.current(allow_bad_fork=True).device_type
+    if device_type == "cpu":
         torch.default_generator.manual_seed(value)
         return
 
     def seed_every() -> None:
-        for generator in _generators():
+        for generator in _generators(device_type):
             generator.manual_seed(value)
 
     lazy_calls.run_seed(seed_every, every_device=True)
@@ -95,47 +95,46 @@ def manual_seed_all(seed: int) -> None:
 
 @traced_as(tracing.seed)
 def seed() -> None:
-    """Seed the current device's generator with a number that is different each time.
+    """Seed the current device's generator with a random number.
 
-    Before initialization it waits for it; mirrors ``torch.cuda.seed``. When the CPU stands in, seeds the CPU's generator.
-
-    Fork: safe, initializes nothing.
+    Before initialization the call is queued. Seeds the CPU's generator under the CPU fallback. Mirrors ``torch.cuda.seed``.
 
     Example:
         >>> import accelerator as acc
         >>> acc.seed()
     """
-    if runtime.look(poisoned=True).kind == "cpu":
+    device_type = state.current(allow_bad_fork=True).device_type
+    if device_type == "cpu":
         torch.default_generator.seed()
         return
 
     def seed_current() -> None:
-        runtime.generator(runtime.get_index()).seed()
+        generators.find_generator(device_type, get_index()).seed()
 
     lazy_calls.run_seed(seed_current, every_device=False)
 
 
 @traced_as(tracing.seed_all)
 def seed_all() -> None:
-    """Seed the generators of all devices with one number that is different each time.
+    """Seed the generators of all devices with the same random number.
 
-    Before initialization it waits for it; mirrors ``torch.cuda.seed_all``. When the CPU stands in, seeds the CPU's generator.
-
-    Fork: safe, initializes nothing.
+    Before initialization the call is queued. Seeds the CPU's generator under the CPU fallback. Mirrors
+    ``torch.cuda.seed_all``.
 
     Example:
         >>> import accelerator as acc
         >>> acc.seed_all()
     """
-    if runtime.look(poisoned=True).kind == "cpu":
+    device_type = state.current(allow_bad_fork=True).device_type
+    if device_type == "cpu":
         torch.default_generator.seed()
         return
 
     def seed_every() -> None:
-        first, *others = _generators()
-        number = first.seed()
+        first, *others = _generators(device_type)
+        new_seed = first.seed()
         for generator in others:
-            generator.manual_seed(number)
+            generator.manual_seed(new_seed)
 
     lazy_calls.run_seed(seed_every, every_device=True)
 
@@ -147,9 +146,9 @@ def initial_seed(device: Device = None, /) -> int:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        The seed; of the CPU's generator when the CPU stands in. Mirrors ``torch.accelerator.random.initial_seed``.
+        The seed; that of the CPU's generator under the CPU fallback. Mirrors ``torch.accelerator.random.initial_seed``.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -157,7 +156,7 @@ def initial_seed(device: Device = None, /) -> int:
         >>> acc.initial_seed()
         42
     """
-    return default_generator(device).initial_seed()
+    return _generator(device).initial_seed()
 
 
 def get_rng_state(device: Device = None, /) -> torch.Tensor:
@@ -167,110 +166,98 @@ def get_rng_state(device: Device = None, /) -> torch.Tensor:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        A new tensor of bytes on the CPU; the state of the CPU's generator when the CPU stands in. Mirrors
+        A new uint8 tensor on the CPU; the state of the CPU's generator under the CPU fallback. Mirrors
         ``torch.accelerator.random.get_rng_state``.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> state = acc.get_rng_state()
         >>> acc.set_rng_state(state)
     """
-    return default_generator(device).get_state()
+    return _generator(device).get_state()
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
     """Return the states of the generators of all devices.
 
     Returns:
-        One tensor of bytes a device, by index; the state of the CPU's generator alone when the CPU stands in. Mirrors
+        One uint8 tensor for each device, by index; only the CPU's state under the CPU fallback. Mirrors
         ``torch.accelerator.random.get_rng_state_all``.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> len(acc.get_rng_state_all()) == max(1, acc.device_count())
         True
     """
-    runtime.initialize()
-    return [generator.get_state() for generator in _generators()]
+    device_type = state.initialize().device_type
+    return [generator.get_state() for generator in _generators(device_type)]
 
 
 def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
     """Set the state of a device's generator.
 
     Args:
-        new_state: a state, as ``get_rng_state`` returns it.
+        new_state: a state from ``get_rng_state``.
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Raises:
-        ValueError: if the index is out of range or the device is of another type.
-        TypeError: if it is no device at all, or the state no tensor of bytes.
-        RuntimeError: for a string that names no device, for a state of another kind of generator, and in a child forked from a
-            process that had initialized the accelerator.
+        TypeError: if the state is not a uint8 tensor.
+        RuntimeError: if the state does not fit the generator; in a bad fork.
 
-    Before initialization it waits for it, with a copy of the state; mirrors ``torch.cuda.set_rng_state``. When the CPU stands
-    in, sets the state of the CPU's generator.
-
-    Fork: safe, initializes nothing.
+    Before initialization a copy of the state is queued. Sets the state of the CPU's generator under the CPU fallback. Mirrors
+    ``torch.cuda.set_rng_state``.
 
     Example:
         >>> import accelerator as acc
         >>> state = acc.get_rng_state()
         >>> acc.set_rng_state(state, 0)
     """
-    seen = runtime.look(device)
-    _set_state(_checked_state(new_state), seen.given)
+    _set_state(_checked_state(new_state), state.current(device).requested_index)
 
 
 def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
     """Set the states of the generators of all devices.
 
     Args:
-        new_states: states by device index, as ``get_rng_state_all`` returns them; devices after the last one keep theirs.
+        new_states: states by device index, from ``get_rng_state_all``. Devices beyond the last one keep their states.
 
     Raises:
-        ValueError: if there are more states than devices; nothing is changed then.
-        TypeError: if one is no tensor of bytes; nothing is changed then.
-        RuntimeError: for a state of another kind of generator.
+        ValueError: if there are more states than devices. Nothing changes then.
+        TypeError: if a state is not a uint8 tensor. Nothing changes then.
+        RuntimeError: if a state does not fit the generator; in a bad fork.
 
-    Before initialization they wait for it; mirrors ``torch.cuda.set_rng_state_all``.
-
-    Fork: safe, initializes nothing.
+    Before initialization the states are queued. Mirrors ``torch.cuda.set_rng_state_all``.
 
     Example:
         >>> import accelerator as acc
         >>> states = acc.get_rng_state_all()
         >>> acc.set_rng_state_all(states)
     """
-    states = [_checked_state(state) for state in new_states]
-    kind = runtime.look().kind
-    if len(states) > _count():
-        raise ValueError(f"{len(states)} states are more than there are devices: {_count()} of {kind}")
-    for number, state in enumerate(states):
-        _set_state(state, number)
+    states = [_checked_state(each) for each in new_states]
+    device_type = state.current().device_type
+    count = _count(device_type)
+    if len(states) > count:
+        raise ValueError(f"set_rng_state_all() got {len(states)} states for {count} {device_type} devices")
+    for index, each in enumerate(states):
+        _set_state(each, index)
 
 
 def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[None]:
-    """Return a context manager that at its end restores the states of the generators.
+    """Return a context manager that restores the states of the generators on exit.
 
     Args:
-        devices: the devices whose generators to restore besides the CPU's: indices, "cuda:1", ``torch.device``; None for all.
+        devices: the devices whose states to restore beside the CPU's: indices, "cuda:1", ``torch.device``; None for all.
 
     Returns:
-        The context manager. If the accelerator is initialized inside, the state is restored that it would have had at the
-        beginning; seeds set inside that still wait for it at the end are forgotten. Like ``torch.random.fork_rng``, which
-        would initialize all devices.
+        The context manager. If the accelerator is initialized inside, it restores the state before the block, and it drops
+        seeds that are still queued at the end. Like ``torch.random.fork_rng``, which initializes all devices.
 
     Raises:
-        ValueError: if an index is out of range or a device is of another type.
-        TypeError: if one is no device at all.
-        RuntimeError: for a string that names no device, and in a child forked from a process that had initialized the
-            accelerator, where ``devices=[]`` still works.
-
-    Fork: safe, initializes nothing.
+        RuntimeError: in a bad fork, unless ``devices`` is empty.
 
     Example:
         >>> import accelerator as acc
@@ -281,88 +268,100 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
         1
     """
     if devices is None:
-        numbers = list(range(0 if runtime.look().kind == "cpu" else runtime.device_count()))
-    else:
-        numbers = [seen.number for seen in map(runtime.look, devices) if seen.kind != "cpu"]
-    return _forked(numbers)
+        device_type = state.current().device_type
+        indices = range(0 if device_type == "cpu" else discovery.device_count())
+        return _forked([(device_type, index) for index in indices])
+    runtimes = [state.current(device) for device in devices]
+    return _forked([(runtime.device_type, runtime.device_index) for runtime in runtimes if runtime.device_type != "cpu"])
 
 
 def default_generator(device: Device = None) -> torch.Generator:
-    """Return the generator that random functions on a device use.
+    """Return the default generator of a device.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        The generator, as in ``torch.cuda.default_generators``; the CPU's when the CPU stands in.
+        The generator, the same object as in ``torch.cuda.default_generators``; the CPU's under the CPU fallback.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Raises:
+        RuntimeError: if torch has no generator of the accelerator; in a bad fork.
+
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> acc.default_generator().device == acc.default_generator(0).device
         True
     """
-    return runtime.generator(runtime.initialize(device).number)
+    runtime = state.initialize(device)
+    return generators.default_generator(runtime.device_type, runtime.device_index)
 
 
-def _count() -> int:
-    return 1 if runtime.kind == "cpu" else runtime.device_count()
+def _generator(device: Device) -> torch.Generator | generators.ModuleGenerator:
+    runtime = state.initialize(device)
+    return generators.find_generator(runtime.device_type, runtime.device_index)
 
 
-def _generators() -> list[torch.Generator]:
-    return [runtime.generator(number) for number in range(_count())]
+def _count(device_type: str) -> int:
+    return 1 if device_type == "cpu" else discovery.device_count()
+
+
+def _generators(device_type: str) -> list[torch.Generator | generators.ModuleGenerator]:
+    return [generators.find_generator(device_type, index) for index in range(_count(device_type))]
 
 
 def _checked_seed(seed: int) -> int:
-    # A seed that no generator takes is to fail here and not at the initialization.
+    # A wrong seed must fail now, not when the queue runs.
     try:
-        number = int(seed)
-        torch.Generator().manual_seed(number)
+        value = int(seed)
+        torch.Generator().manual_seed(value)
     except OverflowError:
-        raise ValueError(f"A seed is from -2**63 to 2**64 - 1, not {seed!r}") from None
-    return number
+        raise ValueError(f"A seed must be from -2**63 to 2**64 - 1, not {seed!r}") from None
+    return value
 
 
-def _checked_state(state: Any) -> torch.Tensor:
-    if not isinstance(state, torch.Tensor) or state.dtype is not torch.uint8 or state.device.type != "cpu":
-        raise TypeError(f"RNG state must be a torch.ByteTensor, not {getattr(state, 'dtype', None) or type(state).__name__}")
-    return state
+def _checked_state(new_state: Any) -> torch.Tensor:
+    if not isinstance(new_state, torch.Tensor) or new_state.dtype is not torch.uint8 or new_state.device.type != "cpu":
+        problem = getattr(new_state, "dtype", None) or type(new_state).__name__
+        raise TypeError(f"RNG state must be a torch.ByteTensor, not {problem}")
+    return new_state
 
 
-def _set_state(state: torch.Tensor, number: int | None) -> None:
-    seen = runtime.look()
-    if seen.kind == "cpu":
-        torch.default_generator.set_state(state)
+def _set_state(new_state: torch.Tensor, index: int | None) -> None:
+    runtime = state.current()
+    if runtime.device_type == "cpu":
+        torch.default_generator.set_state(new_state)
         return
-    if not seen.up:
-        state = state.clone(memory_format=torch.contiguous_format)
+    if not runtime.is_initialized:
+        new_state = new_state.clone(memory_format=torch.contiguous_format)
 
     def set_state() -> None:
-        runtime.generator(runtime.get_index() if number is None else number).set_state(state)
+        device_index = get_index() if index is None else index
+        generators.find_generator(runtime.device_type, device_index).set_state(new_state)
 
     lazy_calls.run(set_state)
 
 
 @contextmanager
-def _forked(numbers: list[int]) -> Generator[None, None, None]:
+def _forked(devices: list[tuple[str, int]]) -> Generator[None, None, None]:
     cpu_state = torch.default_generator.get_state()
-    states = lazy_calls.States(numbers)
-    if numbers:
+    states = lazy_calls.SavedStates(devices)
+    if devices:
         lazy_calls.run(states)
     try:
         yield
     finally:
         torch.default_generator.set_state(cpu_state)
-        if numbers:
-            lazy_calls.forget_since(states)
+        if devices:
+            lazy_calls.drop_since(states)
             states.restore()
 
 
-class _Room(ModuleType):
+class _CallableModule(ModuleType):
     def __call__(self) -> ModuleType:
-        """Return the module ``torch.random``, as DeepSpeed's ``random()`` does."""
+        """Return ``torch.random``."""
         return torch.random
 
 
-sys.modules[__name__].__class__ = _Room
+sys.modules[__name__].__class__ = _CallableModule

@@ -1,4 +1,4 @@
-"""The allocator's memory in detail: a summary to read, snapshots, and the history of what was allocated where."""
+"""Details of the allocator's memory: a summary, snapshots, and the history of allocations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from . import memory
 from ._machine.device_argument import Device
-from ._torch import lazy_calls, runtime
+from ._torch import lazy_calls, state
 
 __all__ = [
     "dump_memory_snapshot",
@@ -23,32 +23,30 @@ __all__ = [
 
 
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
-    """Return a table of the allocator's statistics of a device, to print or log.
+    """Return a printable table of the allocator's statistics of a device.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
-        abbreviated: leave out the lines on the pools of large and of small blocks.
+        abbreviated: leave out the lines about the pools of large and small blocks.
 
     Returns:
-        Lines of text; all zero while the accelerator is not initialized and when the CPU stands in. Mirrors
+        The text; all numbers are zero before initialization and under the CPU fallback. Mirrors
         ``torch.cuda.memory_summary``.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import accelerator as acc
         >>> "Allocated memory" in acc.memory_summary(abbreviated=True)
         True
     """
-    seen = runtime.look(device)
-    number = seen.number
-    stats = memory.memory_stats(number)
+    runtime = state.current(device)
+    index = runtime.device_index
+    stats = memory.memory_stats(index)
     pools = (("all", ""),) if abbreviated else (("all", ""), ("large_pool", "large"), ("small_pool", "small"))
     ooms, retries = stats.get("num_ooms", 0), stats.get("num_alloc_retries", 0)
-    name = "CUDA" if seen.kind in ("cuda", "cpu") else seen.kind.upper()
+    name = "CUDA" if runtime.device_type in ("cuda", "cpu") else runtime.device_type.upper()
     lines = [
         "=" * _WIDTH,
-        f" {'':16} PyTorch {name} memory summary, device ID {number:<17d} ",
+        f" {'':16} PyTorch {name} memory summary, device ID {index:<17d} ",
         "-" * _WIDTH,
         f"  {'':9} {name} OOMs: {ooms:<12d} | {'':6} {name.lower()}Malloc retries: {retries:<8d}  ",
         "=" * _WIDTH,
@@ -56,12 +54,12 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     ]
     for metric, title, is_size in _METRICS:
         lines.append("-" * _WIDTH)
-        # One unit a column, so that the pools add up to the sum above them.
-        sums = [stats.get(f"{metric}.all.{column}", 0) for column in _COLUMNS]
+        # One unit for each column, so that the pools add up to the total above them.
+        totals = [stats.get(f"{metric}.all.{column}", 0) for column in _COLUMNS]
         for pool, pool_name in pools:
             values = [stats.get(f"{metric}.{pool}.{column}", 0) for column in _COLUMNS]
             label = f"      from {pool_name} pool" if pool_name else title
-            lines.append(_line(label, [_scaled(*pair, is_size) for pair in zip(values, sums, strict=True)]))
+            lines.append(_line(label, [_scaled(*pair, is_size) for pair in zip(values, totals, strict=True)]))
     for metric, title in _OVERSIZE:
         values = [stats.get(f"{metric}.{column}", 0) for column in _COLUMNS]
         lines += ["-" * _WIDTH, _line(title, [_scaled(value, value, is_size=False) for value in values])]
@@ -89,36 +87,33 @@ def _line(label: str, cells: list[str]) -> str:
     return f" {label:<21} | {' | '.join(cells)} "
 
 
-def _scaled(value: int, measure: float, is_size: bool) -> str:
-    """The value in a unit in which the measure, itself or the sum that it belongs to, has up to six digits."""
+def _scaled(value: int, total: float, is_size: bool) -> str:
+    """Format a value in a unit in which the total that it is part of has at most six digits."""
     units: tuple[str, ...]
     if is_size:
         units, step, limit = ("B  ", "KiB", "MiB", "GiB", "TiB", "PiB"), 1024, 768 * 1024
     else:
         units, step, limit = (" ", "K", "M"), 1000, 750 * 1000
     unit = 0
-    while measure >= limit and unit < len(units) - 1:
-        value, measure, unit = value // step, measure / step, unit + 1
+    while total >= limit and unit < len(units) - 1:
+        value, total, unit = value // step, total / step, unit + 1
     return f"{value:6d} {units[unit]}" if is_size else f"{value:7d} {units[unit]} "
 
 
 def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: bool = True) -> list[dict[str, Any]]:
-    """Return the segments that the allocators of all devices hold, with their blocks.
+    """Return the segments, with their blocks, that the allocators of all devices hold.
 
     Args:
-        mempool_id: the id of a memory pool, from a graph's ``pool()``, whose segments alone are wanted; needs torch 2.7.
-        include_traces: whether to collect the history of allocations too, which no segment shows but takes time; False needs
+        mempool_id: return the segments of this memory pool only, from a graph's ``pool()``. Needs torch 2.7.
+        include_traces: also collect the history of allocations, which takes time and is not part of the result. False needs
             torch 2.13.
 
     Returns:
-        One dictionary a segment; none while the accelerator is not initialized and when the CPU stands in. Mirrors
+        One dictionary for each segment; empty before initialization and under the CPU fallback. Mirrors
         ``torch.cuda.memory_snapshot``.
 
     Raises:
-        RuntimeError: on accelerators for which torch makes no snapshots, and in a child forked from a process that had
-            initialized the accelerator.
-
-    Fork: safe, initializes nothing.
+        RuntimeError: if torch has no snapshots for this accelerator; in a bad fork.
 
     Example:
         >>> import accelerator as acc
@@ -126,7 +121,8 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
         >>> sum(segment["total_size"] for segment in acc.memory_snapshot() if segment["device"] == 0) == acc.memory_reserved(0)
         True
     """
-    if not runtime.look().up:
+    runtime = state.current()
+    if not runtime.is_initialized:
         return []
     arguments = () if mempool_id is None and include_traces else (mempool_id,)
     snapshot = runtime.function("memory_snapshot")
@@ -146,26 +142,23 @@ def record_memory_history(
     max_entries: int = sys.maxsize,
     **options: Any,
 ) -> None:
-    """Record from now on what is allocated and freed and by which lines of code, for ``dump_memory_snapshot`` to write.
+    """Start recording allocations with the code that made them, for ``dump_memory_snapshot``.
 
     Args:
-        enabled: "all" for what is and was allocated, "state" for what is, None to stop.
-        context: for what stacks are recorded: "all" for freeing too, "alloc" for allocating, "state" for what is still
-            allocated, None for nothing.
-        stacks: "python" for Python's frames, "all" for those of C++ too.
-        max_entries: how many events to keep, the latest.
-        options: what newer releases of torch take, such as ``clear_history=True``.
+        enabled: "all" to record current and freed allocations, "state" for current ones only, None to stop.
+        context: record stacks for allocating and freeing ("all"), for allocating ("alloc"), for current allocations
+            ("state"), or not at all (None).
+        stacks: "python" for Python frames, "all" for C++ frames too.
+        max_entries: the number of events to keep; older ones are dropped.
+        options: further options of newer releases of torch, such as ``clear_history=True``.
 
     Raises:
-        TypeError: for an option that this torch does not take, or a number of events that is no int.
-        ValueError: for another word, or fewer events than one.
-        RuntimeError: on accelerators for which torch records none, and in a child forked from a process that had initialized
-            the accelerator.
+        TypeError: if this torch does not have an option, or ``max_entries`` is not an int.
+        ValueError: for any other value.
+        RuntimeError: if torch has no history for this accelerator; in a bad fork.
 
-    Before the accelerator is initialized it waits for that. Does nothing when the CPU stands in. Torch's own function is
-    private: ``torch.cuda.memory._record_memory_history``.
-
-    Fork: safe, initializes nothing.
+    Before initialization the call is queued. Does nothing under the CPU fallback. Torch's own function is private:
+    ``torch.cuda.memory._record_memory_history``.
 
     Example:
         >>> import accelerator as acc
@@ -176,15 +169,16 @@ def record_memory_history(
     _check_word("context", context, ("all", "alloc", "state", None))
     _check_word("stacks", stacks, ("all", "python"))
     if isinstance(max_entries, bool) or not isinstance(max_entries, int):
-        raise TypeError(f"max_entries is an int, not {type(max_entries).__name__} ({max_entries!r})")
+        raise TypeError(f"max_entries must be an int, not {type(max_entries).__name__} ({max_entries!r})")
     if not 1 <= max_entries <= sys.maxsize:
-        raise ValueError(f"max_entries is from 1 to {sys.maxsize}, not {max_entries}")
-    if runtime.look().kind == "cpu":
+        raise ValueError(f"max_entries must be from 1 to {sys.maxsize}, not {max_entries}")
+    runtime = state.current()
+    if runtime.device_type == "cpu":
         return
     record = runtime.function("_record_memory_history")
-    # CUDA's takes anything and hands it on; what waits for the initialization must not fail there.
-    takes = getattr(runtime.device_module().memory, "_record_memory_history_impl", record)
-    inspect.signature(takes).bind(enabled, context, stacks, max_entries, **options)
+    # torch.cuda's function forwards any argument, so check now: a queued call must not fail during the initialization.
+    implementation = getattr(runtime.device_module.memory, "_record_memory_history_impl", record)
+    inspect.signature(implementation).bind(enabled, context, stacks, max_entries, **options)
 
     def record_now() -> None:
         record(enabled, context, stacks, max_entries, **options)
@@ -194,26 +188,23 @@ def record_memory_history(
 
 def _check_word(name: str, word: Any, words: tuple[str | None, ...]) -> None:
     if word not in words:
-        raise ValueError(f"{name} is one of {', '.join(map(repr, words))}, not {word!r}")
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, words))}, not {word!r}")
 
 
 def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
-    """Write a snapshot of the allocators' memory, with its history if that is recorded, to a file.
+    """Write a snapshot of the allocators' memory to a file, with the history if it is recorded.
 
-    The viewer at https://docs.pytorch.org/memory_viz opens it, as does ``python -m torch.cuda._memory_viz``.
+    https://docs.pytorch.org/memory_viz and ``python -m torch.cuda._memory_viz`` show it.
 
     Args:
-        path: the file to write: a pickle of torch's snapshot, in which the frames of the code are text.
+        path: the file to write, a pickle.
 
     Raises:
         OSError: if the file cannot be written.
-        RuntimeError: on accelerators for which torch makes no snapshots, and in a child forked from a process that had
-            initialized the accelerator.
+        RuntimeError: if torch has no snapshots for this accelerator; in a bad fork.
 
-    While the accelerator is not initialized, and when the CPU stands in, the snapshot is an empty one. Torch's own function
-    is private: ``torch.cuda.memory._dump_snapshot``.
-
-    Fork: safe, initializes nothing.
+    Before initialization and under the CPU fallback the snapshot is empty. Torch's own function is private:
+    ``torch.cuda.memory._dump_snapshot``.
 
     Example:
         >>> import accelerator as acc, os, tempfile
@@ -222,7 +213,8 @@ def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
         >>> os.path.getsize(path) > 0
         True
     """
-    if not runtime.look().up:
+    runtime = state.current()
+    if not runtime.is_initialized:
         snapshot: Any = {"segments": [], "device_traces": []}
     else:
         snapshot = runtime.function("_snapshot")()

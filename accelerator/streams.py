@@ -1,4 +1,4 @@
-"""Streams and events: the current stream, switching it, waiting for it."""
+"""Streams, events and synchronization."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import discovery
-from ._machine import device_argument
 from ._machine.device_argument import Device
-from ._torch import runtime, tracing
+from ._torch import bindings, state, tracing
+from ._torch.bindings import get_index, get_stream
 from ._torch.contexts import StreamContext
 from ._torch.cpu_streams import CPUEvent, CPUStream, cpu_stream
-from ._torch.runtime import get_index, get_stream, up
+from ._torch.state import cached_index, initialized
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     Event = torch.Event
     Stream = torch.Stream
 
-_set_stream = runtime.set_stream
-_synchronize = runtime.synchronize
+_set_stream = bindings.set_stream
+_synchronize = bindings.synchronize
 
 
 @traced_as(tracing.current_stream)
@@ -48,25 +48,24 @@ def current_stream(device: Device = None, /) -> torch.Stream:
         device: an index, "cuda:1", a ``torch.device``; None or a negative index for the current device.
 
     Returns:
-        The stream, an ``acc.Stream``. Mirrors ``torch.accelerator.current_stream``. When the CPU stands in, its only
-        stream.
+        The stream, an ``acc.Stream``; the CPU's only stream under the CPU fallback. Mirrors
+        ``torch.accelerator.current_stream``.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> isinstance(acc.current_stream(), acc.Stream)
         True
     """
-    if not up and runtime.initialize(device, negative=True).kind == "cpu":
+    if not initialized and state.initialize(device, allow_negative=True).device_type == "cpu":
         return cpu_stream()
     if device is None:
         return get_stream(get_index())
-    number = device if type(device) is int else runtime.resolve(device, negative=True)
-    # torch 2.6 ends the process for an index out of range, so it is never asked for one.
-    if 0 <= number < runtime.count:
-        return get_stream(number)
-    return get_stream(get_index() if number < 0 else device_argument.check(number, runtime.count, runtime.kind))
+    index = device if type(device) is int else cached_index(device)
+    if index is None or not 0 <= index < initialized[0].device_count:
+        index = state.current(device, allow_negative=True).device_index
+    return get_stream(index)
 
 
 @traced_as(tracing.set_stream)
@@ -77,22 +76,20 @@ def set_stream(stream: torch.Stream) -> None:
         stream: a stream of the accelerator.
 
     Raises:
-        TypeError: if it is no stream.
-        RuntimeError: if it is a stream of something else.
+        TypeError: if the argument is not a stream.
+        RuntimeError: if the stream is of another device type.
 
-    Mirrors ``torch.accelerator.set_stream``; does nothing when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+    Mirrors ``torch.accelerator.set_stream``; does nothing under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
         >>> acc.set_stream(acc.current_stream())
     """
-    if up or runtime.look().kind != "cpu":
+    if initialized or state.current().device_type != "cpu":
         try:
             return _set_stream(stream)
         except TypeError:
-            pass  # which the binding tells in several lines
+            pass  # the binding's message has several lines
     elif isinstance(stream, torch.Stream):
         return
     raise TypeError(f"set_stream() takes a torch.Stream, not {type(stream).__name__}")
@@ -100,49 +97,43 @@ def set_stream(stream: torch.Stream) -> None:
 
 @traced_as(tracing.synchronize)
 def synchronize(device: Device = None, /) -> None:
-    """Wait until all work on a device is done.
+    """Wait until all work on a device has finished.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``; None or a negative index for the current device.
 
-    Mirrors ``torch.accelerator.synchronize``, and really returns at once, checking its argument, while the accelerator is
-    not initialized and when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+    Before initialization and under the CPU fallback this only checks its argument. Mirrors ``torch.accelerator.synchronize``.
 
     Example:
         >>> import accelerator as acc
         >>> acc.synchronize()
     """
-    if not up and not runtime.look(device, negative=True).up:
+    if not initialized and not state.current(device, allow_negative=True).is_initialized:
         return
     if device is None:
         return _synchronize(get_index())
-    number = device if type(device) is int else runtime.resolve(device, negative=True)
-    try:
-        _synchronize(number if number >= 0 else get_index())
-    except (RuntimeError, TypeError) as error:
-        raise runtime.explain(number, error) from None
+    index = device if type(device) is int else cached_index(device)
+    if index is None or not 0 <= index < initialized[0].device_count:
+        index = state.current(device, allow_negative=True).device_index
+    _synchronize(index)
 
 
 @traced_as(tracing.stream)
 def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
-    """Return a context manager that makes a stream and its device the current ones, and the previous ones again at the end.
+    """Return a context manager that makes a stream and its device the current ones and restores the previous ones on exit.
 
     Args:
-        stream: a stream of the accelerator, a ``torch.Stream`` or one of ``torch.cuda``. None changes nothing.
+        stream: a stream of the accelerator, for example an ``acc.Stream`` or a ``torch.cuda.Stream``. None changes nothing.
 
     Returns:
-        The context manager. At the end it restores the current device, its stream and the stream of the other device, on
-        exceptions too. It can be entered again while it is entered, and by several threads at once. Mirrors
-        ``torch.cuda.stream``; changes nothing when the CPU stands in.
+        The context manager. On exit it restores the current device, its stream, and the stream of the other device. It is
+        re-entrant, and several threads can enter it at once. Mirrors ``torch.cuda.stream``; changes nothing under the CPU
+        fallback.
 
     Raises:
-        TypeError: if it is no stream.
-        ValueError: if it is a stream of another type of device.
-        RuntimeError: in a child forked from a process that had initialized the accelerator.
-
-    Fork: safe, initializes nothing.
+        TypeError: if the argument is neither a stream nor None.
+        ValueError: if the stream is of another device type.
+        RuntimeError: in a bad fork.
 
     Example:
         >>> import accelerator as acc
@@ -155,55 +146,60 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
         return nullcontext()
     if not isinstance(stream, torch.Stream):
         raise TypeError(f"stream() takes a torch.Stream or None, not {type(stream).__name__}")
-    if not up and runtime.look().kind == "cpu":
+    device_type = state.current().device_type
+    if device_type == "cpu":
         return nullcontext()
-    if stream.device.type != runtime.kind:
-        raise ValueError(f"{stream.device.type} doesn't match the current accelerator {runtime.kind}.")
+    if stream.device.type != device_type:
+        raise ValueError(f"{stream.device.type} doesn't match the current accelerator {device_type}.")
     return StreamContext(stream)
 
 
 def default_stream(device: Device = None) -> torch.Stream:
-    """Return the default stream of a device, the one that is current until another is made so.
+    """Return the default stream of a device, which is current until ``set_stream`` or ``stream`` changes it.
 
     Args:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        The stream, an ``acc.Stream``. Mirrors ``torch.cuda.default_stream``. When the CPU stands in, its only stream.
+        The stream, an ``acc.Stream``; the current stream on accelerators without a default stream; the CPU's only stream under
+        the CPU fallback. Mirrors ``torch.cuda.default_stream``.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
         >>> acc.current_stream() == acc.default_stream()
         True
     """
-    seen = runtime.initialize(device)
-    return cpu_stream() if seen.kind == "cpu" else _plain(runtime.function("default_stream")(seen.number))
+    runtime = state.initialize(device)
+    if runtime.device_type == "cpu":
+        return cpu_stream()
+    # Some modules have no default stream. DeepSpeed's accelerators use the current one then.
+    read = getattr(runtime.device_module, "default_stream", None)
+    return _as_torch_stream(read(runtime.device_index)) if read else get_stream(runtime.device_index)
 
 
-def _plain(stream: torch.Stream) -> torch.Stream:
-    # A torch.cuda.Stream equals no torch.Stream, not even the same one, and the current stream is a torch.Stream.
+def _as_torch_stream(stream: torch.Stream) -> torch.Stream:
+    # current_stream() is a torch.Stream, and no torch.cuda.Stream compares equal to one.
     return torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)
 
 
 def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
-    """Return a stream that another library made, as a stream of torch.
+    """Return a ``torch.Stream`` for a stream that another library created.
 
     Args:
-        data_ptr: the address of the stream, on CUDA a ``cudaStream_t``. Whoever made it keeps it alive.
-        device: the device that it is on: an index, "cuda:1", a ``torch.device``, or None for the current device.
+        data_ptr: the address of the stream, on CUDA a ``cudaStream_t``. The other library must keep the stream alive.
+        device: the stream's device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
         The stream, an ``acc.Stream``. Mirrors ``torch.cuda.get_stream_from_external``.
 
     Raises:
-        TypeError: if the address is no int.
-        ValueError: if it is out of range.
-        RuntimeError: when the CPU stands in, which has no streams but its own, and on accelerators for which torch
-            cannot do that.
+        TypeError: if the address is not an int.
+        ValueError: if the address is out of range.
+        RuntimeError: under the CPU fallback, in a bad fork, and if torch has no such function for this accelerator.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc, torch
@@ -213,42 +209,36 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
     """
     address = operator.index(data_ptr)
     if not 0 <= address < 2**64:
-        raise ValueError(f"The address of a stream is from 0 to 2**64 - 1, not {address}")
-    if runtime.look(device).kind == "cpu":
-        raise RuntimeError(
-            "A stream of another library needs an accelerator: the CPU stands in, which has no streams but its own"
-        )
-    kind, _, _ = seen = runtime.initialize(device)
-    if kind == "cuda":
-        # Older releases have the class only, newer ones also a function of the name that other accelerators use.
-        return _plain(torch.cuda.ExternalStream(address, seen.number))  # type: ignore[no-untyped-call]
-    return _plain(runtime.function("get_stream_from_external")(address, seen.number))
+        raise ValueError(f"The address of a stream must be from 0 to 2**64 - 1, not {address}")
+    if state.current(device).device_type == "cpu":
+        raise RuntimeError("external_stream() needs an accelerator: under the CPU fallback there are no other streams")
+    runtime = state.initialize(device)
+    if runtime.device_type == "cuda":
+        # Older releases of torch have this class only, not the function below.
+        return _as_torch_stream(torch.cuda.ExternalStream(address, runtime.device_index))  # type: ignore[no-untyped-call]
+    return _as_torch_stream(runtime.function("get_stream_from_external")(address, runtime.device_index))
 
 
 @traced_as(tracing.is_synchronized_device)
 def is_synchronized_device() -> bool:
-    """Return whether work on the device is done when the call that issued it returns.
+    """Return whether work on the device has finished when the call that issued it returns.
 
     Returns:
-        False on an accelerator, True when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+        False on an accelerator, True under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
         >>> acc.is_synchronized_device() == (not acc.is_available())
         True
     """
-    return runtime.look(poisoned=True).kind == "cpu"
+    return state.current(allow_bad_fork=True).device_type == "cpu"
 
 
 def use_host_timers() -> bool:
-    """Return whether the host's clock is the one to time the device's work with.
+    """Return whether to time the device's work with the host's clock.
 
     Returns:
-        False on an accelerator, whose events are, True when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+        False on an accelerator, which has events for that, True under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
@@ -259,12 +249,10 @@ def use_host_timers() -> bool:
 
 
 def resolves_data_dependency() -> bool:
-    """Return whether work may use the results of work issued before it without waiting, on whatever stream.
+    """Return whether work can use the results of earlier work on another stream without waiting for it.
 
     Returns:
-        False on an accelerator, True when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+        False on an accelerator, True under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
@@ -275,12 +263,10 @@ def resolves_data_dependency() -> bool:
 
 
 def handles_memory_backpressure() -> bool:
-    """Return whether issuing work faster than it is done cannot use up the memory.
+    """Return whether work can be issued faster than it finishes without running out of memory.
 
     Returns:
-        False on an accelerator, True when the CPU stands in.
-
-    Fork: safe, initializes nothing.
+        False on an accelerator, True under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
@@ -290,29 +276,28 @@ def handles_memory_backpressure() -> bool:
     return is_synchronized_device()
 
 
-def __getattr__(name: str) -> Any:
-    """``Stream`` and ``Event`` name the class that fits now, which a change of the environment may still change."""
-    if name not in ("Event", "Stream"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    classes: tuple[type, type]
-    if not up and discovery.is_in_bad_fork():
-        classes = _NoStream, _NoEvent
-    elif not up and runtime.look().kind == "cpu":
-        classes = CPUStream, CPUEvent
-    else:
-        classes = torch.Stream, torch.Event
-    return classes[name == "Event"]
-
-
 class _NoStream(torch.Stream):
-    """The class in a child that cannot use the accelerator: it can make none."""
+    """``Stream`` in a bad fork."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        runtime.refuse()
+        state.raise_bad_fork()
 
 
 class _NoEvent(torch.Event):
-    """As ``_NoStream``."""
+    """``Event`` in a bad fork."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        runtime.refuse()
+        state.raise_bad_fork()
+
+
+def __getattr__(name: str) -> Any:
+    """Return the class that ``Stream`` or ``Event`` is now; before initialization the environment can change it."""
+    if name not in ("Event", "Stream"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if initialized:
+        classes: tuple[type, type] = torch.Stream, torch.Event
+    elif not discovery.device_count():
+        classes = CPUStream, CPUEvent
+    else:
+        classes = (_NoStream, _NoEvent) if discovery.is_in_bad_fork() else (torch.Stream, torch.Event)
+    return classes[name == "Event"]

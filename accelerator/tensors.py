@@ -1,4 +1,4 @@
-"""Tensors on the device, by dtype."""
+"""Tensors of each dtype on the current device."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ._torch import runtime
+from ._torch import state
 
 __all__ = [
     "BFloat16Tensor",
@@ -21,15 +21,15 @@ __all__ = [
 
 
 def BFloat16Tensor(data: Any) -> torch.Tensor:
-    """Return a bfloat16 tensor with some data on the current device.
+    """Return a bfloat16 tensor on the current device.
 
     Args:
-        data: what ``torch.tensor`` takes: a number, numbers in sequences, an array, or a tensor; always copied.
+        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
 
     Returns:
-        A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``BFloat16Tensor`` class does.
+        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``BFloat16Tensor`` takes it as a size.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -40,15 +40,15 @@ def BFloat16Tensor(data: Any) -> torch.Tensor:
 
 
 def ByteTensor(data: Any) -> torch.Tensor:
-    """Return a uint8 tensor with some data on the current device.
+    """Return a uint8 tensor on the current device.
 
     Args:
-        data: what ``torch.tensor`` takes: a number, numbers in sequences, an array, or a tensor; always copied.
+        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
 
     Returns:
-        A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``ByteTensor`` class does.
+        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``ByteTensor`` takes it as a size.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -59,15 +59,15 @@ def ByteTensor(data: Any) -> torch.Tensor:
 
 
 def DoubleTensor(data: Any) -> torch.Tensor:
-    """Return a float64 tensor with some data on the current device.
+    """Return a float64 tensor on the current device.
 
     Args:
-        data: what ``torch.tensor`` takes: a number, numbers in sequences, an array, or a tensor; always copied.
+        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
 
     Returns:
-        A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``DoubleTensor`` class does.
+        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``DoubleTensor`` takes it as a size.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -78,15 +78,15 @@ def DoubleTensor(data: Any) -> torch.Tensor:
 
 
 def FloatTensor(data: Any) -> torch.Tensor:
-    """Return a float32 tensor with some data on the current device.
+    """Return a float32 tensor on the current device.
 
     Args:
-        data: what ``torch.tensor`` takes: a number, numbers in sequences, an array, or a tensor; always copied.
+        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
 
     Returns:
-        A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``FloatTensor`` class does.
+        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``FloatTensor`` takes it as a size.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -97,15 +97,15 @@ def FloatTensor(data: Any) -> torch.Tensor:
 
 
 def HalfTensor(data: Any) -> torch.Tensor:
-    """Return a float16 tensor with some data on the current device.
+    """Return a float16 tensor on the current device.
 
     Args:
-        data: what ``torch.tensor`` takes: a number, numbers in sequences, an array, or a tensor; always copied.
+        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
 
     Returns:
-        A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``HalfTensor`` class does.
+        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``HalfTensor`` takes it as a size.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -116,15 +116,15 @@ def HalfTensor(data: Any) -> torch.Tensor:
 
 
 def IntTensor(data: Any) -> torch.Tensor:
-    """Return an int32 tensor with some data on the current device.
+    """Return an int32 tensor on the current device.
 
     Args:
-        data: what ``torch.tensor`` takes: a number, numbers in sequences, an array, or a tensor; always copied.
+        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
 
     Returns:
-        A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``IntTensor`` class does.
+        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``IntTensor`` takes it as a size.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -135,15 +135,15 @@ def IntTensor(data: Any) -> torch.Tensor:
 
 
 def LongTensor(data: Any) -> torch.Tensor:
-    """Return an int64 tensor with some data on the current device.
+    """Return an int64 tensor on the current device.
 
     Args:
-        data: what ``torch.tensor`` takes: a number, numbers in sequences, an array, or a tensor; always copied.
+        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
 
     Returns:
-        A new tensor. A number gives a tensor of no dimensions, not of that size as torch's old ``LongTensor`` class does.
+        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``LongTensor`` takes it as a size.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -154,22 +154,20 @@ def LongTensor(data: Any) -> torch.Tensor:
 
 
 def _tensor(data: Any, dtype: torch.dtype) -> torch.Tensor:
-    # Read on the CPU first, so that what is no data initializes nothing.
-    given = isinstance(data, torch.Tensor)
-    tensor = data.detach() if given else torch.tensor(data, dtype=dtype, device="cpu")
-    return tensor.to(torch.device(runtime.initialize().kind), dtype, copy=given)
+    # Created on the CPU first, so that wrong data initializes nothing.
+    is_tensor = isinstance(data, torch.Tensor)
+    tensor = data.detach() if is_tensor else torch.tensor(data, dtype=dtype, device="cpu")
+    return tensor.to(torch.device(state.initialize().device_type), dtype, copy=is_tensor)
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is on a device of the accelerator.
+    """Return whether a tensor is on the accelerator.
 
     Args:
         tensor: a tensor.
 
     Returns:
-        Whether the tensor's device type is the accelerator's; when the CPU stands in, whether it is on the CPU.
-
-    Fork: safe, initializes nothing.
+        Whether the tensor's device type is the accelerator's, or "cpu" under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
@@ -178,4 +176,4 @@ def on_accelerator(tensor: torch.Tensor) -> bool:
     """
     if not isinstance(tensor, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"on_accelerator() takes a tensor, not {type(tensor).__name__}")
-    return tensor.device.type == runtime.look(poisoned=True).kind
+    return tensor.device.type == state.current(allow_bad_fork=True).device_type

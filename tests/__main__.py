@@ -1,8 +1,8 @@
-"""``python -m tests [pytest arguments]``: the whole suite, each part where it belongs.
+"""``python -m tests [--slow] [pytest arguments]``: run the whole suite, each file in the process that it needs.
 
-With a CUDA build of torch on Linux: ``test_*_simulated.py`` and all that need nothing particular on two simulated GPUs,
-``test_*_cpu.py`` on the same build without any. With a CPU build: all but ``test_*_simulated.py``. Without torch: what depends
-on none.
+With a CUDA build of torch on Linux: ``test_*_cpu.py`` without a GPU, all other files on two simulated GPUs.
+With a CPU build: all but ``test_*_simulated.py``. Without torch: the files marked ``torch_free``.
+``--slow`` runs the tests marked ``slow`` instead of the others.
 """
 
 from __future__ import annotations
@@ -19,29 +19,33 @@ TESTS = Path(__file__).parent
 
 
 def main(arguments: list[str]) -> int:
+    """Run pytest once for each kind of process, with at most four workers; return 1 if any of them failed."""
+    speed = "slow" if "--slow" in arguments else "not slow"
+    arguments = [argument for argument in arguments if argument != "--slow"]
+    if "-m" in arguments:
+        at = arguments.index("-m")
+        speed = f"{speed} and ({arguments[at + 1]})"
+        del arguments[at : at + 2]
     build = torch_build.read()
     workers = str(min(os.cpu_count() or 1, 4))
-    pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadscope", *arguments]
+    pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadscope", "-m", speed, *arguments]
     if build is None:
         runs = [("without torch", dict(os.environ), [str(TESTS)])]
     elif build.cuda:
-        # Each worker is a machine of its own, with all of the memory to itself.
+        # Each worker initializes simulated GPUs of its own: their memory is not shared with another worker.
         on_cpu = [str(path) for path in sorted(TESTS.glob("*/test_*_cpu.py"))]
         runs = [
             ("on two simulated GPUs", simulation.environment(gpus=2), ["--ignore-glob=*_cpu.py", str(TESTS)]),
-            (
-                "without a GPU",
-                simulation.environment(gpus=0, driver="absent", nvml="absent"),
-                on_cpu,
-            ),
+            ("without a GPU", simulation.environment(gpus=0, driver="absent", nvml="absent"), on_cpu),
         ]
     else:
         runs = [("on a CPU build", dict(os.environ), ["--ignore-glob=*_simulated.py", str(TESTS)])]
-    failed = False
+    statuses: set[int] = set()
     for where, environment, selection in runs:
         print(f"\n{where}: pytest", *pytest[3:], *selection, flush=True)
-        failed |= subprocess.run([*pytest, *selection], cwd=TESTS.parent, env=environment, check=False).returncode != 0
-    return int(failed)
+        statuses.add(subprocess.run([*pytest, *selection], cwd=TESTS.parent, env=environment, check=False).returncode)
+    no_tests = 5  # the selection may concern one kind of process only
+    return 0 if statuses <= {0, no_tests} and statuses != {no_tests} else 1
 
 
 if __name__ == "__main__":

@@ -1,15 +1,20 @@
-"""Which tests this process can run, told by a test file's name.
+"""Which tests a process runs, and what holds for every test.
 
-``test_*_simulated.py`` needs two simulated GPUs in this process, ``test_*_cpu.py`` needs the CPU to stand in; all other
-tests need neither, as they start processes of their own. ``python -m tests`` starts one pytest for each.
+The suffix of a file names the process that it needs: ``test_*_simulated.py`` runs in a process with two simulated GPUs,
+``test_*_cpu.py`` in one without a usable accelerator. Other tests start processes of their own and run anywhere.
+The suffix is not a mark, because a mark is known only after the import, and a file must not be imported by the wrong process.
+``python -m tests`` starts the processes.
+
+Marks say the rest: ``slow``, ``torch_free``, and ``xdist_group`` for files whose tests share an expensive setup or start
+several processes that compute.
 """
 
 from __future__ import annotations
 
-import datetime
+import functools
 import os
+import re
 import signal
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,41 +24,10 @@ import pytest
 import accelerator as acc
 from accelerator._machine import torch_build
 
-# These tests depend on no torch: one run of them is enough where several builds are tested one after the other.
-TORCH_FREE = (
-    "queries/test_grammar.py",
-    "queries/test_launching.py",
-    "queries/test_rocm.py",
-    "simulation/test_command.py",
-    "simulation/test_environment.py",
-    "simulation/test_nvml.py",
-    "simulation/test_nvml_memory.py",
-    "simulation/test_visible_devices.py",
-    "test_readme.py",
-)
-
-# Files whose tests share what is dear to set up, or several processes that all compute: one worker runs all of a group.
-TOGETHER = {
-    "tests/runtime/test_capability.py": "machines",
-    "tests/runtime/test_devices_streams_memory.py": "machines",
-    "tests/checkpointing/test_distributed.py": "worlds",
-    "tests/checkpointing/test_nccl.py": "worlds",
-    "tests/command/test_cluster.py": "cluster",
-    "tests/simulation/test_nccl.py": "nccl",
-    "tests/simulation/test_rank_trainings.py": "rank trainings",
-}
-
-# Somebody else's suite, which test_miniature.py runs.
-collect_ignore = ["miniature"]
-if torch_build.read() is None:
-    collect_ignore += ["checkpointing"]
-    collect_ignore += [
-        str(file) for file in Path(__file__).parent.rglob("test_*.py") if not file.as_posix().endswith(TORCH_FREE)
-    ]
-
+collect_ignore = ["miniature"]  # a library's own suite, which test_miniature.py runs
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # What a shell starts in the background ignores it, and so would the programs that tests interrupt.
+    # A shell lets its background processes ignore SIGINT. The programs that tests interrupt would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -62,50 +36,53 @@ def pytest_report_header() -> str:
     return f"accelerator: {where}, {acc.device_count()} device(s) visible, from {Path(acc.__file__).parent}"
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    parts = int(os.environ.get("ACCELERATOR_TEST_PARTS", "1"))
-    if parts > 1:
-        # Of the tests that start processes, which take the time, one part, and another one each day.
-        today = datetime.date.today().toordinal()
-        shared_out: tuple[list[pytest.Item], list[pytest.Item]] = [], []
-        for item in items:
-            stays = item.path.stem.endswith(("_simulated", "_cpu")) or (zlib.crc32(_unit(item)) - today) % parts == 0
-            shared_out[stays].append(item)
-        left, items[:] = shared_out
-        config.hook.pytest_deselected(items=left)
-    simulated = acc.simulation.is_simulated() and acc.device_count() == 2
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Without torch, import only the files that carry the mark ``torch_free``: others may import torch at the top."""
+    if torch_build.read() is not None:
+        return None
+    files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+    return None if any("mark.torch_free" in file.read_text(encoding="utf-8") for file in files) else True
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    has_two_simulated_gpus = acc.simulation.is_simulated() and acc.device_count() == 2
     reasons = {
-        "simulated": None if simulated else "needs: python -m accelerator simulate --gpus 2 -- python -m pytest",
+        "simulated": None if has_two_simulated_gpus else "needs: python -m accelerator simulate --gpus 2 -- python -m pytest",
         "cpu": None if acc.device_count() == 0 else "needs a process without a usable accelerator",
     }
     for item in items:
         reason = reasons.get(item.path.stem.rpartition("_")[2])
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-        if item.path.as_posix().endswith(TORCH_FREE):
-            item.add_marker(pytest.mark.torch_free)
 
 
-def _unit(item: pytest.Item) -> bytes:
-    """What is run or left as a whole: tests that share a fixture, and the cases of one test."""
-    file, _, test = item.nodeid.partition("::")
-    return (TOGETHER.get(file) or f"{file}::{test.partition('[')[0]}").encode()
+@functools.cache
+def read_group(file: Path) -> str | None:
+    """Return the ``xdist_group`` that marks all tests of a file.
+
+    xdist's ``--dist loadgroup`` appends the group to ``item._nodeid``, which pytest 9.2 no longer reads, and the process
+    that schedules imports no tests. It reads the mark from the source instead.
+    """
+    match = re.search(r'mark\.xdist_group\("([^"]+)"\)', file.read_text(encoding="utf-8"))
+    return match and match[1]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
-    class Scheduling(LoadScopeScheduling):  # xdist's own groups name tests anew, which pytest 9.2 does not let it
-        def _split_scope(self, nodeid: str) -> str:
-            return TOGETHER.get(nodeid.partition("::")[0], nodeid)
+    class GroupScheduling(LoadScopeScheduling):
+        """Run the tests of one group in one worker and distribute all others singly."""
 
-    return Scheduling(config, log)
+        def _split_scope(self, nodeid: str) -> str:
+            return read_group(config.rootpath / nodeid.partition("::")[0]) or nodeid
+
+    return GroupScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test on simulated GPUs begins and ends on device 0, with idle GPUs, default streams current, and no tensors."""
+def _reset_simulated_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test on simulated GPUs: device 0 and the default streams are current, GPUs are idle, caches are empty."""
     yield
     if not request.path.stem.endswith("_simulated"):
         return
@@ -126,13 +103,12 @@ _skipped: list[str] = []
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     if report.skipped and report.nodeid.partition("::")[0].endswith("_simulated.py"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-        # What this torch has not, or does not take, no GPU would show.
-        if not reason.startswith("Skipped: torch "):
+        if not reason.startswith("Skipped: torch "):  # this torch lacks the feature, on real GPUs too
             _skipped.append(report.nodeid)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    # In CI a test on simulated GPUs that does not run has failed.
+    """Fail in CI if a test on simulated GPUs was skipped."""
     if _skipped and os.environ.get("CI") and not hasattr(session.config, "workerinput"):
         print(f"\n{len(_skipped)} tests on simulated GPUs were skipped, the first {_skipped[0]}")
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

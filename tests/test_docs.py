@@ -1,8 +1,9 @@
-"""Every block of code in README and in docs/ runs, and prints what it says it prints.
+"""Every block of code in README and docs/ runs and prints what it says.
 
-Python runs on two simulated GPUs, as a test where it has tests; the shell's lines run beside the miniature library, without a
-GPU. A comment in front of a block says where it cannot run as it stands: ``<!-- run: never, REASON -->``, or, for one that
-runs on any device, ``<!-- run: needs MODULE -->``.
+Python blocks run on two simulated GPUs, under pytest if they have tests. Shell blocks run beside the miniature library,
+without a GPU; their ``pytest`` only collects its tests, because test_miniature.py runs them. A comment in front of a block
+says that it does not run, ``<!-- run: never, REASON -->``, or that it needs a module but no GPU,
+``<!-- run: needs MODULE -->``.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ class Block(NamedTuple):
 
 
 def _blocks() -> list[Block]:
-    found: list[Block] = []
+    blocks: list[Block] = []
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))):
         text = path.read_text(encoding="utf-8")
         for match in _BLOCK.finditer(text):
             line = text.count("\n", 0, match.start("code"))
-            found.append(Block(f"{path.name}:{line}", match["language"], textwrap.dedent(match["code"]), match["how"] or ""))
-    return found
+            blocks.append(Block(f"{path.name}:{line}", match["language"], textwrap.dedent(match["code"]), match["how"] or ""))
+    return blocks
 
 
 BLOCKS = _blocks()
@@ -75,6 +76,16 @@ def test_python(block: Block, tmp_path: Path) -> None:
     _printed(block.code, _run(command, tmp_path, simulated_environment(gpus=2)))
 
 
+@on_simulated_gpus
+@pytest.mark.parametrize(("visible", "expected"), [("0,1", "cuda:1"), ("1", "cuda:0")], ids=["all GPUs", "its own GPU"])
+def test_slurm_recipe(visible: str, expected: str, tmp_path: Path) -> None:
+    (block,) = (block for block in PYTHON if "SLURM_LOCALID" in block.code)
+    variables = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": visible}
+    program = block.code + "\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
+    printed = _run([sys.executable, "-c", program], tmp_path, simulated_environment(variables, gpus=2))
+    assert printed.splitlines() == [expected, "1 2"]
+
+
 @pytest.mark.parametrize("block", NEEDING, ids=lambda block: block.where)
 def test_python_that_needs_something(block: Block, tmp_path: Path) -> None:
     module = block.how.removeprefix("needs ")
@@ -94,7 +105,7 @@ def test_shell(block: Block, tmp_path: Path) -> None:
 @on_simulated_gpus
 @pytest.mark.parametrize("block", WORKFLOWS, ids=lambda block: block.where)
 def test_workflow(block: Block, tmp_path: Path) -> None:
-    """What a workflow runs, less what it installs."""
+    """Run the commands of a workflow, except those that install."""
     steps = re.findall(r"^ +- run: (.*)$", block.code, re.MULTILINE)
     installs = [step for step in steps if step.startswith("pip install ")]
     assert steps[: len(installs)] == installs
@@ -102,7 +113,7 @@ def test_workflow(block: Block, tmp_path: Path) -> None:
     _beside_the_miniature_library("\n".join(steps[len(installs) :]), tmp_path)
 
 
-def test_the_workflow_is_one_that_can_be_read() -> None:
+def test_the_workflow_can_be_read() -> None:
     yaml = pytest.importorskip("yaml")
     (block,) = WORKFLOWS
     read = yaml.safe_load(block.code)
@@ -115,10 +126,11 @@ def test_the_workflow_is_one_that_can_be_read() -> None:
 @pytest.mark.parametrize("name", ["int", "ValueError", "typing.Any", "torch.device"])
 def test_types_of_others_are_linked(name: str) -> None:
     nodes = pytest.importorskip("docutils.nodes")
+    pytest.importorskip("sphinx")
     conf = ROOT / "docs" / "conf.py"
     settings: dict[str, Any] = {"__file__": str(conf)}
     exec(compile(conf.read_text(encoding="utf-8"), conf, "exec"), settings)  # as Sphinx reads it
-    link = settings["_elsewhere"](None, None, {"reftarget": name}, nodes.Text(name))
+    link = settings["_resolve_foreign"](None, None, {"reftarget": name}, nodes.Text(name))
     assert link["refuri"].endswith(f"?q={name}")
 
 
@@ -126,7 +138,7 @@ def _beside_the_miniature_library(script: str, directory: Path) -> str:
     work, programs = directory / "work", directory / "bin"
     shutil.copytree(ROOT / "tests" / "miniature", work, ignore=shutil.ignore_patterns("__pycache__"))
     programs.mkdir()
-    for name, arguments in {"python": "", "pytest": " ".join(PLUGIN)}.items():
+    for name, arguments in {"python": "", "pytest": " ".join((*PLUGIN, "--collect-only"))}.items():
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8")
         (programs / name).chmod(0o755)
     path = os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])

@@ -1,4 +1,4 @@
-"""Somebody's library, tested with nothing but the plug-in; and what twenty tests on machines of their own take."""
+"""A library's own tests run with nothing but the plug-in, with and without GPUs; and what twenty tests on machines cost."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support import plain_environment
 from tests.support.discovery import on_simulated_gpus
@@ -24,7 +26,7 @@ def run(directory: Path, *arguments: str) -> str:
 
 
 def counts(text: str) -> dict[str, int]:
-    return {word: int(number) for number, word in re.findall(r"(\d+) (passed|skipped|failed|error)", text.splitlines()[-1])}
+    return {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped|failed|error)", text.splitlines()[-1])}
 
 
 @on_simulated_gpus
@@ -44,6 +46,7 @@ def test_a_library_where_there_is_no_gpu() -> None:
     assert "needs 2 GPUs, none visible: " in text
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_twenty_tests_on_two_machines(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
@@ -66,7 +69,7 @@ def test_it(_, n):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     text = run(tmp_path, "--durations=20")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # One process computes at a time, and what else this machine does is not counted.
+    # Process time, which other load on this machine does not change.
     took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert counts(text) == {"passed": 20}
     print(f"20 tests on two machines: {took:.1f} s")

@@ -1,27 +1,31 @@
-"""README says what is so."""
+"""README and the guide agree with the code."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
 import accelerator
 from tests.support import ROOT
 
+pytestmark = pytest.mark.torch_free
+
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 
 
-def test_the_table_of_deviations_is_the_one_that_the_differential_tests_use() -> None:
+def test_the_documented_deviations_are_the_tested_ones() -> None:
     pytest.importorskip("torch")
-    from tests.support.deviations import ROWS
+    from tests.mirror.deviations import ROWS
 
-    table = README.partition("## Where it differs")[2].partition("\n## ")[0]
+    table = PAGES[ROOT / "docs" / "differences.md"]
     rows = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
     assert tuple(rows[1:]) == ROWS
 
 
-def test_both_commands_set_up_all_that_they_need() -> None:
+def test_both_commands_do_their_own_set_up() -> None:
     commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert len(commands) == 2
     assert all(command.startswith("python3 -m venv .venv && .venv/bin/pip install ") for command in commands)
@@ -29,27 +33,32 @@ def test_both_commands_set_up_all_that_they_need() -> None:
     assert commands[1].endswith("-m tests")
 
 
-def test_the_keys_of_the_report_are_those_that_it_has() -> None:
+def test_the_documented_keys_are_the_reports_keys() -> None:
     from accelerator._command import report
 
-    section = README.partition("## The report's JSON")[2].partition("\n## ")[0]
+    section = PAGES[ROOT / "docs" / "command.md"].partition("## JSON")[2]
     of_all, of_a_device = (set[str](), set[str]())
-    for found, table in zip((of_all, of_a_device), section.split("| key")[1:], strict=True):
+    for keys, table in zip((of_all, of_a_device), section.split("| key")[1:], strict=True):
         for cell in re.findall(r"^\| (`.+?) \|", table, re.MULTILINE):
-            found.update(re.findall(r"`(\w+)`", cell))
+            keys.update(re.findall(r"`(\w+)`", cell))
     facts = report.collect()
     assert of_all == set(facts)
     assert all(of_a_device == set(device) for device in facts["devices"])
 
 
-def test_every_area_names_functions_that_there_are() -> None:
-    table = README.partition("## The rest in short")[2].partition("\n\n**")[0]
-    named = re.findall(r"`(\w+)`", table.partition("|---")[2].partition("\n\n")[0])
-    assert len(named) > 60
-    assert set(named) <= set(accelerator.__all__)
+def test_code_names_public_functions() -> None:
+    named = {name for text in PAGES.values() for name in re.findall(r"`(?:acc\.)?([a-z]\w+)\(\)?`", text)}
+    assert len(named) > 30
+    torch_only = {"initialize", "join"}
+    assert named - torch_only <= {name.rpartition(".")[2] for name in accelerator.__all__} | {"environment"}
 
 
-def test_links_within_the_tree_lead_somewhere() -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", README) if not link.startswith("https://")]
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_readme_is_short() -> None:
+    prose = re.sub(r"^ *```.*?^ *```", "", README, flags=re.DOTALL | re.MULTILINE)
+    assert len(prose.split()) <= 1300
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_within_the_tree_lead_somewhere(path: Path) -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", PAGES[path]) if not link.startswith("https://")]
+    assert [link for link in links if not (path.parent / link).exists()] == []

@@ -32,12 +32,12 @@ def _has_gpu() -> bool:
 pytestmark = pytest.mark.skipif(not _has_gpu(), reason="needs a real NVIDIA GPU, outside simulation, and a CUDA build of torch")
 
 
-def asked(code: str, *arguments: str, **variables: str) -> Any:
+def run_here(code: str, *arguments: str, **variables: str) -> Any:
     return ask(code, plain_environment(**variables), *arguments)
 
 
 def real(text: str | None) -> str | None:
-    """A row of the table with the UUIDs of this machine's GPUs in place of the made-up ones."""
+    """A row of the table with the UUIDs of this machine's GPUs in place of the placeholders."""
     for letter, gpu in zip("abcd", nvml.gpus(), strict=False):
         assert gpu.uuid
         short = gpu.uuid[:12]
@@ -47,11 +47,11 @@ def real(text: str | None) -> str | None:
 
 ROWS = """
     import accelerator as acc
-    answers = []
+    rows = []
     for value in json.loads(sys.argv[1]):
         put({"CUDA_VISIBLE_DEVICES": value})
-        answers.append((driver(CUDA_VISIBLE_DEVICES=value), [plain(device.uuid) for device in acc.visible_devices()]))
-    print(json.dumps(answers))
+        rows.append((driver(CUDA_VISIBLE_DEVICES=value), [plain(device.uuid) for device in acc.visible_devices()]))
+    print(json.dumps(rows))
 """
 
 
@@ -62,8 +62,8 @@ def test_the_grammar_against_the_driver(capsys: pytest.CaptureFixture[str]) -> N
     uuids = [gpu.uuid for gpu in nvml.gpus() if gpu.uuid]
     more = ["GPU-", "GPU-" + uuids[0][4:6], uuids[0].upper(), f" {uuids[0]}", f"{uuids[0]},0", f"0,{uuids[0]}", "0,0", "9,9"]
     values = [real(text) for text, _ in TABLE if text is None or "\udcff" not in text] + more
-    answers = asked(ROWS, json.dumps(values))
-    wrong = [(value, theirs, ours) for value, (theirs, ours) in zip(values, answers, strict=True) if theirs != ours]
+    rows = run_here(ROWS, json.dumps(values))
+    wrong = [(value, theirs, ours) for value, (theirs, ours) in zip(values, rows, strict=True) if theirs != ours]
     with capsys.disabled():
         for value, theirs, ours in wrong:
             print(f"\nCUDA_VISIBLE_DEVICES={value!r}: the driver sees {theirs}, we say {ours}")
@@ -76,7 +76,7 @@ def test_the_order_of_devices() -> None:
             import accelerator as acc
             print(json.dumps([driver(), [plain(device.uuid) for device in acc.visible_devices()]]))
         """
-        theirs, ours = asked(program, CUDA_DEVICE_ORDER=order)
+        theirs, ours = run_here(program, CUDA_DEVICE_ORDER=order)
         assert theirs == ours
 
 
@@ -91,7 +91,7 @@ def test_nvml_in_the_parent_cuda_in_a_forked_child() -> None:
         told = in_child(child)
         print(json.dumps([count, told, acc.is_fork_safe(), acc.is_initialized()]))
     """
-    count, (bad, in_child, total, degrees), safe, initialized = asked(program)
+    count, (bad, in_child, total, degrees), safe, initialized = run_here(program)
     assert (bad, in_child, total) == (False, count, 12)
     assert 0 < degrees < 120
     assert (safe, initialized) == (True, False)
@@ -109,7 +109,7 @@ def test_nvml_in_a_child_with_and_without_a_new_start(capsys: pytest.CaptureFixt
                 return str(error)
         print(json.dumps([in_child(old_session), in_child(lambda: acc.telemetry(0)), acc.telemetry(0)]))
     """
-    old, child, parent = asked(program)
+    old, child, parent = run_here(program)
     with capsys.disabled():
         print(f"\nNVML in a forked child without a new nvmlInit: {old}")
     assert len(child) == len(parent)
@@ -126,20 +126,20 @@ def test_whether_the_driver_is_initialized() -> None:
         child_of_loaded = in_child(lambda: [library.cuInit(0), acc.is_in_bad_fork()])
         count = acc.device_count()
         assert library.cuInit(0) == 0
-        up = [driver.device_count() == count, acc.is_fork_safe(), acc.device_count() == count]
+        initialized = [driver.device_count() == count, acc.is_fork_safe(), acc.device_count() == count]
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        up.append(acc.device_count() == count)
-        def poisoned():
+        initialized.append(acc.device_count() == count)
+        def bad_fork():
             return [library.cuInit(0), library.cuDeviceGetCount(ctypes.byref(ctypes.c_int())), acc.is_in_bad_fork(),
                     acc.is_available()]
-        print(json.dumps([absent, loaded, child_of_loaded, up, in_child(poisoned)]))
+        print(json.dumps([absent, loaded, child_of_loaded, initialized, in_child(bad_fork)]))
     """
-    absent, loaded, child_of_loaded, up, poisoned = asked(program)
+    absent, loaded, child_of_loaded, initialized, bad_fork = run_here(program)
     assert absent is None
     assert loaded == [None, True, 3]
     assert child_of_loaded == [0, False]
-    assert up == [True, False, True, True]
-    assert poisoned == [3, 3, True, False]
+    assert initialized == [True, False, True, True]
+    assert bad_fork == [3, 3, True, False]
 
 
 def test_every_device_agrees_with_torch() -> None:
@@ -155,7 +155,7 @@ def test_every_device_agrees_with_torch() -> None:
         after = [(plain(d.uuid), d.name, d.compute_capability) for d in acc.visible_devices()]
         print(json.dumps([before, theirs, after]))
     """
-    before, theirs, after = asked(program)
+    before, theirs, after = run_here(program)
     assert before == theirs == after
 
 
@@ -211,7 +211,7 @@ def test_mig() -> None:
             values += [instance.uuid, instance.uuid[:12], f"MIG-{gpu.uuid}/{instance.gi}/{instance.ci}"]
     import json
 
-    for value, (theirs, ours) in zip(values, asked(ROWS, json.dumps(values)), strict=True):
+    for value, (theirs, ours) in zip(values, run_here(ROWS, json.dumps(values)), strict=True):
         assert theirs == ours, value
 
 
@@ -238,22 +238,22 @@ def test_how_long_calls_take(capsys: pytest.CaptureFixture[str]) -> None:
         timed("is_available(strict=True), later", lambda: acc.is_available(strict=True), 200)
         print(json.dumps(told))
     """
-    told = dict(asked(program))
+    told = dict(run_here(program))
     with capsys.disabled():
         print(*(f"\n{name:>36}: {seconds * 1e6:12.1f} us" for name, seconds in told.items()), sep="")
     assert told["device_count, later"] < 1e-4
 
 
-def test_the_child_that_asks(capsys: pytest.CaptureFixture[str]) -> None:
-    def timed(call: Callable[[], probe.Answer]) -> probe.Answer:
+def test_the_probe(capsys: pytest.CaptureFixture[str]) -> None:
+    def timed(call: Callable[[], probe.ProbeResult]) -> probe.ProbeResult:
         begin = time.perf_counter()
-        answer = call()
+        result = call()
         with capsys.disabled():
-            print(f"\nthe driver, asked in a child: {time.perf_counter() - begin:.2f} s")
-        return answer
+            print(f"\nthe driver, probed in a child: {time.perf_counter() - begin:.2f} s")
+        return result
 
-    listed = timed(lambda: probe.ask({}))
-    used = timed(lambda: probe.ask({}, use=True))
+    listed = timed(lambda: probe.run({}))
+    used = timed(lambda: probe.run({}, use=True))
     assert listed.error is used.error is None
     assert listed.devices == used.devices
     assert used.unusable == (None,) * len(used.devices)

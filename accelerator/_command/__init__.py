@@ -1,4 +1,4 @@
-"""What ``python -m accelerator`` does."""
+"""The commands of ``python -m accelerator``: report and check."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import accelerator as acc
 else:
-    # This package by whatever name it was vendored: it is what its users call that is checked.
+    # This package may be vendored under another name; the commands use the public names that its users call.
     acc = sys.modules[__name__.rpartition(".")[0]]
 
 __all__ = ["acc"]

@@ -1,4 +1,4 @@
-"""What ``python -m accelerator`` tells: what this machine has, as a dictionary."""
+"""The facts of the report: what this machine has, as a dictionary."""
 
 from __future__ import annotations
 
@@ -11,24 +11,28 @@ from types import ModuleType
 from typing import Any
 
 from .. import __version__, discovery, monitoring, simulation
-from .._machine import description, discovery_cache, driver, grammar, nvml, process, torch_build
+from .._machine import description, discovery_cache, driver, environment, grammar, nvml, torch_build
 from .._machine.discovery_result import DiscoveredDevice, Failed, NotSupported
 
 SCHEMA = 1
 
-# How a variable was read that decides nothing here.
+# The reading of a variable that has no effect here.
 UNREAD = "not read, as this torch has no use for it"
 
 
-def collect(*, strict: bool = False) -> dict[str, Any]:
-    """All that the report says, in types that JSON has; what is not known is None.
+def collect(*, strict: bool = False, ids: str | None = None) -> dict[str, Any]:
+    """Collect the facts of the report, in JSON's types; an unknown figure is None.
 
     Args:
-        strict: also let a child process try each device.
+        strict: whether to let a child process try each device.
+        ids: indices or UUIDs of the devices to report, separated by commas; None for all visible devices.
+
+    Raises:
+        LookupError: if an id names no visible device.
     """
     build = torch_build.read()
     cuda = discovery.driver_cuda_version()
-    devices = discovery.visible_devices()
+    devices = _selected(discovery.visible_devices(), ids)
     available = discovery.is_available(strict=strict)
     usable = _usable(devices) if strict else None
     return {
@@ -38,7 +42,7 @@ def collect(*, strict: bool = False) -> dict[str, Any]:
         "host": socket.gethostname(),
         "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "torch": build and {"version": build.version, "cuda": build.cuda, "hip": build.hip},
-        "accelerator": torch_build.accelerator_type(),
+        "accelerator": discovery_cache.current().accelerator_type,
         "available": available,
         "unavailable_reason": discovery.unavailable_reason(strict=strict),
         "initialized": discovery.is_initialized(),
@@ -50,6 +54,19 @@ def collect(*, strict: bool = False) -> dict[str, Any]:
         "devices": [_device(device, usable) for device in devices],
         "hidden": [_hidden(device) for device in discovery.physical_devices() if device.visible_index is None],
     }
+
+
+def _selected(devices: tuple[discovery.VisibleDevice, ...], ids: str | None) -> tuple[discovery.VisibleDevice, ...]:
+    if ids is None:
+        return devices
+    by_id = {str(device.index): device for device in devices} | {device.uuid: device for device in devices if device.uuid}
+    selected: dict[int, discovery.VisibleDevice] = {}
+    for text in ids.split(","):
+        device = by_id.get(text.strip())
+        if device is None:
+            raise LookupError(f"--id {text.strip()!r} is no visible device; there are {len(devices)}, counted from 0")
+        selected[device.index] = device
+    return tuple(selected.values())
 
 
 def _usable(devices: tuple[discovery.VisibleDevice, ...]) -> set[int]:
@@ -65,7 +82,7 @@ def _nvml() -> dict[str, Any]:
 
 
 def _device(device: discovery.VisibleDevice, usable: set[int] | None) -> dict[str, Any]:
-    now = monitoring.telemetry(device.index)
+    telemetry = monitoring.telemetry(device.index)
     return {
         "index": device.index,
         "physical_index": device.physical_index,
@@ -74,21 +91,21 @@ def _device(device: discovery.VisibleDevice, usable: set[int] | None) -> dict[st
         "pci_bus_id": device.pci_bus_id,
         "compute_capability": device.compute_capability and list(device.compute_capability),
         "total_memory": device.total_memory,
-        "memory_used": now.device_memory_used,
-        "utilization": now.utilization,
-        "memory_usage": now.memory_usage,
-        "temperature": now.temperature,
-        "memory_temperature": now.memory_temperature,
-        "power_draw": now.power_draw,
-        "power_limit": now.power_limit,
-        "fan_speed": now.fan_speed,
-        "clock_rate": now.clock_rate,
-        "throttled": now.throttled,
+        "memory_used": telemetry.device_memory_used,
+        "utilization": telemetry.utilization,
+        "memory_usage": telemetry.memory_usage,
+        "temperature": telemetry.temperature,
+        "memory_temperature": telemetry.memory_temperature,
+        "power_draw": telemetry.power_draw,
+        "power_limit": telemetry.power_limit,
+        "fan_speed": telemetry.fan_speed,
+        "clock_rate": telemetry.clock_rate,
+        "throttled": telemetry.throttled,
         "numa_node": discovery.numa_node(device.index),
         "mig": device.mig and list(device.mig),
         "usable": None if usable is None else device.index in usable,
-        "processes": None if now.processes is None else [_process(process) for process in now.processes],
-        "problem": _problem(device.index, now),
+        "processes": None if telemetry.processes is None else [_process(process) for process in telemetry.processes],
+        "problem": _problem(device.index, telemetry),
     }
 
 
@@ -97,7 +114,7 @@ def _process(process: monitoring.Process) -> dict[str, Any]:
 
 
 def _user(pid: int) -> str | None:
-    """Who started a process of this host; None where it is not to be seen here."""
+    """The user that a process of this host belongs to; None if the process cannot be seen from here."""
     if sys.platform == "win32":
         return None
     import pwd
@@ -112,38 +129,27 @@ def _user(pid: int) -> str | None:
         return str(owner)
 
 
-# How the fields of telemetry are called where they are read.
-_FIELDS = {
-    "utilization": "utilization",
-    "memory_usage": "memory utilization",
-    "temperature": "temperature",
-    "memory_temperature": "memory's temperature",
-    "power_draw": "power draw",
-    "power_limit": "power limit",
-    "fan_speed": "fan speed",
-    "clock_rate": "clock rate",
-    "throttled": "reasons for slow clocks",
-    "processes": "processes",
-}
+# The fields of telemetry that a backend reads by their names.
+_FIELDS = tuple(field for field in monitoring.Telemetry._fields if field != "device_memory_used")
 
 
-def _problem(index: int, now: monitoring.Telemetry) -> str | None:
-    """Why something is not known of a device that it should tell; that a device has no such thing is no problem."""
-    found = discovery_cache.current()
-    device = found.devices[index]
+def _problem(index: int, telemetry: monitoring.Telemetry) -> str | None:
+    """Why a figure of a device could not be read; a field that the device does not have is no problem."""
+    result = discovery_cache.current()
+    device = result.devices[index]
     if device.gpu is None:
         return None
     try:
-        description.memory(device, found.backend)
-        for field, called in _FIELDS.items():
-            if getattr(now, field) is None:
-                _try(device, found.backend, called)
+        description.memory(device, result.backend)
+        for field in _FIELDS:
+            if getattr(telemetry, field) is None:
+                _read(device, result.backend, field)
     except Failed as error:
         return str(error)
     return device.gpu.problem
 
 
-def _try(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> None:
+def _read(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> None:
     try:
         description.read(device, backend, field)
     except NotSupported:
@@ -162,21 +168,21 @@ def _hidden(device: discovery.PhysicalDevice) -> dict[str, Any]:
 
 
 def _environment() -> dict[str, dict[str, str]]:
-    """Each variable that was read and is set, with how it was read."""
-    readings = {name: _reading(name) for name in process.ENVIRONMENT if name in os.environ}
+    """Each variable of discovery that is set, with its value and how it was read."""
+    readings = {name: _reading(name) for name in environment.VARIABLES if name in os.environ}
     return {name: {"value": os.environ[name], "reading": reading} for name, reading in readings.items()}
 
 
 def _reading(name: str) -> str:
     value = os.environ[name]
     if name == "ACCELERATOR_BACKEND":
-        return "the accelerator is left out of use" if value == "cpu" else "ignored: only 'cpu' means something"
+        return "the accelerator is not used" if value == "cpu" else "ignored: only 'cpu' has an effect"
     rocm = torch_build.is_rocm()
     unread = ("CUDA_DEVICE_ORDER",) if rocm else ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    if torch_build.accelerator_type() != "cuda" or name in unread:
+    if discovery_cache.current().accelerator_type != "cuda" or name in unread:
         return UNREAD
     if driver.device_count() is not None:
-        return "not followed any more: the driver of this process read it when it was initialized"
+        return "no longer followed: the driver of this process read it when it was initialized"
     if name == "CUDA_DEVICE_ORDER":
         return "devices in the order of their PCI bus" if value == "PCI_BUS_ID" else "the fastest device first"
     selection = discovery_cache.current().selection
@@ -189,14 +195,14 @@ def _explained(selection: grammar.Selection) -> str:
     """The list entry by entry, as in "'0' is cuda:0, '2' is cuda:1, '-1' is negative, which ends the list"."""
     if not selection.entries:
         return "no device"
-    said: list[str] = []
+    readings: list[str] = []
     for entry in selection.entries:
         if entry.problem:
-            said.append(f"{entry.text!r} {entry.problem}")
+            readings.append(f"{entry.text!r} {entry.problem}")
         elif entry.target is None:
-            said.append(f"{entry.text!r} is not looked at")
+            readings.append(f"{entry.text!r} is not read")
         elif entry.target in selection.targets:
-            said.append(f"{entry.text!r} is cuda:{selection.targets.index(entry.target)}")
+            readings.append(f"{entry.text!r} is cuda:{selection.targets.index(entry.target)}")
         else:
-            said.append(f"{entry.text!r} is left out, as a process sees a single MIG instance")
-    return ", ".join(said)
+            readings.append(f"{entry.text!r} is left out, since a process sees a single MIG instance")
+    return ", ".join(readings)

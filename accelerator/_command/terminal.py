@@ -1,4 +1,4 @@
-"""Where the commands write: to a terminal, a file or a pipe, which may be narrow, full, closed, or know no Unicode."""
+"""Output for a terminal, a file or a pipe, which may be narrow, full, closed, or without Unicode."""
 
 from __future__ import annotations
 
@@ -6,83 +6,135 @@ import argparse
 import os
 import shutil
 import sys
-from typing import NoReturn
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 WIDTH = 80
 
 _USAGE = 2
 
-# For a terminal that knows ASCII or a code page only.
-_PLAIN = str.maketrans({"✓": "+", "✗": "x", "°": " ", "…": "~", "─": "-"})
+# Replacements for terminals that only have ASCII or a code page.
+_ASCII = str.maketrans({"✓": "+", "✗": "x", "°": " ", "…": "~", "─": "-", "█": "#", "░": "."})
 
-_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32"}
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
-class Unwritable(Exception):
-    """The output cannot be written, and somebody wants it; the message says why."""
+class OutputError(Exception):
+    """The output cannot be written although somebody reads it; the message says why."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports wrong usage in one line."""
+    """A parser that reports wrong usage in one line, and whose help survives a closed pipe and a full disk."""
 
     def error(self, message: str) -> NoReturn:
         """Report wrong usage."""
         self.exit(_USAGE, f"{self.prog}: {message} (--help explains)\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is sys.stdout:
+            write(message)
+        else:
+            super()._print_message(message, file)
+
 
 def write(text: str) -> bool:
-    """Write to standard output, at once.
+    """Write to standard output and flush it.
 
     Returns:
-        False once nobody reads it any more, as after ``| head -1``.
+        False if nobody reads the output any more, as after ``| head -1``.
 
     Raises:
-        Unwritable: if it cannot be written for another reason, such as a full disk.
+        OutputError: if it cannot be written for another reason, such as a full disk.
     """
     out = sys.stdout
     try:
         text.encode(getattr(out, "encoding", None) or "utf-8")
     except UnicodeEncodeError as error:
-        text = text.translate(_PLAIN).encode(error.encoding, "replace").decode(error.encoding)
+        text = text.translate(_ASCII).encode(error.encoding, "replace").decode(error.encoding)
     try:
         out.write(text)
         out.flush()
     except BrokenPipeError:
-        _leave(out)
+        _discard_buffer(out)
         return False
     except OSError as error:
-        _leave(out)
-        raise Unwritable(f"cannot write the output: {error.strerror}") from None
+        _discard_buffer(out)
+        raise OutputError(f"cannot write the output: {error.strerror}") from None
     return True
 
 
-def _leave(out: object) -> None:
-    """Let what is still in a stream's buffer go nowhere, where Python's own end would fail on it once more."""
+def _discard_buffer(out: object) -> None:
+    """Send what the stream still buffers to the null device; Python's exit would fail on it again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, out.fileno())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     os.close(null)
 
 
 def is_terminal() -> bool:
-    """Whether a person looks at it."""
+    """Whether standard output is a terminal."""
     return sys.stdout.isatty()
 
 
-def has_color() -> bool:
-    """Whether the output goes to a terminal that takes colors and a person who wants them."""
-    return is_terminal() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def has_color(choice: str = "auto") -> bool:
+    """Whether to write colors.
+
+    Args:
+        choice: "always", "never", or "auto": on a terminal with colors or with ``FORCE_COLOR``, unless ``NO_COLOR`` is set.
+    """
+    if choice != "auto":
+        return choice == "always"
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or (is_terminal() and os.environ.get("TERM") != "dumb")
 
 
-def styled(text: str, style: str, color: bool) -> str:
-    """A text in a style, where there are colors."""
-    return f"\033[{_STYLES[style]}m{text}\033[0m" if color else text
+def styled(text: str, style: str | None, color: bool) -> str:
+    """The text in a style, if colors are written."""
+    return f"\033[{_STYLES[style]}m{text}\033[0m" if color and style else text
 
 
 def redraw(text: str) -> bool:
-    """Write over what stood on the terminal before, as many lines as it has; gives what `write` gives."""
+    """Overwrite the terminal with as many lines of the text as fit; returns what ``write`` returns."""
     height = max(shutil.get_terminal_size().lines - 1, 1)
     lines = text.splitlines()
     if len(lines) > height:
         lines = [*lines[: height - 1], f"... {len(lines) - height + 1} more lines"]
-    # Each line is cleared to its end, and after the last one everything below: nothing flickers.
+    # Clearing each line to its end, and everything below the last one, avoids flicker.
     return write("\033[H" + "".join(f"{line}\033[K\n" for line in lines) + "\033[J")
+
+
+@contextmanager
+def single_keys() -> Iterator[None]:
+    """Deliver keys at once, without Return, while standard input is a terminal."""
+    if sys.platform == "win32" or not sys.stdin or not sys.stdin.isatty():
+        yield
+        return
+    import termios
+    import tty
+
+    saved = termios.tcgetattr(sys.stdin)
+    tty.setcbreak(sys.stdin)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, saved)
+
+
+def is_quit_pressed(seconds: float) -> bool:
+    """Wait this long, or until ``q`` is pressed on a terminal."""
+    if sys.platform == "win32" or not sys.stdin or not sys.stdin.isatty():
+        time.sleep(seconds)
+        return False
+    import select
+
+    deadline = time.monotonic() + seconds
+    while select.select([sys.stdin], [], [], max(deadline - time.monotonic(), 0))[0]:
+        key = os.read(sys.stdin.fileno(), 1)
+        if key in (b"q", b"Q"):
+            return True
+        if not key:  # the terminal was closed
+            time.sleep(max(deadline - time.monotonic(), 0))
+            return True
+    return False

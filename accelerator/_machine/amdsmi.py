@@ -1,22 +1,21 @@
-"""AMD's GPUs, through the ``amdsmi`` package where it is installed: begun once per process, anew after a fork."""
+"""AMD's GPUs, through the ``amdsmi`` package if it is installed: initialized once per process, and again in a forked child."""
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from . import process
+from . import imports, process
 from .discovery_result import DiscoveredDevice, Failed, Gpu, NotSupported
 from .driver_child import Device
 
 _NONE = "N/A"
-_XGMI = 2  # of the link types, where the enumeration has another name
+_XGMI = 2  # in the enumeration of link types, whose name depends on the version
 
 
 class _Session:
-    """The ``amdsmi`` module with its library initialized, and what it listed."""
+    """The ``amdsmi`` module with its library initialized, and the GPUs that it listed."""
 
     def __init__(self, smi: Any) -> None:
         self.smi = smi
@@ -27,14 +26,14 @@ _lock = threading.RLock()
 _session: _Session | None = None
 
 
-def _begun() -> _Session:
+def _get_session() -> _Session:
     global _session
     with _lock:
         if _session is None:
             try:
-                smi = process.imported("amdsmi")
+                smi = imports.import_modules("amdsmi")
                 smi.amdsmi_init()
-            except Exception as error:  # without its library the import fails with almost any exception
+            except Exception as error:  # without its library the import raises almost any exception
                 raise Failed(f"amdsmi does not work ({type(error).__name__}: {error})") from None
             _session = _Session(smi)
         return _session
@@ -47,7 +46,7 @@ def gpus() -> tuple[DiscoveredDevice, ...]:
         Failed: if amdsmi is missing, does not start, or cannot list them.
     """
     with _lock:
-        session = _begun()
+        session = _get_session()
         if session.gpus is None:
             smi = session.smi
             try:
@@ -59,29 +58,29 @@ def gpus() -> tuple[DiscoveredDevice, ...]:
         return session.gpus
 
 
-def forget() -> None:
-    """Drop the list of GPUs, so that the next question reads it again."""
+def clear() -> None:
+    """Drop the list of GPUs."""
     with _lock:
         if _session is not None:
             _session.gpus = None
 
 
 def _hip_index(smi: Any, index: int, handle: Any) -> int:
-    """HIP's index of a GPU; amdsmi's own where it does not tell, as before ROCm 6.4."""
+    """HIP's index of a GPU; amdsmi's own before ROCm 6.4, which does not report HIP's."""
     try:
-        found = smi.amdsmi_get_gpu_enumeration_info(handle)["hip_id"]
+        hip_index = smi.amdsmi_get_gpu_enumeration_info(handle)["hip_id"]
     except (AttributeError, KeyError, smi.AmdSmiException):
         return index
-    return found if isinstance(found, int) else index
+    return hip_index if isinstance(hip_index, int) else index
 
 
 def _describe(smi: Any, index: int, handle: Any) -> DiscoveredDevice:
-    about = _or_none(smi, lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
-    serial = str(about.get("asic_serial") or _NONE)
+    asic = _or_none(smi, lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
+    serial = str(asic.get("asic_serial") or _NONE)
     total = _or_none(smi, lambda: smi.amdsmi_get_gpu_vram_usage(handle)["vram_total"])
     device = Device(
         uuid=None if serial == _NONE else serial.removeprefix("0x").lower(),
-        name=str(about.get("market_name") or "cuda"),
+        name=str(asic.get("market_name") or "cuda"),
         pci_bus_id=_or_none(smi, lambda: smi.amdsmi_get_gpu_device_bdf(handle)),
         compute_capability=None,
         total_memory=total << 20 if isinstance(total, int) else None,
@@ -89,23 +88,23 @@ def _describe(smi: Any, index: int, handle: Any) -> DiscoveredDevice:
     return DiscoveredDevice(Gpu(index, handle, device.uuid and f"GPU-{device.uuid}", device.name), None, device)
 
 
-def _or_none(smi: Any, read: Callable[[], Any]) -> Any:
+def _or_none(smi: Any, function: Callable[[], Any]) -> Any:
     try:
-        return read()
+        return function()
     except (AttributeError, KeyError, smi.AmdSmiException):
         return None
 
 
 def read(handle: Any, field: str) -> Any:
-    """A value that a GPU reports; the fields are those of ``telemetry``.
+    """Read a field of a GPU; the fields are those of ``telemetry``.
 
     Raises:
-        NotSupported: if the GPU, or this amdsmi, does not report it.
+        NotSupported: if the GPU or this amdsmi does not report it.
         Failed: if amdsmi fails.
     """
     if field not in _READERS:
         raise NotSupported("amdsmi has no such field")
-    return _asked(lambda smi: _READERS[field](smi, handle))
+    return _call(lambda smi: _READERS[field](smi, handle))
 
 
 def is_linked(handle: Any, peer: Any) -> bool:
@@ -115,99 +114,96 @@ def is_linked(handle: Any, peer: Any) -> bool:
         NotSupported, Failed: as ``read``.
     """
 
-    def ask(smi: Any) -> bool:
-        kinds = getattr(smi, "AmdSmiLinkType", None) or getattr(smi, "AmdSmiIoLinkType", None)
-        names = [name for name in dir(kinds) if name.endswith("XGMI")]
-        xgmi = int(getattr(kinds, names[0])) if names else _XGMI
+    def read_link(smi: Any) -> bool:
+        link_types = getattr(smi, "AmdSmiLinkType", None) or getattr(smi, "AmdSmiIoLinkType", None)
+        names = [name for name in dir(link_types) if name.endswith("XGMI")]
+        xgmi = int(getattr(link_types, names[0])) if names else _XGMI
         return int(smi.amdsmi_topo_get_link_type(handle, peer)["type"]) == xgmi
 
-    return _asked(ask)
+    return _call(read_link)
 
 
-def _asked(ask: Callable[[Any], Any]) -> Any:
-    smi = _begun().smi
+def _call(function: Callable[[Any], Any]) -> Any:
+    smi = _get_session().smi
     try:
-        return ask(smi)
+        return function(smi)
     except (NotSupported, Failed):
         raise
     except (AttributeError, KeyError) as error:
         raise NotSupported(f"this amdsmi does not know {error}") from None
     except Exception as error:
-        kind = NotSupported if "NOT_SUPPORTED" in str(error) or "NOT_YET_IMPLEMENTED" in str(error) else Failed
-        raise kind(f"amdsmi answers {error}") from None
+        error_type = NotSupported if "NOT_SUPPORTED" in str(error) or "NOT_YET_IMPLEMENTED" in str(error) else Failed
+        raise error_type(f"amdsmi raised {error}") from None
 
 
-def _number(value: Any) -> int:
+def _integer(value: Any) -> int:
     if not isinstance(value, int):
-        raise NotSupported(f"amdsmi answers {value!r}")
+        raise NotSupported(f"amdsmi returned {value!r}")
     return value
 
 
 def _celsius(smi: Any, handle: Any, sensor: str) -> int:
-    kind, metric = getattr(smi.AmdSmiTemperatureType, sensor), smi.AmdSmiTemperatureMetric.CURRENT
-    return _number(smi.amdsmi_get_temp_metric(handle, kind, metric))
+    sensor_type, metric = getattr(smi.AmdSmiTemperatureType, sensor), smi.AmdSmiTemperatureMetric.CURRENT
+    return _integer(smi.amdsmi_get_temp_metric(handle, sensor_type, metric))
 
 
 def _memory(smi: Any, handle: Any) -> tuple[int, int, int]:
     usage = smi.amdsmi_get_gpu_vram_usage(handle)
-    total, used = _number(usage["vram_total"]) << 20, _number(usage["vram_used"]) << 20
+    total, used = _integer(usage["vram_total"]) << 20, _integer(usage["vram_used"]) << 20
     return total - used, total, used
 
 
-def _power(smi: Any, handle: Any) -> int:
+def _milliwatts(smi: Any, handle: Any) -> int:
     power = smi.amdsmi_get_power_info(handle)
     watts = power["average_socket_power"]
-    return 1000 * _number(power["current_socket_power"] if watts == _NONE else watts)
+    return 1000 * _integer(power["current_socket_power"] if watts == _NONE else watts)
 
 
 def _power_limit(smi: Any, handle: Any) -> int:
-    return _number(smi.amdsmi_get_power_cap_info(handle)["power_cap"]) // 1000  # it gives microwatts
+    return _integer(smi.amdsmi_get_power_cap_info(handle)["power_cap"]) // 1000  # microwatts to milliwatts
 
 
-def _fan(smi: Any, handle: Any) -> int:
-    fastest = _number(smi.amdsmi_get_gpu_fan_speed_max(handle, 0))
+def _fan_speed(smi: Any, handle: Any) -> int:
+    fastest = _integer(smi.amdsmi_get_gpu_fan_speed_max(handle, 0))
     if not fastest:
         raise NotSupported("the GPU has no fan")
-    return round(100 * _number(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / fastest)
+    return round(100 * _integer(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / fastest)
 
 
-def _clock(smi: Any, handle: Any) -> int:
+def _clock_rate(smi: Any, handle: Any) -> int:
     clock = smi.amdsmi_get_clock_info(handle, smi.AmdSmiClkType.GFX)
-    return _number(clock["clk"] if "clk" in clock else clock["cur_clk"])  # "cur_clk" before ROCm 6.2
+    return _integer(clock["clk"] if "clk" in clock else clock["cur_clk"])  # "cur_clk" before ROCm 6.2
 
 
 def _processes(smi: Any, handle: Any) -> list[tuple[int, str | None, int | None]]:
-    found: list[tuple[int, str | None, int | None]] = []
+    processes: list[tuple[int, str | None, int | None]] = []
     for entry in smi.amdsmi_get_gpu_process_list(handle):
         name, used = entry["name"], entry["memory_usage"]["vram_mem"]
-        found.append((entry["pid"], None if name == _NONE else name, used if isinstance(used, int) else None))
-    return found
+        processes.append((entry["pid"], None if name == _NONE else name, used if isinstance(used, int) else None))
+    return processes
 
 
 def _numa_node(smi: Any, handle: Any) -> int | None:
-    node = _number(smi.amdsmi_topo_get_numa_node_number(handle))
+    node = _integer(smi.amdsmi_topo_get_numa_node_number(handle))
     return None if node < 0 else node
 
 
 _READERS: dict[str, Callable[[Any, Any], Any]] = {
-    "utilization": lambda smi, handle: _number(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
-    "memory utilization": lambda smi, handle: _number(smi.amdsmi_get_gpu_activity(handle)["umc_activity"]),
+    "utilization": lambda smi, handle: _integer(smi.amdsmi_get_gpu_activity(handle)["gfx_activity"]),
+    "memory_usage": lambda smi, handle: _integer(smi.amdsmi_get_gpu_activity(handle)["umc_activity"]),
     "memory": _memory,
     "temperature": lambda smi, handle: _celsius(smi, handle, "JUNCTION"),
-    "memory's temperature": lambda smi, handle: _celsius(smi, handle, "VRAM"),
-    "power draw": _power,
-    "power limit": _power_limit,
-    "fan speed": _fan,
-    "clock rate": _clock,
+    "memory_temperature": lambda smi, handle: _celsius(smi, handle, "VRAM"),
+    "power_draw": _milliwatts,
+    "power_limit": _power_limit,
+    "fan_speed": _fan_speed,
+    "clock_rate": _clock_rate,
     "processes": _processes,
-    "NUMA node": _numa_node,
+    "numa_node": _numa_node,
 }
 
 
-def _begin_anew() -> None:
+@process.reset_after_fork
+def _reset_after_fork() -> None:
     global _lock, _session
     _lock, _session = threading.RLock(), None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

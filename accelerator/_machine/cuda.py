@@ -1,10 +1,7 @@
-"""Which CUDA devices a process sees: from the driver once it is up, before that from NVML and the environment, and from the
-driver in a child process where NVML cannot tell. One of the two backends.
-"""
+"""Discovery backend for CUDA: the driver if it is initialized in this process, else NVML and the environment, else a probe."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,49 +13,48 @@ FROM_DRIVER = "the driver, which is initialized in this process"
 FROM_NVML = "NVML and the environment"
 FROM_CHILD = "the driver, asked in a child process"
 
-# The variables that decide what a process sees, the one to set first.
+# The variables that decide what a process sees; a launcher sets the first.
 VARIABLES = ("CUDA_VISIBLE_DEVICES",)
 _READ = (*VARIABLES, "CUDA_DEVICE_ORDER")
 
-_NO_DRIVER = f"there is no CUDA driver: {driver.NAME} is missing beside NVML"
+_NO_DRIVER = f"there is no CUDA driver: NVML is installed, but {driver.NAME} is missing"
 
 
-def find(env: Mapping[str, str]) -> DiscoveryResult:
-    """Which devices the driver would enumerate in a fresh process with this environment."""
+def discover(env: Mapping[str, str]) -> DiscoveryResult:
+    """The devices that the driver would enumerate in a fresh process with this environment."""
     visible, order = env.get("CUDA_VISIBLE_DEVICES"), env.get("CUDA_DEVICE_ORDER")
     try:
         gpus = nvml.gpus()
     except Failed as error:
         if not driver.is_installed():
-            return _none(str(error), FROM_NVML, lasting=False)
-        return _of_child(visible, order, str(error), None)
-    unsure = None
+            return _result(env, FROM_NVML, problem=str(error), is_cacheable=False)
+        return _from_probe(env, str(error), None)
+    uncertain = None
     try:
         problem = _too_old(nvml.cuda_version())
     except Failed as error:
         if error.code == nvml.LIBRARY_NOT_FOUND or not driver.is_installed():
-            # NVML came without the driver library, as in a container that was given the "utility" capability only.
-            return _none(_NO_DRIVER, FROM_NVML, lasting=False)
-        problem, unsure = None, str(error)
+            # NVML without the driver library, as in a container with the "utility" capability only.
+            return _result(env, FROM_NVML, problem=_NO_DRIVER, is_cacheable=False)
+        problem, uncertain = None, str(error)
     selection = grammar.select(visible, [grammar.Gpu(gpu.uuid or "", gpu.instances) for gpu in gpus])
     if problem or grammar.hides_all(visible):
-        return _none(problem or _nothing_visible(visible, gpus, selection), FROM_NVML, selection)
-    seen = tuple(DiscoveredDevice(gpus[target.gpu], target.instance) for target in selection.targets)
-    ours = DiscoveryResult(len(seen), None, FROM_NVML, seen, backend=_SELF, selection=selection)
-    if not seen:
-        ours = _none(_nothing_visible(visible, gpus, selection), FROM_NVML, selection)
-    ordered = order == "PCI_BUS_ID" or grammar.needs_uuids(visible) or _alike(gpus)
-    unsure = unsure or _unsure(visible, gpus, ordered=ordered)
-    if unsure and driver.is_installed():
-        return _of_child(visible, order, unsure, ours)
-    if ordered or not seen:
-        return ours
-    in_order = lambda: _in_the_driver_s_order(visible, order, gpus, seen)  # noqa: E731
-    return DiscoveryResult(len(seen), None, FROM_NVML, in_order, backend=_SELF, selection=selection)
+        return _result(env, FROM_NVML, problem=problem or _nothing_visible(visible, gpus, selection), selection=selection)
+    devices = tuple(DiscoveredDevice(gpus[target.gpu], target.instance) for target in selection.targets)
+    problem = None if devices else _nothing_visible(visible, gpus, selection)
+    by_nvml = _result(env, FROM_NVML, len(devices), devices, problem=problem, selection=selection)
+    is_ordered = order == "PCI_BUS_ID" or grammar.needs_uuids(visible) or _alike(gpus)
+    uncertain = uncertain or _uncertain(visible, gpus, is_ordered=is_ordered)
+    if uncertain and driver.is_installed():
+        return _from_probe(env, uncertain, by_nvml)
+    if is_ordered or not devices:
+        return by_nvml
+    # Only the order of the devices needs a probe, and a count does not need the order.
+    return _result(env, FROM_NVML, len(devices), lambda: _in_driver_order(env, gpus, devices), selection=selection)
 
 
-def of_driver(count: int) -> DiscoveryResult:
-    """What the driver that is up in this process enumerates."""
+def from_driver(count: int, env: Mapping[str, str]) -> DiscoveryResult:
+    """The devices that the driver enumerates, which is initialized in this process."""
     library = driver.loaded()
     try:
         problem = _too_old(driver_child.version(library))
@@ -67,8 +63,8 @@ def of_driver(count: int) -> DiscoveryResult:
     if not count:
         problem = problem or "the CUDA driver of this process was initialized with no visible device"
     if problem:
-        return _none(problem, FROM_DRIVER)
-    return DiscoveryResult(count, None, FROM_DRIVER, lambda: _joined(driver_child.devices(library, count)), backend=_SELF)
+        return _result(env, FROM_DRIVER, problem=problem)
+    return _result(env, FROM_DRIVER, count, lambda: _joined(driver_child.devices(library, count)))
 
 
 def physical() -> tuple[DiscoveredDevice, ...]:
@@ -78,9 +74,9 @@ def physical() -> tuple[DiscoveredDevice, ...]:
         Failed: if NVML cannot list them.
     """
     return tuple(
-        seen
+        device
         for gpu in nvml.gpus()
-        for seen in (DiscoveredDevice(gpu), *(DiscoveredDevice(gpu, instance) for instance in gpu.instances or ()))
+        for device in (DiscoveredDevice(gpu), *(DiscoveredDevice(gpu, instance) for instance in gpu.instances or ()))
     )
 
 
@@ -88,7 +84,7 @@ read = telemetry.read
 
 
 def is_linked(handle: Any, peer: Any) -> bool | None:
-    """Whether NVLink connects two GPUs; None where NVML does not know.
+    """Whether NVLink connects two GPUs; None if NVML does not know.
 
     Raises:
         NotSupported, Failed: as ``nvml.call``.
@@ -96,131 +92,148 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
     return telemetry.is_nvlink_connected(handle, peer)
 
 
-def driver_says(seen: DiscoveredDevice) -> driver_child.Device | None:
-    """What the driver says of a device, in a child process where it is not known yet; None where it does not."""
-    if seen.driver is not None or seen.uuid is None:
-        return seen.driver
-    return next(iter(probe.ask({"CUDA_VISIBLE_DEVICES": seen.uuid}).devices), None)
+def driver_device(device: DiscoveredDevice) -> driver_child.Device | None:
+    """The driver's description of a device, from a probe if it is not known yet; None if the driver has none."""
+    if device.driver is not None or device.uuid is None:
+        return device.driver
+    return next(iter(probe.run({"CUDA_VISIBLE_DEVICES": device.uuid}).devices), None)
 
 
-def try_out(found: DiscoveryResult, *, anew: bool) -> probe.Answer:
-    """Have a child process create a context on each device of an answer, which is this process's own."""
-    environment = {name: os.environ.get(name) for name in _READ}
-    uuids = [seen.uuid for seen in found.devices]
+def probe_usability(result: DiscoveryResult, *, refresh: bool) -> probe.ProbeResult:
+    """Create a context on each device of a discovery result in a child process."""
+    environment = {name: result.environment.get(name) for name in _READ}
+    uuids = [device.uuid for device in result.devices]
     if driver.device_count() is not None and None not in uuids:
-        # The driver of this process read the environment once for all; another has to see the same devices.
+        # The driver of this process read the environment once, at its initialization. The child must see the same devices.
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuid for uuid in uuids if uuid)
-    return probe.ask(environment, use=True, anew=anew)
+    return probe.run(environment, use=True, refresh=refresh)
 
 
-def uses_already(index: int) -> bool:
-    """Whether this process has a context on a device, so that it does not matter that no other can have one."""
+def has_context(index: int) -> bool:
+    """Whether this process has a context on a device; another process's exclusive use is then impossible."""
     return driver.has_context(index)
 
 
-def limiting(env: Mapping[str, str]) -> str:
+def limiting_variable(env: Mapping[str, str]) -> str:
     """The variable by which an environment limits what a process sees."""
     return VARIABLES[0]
 
 
-def forget() -> None:
-    """Look anew at the next question."""
-    nvml.forget()
+def clear() -> None:
+    """Discover again at the next query."""
+    nvml.clear()
 
 
 _SELF = sys.modules[__name__]
 
 
-def _none(problem: str, source: str, selection: grammar.Selection | None = None, *, lasting: bool = True) -> DiscoveryResult:
-    return DiscoveryResult(0, problem, source, backend=_SELF, selection=selection, lasting=lasting)
+def _result(
+    env: Mapping[str, str],
+    source: str,
+    count: int = 0,
+    devices: Any = (),
+    *,
+    problem: str | None = None,
+    selection: grammar.Selection | None = None,
+    is_cacheable: bool = True,
+) -> DiscoveryResult:
+    return DiscoveryResult(
+        *(count, problem, source, devices),
+        environment=env,
+        accelerator_type="cuda",
+        backend=_SELF,
+        selection=selection,
+        is_cacheable=is_cacheable,
+    )
 
 
 def _alike(gpus: Sequence[Gpu]) -> bool:
-    # CUDA puts the fastest first and keeps the order of like ones; which of unlike ones is faster, only it knows.
+    # CUDA puts the fastest first and keeps the order of equal ones. Which of different ones is faster, only CUDA knows.
     return len(gpus) <= 1 or (gpus[0].name is not None and all(gpu.name == gpus[0].name for gpu in gpus))
 
 
-def _unsure(visible: str | None, gpus: Sequence[Gpu], *, ordered: bool) -> str | None:
-    """Why NVML's list does not even tell how many devices there are, or None."""
+def _uncertain(visible: str | None, gpus: Sequence[Gpu], *, is_ordered: bool) -> str | None:
+    """Why NVML's list does not determine the number of devices, or None."""
     if grammar.needs_uuids(visible) and any(gpu.uuid is None for gpu in gpus):
-        return "NVML does not tell the UUIDs that CUDA_VISIBLE_DEVICES refers to"
-    if not ordered and any(gpu.instances is not None for gpu in gpus):
-        return "NVML does not tell which of unlike GPUs comes first"
+        return "NVML does not report the UUIDs that CUDA_VISIBLE_DEVICES refers to"
+    if not is_ordered and any(gpu.instances is not None for gpu in gpus):
+        return "NVML does not report which of different GPUs comes first"
     return next((gpu.problem for gpu in gpus if gpu.problem), None)
 
 
-def _of_child(visible: str | None, order: str | None, nvml_problem: str, ours: DiscoveryResult | None) -> DiscoveryResult:
-    """The driver's answer from a child; where it does not start, NVML's, if it has one.
+def _from_probe(env: Mapping[str, str], nvml_problem: str, by_nvml: DiscoveryResult | None) -> DiscoveryResult:
+    """The result of a probe; NVML's result, if there is one, when the driver does not start in the child.
 
     Args:
-        visible: the value of CUDA_VISIBLE_DEVICES.
-        order: the value of CUDA_DEVICE_ORDER.
+        env: the environment.
         nvml_problem: why the driver is asked.
-        ours: how NVML's list is to be read as far as it goes.
+        by_nvml: the result as far as NVML's list goes.
     """
+    visible = env.get("CUDA_VISIBLE_DEVICES")
     if grammar.hides_all(visible):
-        return _none(f"{_hidden(visible)}; {nvml_problem}", FROM_NVML)
-    answer = probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
-    if answer.error and ours:
-        return DiscoveryResult(
-            ours.number, ours.problem, FROM_NVML, ours.devices, backend=_SELF, selection=ours.selection, lasting=False
-        )
-    problem = answer.error or (answer.version and _too_old(answer.version))
-    if not problem and not answer.devices:
-        problem = (ours and ours.problem) or _hidden(visible) or "the CUDA driver finds no device"
-    # What NVML failed at it may do in a second; the child's answer is remembered for longer.
+        return _result(env, FROM_NVML, problem=f"{_hidden(visible)}; {nvml_problem}")
+    probed = probe.run({name: env.get(name) for name in _READ})
+    # No result is cached here: NVML may work again in a second. The probe's own result is cached for longer.
+    if probed.error and by_nvml:
+        count, devices, selection = by_nvml.count, by_nvml.devices, by_nvml.selection
+        return _result(env, FROM_NVML, count, devices, problem=by_nvml.problem, selection=selection, is_cacheable=False)
+    problem = probed.error or (probed.version and _too_old(probed.version))
+    if not problem and not probed.devices:
+        problem = (by_nvml and by_nvml.problem) or _hidden(visible) or "the CUDA driver finds no device"
     if problem:
-        return _none(problem if ours else f"{problem}; {nvml_problem}", FROM_CHILD, lasting=False)
-    number = len(answer.devices)
-    return DiscoveryResult(number, None, FROM_CHILD, _joined(answer.devices)[0], backend=_SELF, lasting=False)
+        problem = problem if by_nvml else f"{problem}; {nvml_problem}"
+        return _result(env, FROM_CHILD, problem=problem, is_cacheable=False)
+    return _result(env, FROM_CHILD, len(probed.devices), _joined(probed.devices)[0], is_cacheable=False)
 
 
-def _in_the_driver_s_order(
-    visible: str | None, order: str | None, gpus: Sequence[Gpu], seen: tuple[DiscoveredDevice, ...]
+def _in_driver_order(
+    env: Mapping[str, str], gpus: Sequence[Gpu], devices: tuple[DiscoveredDevice, ...]
 ) -> tuple[tuple[DiscoveredDevice, ...], bool]:
-    """Unlike GPUs as a child process finds them, in NVML's order where that fails; and whether it did not.
+    """Different GPUs in the driver's order, in NVML's order if the probe fails; and whether the order is certain.
 
-    There are as many as were counted: what the driver does not know comes last.
+    Returns as many devices as were counted: those that the driver does not know come last.
     """
-    answer = probe.ask({"CUDA_VISIBLE_DEVICES": visible, "CUDA_DEVICE_ORDER": order})
-    if answer.error:
-        return seen, False
-    found, _ = _joined(answer.devices, gpus)
-    listed = {device.uuid for device in found}
-    return (*found, *(device for device in seen if device.uuid not in listed))[: len(seen)], bool(answer.devices)
+    probed = probe.run({name: env.get(name) for name in _READ})
+    if probed.error:
+        return devices, False
+    ordered, _ = _joined(probed.devices, gpus)
+    uuids = {device.uuid for device in ordered}
+    return (*ordered, *(device for device in devices if device.uuid not in uuids))[: len(devices)], bool(probed.devices)
 
 
 def _joined(
     devices: Sequence[driver_child.Device], gpus: Sequence[Gpu] | None = None
 ) -> tuple[tuple[DiscoveredDevice, ...], bool]:
-    """What the driver says of devices with what NVML has of them, by UUID or else by PCI bus; and whether NVML answered."""
-    answered = True
+    """The driver's devices with NVML's entry for each, matched by UUID or else by PCI bus; and whether NVML listed all."""
+    is_listed = True
     if gpus is None:
         try:
             gpus = nvml.gpus()
         except Failed:
-            gpus, answered = (), False
-    known: dict[str | None, DiscoveredDevice] = {
+            gpus, is_listed = (), False
+    by_uuid: dict[str | None, DiscoveredDevice] = {
         gpu.uuid.removeprefix("GPU-"): DiscoveredDevice(gpu) for gpu in gpus if gpu.uuid
     }
     for gpu in gpus:
-        known.update((instance.uuid.removeprefix("MIG-"), DiscoveredDevice(gpu, instance)) for instance in gpu.instances or ())
-    nameless = [gpu for gpu in gpus if not gpu.uuid]
-    for gpu in nameless:
+        by_uuid.update(
+            (instance.uuid.removeprefix("MIG-"), DiscoveredDevice(gpu, instance)) for instance in gpu.instances or ()
+        )
+    without_uuid = [gpu for gpu in gpus if not gpu.uuid]
+    for gpu in without_uuid:
         bus = nvml.pci_bus_id(gpu.handle)
-        known.update(
+        by_uuid.update(
             (device.uuid, DiscoveredDevice(gpu))
             for device in devices
             if device.pci_bus_id and bus == nvml.plain_bus(device.pci_bus_id)
         )
-    lost = [device.uuid for device in devices if device.uuid not in known]
-    matched = {seen.gpu for seen in known.values()}
-    unmatched = [gpu for gpu in nameless if gpu not in matched]
-    if len(lost) == len(unmatched) == 1 and len(devices) == len(gpus):
-        known[lost[0]] = DiscoveredDevice(unmatched[0])  # by elimination
-    failing = any(gpu.problem for gpu in gpus)
-    joined = tuple(known.get(device.uuid, DiscoveredDevice(None))._replace(driver=device) for device in devices)
-    return joined, answered and not failing
+    unmatched = [device.uuid for device in devices if device.uuid not in by_uuid]
+    matched_gpus = {device.gpu for device in by_uuid.values()}
+    unmatched_gpus = [gpu for gpu in without_uuid if gpu not in matched_gpus]
+    if len(unmatched) == len(unmatched_gpus) == 1 and len(devices) == len(gpus):
+        by_uuid[unmatched[0]] = DiscoveredDevice(unmatched_gpus[0])  # by elimination
+    has_problem = any(gpu.problem for gpu in gpus)
+    joined = tuple(by_uuid.get(device.uuid, DiscoveredDevice(None))._replace(driver=device) for device in devices)
+    return joined, is_listed and not has_problem
 
 
 def _too_old(driver: tuple[int, int]) -> str | None:
@@ -245,6 +258,6 @@ def _hidden(visible: str | None, entry: grammar.Entry | None = None) -> str | No
     if visible is None:
         return None
     if visible == "":
-        return "CUDA_VISIBLE_DEVICES is set to an empty text, which hides every GPU; unset it or name devices"
+        return "CUDA_VISIBLE_DEVICES is set to an empty string, which hides every GPU; unset it or name devices"
     because = f": {grammar.quoted(entry.text)} {entry.problem}" if entry else ""
     return f"CUDA_VISIBLE_DEVICES={grammar.quoted(visible)} hides every GPU{because}"

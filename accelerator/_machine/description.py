@@ -1,4 +1,4 @@
-"""A device in words: what NVML, amdsmi or the driver have about it."""
+"""Descriptions of devices, from NVML, amdsmi or the driver."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class VisibleDevice(NamedTuple):
     """A device that torch can use, in torch's order.
 
     Attributes:
-        index: the index by which torch calls the device.
-        uuid: NVML's name of it, beginning with "GPU-" or "MIG-"; None where unknown.
-        name: the product's name, or the accelerator's type where torch alone knows the device.
-        pci_bus_id: domain, bus and device, as in "00000000:3B:00.0"; None where unknown.
+        index: the index that torch uses.
+        uuid: NVML's UUID, with the prefix "GPU-" or "MIG-"; None if unknown.
+        name: the product name; the device type if only torch knows the device.
+        pci_bus_id: domain, bus and device, as in "00000000:3B:00.0"; None if unknown.
         compute_capability: major and minor; None for devices other than CUDA's.
-        total_memory: bytes; None where unknown before the accelerator is initialized.
-        physical_index: NVML's index of the GPU; None where NVML does not know it.
+        total_memory: bytes; None if unknown before the accelerator is initialized.
+        physical_index: NVML's index of the GPU; None if NVML does not list it.
         mig: GPU instance id and compute instance id of a MIG instance, else None.
     """
 
@@ -34,17 +34,17 @@ class VisibleDevice(NamedTuple):
 
 
 class PhysicalDevice(NamedTuple):
-    """A GPU or a MIG instance of the machine, whether this process sees it or not.
+    """A GPU or a MIG instance of the machine, visible to this process or not.
 
     Attributes:
-        index: the index that NVML, or amdsmi, gives the GPU; its MIG instances share it.
-        uuid: beginning with "GPU-" or "MIG-"; None where unknown.
-        name: the product's name.
-        pci_bus_id: domain, bus and device, as in "00000000:3B:00.0"; None where unknown.
-        compute_capability: major and minor; None for devices other than CUDA's, and where unknown.
-        total_memory: bytes; None where unknown.
+        index: the GPU's index in NVML or amdsmi; its MIG instances share it.
+        uuid: with the prefix "GPU-" or "MIG-"; None if unknown.
+        name: the product name.
+        pci_bus_id: domain, bus and device, as in "00000000:3B:00.0"; None if unknown.
+        compute_capability: major and minor; None for devices other than CUDA's, and if unknown.
+        total_memory: bytes; None if unknown.
         mig: GPU instance id and compute instance id of a MIG instance, else None.
-        visible_index: the index by which torch calls it in this process; None where this process does not see it.
+        visible_index: the index that torch uses in this process; None if this process does not see it.
     """
 
     index: int  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleMethodOverride]  # tuple.index
@@ -58,18 +58,20 @@ class PhysicalDevice(NamedTuple):
 
 
 def visible(index: int, device: DiscoveredDevice, backend: ModuleType | None) -> VisibleDevice:
-    """Describe the device that torch calls by this index."""
+    """Describe the visible device with this index."""
     physical_index = None if device.gpu is None else device.gpu.physical_index
-    return VisibleDevice(index, device.uuid, *_about(device, backend), physical_index, device.mig)
+    return VisibleDevice(index, device.uuid, *_shared_fields(device, backend), physical_index, device.mig)
 
 
 def physical(device: DiscoveredDevice, backend: ModuleType, visible_index: int | None) -> PhysicalDevice:
     """Describe a device of the machine."""
     assert device.gpu is not None  # from the list of the backend
-    return PhysicalDevice(device.gpu.physical_index, device.uuid, *_about(device, backend), device.mig, visible_index)
+    return PhysicalDevice(device.gpu.physical_index, device.uuid, *_shared_fields(device, backend), device.mig, visible_index)
 
 
-def _about(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[str, str | None, tuple[int, int] | None, int | None]:
+def _shared_fields(
+    device: DiscoveredDevice, backend: ModuleType | None
+) -> tuple[str, str | None, tuple[int, int] | None, int | None]:
     try:
         total = total_memory(device, backend)
     except Failed:
@@ -78,36 +80,36 @@ def _about(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[str, s
 
 
 def name(device: DiscoveredDevice, backend: ModuleType | None) -> str:
-    """The product's name."""
-    # The list has the whole GPU's, which an instance's own name says more than.
+    """The product name."""
+    # The list has the GPU's name. A MIG instance has a longer name of its own.
     return (device.instance and read_or_none(device, backend, "name")) or device.name
 
 
 def pci_bus_id(device: DiscoveredDevice, backend: ModuleType | None) -> str | None:
     """Domain, bus and device of the GPU, the domain in eight digits."""
-    found = read_or_none(device._replace(instance=None), backend, "PCI bus id") or (device.driver and device.driver.pci_bus_id)
-    return found and nvml.plain_bus(found)
+    bus = read_or_none(device._replace(instance=None), backend, "pci_bus_id") or (device.driver and device.driver.pci_bus_id)
+    return bus and nvml.plain_bus(bus)
 
 
 def compute_capability(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[int, int] | None:
-    """Major and minor; from the driver where the library that lists GPUs fails, None where nobody can tell."""
+    """Major and minor; from the driver if the library that lists GPUs fails, None if unknown."""
     if device.driver and device.driver.compute_capability:
         return device.driver.compute_capability
     try:
-        found: tuple[int, int] = read(device._replace(instance=None), backend, "compute capability")
+        capability: tuple[int, int] = read(device._replace(instance=None), backend, "compute_capability")
     except NotSupported:
         return None
     except Failed:
-        asked = backend and backend.driver_says(device)
-        return asked.compute_capability if asked else None
-    return found
+        driver_device = backend and backend.driver_device(device)
+        return driver_device.compute_capability if driver_device else None
+    return capability
 
 
 def total_memory(device: DiscoveredDevice, backend: ModuleType | None) -> int:
-    """Bytes; the host's where the device has none of its own.
+    """Bytes; the host's if the device has none of its own.
 
     Raises:
-        Failed: if nobody can tell.
+        Failed: if unknown.
     """
     try:
         return memory(device, backend)[1]
@@ -118,16 +120,16 @@ def total_memory(device: DiscoveredDevice, backend: ModuleType | None) -> int:
 
 
 def memory(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[int, int, int]:
-    """Free, total and used bytes, all processes counted; the host's where the device has none of its own.
+    """Free, total and used bytes, all processes counted; the host's if the device has none of its own.
 
     Raises:
-        Failed: if nobody can tell.
+        Failed: if unknown.
     """
-    # Devices that share the host's memory have none of their own to report: not supported, or zero.
+    # Devices that share the host's memory report none of their own: "not supported", or zero.
     if device.handle is not None or not (device.driver and device.driver.integrated):
         try:
-            found: tuple[int, int, int] = read(device, backend, "memory")
-            return found
+            figures: tuple[int, int, int] = read(device, backend, "memory")
+            return figures
         except NotSupported:
             pass
     available, total = host_memory.available(), host_memory.total()
@@ -135,19 +137,19 @@ def memory(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[int, i
 
 
 def read(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> Any:
-    """A field of a device.
+    """Read a field of a device.
 
     Raises:
         NotSupported: if the device does not report it.
-        Failed: if the library that lists GPUs fails, or does not know the device.
+        Failed: if the library that lists GPUs fails, or does not list the device.
     """
     if device.handle is None or backend is None:
-        raise Failed("it is known to the driver only, and to no library that tells what it is doing (NVML, amdsmi)")
+        raise Failed("only the driver knows it; no library that reads devices (NVML, amdsmi) lists it")
     return backend.read(device.handle, field)
 
 
 def read_or_none(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> Any:
-    """The same, None where it cannot be had."""
+    """Read a field of a device; None if it cannot be read."""
     try:
         return read(device, backend, field)
     except (NotSupported, Failed):
@@ -155,11 +157,11 @@ def read_or_none(device: DiscoveredDevice, backend: ModuleType | None, field: st
 
 
 def numa_node_of_bus(bus: str | None) -> int | None:
-    """The NUMA node that the kernel has for a place on the PCI bus; None where it does not tell."""
+    """The kernel's NUMA node of a PCI bus id; None if unknown."""
     if bus is None:
         return None
     try:
-        # The kernel's spelling has four digits of domain, NVML's eight.
+        # The kernel writes the domain in four digits, NVML in eight.
         with open(f"/sys/bus/pci/devices/{bus[4:].lower()}/numa_node", encoding="ascii") as file:
             node = int(file.read())
     except (OSError, ValueError):

@@ -1,23 +1,26 @@
-"""A device argument turned into an index, or into the right error. The one place that does so."""
+"""Conversion of a device argument into an index, or into the right error. No other module does this."""
 
 from __future__ import annotations
 
 import operator
 import re
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, ForwardRef, NoReturn, SupportsIndex, TypeAlias, Union
 
 if TYPE_CHECKING:
     import torch
 
-Device: TypeAlias = Union[int, str, "torch.device", SupportsIndex, None]
-"""A device argument: an index or what has ``__index__``, "cuda:1", a ``torch.device``, or None for the current device, which is
-device 0 while the accelerator is not initialized.
+    Device: TypeAlias = int | str | torch.device | SupportsIndex | None
+else:
+    # typing.get_type_hints evaluates the reference in modules that do not import torch.
+    Device = Union[int, str, ForwardRef("__import__('torch').device"), SupportsIndex, None]  # noqa: UP007
+    """A device argument: an index or an object with ``__index__``, "cuda:1", a ``torch.device``, or None for the current
+    device, which is device 0 while the accelerator is not initialized.
 
-Wherever one is taken, an index that is out of range, and a device of another type, are a ValueError, a string that names no
-device at all is a RuntimeError, and anything else a TypeError. When the CPU stands in, every index from 0 on names the CPU.
-"""
+    An index out of range and a device of another type raise ValueError. A string that names no device raises RuntimeError. Any
+    other object raises TypeError. Under the CPU fallback, every index from 0 on names the CPU.
+    """
 
-# The device types that torch.device takes; a backend's own name joins them as the current accelerator's type.
+# The device types that torch.device accepts; the current accelerator's type is accepted too.
 _TYPES = frozenset(
     "cpu cuda ipu xpu mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia privateuseone".split()
 )
@@ -30,47 +33,47 @@ def index(device: object, accelerator: str, *, optional: bool = True) -> int | N
     Args:
         device: None, an int, a string, or an object with ``type`` and ``index``, as ``torch.device``.
         accelerator: the type that a string or a device must have.
-        optional: whether None and a device without an index may stand for the current device.
+        optional: whether None and a device without an index may mean the current device.
 
     Returns:
-        The index, negative and out-of-range ones included, or None for the current device.
+        The index, also if it is negative or out of range; None for the current device.
 
     Raises:
         ValueError: if the type is not the accelerator's, or an index is required and missing.
-        RuntimeError: if a string names no device at all.
-        TypeError: for any other kind.
+        RuntimeError: if a string names no device.
+        TypeError: for any other object.
     """
-    kind: str | None
-    number: int | None
+    device_type: str | None
+    device_index: int | None
     if device is None:
-        kind, number = accelerator, None
+        device_type, device_index = accelerator, None
     elif isinstance(device, str):
-        kind, number = _parse(device, accelerator)
+        device_type, device_index = _parse(device, accelerator)
     elif isinstance(device, bool):
-        _refuse(device)
+        _raise_type_error(device)
     elif hasattr(device, "__index__"):
         return operator.index(device)  # type: ignore[arg-type, unused-ignore]  # pyright: ignore[reportArgumentType]
     else:
-        kind, number = _of_device(device)
-    if kind != accelerator:
-        raise ValueError(f"{kind} doesn't match the current accelerator {accelerator}.")
-    if number is None and not optional:
+        device_type, device_index = _read_device(device)
+    if device_type != accelerator:
+        raise ValueError(f"{device_type} doesn't match the current accelerator {accelerator}.")
+    if device_index is None and not optional:
         raise ValueError(f"Expected a device with an index, such as '{accelerator}:0', or an integer, but got {device!r}")
-    return number
+    return device_index
 
 
-def check(number: int, count: int, accelerator: str) -> int:
-    """The index itself if it names one of ``count`` devices, 0 for every one from 0 on where that is the CPU.
+def check(device_index: int, count: int, accelerator: str) -> int:
+    """Return the index if it names one of ``count`` devices. Return 0 for every index from 0 on if the accelerator is the CPU.
 
     Raises:
         ValueError: if it is negative or too large.
     """
-    if accelerator == "cpu" and number >= 0:
+    if accelerator == "cpu" and device_index >= 0:
         return 0  # the ranks of a program share the CPU, by whatever index
-    if not 0 <= number < count:
+    if not 0 <= device_index < count:
         noun = "device is" if count == 1 else "devices are"
-        raise ValueError(f"Device index {number} is out of range: {count} {accelerator} {noun} visible")
-    return number
+        raise ValueError(f"Device index {device_index} is out of range: {count} {accelerator} {noun} visible")
+    return device_index
 
 
 def _parse(text: str, accelerator: str) -> tuple[str, int | None]:
@@ -80,12 +83,12 @@ def _parse(text: str, accelerator: str) -> tuple[str, int | None]:
     return match[1], None if match[2] is None else int(match[2])
 
 
-def _of_device(device: Any) -> tuple[str, int | None]:
-    kind, number = getattr(device, "type", None), getattr(device, "index", -1)
-    if not isinstance(kind, str) or not (number is None or isinstance(number, int)):
-        _refuse(device)
-    return kind, number
+def _read_device(device: Any) -> tuple[str, int | None]:
+    device_type, device_index = getattr(device, "type", None), getattr(device, "index", -1)
+    if not isinstance(device_type, str) or not (device_index is None or isinstance(device_index, int)):
+        _raise_type_error(device)
+    return device_type, device_index
 
 
-def _refuse(device: object) -> NoReturn:
+def _raise_type_error(device: object) -> NoReturn:
     raise TypeError(f"A device is None, an int, a str or a torch.device, not {type(device).__name__} ({device!r})")

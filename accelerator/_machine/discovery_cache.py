@@ -1,97 +1,125 @@
-"""The one found answer of this process: kept with all that it was an answer to, replaced as a whole, never edited."""
+"""Cache of the discovery result, keyed by everything the result depends on."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import cuda, driver, probe, process, rocm, torch_build
+from . import cuda, driver, environment, probe, process, rocm, torch_build
 from .discovery_result import RETRY_AFTER_S, DiscoveredDevice, DiscoveryResult, Failed
 from .driver_child import Device
 
 _driver_count = driver.device_count
 _torch_accelerator = process.torch_accelerator
-_environment = process.environment
+_environment = environment.snapshot
 
-# Never found: an object that is equal to no key.
+# Equal to no key.
 _NO_KEY: Any = object()
 
+_CPU_CHOSEN = "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"
 
-class _Kept(NamedTuple):
-    """An answer, the key that is compared at each question, the whole key where that takes longer, and until when it holds."""
+# Whether ACCELERATOR_BACKEND chose the CPU at the latest discovery, None before the first; and whether that is frozen because
+# the accelerator is initialized.
+_cpu_choice: tuple[bool | None, bool] = None, False
+
+
+class _Entry(NamedTuple):
+    """A result, the key that each query compares, the full key if that takes longer to read, and the time of expiry."""
 
     key: Any
-    whole_key: Any
-    until: float
-    found: DiscoveryResult
+    full_key: Any
+    expires: float
+    result: DiscoveryResult
 
 
-_NOTHING = _Kept(_NO_KEY, _NO_KEY, 0.0, DiscoveryResult(0, None, ""))
-_kept = _NOTHING
+_NO_ENTRY = _Entry(_NO_KEY, _NO_KEY, 0.0, DiscoveryResult(0, None, "", environment={}))
+_entry = _NO_ENTRY
 
 
 def current() -> DiscoveryResult:
-    """What this process sees."""
+    """The devices that this process sees."""
     key = _driver_count(), _torch_accelerator(), _environment()
-    kept = _kept
-    return kept[3] if kept[0] == key else _look(key)
+    entry = _entry
+    return entry[3] if entry[0] == key else _discover(key)
 
 
-def _look(key: tuple[int | None, Any, tuple[Any, ...]]) -> DiscoveryResult:
-    """Find out anew, and keep the answer for as long as nothing that it depends on changes."""
-    global _kept
-    before = _kept
+def _discover(key: tuple[int | None, Any, tuple[Any, ...]]) -> DiscoveryResult:
+    """Discover again, and cache the result for as long as its key stays the same."""
+    global _entry
+    before = _entry
     is_rocm = backend() is rocm
-    # ROCm's runtime cannot be asked whether it is up without starting it: torch's word has to do, and costs more.
-    whole_key = key, is_rocm and process.torch_is_up()
-    if before.whole_key == whole_key and time.monotonic() < before.until:
-        return before.found
-    found = _find(key[0], process.as_mapping(key[2]))
-    until = float("inf") if found.lasting else time.monotonic() + RETRY_AFTER_S
-    # Not what was asked in an environment that has changed meanwhile, nor over what another thread found since, nor after it
-    # was told to forget.
-    if _kept is before:
-        _kept = _Kept(key if found.lasting and not is_rocm else _NO_KEY, whole_key, until, found)
-    return found
+    # ROCm's runtime cannot be asked whether it is initialized without initializing it. torch's answer takes longer.
+    full_key = key, is_rocm and process.is_initialized()
+    if before.full_key == full_key and time.monotonic() < before.expires:
+        return before.result
+    result = _discover_now(key[0], environment.as_mapping(key[2]))
+    expires = float("inf") if result.is_cacheable else time.monotonic() + RETRY_AFTER_S
+    # Another thread may have stored a newer result, or cleared the cache.
+    if _entry is before:
+        _entry = _Entry(key if result.is_cacheable and not is_rocm else _NO_KEY, full_key, expires, result)
+    return result
 
 
 def for_environment(env: Mapping[str, str]) -> DiscoveryResult:
-    """What a fresh process with another environment would see."""
-    accelerator = torch_build.accelerator_type(env)
-    return current() if accelerator not in (None, "cuda") else _find_fresh(accelerator, env)
+    """The devices that a fresh process with another environment would see."""
+    if _chooses_cpu(env):
+        return _without_accelerator(_CPU_CHOSEN, env)
+    accelerator = torch_build.accelerator_type()
+    return current() if accelerator not in (None, "cuda") else _discover_fresh(accelerator, env)
 
 
-def _find(driver_count: int | None, env: Mapping[str, str]) -> DiscoveryResult:
-    accelerator = torch_build.accelerator_type(env)
-    if accelerator not in (None, "cuda") or (accelerator and backend() is rocm and process.torch_is_up()):
-        return _of_torch(accelerator)
+def _discover_now(driver_count: int | None, env: Mapping[str, str]) -> DiscoveryResult:
+    if _is_cpu_chosen(env):
+        return _without_accelerator(_CPU_CHOSEN, env)
+    accelerator = torch_build.accelerator_type()
+    if accelerator not in (None, "cuda") or (accelerator and backend() is rocm and process.is_initialized()):
+        return _from_torch(accelerator, env)
     if accelerator and backend() is cuda and driver_count is not None:
-        return cuda.of_driver(driver_count)
-    return _find_fresh(accelerator, env)
+        return cuda.from_driver(driver_count, env)
+    return _discover_fresh(accelerator, env)
 
 
-def _find_fresh(accelerator: str | None, env: Mapping[str, str]) -> DiscoveryResult:
+def _discover_fresh(accelerator: str | None, env: Mapping[str, str]) -> DiscoveryResult:
     if accelerator is None:
-        return DiscoveryResult(0, _no_accelerator(env), "torch's build", lasting=torch_build.is_settled())
-    found: DiscoveryResult = backend().find(env)
-    return found
+        return _without_accelerator(_cpu_build(), env)
+    result: DiscoveryResult = backend().discover(env)
+    return result
 
 
-def _of_torch(accelerator: str) -> DiscoveryResult:
+def _is_cpu_chosen(env: Mapping[str, str]) -> bool:
+    """Whether ACCELERATOR_BACKEND chooses the CPU in this process; the variable changes nothing after initialization."""
+    global _cpu_choice
+    before, is_frozen = _cpu_choice
+    is_initialized = process.is_initialized()
+    if is_frozen and is_initialized:
+        return bool(before)
+    # If the latest query before initialization saw the accelerator, the variable was set too late.
+    is_chosen = _chooses_cpu(env) and not (is_initialized and before is False)
+    _cpu_choice = is_chosen, is_initialized
+    return is_chosen
+
+
+def _chooses_cpu(env: Mapping[str, str]) -> bool:
+    return env.get("ACCELERATOR_BACKEND") == "cpu"
+
+
+def _from_torch(accelerator: str, env: Mapping[str, str]) -> DiscoveryResult:
     import torch
 
     module: Any = getattr(torch, accelerator)
     count: int = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
     devices = tuple(DiscoveredDevice(None, None, Device(None, accelerator, None, None, None)) for _ in range(count))
-    return DiscoveryResult(count, None if count else f"torch finds no usable {accelerator} device", "torch", devices)
+    problem = None if count else f"torch finds no usable {accelerator} device"
+    return DiscoveryResult(count, problem, "torch", devices, environment=env, accelerator_type=accelerator)
 
 
-def _no_accelerator(env: Mapping[str, str]) -> str:
-    if env.get("ACCELERATOR_BACKEND") == "cpu":
-        return "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"
+def _without_accelerator(problem: str, env: Mapping[str, str]) -> DiscoveryResult:
+    return DiscoveryResult(0, problem, "torch's build", environment=env, is_cacheable=torch_build.is_known())
+
+
+def _cpu_build() -> str:
     build = torch_build.read()
     if build is None:
         return "torch is not installed in this Python; install it with 'pip install torch'"
@@ -99,38 +127,36 @@ def _no_accelerator(env: Mapping[str, str]) -> str:
 
 
 def backend() -> ModuleType:
-    """The one that fits torch's build, CUDA's where there is no telling."""
+    """The discovery backend that fits torch's build; CUDA's if the build does not say."""
     return rocm if torch_build.is_rocm() else cuda
 
 
 def physical() -> tuple[ModuleType, tuple[DiscoveredDevice, ...]]:
-    """Every GPU and MIG instance of the machine, and the backend that reads them; none where no library lists any."""
-    fitting = backend()
+    """Every GPU and MIG instance of the machine, and the backend that reads them; none if no library lists any."""
+    preferred = backend()
     try:
-        return fitting, fitting.physical()
+        return preferred, preferred.physical()
     except Failed:
         if not torch_build.fits_no_gpu():
-            return fitting, ()
-    # Whose GPUs these are torch does not say.
+            return preferred, ()
+    # torch does not say whose GPUs these are.
     try:
         return rocm, rocm.physical()
     except Failed:
-        return fitting, ()
+        return preferred, ()
 
 
 def clear() -> None:
-    """Look anew at the next question."""
-    global _kept
-    _kept = _NOTHING._replace(whole_key=object())  # another object than any thread that is finding out began with
-    probe.forget()
-    cuda.forget()
-    rocm.forget()
+    """Discover again at the next query."""
+    global _entry
+    # A new object, so that a thread that is discovering now does not store its result.
+    _entry = _NO_ENTRY._replace(full_key=object())
+    probe.clear()
+    cuda.clear()
+    rocm.clear()
 
 
-def _begin_anew() -> None:
-    global _kept
-    _kept = _NOTHING
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+@process.reset_after_fork
+def _reset_after_fork() -> None:
+    global _entry, _cpu_choice
+    _entry, _cpu_choice = _NO_ENTRY, (None, False)

@@ -1,8 +1,8 @@
-"""What looking for devices gives: the types of the one answer, of what it is made of, and of the two ways not to answer."""
+"""The result of discovery: its types, and the two errors of whatever is asked about a device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import grammar
@@ -11,19 +11,19 @@ from .driver_child import Device
 if TYPE_CHECKING:
     from types import ModuleType
 
-# A daemon may start before the driver does: what failed is tried again after this long.
+# A daemon may start before the driver does, so a failure is cached for this long only.
 RETRY_AFTER_S = 1.0
 
 
 class NotSupported(RuntimeError):
-    """The device has no such thing; something else may stand in for it."""
+    """The device has no such feature; callers may use another source."""
 
 
 class Failed(RuntimeError):
-    """The library could not answer; nothing may stand in for the answer.
+    """The library failed; no other source may replace it.
 
     Attributes:
-        code: NVML's number of the error, 0 where it was not NVML that failed.
+        code: NVML's error code, 0 if the error is not NVML's.
     """
 
     def __init__(self, message: str, code: int = 0) -> None:
@@ -32,15 +32,15 @@ class Failed(RuntimeError):
 
 
 class Gpu(NamedTuple):
-    """A physical GPU as its library lists it.
+    """A physical GPU in the list of its library.
 
     Attributes:
-        physical_index: its place in that list.
+        physical_index: its index in that list.
         handle: what its backend reads it by.
-        uuid: with its prefix "GPU-".
-        name: the product's.
+        uuid: with the prefix "GPU-".
+        name: the product name.
         instances: its MIG instances; None while MIG is off.
-        problem: what the library could not tell of it, so that its devices are not known for sure; or None.
+        problem: why the library could not list its instances, so that its devices are uncertain; or None.
     """
 
     physical_index: int
@@ -52,7 +52,7 @@ class Gpu(NamedTuple):
 
 
 class DiscoveredDevice(NamedTuple):
-    """A device: what the library that lists GPUs has about it, what the driver said of it, or both."""
+    """A device as the library that lists GPUs knows it, as the driver describes it, or both."""
 
     gpu: Gpu | None
     instance: grammar.Instance | None = None
@@ -60,18 +60,18 @@ class DiscoveredDevice(NamedTuple):
 
     @property
     def handle(self) -> Any:
-        """The handle of the instance, else of the GPU; None where only the driver knows it."""
+        """The handle of the instance, else of the GPU; None if only the driver knows the device."""
         return self.instance.handle if self.instance else self.gpu.handle if self.gpu else None
 
     @property
     def uuid(self) -> str | None:
-        """With its prefix, from whoever knows it."""
-        known = self.instance.uuid if self.instance else self.gpu.uuid if self.gpu else None
-        return known or (self.driver.uuid and f"GPU-{self.driver.uuid}" if self.driver else None)
+        """The UUID with its prefix, from the library or the driver."""
+        uuid = self.instance.uuid if self.instance else self.gpu.uuid if self.gpu else None
+        return uuid or (self.driver.uuid and f"GPU-{self.driver.uuid}" if self.driver else None)
 
     @property
     def name(self) -> str:
-        """The product's name as far as it was told already."""
+        """The product name, as far as it has been read."""
         return (self.gpu and self.gpu.name) or (self.driver and self.driver.name) or "unknown"
 
     @property
@@ -81,47 +81,57 @@ class DiscoveredDevice(NamedTuple):
 
 
 class DiscoveryResult:
-    """What is visible. Made once and replaced as a whole; all that is learned of its devices hangs on it.
+    """The visible devices. It is immutable and complete: whoever has it needs no second look at the environment.
 
     Attributes:
-        number: how many devices torch could use.
-        problem: one sentence on why there is none, or None.
-        source: who said so.
-        selection: how the environment was read, where it was read here.
-        lasting: whether it stays true while all that it was asked with does; what failed to start may start in a second.
-        backend: the module that reads the handles of its devices; None where no library but torch knows them.
+        count: how many devices torch could use.
+        accelerator_type: the type of the accelerator that torch would use, present or not; None for the CPU.
+        device_type: the type of these devices, "cpu" if there are none.
+        problem: one sentence on why there are none, or None.
+        source: which library the result is from.
+        environment: the variables that it was discovered with.
+        selection: how a visible-devices variable was read, if it was read in this process.
+        is_cacheable: whether it holds while everything it depends on is unchanged; a failure may pass in a second.
+        backend: the module that reads the handles of its devices; None if only torch knows them.
     """
 
-    __slots__ = ("_devices", "_list", "backend", "lasting", "number", "problem", "selection", "source")
+    __slots__ = (
+        *("_devices", "_list", "accelerator_type", "backend", "count", "device_type", "environment", "is_cacheable"),
+        *("problem", "selection", "source"),
+    )
 
     def __init__(
         self,
-        number: int,
+        count: int,
         problem: str | None,
         source: str,
         devices: tuple[DiscoveredDevice, ...] | Callable[[], tuple[tuple[DiscoveredDevice, ...], bool]] = (),
         *,
+        environment: Mapping[str, str],
+        accelerator_type: str | None = None,
         backend: ModuleType | None = None,
         selection: grammar.Selection | None = None,
-        lasting: bool = True,
+        is_cacheable: bool = True,
     ) -> None:
-        self.number, self.problem, self.source = number, problem, source
-        self.backend, self.selection, self.lasting = backend, selection, lasting
-        # Listing them may take a child process, which a count does not need.
+        self.count, self.problem, self.source, self.environment = count, problem, source, environment
+        self.accelerator_type = accelerator_type
+        self.device_type = (accelerator_type if count else None) or "cpu"
+        self.backend, self.selection, self.is_cacheable = backend, selection, is_cacheable
+        # Listing devices may need a child process, which a count does not.
         self._list = devices if callable(devices) else None
         self._devices = None if callable(devices) else devices
 
     @property
     def devices(self) -> tuple[DiscoveredDevice, ...]:
-        """The ``number`` devices in torch's order, kept unless who lists them says that the order may yet turn out another."""
+        """The ``count`` devices in torch's order; listed again at the next access if their order is not certain yet."""
         if self._devices is None:
             assert self._list is not None
-            devices, lasting = self._list()
-            if not lasting:
+            devices, is_certain = self._list()
+            if not is_certain:
                 return devices
             self._devices = devices
         return self._devices
 
     def handle(self, index: int) -> Any:
-        """The handle of a device, None where only the driver knows it."""
+        """The handle of a device; None if only the driver knows it."""
         return (self._devices or self.devices)[index].handle

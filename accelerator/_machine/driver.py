@@ -1,4 +1,4 @@
-"""The CUDA driver in this process, looked at but never loaded and never started."""
+"""The CUDA driver in this process; it is never loaded and never initialized here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing typing would cost more than all of this file
+if TYPE_CHECKING:  # importing typing takes longer than all of this module
     from typing import Any
 
 NAME = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
@@ -20,31 +20,30 @@ _count_pointer = ctypes.byref(_count)
 
 
 if sys.platform == "linux":
-    # dlopen(RTLD_NOLOAD) searches the file system when the library is not loaded, which costs far more than asking the
-    # loader whether it has added or removed any library since: only that makes another look worth while. The loader gives
-    # the numbers to a callback, under its lock. No Python may run there, as it would let other threads run, of which one
-    # that loads a library, or forks, could wait for that lock for ever. A hash of what the loader gives does not need any.
-    # All calls are too short for releasing the GIL to pay, hence the Py variant of the ctypes loader.
+    # dlopen(RTLD_NOLOAD) searches the file system if the library is not loaded, which is slow. dl_iterate_phdr is fast: its
+    # counters of loaded and unloaded libraries tell whether a search could have another result. It calls back under the
+    # loader's lock. Python code there would let other threads run, and one that loads a library or forks could then wait for
+    # that lock forever. So the callback is a C function that hashes the counters. PyDLL keeps the GIL: the calls are short.
     _hash: Any = getattr(ctypes.pythonapi, "Py_HashBuffer", None) or getattr(ctypes.pythonapi, "_Py_HashBytes", None)
     _iterate: Any = ctypes.PyDLL(None).dl_iterate_phdr
-    _at_last_look: int | None = None
+    _last_hash: int | None = None
 
     def loaded() -> Any:
         """The driver library if something in this process loaded it, else None."""
-        global _library, _at_last_look
+        global _library, _last_hash
         if _library is None:
             now: int | None = _iterate(_hash, None) if _hash else None
-            if now is None or now != _at_last_look:
+            if now is None or now != _last_hash:
                 try:
                     _library = ctypes.PyDLL(NAME, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
                 except OSError:
-                    _at_last_look = now
+                    _last_hash = now
         return _library
 
 else:
 
     def loaded() -> Any:
-        """The driver library if something in this process loaded it, else None: never known on this platform."""
+        """None: unknown on this platform."""
         return None
 
 
@@ -70,7 +69,7 @@ def has_context(ordinal: int) -> bool:
 
 
 def is_installed() -> bool:
-    """Whether a driver library can be expected to load, judged by the files there are; loads nothing."""
+    """Whether a driver library would probably load, by the files on this machine; loads nothing."""
     if sys.platform != "linux":
         return sys.platform == "win32"
     if _library is not None:
@@ -79,7 +78,7 @@ def is_installed() -> bool:
     paths = (os.path.join(folder, NAME) for folder in folders if folder)
     first = next((path for path in paths if os.path.exists(path)), None)
     if first:
-        # The loader takes the first it finds. Images made on a machine with a driver keep its files' names, empty.
+        # The loader takes the first file. Container images built on a machine with a driver contain empty files of its names.
         return os.path.getsize(first) > 0
     try:
         with open("/etc/ld.so.cache", "rb") as cache:

@@ -1,7 +1,8 @@
-"""What a driver says of its devices: of CUDA's that is up in this process, or, run as a program, of one that this starts.
+"""What a driver reports about its devices.
 
-Only as a program, which exists for nothing else, does it ever call ``cuInit`` or ``hipInit``. It is started from its source and
-imports nothing of this package, so that it makes no difference how the package was installed.
+As a module it reads the CUDA driver that is already initialized in this process. As a program, in a child process of its own,
+it initializes CUDA's or ROCm's driver. The child runs the source of this file, which imports nothing of this package, so it
+does not matter how the package is installed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _INTEGRATED = 18
 
 
 class Device(NamedTuple):
-    """What the driver says of one device; None for what it does not. The UUID has no ``GPU-`` or ``MIG-`` prefix.
+    """What the driver reports about one device; None if unknown. The UUID has no ``GPU-`` or ``MIG-`` prefix.
 
-    For accelerators other than CUDA's and ROCm's only the name is known. ``integrated``: whether it shares the host's memory.
+    Only the name is known for accelerators other than CUDA's and ROCm's. ``integrated``: whether it shares the host's memory.
     """
 
     uuid: str | None
@@ -39,20 +40,20 @@ class DriverError(RuntimeError):
 
 def version(library: Any) -> tuple[int, int]:
     """The newest CUDA version that the driver supports; needs no initialization."""
-    number = ctypes.c_int()
-    _call(library, "cuDriverGetVersion", ctypes.byref(number))
-    return number.value // 1000, number.value % 1000 // 10
+    encoded = ctypes.c_int()
+    _call(library, "cuDriverGetVersion", ctypes.byref(encoded))
+    return encoded.value // 1000, encoded.value % 1000 // 10
 
 
 def devices(library: Any, count: int) -> tuple[Device, ...]:
-    """Describe the first ``count`` devices of an initialized driver, without creating a context."""
+    """Describe the first ``count`` devices of an initialized driver; creates no context."""
     return tuple(_describe(library, ordinal) for ordinal in range(count))
 
 
 def _describe(library: Any, ordinal: int) -> Device:
     handle, memory = ctypes.c_int(), ctypes.c_size_t()
     uuid, name, bus = (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
-    # The first version answers for a MIG instance with the UUID of its whole GPU.
+    # For a MIG instance, the first version returns the UUID of the whole GPU.
     get_uuid = "cuDeviceGetUuid_v2" if hasattr(library, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
     library.cuDeviceGet(ctypes.byref(handle), ordinal)
     has_uuid = library[get_uuid](ctypes.byref(uuid), handle) == 0
@@ -78,38 +79,38 @@ def _attribute(library: Any, which: int, handle: Any) -> int | None:
     return value.value if library.cuDeviceGetAttribute(ctypes.byref(value), which, handle) == 0 else None
 
 
-def main(what: str, library_name: str, prefix: str, mark: str) -> None:
-    """Start the driver and print, between two marks, its error, version, devices, and each device's error of using it.
+def main(mode: str, library_name: str, prefix: str, mark: str) -> None:
+    """Initialize the driver; print its error, version, devices and, for each device, why it is unusable, between two marks.
 
     Args:
-        what: "use" to create a context on each device, else "list".
-        library_name: the driver.
-        prefix: of its functions, "cu" or "hip".
+        mode: "use" to create a context on each device, else "list".
+        library_name: the driver library.
+        prefix: the prefix of its functions, "cu" or "hip".
         mark: a line that nothing else prints.
     """
     error: str | None = None
     supported: tuple[int, int] | None = None
-    found: tuple[Device, ...] = ()
+    described: tuple[Device, ...] = ()
     unusable: list[str | None] = []
     is_hip = prefix == "hip"
-    whom = "ROCm runtime" if is_hip else "CUDA driver"
+    driver_name = "ROCm runtime" if is_hip else "CUDA driver"
     try:
         library = ctypes.CDLL(library_name)
         if not is_hip:
             supported = version(library)
         count = _start(library, prefix)
-        found = tuple(_describe_hip(library, i) for i in range(count)) if is_hip else devices(library, count)
-        if what == "use":
+        described = tuple(_describe_hip(library, i) for i in range(count)) if is_hip else devices(library, count)
+        if mode == "use":
             unusable = [(_use_hip if is_hip else _use)(library, ordinal) for ordinal in range(count)]
     except (DriverError, AttributeError) as failure:  # the latter for a library without the function
-        error = f"the {whom} failed: {failure}"
+        error = f"the {driver_name} failed: {failure}"
     except OSError as failure:
-        error = f"there is no {whom}: {failure}"
-    answer = f"\n{mark}\n{json.dumps([error, supported, found, unusable])}\n{mark}\n".encode("ascii")
-    # In one piece, past whatever waits in the buffers of others.
+        error = f"there is no {driver_name}: {failure}"
+    message = f"\n{mark}\n{json.dumps([error, supported, described, unusable])}\n{mark}\n".encode("ascii")
+    # Written past Python's and C's buffers, so that no other output lands inside.
     sys.stdout.flush()
-    while answer:
-        answer = answer[os.write(1, answer) :]
+    while message:
+        message = message[os.write(1, message) :]
 
 
 def _start(library: Any, prefix: str) -> int:
@@ -144,7 +145,7 @@ def _describe_hip(library: Any, ordinal: int) -> Device:
     has_bus = library.hipDeviceGetPCIBusId(bus, len(bus), ordinal) == 0
     has_memory = library.hipDeviceTotalMem(ctypes.byref(memory), ordinal) == 0
     return Device(
-        # Not sixteen numbers but the sixteen digits that HIP_VISIBLE_DEVICES takes.
+        # These bytes are the sixteen characters that HIP_VISIBLE_DEVICES takes.
         uuid=uuid.value.decode(errors="replace").lower() if has_uuid else None,
         name=name.value.decode(errors="replace") if has_name else "cuda",
         pci_bus_id=bus.value.decode(errors="replace") if has_bus else None,
@@ -156,7 +157,7 @@ def _describe_hip(library: Any, ordinal: int) -> Device:
 def _use_hip(library: Any, ordinal: int) -> str | None:
     try:
         _call(library, "hipSetDevice", ordinal)
-        _call(library, "hipFree", None)  # frees nothing, but not before there is a context
+        _call(library, "hipFree", None)  # frees nothing, but creates a context
     except DriverError as error:
         return str(error)
     return None
@@ -168,7 +169,7 @@ def _call(library: Any, function: str, *arguments: Any) -> None:
 
 def _check(library: Any, function: str, code: int) -> None:
     if code:
-        raise DriverError(f"{function} answered {_error_name(library, function, code)} ({code})")
+        raise DriverError(f"{function} returned {_error_name(library, function, code)} ({code})")
 
 
 def _error_name(library: Any, function: str, code: int) -> str:

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` is told of functions that it cannot trace; torch need not be there."""
+"""Marks for ``torch.compile`` on functions that it cannot trace; needs no torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ if TYPE_CHECKING:
 
 
 def assume_constant(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Have ``torch.compile`` call the function while it traces, and take its answer for constant in the graph."""
+    """Have ``torch.compile`` call the function while it traces, and use the result as a constant of the graph."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
     return function

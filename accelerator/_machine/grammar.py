@@ -1,7 +1,7 @@
-"""The grammar of ``CUDA_VISIBLE_DEVICES``: a text and the GPUs that exist give what a process sees. Pure.
+"""The grammar of ``CUDA_VISIBLE_DEVICES``: its value and the machine's GPUs determine what a process sees. Pure functions.
 
-NVIDIA documents ordinals, UUIDs, unique prefixes, and that the first invalid entry ends the list. Where it says nothing
-(repeats, mixed kinds, blanks) this follows torch's parser.
+NVIDIA documents ordinals, UUIDs, unique prefixes, and that the first invalid entry ends the list. For undocumented cases
+(repeats, mixed entries, blanks) this follows torch's parser.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 _BLANKS = " \t\n\v\f\r"
-_NUMBER = re.compile(r"([+-]?)([0-9]+)")
+_INTEGER = re.compile(r"([+-]?)([0-9]+)")
 
 
 class Instance(NamedTuple):
-    """A MIG instance: its UUID, GPU instance id, compute instance id, and whatever the caller keeps with it."""
+    """A MIG instance: its UUID, GPU instance id, compute instance id, and a handle of the caller's."""
 
     uuid: str
     gi: int
@@ -32,7 +32,7 @@ class Gpu(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A visible device: the position of its GPU in CUDA's order, and the instance on it if it is one."""
+    """A visible device: the position of its GPU in CUDA's order, and the MIG instance if it is one."""
 
     gpu: int
     instance: Instance | None = None
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What a process sees, and how each entry of the list was read; ``entries`` is empty when the variable is not set."""
+    """The visible devices, and how each entry of the list was read; ``entries`` is empty if the variable is not set."""
 
     targets: tuple[Target, ...]
     entries: tuple[Entry, ...] = ()
@@ -62,11 +62,11 @@ def select(text: str | None, gpus: Sequence[Gpu]) -> Selection:
     """Apply the variable to the GPUs that exist.
 
     Args:
-        text: the value of the variable, None when it is not set.
+        text: the value of the variable, None if it is not set.
         gpus: all physical GPUs in CUDA's order.
 
     Returns:
-        The visible devices in order, with the reading of each entry.
+        The visible devices in order, and how each entry was read.
     """
     if text is None:
         return Selection(_one_instance(Target(i, _first(gpu)) for i, gpu in enumerate(gpus) if gpu.instances != ()))
@@ -78,13 +78,13 @@ def select(text: str | None, gpus: Sequence[Gpu]) -> Selection:
     elif text.startswith("MIG-"):
         entries = _read(texts, [_instance(entry, gpus) for entry in texts], texts)
     else:
-        numbers = [_number(entry) for entry in texts]
-        entries = _read(texts, [_ordinal(number, gpus) for number in numbers], numbers)
+        ordinals = [_parse_integer(entry) for entry in texts]
+        entries = _read(texts, [_ordinal(ordinal, gpus) for ordinal in ordinals], ordinals)
     return Selection(_one_instance(entry.target for entry in entries if entry.target), entries)
 
 
 def quoted(text: str) -> str:
-    """A text that others wrote, for a message of one line: in quotation marks, of a long one the beginning."""
+    """Quote a user's text in a one-line message; of a long text, only the beginning."""
     return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({len(text)} characters)"
 
 
@@ -99,46 +99,46 @@ def hides_all(text: str | None) -> bool:
 
 
 def listed(text: str) -> tuple[str, ...]:
-    """The entries of a list as far as they can be told valid without knowing the machine, in their plainest spelling."""
+    """The entries of a list, up to the first that is invalid on any machine, in normal form."""
     entries: list[str] = []
     prefix = next((prefix for prefix in ("GPU-", "MIG-") if text.startswith(prefix)), None)
     for entry in text.split(","):
-        number = _number(entry)
-        if not entry.startswith(prefix) if prefix else number is None or number < 0:
+        ordinal = _parse_integer(entry)
+        if not entry.startswith(prefix) if prefix else ordinal is None or ordinal < 0:
             break
-        plain = entry if prefix else str(number)
-        if plain in entries:
+        normal = entry if prefix else str(ordinal)
+        if normal in entries:
             return ()
-        entries.append(plain)
+        entries.append(normal)
     return tuple(entries)
 
 
-def _read(texts: Sequence[str], found: Sequence[Target | str], keys: Sequence[object]) -> tuple[Entry, ...]:
-    """Turn what each entry would select into the list as it is read: up to the first invalid entry, and empty on a repeat."""
-    repeated = _repeated(found, keys)
+def _read(texts: Sequence[str], items: Sequence[Target | str], keys: Sequence[object]) -> tuple[Entry, ...]:
+    """The entries as CUDA reads them: the first invalid entry ends the list, and a repeat empties it."""
+    repeated = _repeated(items, keys)
     if repeated is not None:
         problem = "repeats an earlier entry, which empties the whole list"
         return tuple(Entry(text, None, problem if i == repeated else None) for i, text in enumerate(texts))
-    end = next((i for i, item in enumerate(found) if isinstance(item, str)), len(found))
+    end = next((i for i, item in enumerate(items) if isinstance(item, str)), len(items))
     return tuple(
         Entry(text, item)
         if i < end and isinstance(item, Target)
         else Entry(text, None, f"{item}, which ends the list" if i == end else None)
-        for i, (text, item) in enumerate(zip(texts, found, strict=True))
+        for i, (text, item) in enumerate(zip(texts, items, strict=True))
     )
 
 
-def _repeated(found: Sequence[Target | str], keys: Sequence[object]) -> int | None:
-    """The entry that repeats an earlier one: in spelling, even beyond an unknown device, or in the device meant."""
+def _repeated(items: Sequence[Target | str], keys: Sequence[object]) -> int | None:
+    """The position of an entry that repeats an earlier one: its text, also after an unknown device, or its device."""
     spellings: set[object] = set()
-    for i, (item, key) in enumerate(zip(found, keys, strict=True)):
+    for i, (item, key) in enumerate(zip(items, keys, strict=True)):
         if key in spellings:
             return i
         if isinstance(item, _Malformed):
             break
         spellings.add(key)
     devices: set[object] = set()
-    for i, item in enumerate(found):
+    for i, item in enumerate(items):
         if isinstance(item, str):
             break
         device = item.gpu, item.instance and item.instance.uuid
@@ -149,27 +149,27 @@ def _repeated(found: Sequence[Target | str], keys: Sequence[object]) -> int | No
 
 
 class _Malformed(str):
-    """Why an entry is not even of the list's kind, so that reading stops before it looks for repeats."""
+    """Why an entry is malformed: reading ends there, and later repeats do not count."""
 
 
-def _number(text: str) -> int | None:
-    match = _NUMBER.match(text.strip(_BLANKS))
+def _parse_integer(text: str) -> int | None:
+    match = _INTEGER.match(text.strip(_BLANKS))
     if match is None:
         return None
-    sign, digits = match.groups()
+    prefix, digits = match.groups()
     # Python refuses to convert thousands of digits. Like strtol, this stops at the largest long.
-    number = min(int(digits.lstrip("0")[:20] or "0"), sys.maxsize)
-    return -number if sign == "-" else number
+    value = min(int(digits.lstrip("0")[:20] or "0"), sys.maxsize)
+    return -value if prefix == "-" else value
 
 
-def _ordinal(number: int | None, gpus: Sequence[Gpu]) -> Target | str:
-    if number is None:
+def _ordinal(ordinal: int | None, gpus: Sequence[Gpu]) -> Target | str:
+    if ordinal is None:
         return _Malformed("is not a number")
-    if number < 0:
+    if ordinal < 0:
         return _Malformed("is negative")
-    if number >= len(gpus):
+    if ordinal >= len(gpus):
         return f"is beyond the {len(gpus)} GPUs of this machine" if len(gpus) != 1 else "is beyond the only GPU of this machine"
-    return _whole(number, gpus)
+    return _whole(ordinal, gpus)
 
 
 def _gpu_uuid(text: str, gpus: Sequence[Gpu]) -> Target | str:
@@ -205,7 +205,7 @@ def _first(gpu: Gpu) -> Instance | None:
 
 
 def _one_instance(targets: Iterable[Target]) -> tuple[Target, ...]:
-    """A process sees a single MIG instance, and no other device beside it."""
+    """A process that sees a MIG instance sees no other device."""
     targets = tuple(targets)
     instances = tuple(target for target in targets if target.instance)
     return instances[:1] or targets

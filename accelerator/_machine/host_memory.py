@@ -1,10 +1,13 @@
-"""The host's memory, as far as this process may use it: the CPU's answer where it stands in for an accelerator."""
+"""The host's memory, as far as this process may use it."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
+
+_PROCESS_GROUPS = "/proc/self/cgroup"
+_GROUPS = "/sys/fs/cgroup"
 
 
 def total() -> int:
@@ -13,7 +16,7 @@ def total() -> int:
 
 
 def available() -> int:
-    """How much of it could be allocated without swapping, in bytes."""
+    """The bytes that could be allocated without swapping."""
     return max(0, min([_machine()[0], *(limit - used for limit, used in _cgroups())]))
 
 
@@ -34,14 +37,15 @@ def _free_pages_of_macos() -> int:
     import subprocess
 
     text = subprocess.run(["vm_stat"], capture_output=True, text=True, check=True).stdout
-    kinds: dict[str, str] = dict(re.findall(r"Pages (\w+):\s+(\d+)", text))
-    return sum(int(kinds.get(kind, 0)) for kind in ("free", "inactive", "speculative"))
+    pages: dict[str, str] = dict(re.findall(r"Pages (\w+):\s+(\d+)", text))
+    return sum(int(pages.get(name, 0)) for name in ("free", "inactive", "speculative"))
 
 
 def _windows() -> tuple[int, int]:
     import ctypes
 
-    # MEMORYSTATUSEX: a length and a load of 32 bits each, then seven sizes of 64 bits, physical total and available first.
+    # MEMORYSTATUSEX: length and load, 32 bits each, then seven sizes of 64 bits, of which the first are physical total and
+    # available.
     status = (ctypes.c_uint64 * 8)()
     ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
     kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]
@@ -51,29 +55,30 @@ def _windows() -> tuple[int, int]:
 
 
 def _cgroups() -> Iterator[tuple[int, int]]:
-    """Limit and use, in bytes, of each control group around this process that limits memory."""
+    """Limit and use in bytes of each control group that limits the memory of this process."""
     try:
-        with open("/proc/self/cgroup", encoding="utf-8") as file:
+        with open(_PROCESS_GROUPS, encoding="utf-8") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
     except OSError:
         return
     for _, controllers, path in lines:
         if controllers == "":
-            yield from _limits("/sys/fs/cgroup", path, "memory.max", "memory.current", "inactive_file")
+            yield from _limits(_GROUPS, path, "memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
-            root = "/sys/fs/cgroup/memory"
-            yield from _limits(root, path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            yield from _limits(
+                f"{_GROUPS}/memory", path, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            )
 
 
 def _limits(root: str, path: str, limit: str, used: str, cache: str) -> Iterator[tuple[int, int]]:
-    # A limit on any ancestor binds too; inside a container the path may be one that only the host can see, its root is ours.
+    # Limits of ancestors apply too. In a container the path may exist on the host only; its root is then the container's group.
     while True:
         folder = root + path.rstrip("/")
         try:
-            # Files that the kernel merely keeps in memory are given up on demand, as MemAvailable reckons too.
+            # The kernel evicts cached files on demand, as MemAvailable assumes too.
             in_use = int(_read(f"{folder}/{used}")) - _cached(_read(f"{folder}/memory.stat"), cache)
             yield int(_read(f"{folder}/{limit}")), in_use
-        except (OSError, ValueError):  # no such group here, or "max": no limit
+        except (OSError, ValueError):  # the group does not exist here, or "max": no limit
             pass
         if path in ("", "/"):
             return

@@ -1,18 +1,17 @@
-"""The one door to NVML: a call gives a value, or raises NotSupported or Failed, whatever state NVML or its binding is in.
+"""NVML: a call returns a value, or raises NotSupported or Failed, in whatever state NVML or its binding is.
 
-NVML is initialized once per process, never shut down, begun anew after a fork, and after others shut it down too often.
+NVML is initialized once per process, again in a forked child, and again after others shut it down. It is never shut down here.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from . import process
+from . import imports, process
 from .discovery_result import RETRY_AFTER_S, Failed, Gpu, NotSupported
 from .grammar import Instance
 
@@ -35,17 +34,17 @@ T = TypeVar("T")
 
 
 class _Session:
-    """NVML from one initialization to the next, with what it listed."""
+    """One initialization of NVML, with the GPUs that it listed."""
 
     def __init__(self, binding: Any) -> None:
         self.binding = binding
-        # And until when: a GPU that fails may come back.
+        # The time of expiry, and the list: a GPU that fails may work again.
         self.gpus: tuple[float, tuple[Gpu, ...]] = 0.0, ()
         self.cuda_version: tuple[int, int] | None = None
 
 
 class Handle:
-    """A GPU or a MIG instance; NVML's own handle of it is fetched for each session, by UUID, as indices may move in between."""
+    """A GPU or a MIG instance. NVML's own handle is fetched once per session, by UUID, because indices may change."""
 
     __slots__ = ("_bound", "_index", "_slot", "_uuid")
 
@@ -54,7 +53,7 @@ class Handle:
         self._uuid: str | None = None
         self._bound: tuple[_Session | None, Any] = None, None
 
-    def of(self, session: _Session) -> Any:
+    def resolve(self, session: _Session) -> Any:
         """NVML's own handle in a session."""
         owner, value = self._bound
         if owner is not session:
@@ -68,15 +67,15 @@ class Handle:
         gpu = binding.nvmlDeviceGetHandleByIndex(self._index)
         return gpu if self._slot is None else binding.nvmlDeviceGetMigDeviceHandleByIndex(gpu, self._slot)
 
-    def known_as(self, uuid: str) -> None:
+    def bind_uuid(self, uuid: str) -> None:
         """Fetch it by this UUID from now on."""
         self._uuid = uuid
 
 
 class _Failure(NamedTuple):
-    """A start that failed: until when not to try again, and what it was."""
+    """A failed initialization: the time of the next attempt, and the error."""
 
-    until: float
+    expires: float
     message: str
     code: int
 
@@ -86,31 +85,31 @@ _session: _Session | _Failure | None = None
 
 
 def call(function: str, *arguments: Any, **options: Any) -> Any:
-    """What a function of the binding returns; a ``Handle`` among the arguments stands for NVML's own.
+    """Call a function of the binding; a ``Handle`` argument is replaced by NVML's own.
 
     Raises:
         NotSupported: if NVML says so.
-        Failed: if it fails in any other way, with NVML's name of it, also where it does not start at all.
+        Failed: if the function fails in any other way, or NVML does not start; with NVML's name of the error.
     """
     session = _session
     if type(session) is not _Session:
-        session = _begun()
+        session = _get_session()
     try:
         return _call(session, function, arguments, options)
     except Failed as error:
         if error.code != _UNINITIALIZED:
             raise
-    # Somebody in this process shut it down more often than started it.
-    _end(session)
-    return _call(_begun(), function, arguments, options)
+    # Other code in this process shut NVML down more often than it initialized it.
+    _drop(session)
+    return _call(_get_session(), function, arguments, options)
 
 
 def _call(session: _Session, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
     try:
         values: list[Any] = []
         for argument in arguments:
-            # Not a comprehension, which costs as much again before Python 3.12.
-            values.append(argument.of(session) if type(argument) is Handle else argument)  # noqa: PERF401
+            # A comprehension doubles the time before Python 3.12.
+            values.append(argument.resolve(session) if type(argument) is Handle else argument)  # noqa: PERF401
         return getattr(session.binding, function)(*values, **options)
     except Exception as error:
         raise _translated(session.binding, function, error) from None
@@ -119,20 +118,20 @@ def _call(session: _Session, function: str, arguments: tuple[Any, ...], options:
 def _translated(binding: Any, function: str, error: Exception) -> NotSupported | Failed:
     code = getattr(error, "value", None)
     if not isinstance(code, int):
-        # A binding that is too old for the function or a parameter of it, broken, or not NVML's at all.
+        # The binding is too old for the function or a parameter of it, broken, or another module of that name.
         code = _MISSING[0] if isinstance(error, (AttributeError, TypeError)) else 0
         return Failed(f"the binding's {function} failed ({type(error).__name__}: {error})", code)
     names = (name for name, value in vars(binding).items() if name.startswith("NVML_ERROR_") and value == code)
-    answer = f"NVML's {function} answered {next(names, 'an unknown error')}, {code}"
+    message = f"NVML's {function} returned {next(names, 'an unknown error')}, {code}"
     if code == _NOT_SUPPORTED:
-        return NotSupported(answer)
-    return Failed(f"{_HINTS[code]} ({answer})" if code in _HINTS else answer, code)
+        return NotSupported(message)
+    return Failed(f"{_HINTS[code]} ({message})" if code in _HINTS else message, code)
 
 
 def newest(first: Callable[[Any], T], *older: Callable[[Any], T]) -> Callable[[Any], T]:
-    """What asks of a device the first of several functions, the newest first, that driver and binding are not too old for."""
+    """A reader that calls the first of several functions, newest first, that driver and binding have."""
 
-    def answer(handle: Any) -> T:
+    def read(handle: Any) -> T:
         try:
             return first(handle)
         except Failed as error:
@@ -140,18 +139,18 @@ def newest(first: Callable[[Any], T], *older: Callable[[Any], T]) -> Callable[[A
                 raise
         return newest(*older)(handle)
 
-    return answer
+    return read
 
 
-def _begun() -> _Session:
+def _get_session() -> _Session:
     global _session
     session = _session
     if type(session) is _Session:
         return session
     with _lock:
-        if _session is None or (isinstance(_session, _Failure) and time.monotonic() > _session.until):
+        if _session is None or (isinstance(_session, _Failure) and time.monotonic() > _session.expires):
             try:
-                _session = _Session(_start())
+                _session = _Session(_initialize())
             except Failed as error:
                 _session = _Failure(time.monotonic() + RETRY_AFTER_S, str(error), error.code)
         session = _session
@@ -160,16 +159,16 @@ def _begun() -> _Session:
     return session
 
 
-def _end(session: _Session) -> None:
+def _drop(session: _Session) -> None:
     global _session
     with _lock:
         if _session is session:
             _session = None
 
 
-def _start() -> Any:
+def _initialize() -> Any:
     try:
-        process.imported("shutil", "subprocess", "ctypes.util", "string", "pynvml")
+        imports.import_modules("shutil", "subprocess", "ctypes.util", "string", "pynvml")
         import pynvml as binding
     except ImportError as error:
         raise Failed(f"the package nvidia-ml-py is missing ({error})") from None
@@ -182,33 +181,33 @@ def _start() -> Any:
     return binding
 
 
-def forget() -> None:
-    """Drop what was listed, and that a start failed, so that the next question looks anew."""
+def clear() -> None:
+    """Drop the list of GPUs and a failed initialization."""
     global _session
     with _lock:
         _session = _Session(_session.binding) if isinstance(_session, _Session) else None
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """All physical GPUs, with their MIG instances, in PCI bus order; one that fails is listed with its problem.
+    """All physical GPUs with their MIG instances, in PCI bus order; a GPU that fails is listed with its problem.
 
     Raises:
         Failed: if NVML is missing, does not start, or cannot count them.
     """
-    until, known = _begun().gpus
-    if time.monotonic() > until:
+    expires, listed = _get_session().gpus
+    if time.monotonic() > expires:
         with _lock:
             count: int = _required(lambda: call("nvmlDeviceGetCount"))
-            known = tuple(_gpu(index) for index in range(count))
-            failing = any(gpu.problem for gpu in known)
-            _begun().gpus = time.monotonic() + RETRY_AFTER_S if failing else float("inf"), known
-    return known
+            listed = tuple(_gpu(index) for index in range(count))
+            has_problem = any(gpu.problem for gpu in listed)
+            _get_session().gpus = time.monotonic() + RETRY_AFTER_S if has_problem else float("inf"), listed
+    return listed
 
 
-def _required(ask: Callable[[], T]) -> T:
-    """An answer without which nothing goes on: that it is not supported is a failure too."""
+def _required(function: Callable[[], T]) -> T:
+    """Call a function that discovery cannot do without: "not supported" is a failure too."""
     try:
-        return ask()
+        return function()
     except NotSupported as error:
         raise Failed(str(error), _NOT_SUPPORTED) from None
 
@@ -219,10 +218,10 @@ def _gpu(index: int) -> Gpu:
         instances = _instances(handle, index)
     except (NotSupported, Failed) as error:
         problem = str(error)
-    uuid = ask("nvmlDeviceGetUUID", handle)
+    uuid = read_or_none("nvmlDeviceGetUUID", handle)
     if uuid:
-        handle.known_as(uuid)
-    return Gpu(index, handle, uuid, ask("nvmlDeviceGetName", handle), instances, problem)
+        handle.bind_uuid(uuid)
+    return Gpu(index, handle, uuid, read_or_none("nvmlDeviceGetName", handle), instances, problem)
 
 
 def _instances(gpu: Handle, index: int) -> tuple[Instance, ...] | None:
@@ -236,23 +235,23 @@ def _instances(gpu: Handle, index: int) -> tuple[Instance, ...] | None:
         raise
     if current != 1:
         return None
-    found: list[Instance] = []
+    instances: list[Instance] = []
     for slot in range(call("nvmlDeviceGetMaxMigDeviceCount", gpu)):
-        instance = Handle(index, slot)
+        handle = Handle(index, slot)
         try:
-            uuid = text(call("nvmlDeviceGetUUID", instance))
+            uuid = text(call("nvmlDeviceGetUUID", handle))
         except Failed as error:
-            if error.code != _NOT_FOUND:  # slots may be empty between full ones
+            if error.code != _NOT_FOUND:  # slots between used ones may be empty
                 raise
             continue
-        instance.known_as(uuid)
-        gi, ci = call("nvmlDeviceGetGpuInstanceId", instance), call("nvmlDeviceGetComputeInstanceId", instance)
-        found.append(Instance(uuid, gi, ci, instance))
-    return tuple(found)
+        handle.bind_uuid(uuid)
+        gi, ci = call("nvmlDeviceGetGpuInstanceId", handle), call("nvmlDeviceGetComputeInstanceId", handle)
+        instances.append(Instance(uuid, gi, ci, handle))
+    return tuple(instances)
 
 
-def ask(function: str, handle: Handle) -> Any:
-    """What NVML answers about a device, texts as str, or None where it does not answer."""
+def read_or_none(function: str, handle: Handle) -> Any:
+    """The value of a function for a device, bytes as str; None if it fails."""
     try:
         return text(call(function, handle))
     except (NotSupported, Failed):
@@ -260,7 +259,7 @@ def ask(function: str, handle: Handle) -> Any:
 
 
 def pci_bus_id(handle: Handle) -> str | None:
-    """A GPU's place on the PCI bus, such as "00000000:3B:00.0", or None where NVML does not answer."""
+    """A GPU's PCI bus id, such as "00000000:3B:00.0"; None if NVML does not report it."""
     try:
         return text(call("nvmlDeviceGetPciInfo", handle).busId)
     except (NotSupported, Failed):
@@ -268,49 +267,46 @@ def pci_bus_id(handle: Handle) -> str | None:
 
 
 def plain_bus(bus: str) -> str:
-    """A PCI bus id as NVML spells it, with eight digits of domain, from whoever it is."""
+    """A PCI bus id from any library as NVML spells it: eight digits of domain, upper case."""
     return bus.rjust(len("00000000:00:00.0"), "0").upper()
 
 
 def text(value: Any) -> Any:
-    """Text from NVML as str: older bindings give bytes. Any other value as it is."""
+    """The value, decoded if it is bytes, which older bindings return."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def cuda_version() -> tuple[int, int]:
-    """The newest CUDA version that the installed driver supports, without loading or starting it for good.
+    """The newest CUDA version that the installed driver supports; neither loads nor initializes the driver for good.
 
     Raises:
-        Failed: if NVML cannot tell; with the code of a missing library where NVML is there but the driver library is not.
+        Failed: if NVML does not report it; with the code of a missing library if the driver library is missing.
     """
-    known = _begun().cuda_version
-    if known is None:
-        of_system = newest(
+    version = _get_session().cuda_version
+    if version is None:
+        read = newest(
             lambda _: call("nvmlSystemGetCudaDriverVersion_v2"),
             lambda _: call("nvmlSystemGetCudaDriverVersion"),
         )
-        number: int = _required(lambda: of_system(None))
-        known = _begun().cuda_version = number // 1000, number % 1000 // 10
-    return known
+        encoded: int = _required(lambda: read(None))
+        version = _get_session().cuda_version = encoded // 1000, encoded % 1000 // 10
+    return version
 
 
 def driver_version() -> str:
-    """The driver's version text.
+    """The driver's version.
 
     Raises:
-        Failed: if NVML cannot tell.
+        Failed: if NVML does not report it.
     """
     return text(_required(lambda: call("nvmlSystemGetDriverVersion")))
 
 
-def _begin_anew() -> None:
-    """In a forked child: NVML's own state does not survive a fork, and neither lock may stay held by a thread that is gone."""
+@process.reset_after_fork
+def _reset_after_fork() -> None:
+    # NVML's state does not survive a fork. A thread that is gone may have held either lock.
     global _lock, _session
     binding = sys.modules.get("pynvml")
     if binding is not None:
         binding.libLoadLock = threading.Lock()  # type: ignore[attr-defined]
     _lock, _session = threading.RLock(), None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

@@ -1,4 +1,4 @@
-"""Asking the driver in a child process: one child at a time, and what it found out is remembered by its environment."""
+"""Probes: child processes that ask the driver. One runs at a time, and results are cached by environment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import driver, grammar, process
+from . import driver, grammar, imports, process
 from .discovery_result import RETRY_AFTER_S
 from .driver_child import Device
 
@@ -18,21 +18,20 @@ if TYPE_CHECKING:
 
 DEADLINE_S = 60.0
 
-# The names that CUDA and HIP give to the errors of a device that works, but not for us.
+# Parts of the names that CUDA and HIP give to errors of a working device that this process cannot use now.
 _BUSY = ("out_of_memory", "outofmemory", "device_unavailable")
 
-# How many environments to remember the answers of.
-_MOST = 64
+_MAX_RESULTS = 64
 
 
-class Answer(NamedTuple):
-    """What a child process found out.
+class ProbeResult(NamedTuple):
+    """The output of a child process.
 
     Attributes:
-        error: why the driver could not be started there, or None.
-        version: the newest CUDA version that the driver supports, None without a driver, and for ROCm.
-        devices: what it enumerates, in its order.
-        unusable: for each device the error of creating a context on it, or None; empty unless asked for.
+        error: why the driver could not be initialized there, or None.
+        version: the newest CUDA version that the driver supports; None without a driver, and for ROCm.
+        devices: the devices that it enumerates, in its order.
+        unusable: for each device the error of creating a context on it, or None; empty if ``use`` was false.
     """
 
     error: str | None
@@ -43,106 +42,99 @@ class Answer(NamedTuple):
 
 _lock = threading.Lock()
 
-# What children answered, by what they were asked, and until when that holds. Forked children inherit it.
-_answers: dict[tuple[Any, ...], tuple[float, Answer]] = {}
+# Results by arguments, with the time of expiry. Forked children inherit them.
+_results: dict[tuple[Any, ...], tuple[float, ProbeResult]] = {}
 
 
-def ask(environment: Mapping[str, str | None], *, use: bool = False, hip: str | None = None, anew: bool = False) -> Answer:
+def run(
+    environment: Mapping[str, str | None], *, use: bool = False, hip: str | None = None, refresh: bool = False
+) -> ProbeResult:
     """Ask the driver in a child process.
 
     Args:
-        environment: variables to set in the child, or with None to remove, beside those of this process.
+        environment: variables to set in the child, or to remove if None, in addition to those of this process.
         use: also create a context on each device.
-        hip: the ROCm runtime's library, to ask it in place of CUDA's driver.
-        anew: whatever was answered before.
+        hip: the ROCm runtime's library, to ask it instead of CUDA's driver.
+        refresh: ignore cached results.
 
     Returns:
-        The child's answer; a child that crashes or misses the deadline is an answer with an error.
+        The child's output; for a child that crashes or misses the deadline a result with an error.
     """
-    answers, question = _answers, (use, hip, *environment.items())
-    kept = answers.get(question)
-    if anew or kept is None or time.monotonic() > kept[0]:
+    results, key = _results, (use, hip, *environment.items())
+    entry = results.get(key)
+    if refresh or entry is None or time.monotonic() > entry[0]:
         with _lock:
-            # Whoever waited for the lock may have waited for this very answer.
-            kept = None if anew else answers.get(question)
-            if kept is None or time.monotonic() > kept[0]:
-                answer = _run(environment, use=use, hip=hip)
-                kept = _until(answer), answer
-                answers.pop(question, None)
-                while len(answers) >= _MOST:
-                    del answers[next(iter(answers))]
-                answers[question] = kept
-    return kept[1]
+            # Another thread may have run this probe meanwhile.
+            entry = None if refresh else results.get(key)
+            if entry is None or time.monotonic() > entry[0]:
+                result = _run_child(environment, use=use, hip=hip)
+                entry = _expiry(result), result
+                results.pop(key, None)
+                while len(results) >= _MAX_RESULTS:
+                    del results[next(iter(results))]
+                results[key] = entry
+    return entry[1]
 
 
-def _until(answer: Answer) -> float:
-    """How long an answer holds: a full success for good, what is busy not at all, any other failure for a second."""
-    if answer.error is None and answer.devices and not any(answer.unusable):
+def _expiry(result: ProbeResult) -> float:
+    """Until when a result is valid: a full success forever, a busy device not at all, any other failure for a second."""
+    if result.error is None and result.devices and not any(result.unusable):
         return float("inf")
-    return 0.0 if any(map(is_busy, answer.unusable)) else time.monotonic() + RETRY_AFTER_S
+    return 0.0 if any(map(is_busy, result.unusable)) else time.monotonic() + RETRY_AFTER_S
 
 
 def is_busy(error: str | None) -> bool:
-    """Whether a device could not be used because it is full or another process has it to itself, which may pass any time."""
+    """Whether a device is full or in another process's exclusive use, which may change at any time."""
     return error is not None and any(word in error.lower() for word in _BUSY)
 
 
-def forget() -> None:
-    """Drop what child processes answered, also what one is about to."""
-    global _answers
-    _answers = {}
+def clear() -> None:
+    """Drop all results, also that of a probe that is running."""
+    global _results
+    _results = {}
 
 
-def _run(environment: Mapping[str, str | None], *, use: bool, hip: str | None) -> Answer:
-    whom = "the ROCm runtime" if hip else "the CUDA driver"
+def _run_child(environment: Mapping[str, str | None], *, use: bool, hip: str | None) -> ProbeResult:
+    library = "the ROCm runtime" if hip else "the CUDA driver"
     try:
-        process.imported("subprocess")
+        imports.import_modules("subprocess")
         import subprocess
     except OSError as error:  # too many open files
-        return Answer(f"no child process could be started to ask {whom} ({error})")
+        return ProbeResult(f"no child process could be started to ask {library} ({error})")
     python, source = process.python(), _source()
     if python is None or source is None:
-        return Answer(f"{whom} can only be asked in a child process, and there is no Python executable to start one")
+        return ProbeResult(f"{library} can only be asked in a child process, and there is no Python executable to start one")
     mark = os.urandom(16).hex()
     variables = {**os.environ, **environment}
+    arguments = ("use" if use else "list", hip or driver.NAME, "hip" if hip else "cu", mark)
     try:
         child = subprocess.Popen(
-            [
-                python,
-                "-I",
-                "-S",
-                "-c",
-                source,
-                "use" if use else "list",
-                hip or driver.NAME,
-                "hip" if hip else "cu",
-                mark,
-            ],
+            [python, "-I", "-S", "-c", source, *arguments],
             env={name: value for name, value in variables.items() if value is not None},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-    except (OSError, ValueError) as error:  # the latter for what no environment can hold
-        return Answer(f"no child process could be started to ask {whom} ({error})")
+    except (OSError, ValueError) as error:  # ValueError for a value that no environment can hold
+        return ProbeResult(f"no child process could be started to ask {library} ({error})")
     try:
         output, errors = child.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
-        _end(child)
-        return Answer(f"{whom} did not answer a child process within {DEADLINE_S:g} s")
+        _kill(child)
+        return ProbeResult(f"{library} did not answer a child process within {DEADLINE_S:g} s")
     except BaseException:
-        _end(child)
+        _kill(child)
         raise
     try:
         problem, version, devices, unusable = json.loads(output.split(f"\n{mark}\n".encode())[1])
     except (IndexError, ValueError):
-        last_line = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        return Answer(f"the child process that asked {whom} ended with status {child.returncode} ({grammar.quoted(last_line)})")
-    return Answer(problem, _pair(version), tuple(_device(*device) for device in devices), tuple(unusable))
+        last_line = grammar.quoted(errors.decode(errors="replace").strip().rpartition("\n")[2])
+        return ProbeResult(f"the child process that asked {library} ended with status {child.returncode} ({last_line})")
+    return ProbeResult(problem, _pair(version), tuple(_device(*device) for device in devices), tuple(unusable))
 
 
 def _source() -> str | None:
-    """The text of the child's program, from wherever this package was imported."""
+    """The source text of the child's program, from wherever this package was imported."""
     from . import driver_child
 
     loader = getattr(driver_child, "__loader__", None)
@@ -154,15 +146,15 @@ def _source() -> str | None:
     return source
 
 
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill a child and take its status, so that it does not stay a zombie."""
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """Kill a child and wait for it, so that it does not stay a zombie."""
     child.kill()
     for pipe in (child.stdout, child.stderr):
         if pipe is not None:
             pipe.close()
     try:
         child.wait(RETRY_AFTER_S)
-    except Exception:  # stuck in the kernel, it does not die before the driver lets it
+    except Exception:  # in an uninterruptible system call, it ends when the driver returns
         threading.Thread(target=child.wait, daemon=True).start()
 
 
@@ -177,14 +169,11 @@ def _device(
     return Device(uuid, name, bus, _pair(capability), memory, integrated)
 
 
-def _pair(numbers: list[int] | None) -> tuple[int, int] | None:
-    return (numbers[0], numbers[1]) if numbers else None
+def _pair(integers: list[int] | None) -> tuple[int, int] | None:
+    return (integers[0], integers[1]) if integers else None
 
 
-def _begin_anew() -> None:
+@process.reset_after_fork
+def _reset_after_fork() -> None:
     global _lock
     _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)

@@ -1,6 +1,4 @@
-"""Which devices a process sees on a ROCm build: from amdsmi and the environment, else from the ROCm runtime in a child
-process. One of the two backends.
-"""
+"""Discovery backend for ROCm: amdsmi and the environment, else the ROCm runtime in a child process."""
 
 from __future__ import annotations
 
@@ -15,23 +13,22 @@ from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed
 FROM_AMDSMI = "amdsmi and the environment"
 FROM_CHILD = "the ROCm runtime, asked in a child process"
 
-# The variables that decide what a process sees, the one to set first; HIP takes CUDA's for its own where that is not set.
+# The variables that decide what a process sees; a launcher sets the first. HIP reads CUDA's variable if its own is not set.
 VARIABLES = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _READ = (*VARIABLES, "CUDA_VISIBLE_DEVICES")
 
 
-def find(env: Mapping[str, str]) -> DiscoveryResult:
-    """Which devices the ROCm runtime would enumerate in a fresh process with this environment."""
+def discover(env: Mapping[str, str]) -> DiscoveryResult:
+    """The devices that the ROCm runtime would enumerate in a fresh process with this environment."""
     try:
         listed = amdsmi.gpus()
     except Failed as error:
-        return _of_child(env, str(error))
+        return _from_probe(env, str(error))
     if not listed:
-        return _none("amdsmi finds no AMD GPU", FROM_AMDSMI)
-    seen, hidden_by, selection = _select(env, listed)
-    if not seen:
-        return _none(_hidden(hidden_by or "", env, selection), FROM_AMDSMI, selection)
-    return DiscoveryResult(len(seen), None, FROM_AMDSMI, tuple(seen), backend=_SELF, selection=selection)
+        return _result(env, "amdsmi finds no AMD GPU", FROM_AMDSMI)
+    devices, hidden_by, selection = _select(env, listed)
+    problem = None if devices else _hidden(hidden_by or "", env, selection)
+    return _result(env, problem, FROM_AMDSMI, tuple(devices), selection=selection)
 
 
 def physical() -> tuple[DiscoveredDevice, ...]:
@@ -55,48 +52,64 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
     return amdsmi.is_linked(handle, peer)
 
 
-def driver_says(seen: DiscoveredDevice) -> driver_child.Device | None:
-    """What is known of a device beside what is read by its handle."""
-    return seen.driver
+def driver_device(device: DiscoveredDevice) -> driver_child.Device | None:
+    """The description of a device by the driver or by amdsmi's list."""
+    return device.driver
 
 
-def try_out(found: DiscoveryResult, *, anew: bool) -> probe.Answer:
-    """Have a child process create a context on each device of an answer, which is this process's own."""
-    return probe.ask({name: os.environ.get(name) for name in _READ}, use=True, hip=library(), anew=anew)
+def probe_usability(result: DiscoveryResult, *, refresh: bool) -> probe.ProbeResult:
+    """Create a context on each device of a discovery result in a child process."""
+    environment = {name: result.environment.get(name) for name in _READ}
+    return probe.run(environment, use=True, hip=library(), refresh=refresh)
 
 
-def uses_already(index: int) -> bool:
-    """Whether this process has a context on a device: never known here."""
+def has_context(index: int) -> bool:
+    """Whether this process has a context on a device: unknown here."""
     return False
 
 
-def limiting(env: Mapping[str, str]) -> str:
+def limiting_variable(env: Mapping[str, str]) -> str:
     """The variable by which an environment limits what a process sees."""
     return VARIABLES[0] if VARIABLES[0] in env else "CUDA_VISIBLE_DEVICES"
 
 
-def forget() -> None:
-    """Look anew at the next question."""
-    amdsmi.forget()
+def clear() -> None:
+    """Discover again at the next query."""
+    amdsmi.clear()
 
 
 _SELF = sys.modules[__name__]
 
 
-def _none(problem: str, source: str, selection: grammar.Selection | None = None, *, lasting: bool = True) -> DiscoveryResult:
-    return DiscoveryResult(0, problem, source, backend=_SELF, selection=selection, lasting=lasting)
+def _result(
+    env: Mapping[str, str],
+    problem: str | None,
+    source: str,
+    devices: tuple[DiscoveredDevice, ...] = (),
+    *,
+    selection: grammar.Selection | None = None,
+    is_cacheable: bool = True,
+) -> DiscoveryResult:
+    return DiscoveryResult(
+        *(len(devices), problem, source, devices),
+        environment=env,
+        accelerator_type="cuda",  # torch's name for ROCm's devices too
+        backend=_SELF,
+        selection=selection,
+        is_cacheable=is_cacheable,
+    )
 
 
 def _select(
     env: Mapping[str, str], listed: Sequence[DiscoveredDevice]
 ) -> tuple[Sequence[DiscoveredDevice], str | None, grammar.Selection | None]:
-    """Apply the variables one after the other, each to what the one before it left."""
+    """Apply the variables one after the other, each to the devices that the one before it left."""
     selection, hidden_by = None, None
-    # The driver below HIP reads its own first.
-    for variable in ("ROCR_VISIBLE_DEVICES", limiting(env)):
+    # The driver below HIP reads its own variable first.
+    for variable in ("ROCR_VISIBLE_DEVICES", limiting_variable(env)):
         value = env.get(variable)
         if value is not None and listed:
-            selection = grammar.select(value, [grammar.Gpu(seen.uuid or "GPU-") for seen in listed])
+            selection = grammar.select(value, [grammar.Gpu(device.uuid or "GPU-") for device in listed])
             listed, hidden_by = [listed[target.gpu] for target in selection.targets], variable
     return listed, hidden_by, selection
 
@@ -108,18 +121,18 @@ def _hidden(variable: str, env: Mapping[str, str], selection: grammar.Selection 
 
 
 def library() -> str:
-    """The ROCm runtime that torch uses: its own where it brings one."""
+    """The ROCm runtime that torch uses: torch's own copy, if it brings one."""
     folder = torch_build.folder()
     candidates = [os.path.join(folder, "lib", "libamdhip64.so")] if folder else []
     candidates.append("/opt/rocm/lib/libamdhip64.so")
     return next((path for path in candidates if os.path.exists(path)), "libamdhip64.so")
 
 
-def _of_child(env: Mapping[str, str], amdsmi_problem: str) -> DiscoveryResult:
-    answer = probe.ask({name: env.get(name) for name in _READ}, hip=library())
-    if answer.error or not answer.devices:
+def _from_probe(env: Mapping[str, str], amdsmi_problem: str) -> DiscoveryResult:
+    probed = probe.run({name: env.get(name) for name in _READ}, hip=library())
+    if probed.error or not probed.devices:
         hidden_by = next((name for name in _READ if env.get(name)), None)
-        problem = answer.error or (hidden_by and _hidden(hidden_by, env)) or "the ROCm runtime finds no device"
-        return _none(f"{problem}; {amdsmi_problem}", FROM_CHILD, lasting=False)
-    devices = tuple(DiscoveredDevice(None, None, device) for device in answer.devices)
-    return DiscoveryResult(len(devices), None, FROM_CHILD, devices, backend=_SELF, lasting=False)
+        problem = probed.error or (hidden_by and _hidden(hidden_by, env)) or "the ROCm runtime finds no device"
+        return _result(env, f"{problem}; {amdsmi_problem}", FROM_CHILD, is_cacheable=False)
+    devices = tuple(DiscoveredDevice(None, None, device) for device in probed.devices)
+    return _result(env, None, FROM_CHILD, devices, is_cacheable=False)

@@ -1,4 +1,4 @@
-"""What NVML reads of a device, field by field."""
+"""The fields that NVML reads of a device."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NODES_SCOPE = 0
 _NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 _P2P_OK, _P2P_UNKNOWN = 0, 6
 
-# What holds clocks back: power cap, hardware slowdown, heat in software and hardware, power brake.
+# Reasons for slow clocks: power cap, hardware slowdown, software and hardware thermal slowdown, power brake.
 _THROTTLING = 0x4 | 0x8 | 0x20 | 0x40 | 0x80
 
-# As many words as hold the nodes of any machine.
+# 64-bit words of a node set: enough for any machine.
 _NODE_WORDS = 16
 
 
@@ -27,24 +27,24 @@ _Reader = Callable[[Handle], Any]
 
 _temperature: _Reader = newest(
     lambda handle: call("nvmlDeviceGetTemperature", handle, _GPU_SENSOR),
-    # Its successor, which the binding makes slow.
+    # The successor, which is slow in the binding.
     lambda handle: call("nvmlDeviceGetTemperatureV", handle, _GPU_SENSOR),
 )
 _power_limit: _Reader = newest(
     lambda handle: call("nvmlDeviceGetEnforcedPowerLimit", handle),
     lambda handle: call("nvmlDeviceGetPowerManagementLimit", handle),
 )
-_reasons_for_slow_clocks: _Reader = newest(
+_clock_event_reasons: _Reader = newest(
     lambda handle: call("nvmlDeviceGetCurrentClocksEventReasons", handle),
     lambda handle: call("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
 )
 _memory_info: _Reader = newest(
-    # The size of the structure, and the version in the fourth byte.
+    # The size of the structure, and its version in the fourth byte.
     lambda handle: call("nvmlDeviceGetMemoryInfo", handle, version=40 | 2 << 24),
     lambda handle: call("nvmlDeviceGetMemoryInfo", handle),
 )
 _compute_processes: _Reader = newest(
-    # Not by the plain name, behind which the binding hides an older driver's answer in an error of another kind.
+    # The plain name in the binding raises another error for older drivers.
     lambda handle: call("nvmlDeviceGetComputeRunningProcesses_v3", handle),
     lambda handle: call("nvmlDeviceGetComputeRunningProcesses_v2", handle),
 )
@@ -53,38 +53,38 @@ _compute_processes: _Reader = newest(
 def _memory_temperature(handle: Handle) -> int:
     value = call("nvmlDeviceGetFieldValues", handle, [_MEMORY_TEMPERATURE])[0]
     if value.nvmlReturn:
-        raise NotSupported(f"NVML's field of it answered {value.nvmlReturn}")
+        raise NotSupported(f"NVML's field returned {value.nvmlReturn}")
     celsius: int = value.value.uiVal
     return celsius
 
 
-def _throttled(handle: Handle) -> bool:
-    return bool(_reasons_for_slow_clocks(handle) & _THROTTLING)
+def _is_throttled(handle: Handle) -> bool:
+    return bool(_clock_event_reasons(handle) & _THROTTLING)
 
 
 def _memory(handle: Handle) -> tuple[int, int, int]:
-    """Free, total and used bytes, the latter without the driver's reserve where it can tell."""
+    """Free, total and used bytes, the latter without the driver's reserve if NVML reports it separately."""
     info = _memory_info(handle)
     if not info.total:
-        raise NotSupported("NVML knows no memory of it")
+        raise NotSupported("NVML reports no memory for it")
     return info.free, info.total, info.used
 
 
 def _processes(handle: Handle) -> list[tuple[int, str | None, int | None]]:
-    """Id, name and bytes of each process with a context on a device."""
+    """Pid, name and bytes of each process with a context on a device."""
     return [(entry.pid, _process_name(entry.pid), entry.usedGpuMemory) for entry in _compute_processes(handle)]
 
 
 def _process_name(pid: int) -> str | None:
     try:
         return nvml.text(call("nvmlSystemGetProcessName", pid))
-    except (NotSupported, Failed):  # gone meanwhile, or of another namespace
+    except (NotSupported, Failed):  # it has ended, or is in another namespace
         return None
 
 
 def _numa_node(handle: Handle) -> int | None:
     words = call("nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _NODES_SCOPE)
-    nodes = [64 * place + bit for place, word in enumerate(words) for bit in range(64) if word >> bit & 1]
+    nodes = [64 * position + bit for position, word in enumerate(words) for bit in range(64) if word >> bit & 1]
     return nodes[0] if len(nodes) == 1 else None
 
 
@@ -99,20 +99,20 @@ def _compute_capability(handle: Handle) -> tuple[int, int]:
 
 _READERS: dict[str, _Reader] = {
     "name": _name,
-    "PCI bus id": nvml.pci_bus_id,
-    "compute capability": _compute_capability,
+    "pci_bus_id": nvml.pci_bus_id,
+    "compute_capability": _compute_capability,
     "memory": _memory,
     "utilization": lambda handle: call("nvmlDeviceGetUtilizationRates", handle).gpu,
-    "memory utilization": lambda handle: call("nvmlDeviceGetUtilizationRates", handle).memory,
+    "memory_usage": lambda handle: call("nvmlDeviceGetUtilizationRates", handle).memory,
     "temperature": _temperature,
-    "memory's temperature": _memory_temperature,
-    "power draw": lambda handle: call("nvmlDeviceGetPowerUsage", handle),
-    "power limit": _power_limit,
-    "fan speed": lambda handle: call("nvmlDeviceGetFanSpeed", handle),
-    "clock rate": lambda handle: call("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
-    "reasons for slow clocks": _throttled,
+    "memory_temperature": _memory_temperature,
+    "power_draw": lambda handle: call("nvmlDeviceGetPowerUsage", handle),
+    "power_limit": _power_limit,
+    "fan_speed": lambda handle: call("nvmlDeviceGetFanSpeed", handle),
+    "clock_rate": lambda handle: call("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
+    "throttled": _is_throttled,
     "processes": _processes,
-    "NUMA node": _numa_node,
+    "numa_node": _numa_node,
 }
 
 

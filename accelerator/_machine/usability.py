@@ -1,48 +1,49 @@
-"""Whether the visible devices can really be used: tried out in a child process."""
+"""The usability probe: a child process creates a context on each visible device."""
 
 from __future__ import annotations
 
-from . import probe, torch_build
+from . import probe
 from .discovery_result import DiscoveryResult
 
 
-def problem(found: DiscoveryResult) -> str | None:
-    """What a child process finds wrong when it creates a context on each visible device, or None."""
-    general, errors = _try_out(found, anew=False)
+def problem(result: DiscoveryResult) -> str | None:
+    """Why the visible devices cannot all be used, or None."""
+    general, errors = _probe(result, refresh=False)
     return general or next((error for error in errors if error), None)
 
 
-def usable(found: DiscoveryResult) -> list[bool]:
-    """Of each visible device whether a child process could create a context on it just now."""
-    general, errors = _try_out(found, anew=True)
+def usable(result: DiscoveryResult) -> list[bool]:
+    """For each visible device, whether a child process could create a context on it now."""
+    general, errors = _probe(result, refresh=True)
     return [general is None and error is None for error in errors]
 
 
-def _try_out(found: DiscoveryResult, *, anew: bool) -> tuple[str | None, list[str | None]]:
-    """What is wrong with all of them, and with each."""
-    devices, backend = found.devices, found.backend
-    if backend is None or torch_build.accelerator_type() != "cuda":
+def _probe(result: DiscoveryResult, *, refresh: bool) -> tuple[str | None, list[str | None]]:
+    """The error that concerns all devices, and that of each device."""
+    devices, backend = result.devices, result.backend
+    if backend is None:
         return None, [None] * len(devices)
-    answer: probe.Answer = backend.try_out(found, anew=anew)
-    if answer.error:
-        return answer.error, [None] * len(devices)
-    if not answer.devices:
+    probed: probe.ProbeResult = backend.probe_usability(result, refresh=refresh)
+    if probed.error:
+        return probed.error, [None] * len(devices)
+    if not probed.devices:
         return "the driver enumerates no device in a child process", [None] * len(devices)
-    by_uuid = {device.uuid: place for place, device in enumerate(answer.devices)}
+    by_uuid = {device.uuid: position for position, device in enumerate(probed.devices)}
     errors: list[str | None] = []
     for index, device in enumerate(devices):
-        place = by_uuid.get(device.uuid.partition("-")[2]) if device.uuid else index if index < len(answer.devices) else None
-        if place is None:
-            errors.append(f"{device.name} ({device.uuid}) cannot be used: it is listed, and the driver does not know it")
+        position = by_uuid.get(device.uuid.partition("-")[2]) if device.uuid else index if index < len(probed.devices) else None
+        if position is None:
+            errors.append(f"{device.name} ({device.uuid}) cannot be used: it is listed, but the driver does not know it")
         else:
-            errors.append(_wrong(index, answer.devices[place].name, answer.unusable[place], own=backend.uses_already(index)))
+            name, error = probed.devices[position].name, probed.unusable[position]
+            errors.append(_describe_error(index, name, error, is_own=backend.has_context(index)))
     return None, errors
 
 
-def _wrong(index: int, name: str, error: str | None, *, own: bool) -> str | None:
-    busy = probe.is_busy(error)
-    # A device that others may not use while this process does is one that this process can use.
-    if error is None or (busy and own):
+def _describe_error(index: int, name: str, error: str | None, *, is_own: bool) -> str | None:
+    is_busy = probe.is_busy(error)
+    # In exclusive mode, a device that this process uses refuses the child, but this process can use it.
+    if error is None or (is_busy and is_own):
         return None
-    state = "is busy, its memory is full or another process has it to itself" if busy else "is broken"
+    state = "is busy: full, or another process uses it exclusively" if is_busy else "is broken"
     return f"cuda:{index} ({name}) {state}: {error}"

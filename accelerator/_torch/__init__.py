@@ -1,1 +1,1 @@
-"""What the actions stand on: torch's private bindings, and what torch lacks."""
+"""What runtime functions share: the runtime state, torch's private bindings, and what torch lacks."""

@@ -1,4 +1,4 @@
-"""The one kind of context manager that makes something current for a while: a device, or a stream and its device."""
+"""Context managers that make a device or a stream current and restore the previous one."""
 
 from __future__ import annotations
 
@@ -7,112 +7,98 @@ from typing import Any
 
 import torch
 
-from . import runtime
-from .runtime import exchange_index, get_index, get_stream, restore_index, set_stream, up
+from . import state
+from .bindings import exchange_index, get_index, get_stream, restore_index, set_stream
 
 
-class Scope:
-    """Changes what is current on entering, and back on leaving; may be entered while it is entered, by any thread.
+class _ReentrantContext:
+    """Make a target current on entering and restore what was current on leaving.
 
-    Subclasses say how: ``_change`` makes the given device or stream current and returns what was, ``_back`` takes that.
+    One object can be entered again while it is entered, and by several threads at once. Subclasses define ``_exchange``, which
+    makes the target current and returns what was, and ``_restore``, which takes that.
     """
 
-    __slots__ = ("_again", "_before", "_fresh", "_to")
+    __slots__ = ("_is_reentered", "_is_unused", "_previous", "_target")
 
-    _change: Any
-    _back: Any
+    _exchange: Any
+    _restore: Any
 
-    def __init__(self, to: Any) -> None:
-        self._to = to
-        # As most are entered once, what to go back to is kept here that time, and with the thread every other time. Who is
-        # first is who could delete this: one step, in which no other thread comes between.
-        self._fresh = True
-        self._again = False
+    def __init__(self, target: Any) -> None:
+        self._target = target
+        # Most objects are entered once. That entry keeps what was current here, later ones keep it in a thread-local list.
+        # The entry that deletes this attribute is the first: deleting is atomic.
+        self._is_unused = True
+        self._is_reentered = False
 
     def __enter__(self) -> None:
         try:
-            del self._fresh
+            del self._is_unused
         except AttributeError:
-            self._enter_again()
+            self._is_reentered = True
+            _thread.entries.append((self, self._exchange(self._target)))
         else:
-            self._before = self._change(self._to)
+            self._previous = self._exchange(self._target)
 
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        self._back(self._leave_again() if self._again else self._before)
+    def __exit__(self, *exc_info: object) -> None:
+        self._restore(self._pop_previous() if self._is_reentered else self._previous)
 
-    def _enter_again(self) -> None:
-        self._again = True
-        try:
-            _mine.entered.append((self, self._change(self._to)))
-        except (RuntimeError, TypeError) as error:
-            raise runtime.explain(self._to, error) from None
-
-    def _leave_again(self) -> Any:
-        """What was current before this thread entered last; what it entered first, it leaves last."""
-        for place in reversed(range(len(_mine.entered))):
-            if _mine.entered[place][0] is self:
-                return _mine.entered.pop(place)[1]
-        return self._before
+    def _pop_previous(self) -> Any:
+        """Return what was current before this thread last entered the object."""
+        for position in reversed(range(len(_thread.entries))):
+            if _thread.entries[position][0] is self:
+                return _thread.entries.pop(position)[1]
+        return self._previous
 
 
-class _Mine(threading.local):
-    """The scopes that this thread has entered which had been entered before, with what was current before each."""
+class _Thread(threading.local):
+    """This thread's entries into objects that had been entered before, each with what was current."""
 
     def __init__(self) -> None:
-        self.entered: list[tuple[Scope, Any]] = []
+        self.entries: list[tuple[_ReentrantContext, Any]] = []
 
 
-_mine = _Mine()
+_thread = _Thread()
 
 
-class DeviceContext(Scope):
-    """A scope in which a device is the current one, given by its index; the accelerator is up."""
-
-    __slots__ = ()
-    _change = exchange_index
-
-    # As the base class does it, with the calls spelled out: looking them up on the class costs a twentieth of the whole.
-    def __enter__(self) -> None:
-        try:
-            del self._fresh
-            self._before = exchange_index(self._to)
-        except AttributeError:
-            self._enter_again()
-        except (RuntimeError, TypeError) as error:
-            raise runtime.explain(self._to, error) from None
-
-    def __exit__(self, kind: object, error: object, traceback: object) -> None:
-        restore_index(self._leave_again() if self._again else self._before)
-
-
-class FirstDeviceContext(DeviceContext):
-    """As ``DeviceContext`` where the accelerator was not up when this was made: it is initialized by entering."""
+class DeviceContext(_ReentrantContext):
+    """Make a device current, by its index. The accelerator is initialized."""
 
     __slots__ = ()
+    _exchange = staticmethod(exchange_index)
+    _restore = staticmethod(restore_index)
 
-    def __enter__(self) -> None:
-        runtime.initialize(self._to)
-        super().__enter__()
+
+def _initialize_and_exchange(index: int) -> int:
+    state.initialize(index)
+    previous: int = exchange_index(index)
+    return previous
+
+
+class InitializingDeviceContext(_ReentrantContext):
+    """Make a device current, by its index. Entering initializes the accelerator."""
+
+    __slots__ = ()
+    _exchange = staticmethod(_initialize_and_exchange)
+    _restore = staticmethod(restore_index)
 
 
 def _exchange_stream(stream: torch.Stream) -> tuple[torch.Stream, ...]:
-    if not up:
-        runtime.initialize()
-    index, here = stream.device_index, get_index()
-    # Restoring a stream makes its device the current one, so that of the present device is the last to restore.
-    before = (get_stream(here),) if index == here else (get_stream(index), get_stream(here))
+    state.initialize()
+    index, current_index = stream.device_index, get_index()
+    # Setting a stream makes its device current too, so the current device's stream comes last.
+    streams = (get_stream(current_index),) if index == current_index else (get_stream(index), get_stream(current_index))
     set_stream(stream)
-    return before
+    return streams
 
 
-def _restore_streams(before: tuple[torch.Stream, ...]) -> None:
-    for stream in before:
+def _restore_streams(streams: tuple[torch.Stream, ...]) -> None:
+    for stream in streams:
         set_stream(stream)
 
 
-class StreamContext(Scope):
-    """A scope in which a stream and its device are the current ones."""
+class StreamContext(_ReentrantContext):
+    """Make a stream and its device current. Entering initializes the accelerator."""
 
     __slots__ = ()
-    _change = staticmethod(_exchange_stream)
-    _back = staticmethod(_restore_streams)
+    _exchange = staticmethod(_exchange_stream)
+    _restore = staticmethod(_restore_streams)

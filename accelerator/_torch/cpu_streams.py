@@ -1,4 +1,4 @@
-"""Streams and events of the CPU, where it stands in for an accelerator: what was issued is done."""
+"""Streams and events of the CPU fallback. The CPU finishes all work before a call returns."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from . import runtime
+from . import state
 
 
 class CPUStream(torch.Stream):
-    """The CPU's only stream: work on it is done when it was issued. torch's own cannot record events."""
+    """The CPU's only stream. torch's own CPU stream cannot record events."""
 
-    # torch.compile of torch 2.6 makes a stream again from its numbers, which tell nothing here: there is no other.
+    # torch.compile of torch 2.6 passes the ids of an existing stream. They are ignored: there is only one stream.
     def __new__(
         cls, device: Any = "cpu", *, priority: int = 0, stream_id: int = 0, device_index: int = -1, device_type: int = 0
     ) -> CPUStream:
-        runtime.look(device, negative=True)
+        state.current(device, allow_negative=True)
         return super().__new__(cls, device="cpu")
 
     def query(self) -> bool:
@@ -46,7 +46,7 @@ class CPUStream(torch.Stream):
 
 
 class CPUEvent(torch.Event):
-    """A moment in the CPU's work, which has always happened already; times are the host's."""
+    """An event of the CPU's stream. It has always occurred; its time is the host's."""
 
     _timed: bool
     _recorded_ns: int | None
@@ -54,7 +54,7 @@ class CPUEvent(torch.Event):
     def __new__(
         cls, device: Any = "cpu", *, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
     ) -> CPUEvent:
-        runtime.look(device, negative=True)
+        state.current(device, allow_negative=True)
         event = super().__new__(cls, device="cpu", enable_timing=enable_timing, blocking=blocking, interprocess=interprocess)
         event._timed, event._recorded_ns = enable_timing, None
         return event
@@ -72,7 +72,7 @@ class CPUEvent(torch.Event):
         pass
 
     def elapsed_time(self, other: torch.Event) -> float:
-        """Milliseconds of host time from this event's record to the other's."""
+        """Return the milliseconds of host time between the records of this event and another one."""
         if not (self._timed and isinstance(other, CPUEvent) and other._timed):
             raise ValueError("Both events must be created with argument 'enable_timing=True' to measure elapsed time.")
         if self._recorded_ns is None or other._recorded_ns is None:
@@ -82,5 +82,5 @@ class CPUEvent(torch.Event):
 
 @cache
 def cpu_stream() -> torch.Stream:
-    """The CPU's stream, made when it is first wanted: in torch 2.6 even that looks for a GPU."""
+    """Return the CPU's stream. It is created at the first call, because in torch 2.6 that looks for a GPU."""
     return torch.Stream.__new__(CPUStream, device="cpu")

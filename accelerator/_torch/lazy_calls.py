@@ -1,7 +1,7 @@
-"""Calls that wait for the accelerator to be initialized, in the order in which they were made.
+"""Calls that are queued until the accelerator is initialized. They run in the order in which they were queued.
 
-torch runs what waits in two groups, the seeds last, so that a state set after a seed would be seeded over. Here the seeds that
-wait are put in their place before anything else is queued behind them.
+torch runs queued seeds after all other queued calls, so that a seed would override a state that was set after it. Therefore
+queued seeds are moved to their place before anything else is queued.
 """
 
 from __future__ import annotations
@@ -12,41 +12,41 @@ from typing import Any
 
 import torch
 
-from . import runtime
+from . import generators, state
 
-# The room whose calls set random states, by whatever name this package was vendored.
+# The module of the functions that set random states. Its name depends on where this package was vendored.
 _RANDOM = f"{__name__.rpartition('._torch.')[0]}.random"
 
 
-class States:
-    """The states of some devices' generators, taken when this is called, which may be at the initialization.
+class SavedStates:
+    """The generator states of some devices, saved when the object is called.
 
-    While it waits it marks a place: what was random before it is not to be forgotten.
+    While the object is in the queue it also marks a position: a seed for all devices replaces queued seeds after it only.
     """
 
-    def __init__(self, numbers: list[int]) -> None:
-        self._numbers = numbers
+    def __init__(self, devices: list[tuple[str, int]]) -> None:
+        self._devices = devices
         self._states: list[torch.Tensor] = []
 
     def __call__(self) -> None:
-        self._states = [runtime.generator(number).get_state() for number in self._numbers]
+        self._states = [generators.find_generator(*device).get_state() for device in self._devices]
 
     def restore(self) -> None:
-        """Give the generators the states that were taken."""
-        # None were taken if the initialization failed before it came to that.
-        for number, state in zip(self._numbers, self._states, strict=False):
-            runtime.generator(number).set_state(state)
+        """Set the generators to the saved states."""
+        # No states were saved if the initialization failed earlier.
+        for device, rng_state in zip(self._devices, self._states, strict=False):
+            generators.find_generator(*device).set_state(rng_state)
 
 
 def run(call: Callable[[], object]) -> None:
-    """Run a call now if the accelerator is up, else when it is, after everything that waits by then."""
-    _run_or(lambda module: _append(module, call), call)
+    """Run a call now if the accelerator is initialized, else queue it."""
+    _run_or_queue(lambda module: _append(module, call), call)
 
 
 def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
-    """As ``run`` for a call that seeds, of which only the latest is kept waiting."""
+    """As ``run`` for a call that seeds. Only the latest one stays queued."""
 
-    def keep(module: Any) -> None:
+    def queue(module: Any) -> None:
         tracker = getattr(module, "_lazy_seed_tracker", None)
         if tracker is None:
             _append(module, call)
@@ -55,60 +55,60 @@ def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
         else:
             tracker.queue_seed(call, [])
 
-    _run_or(keep, call)
+    _run_or_queue(queue, call)
 
 
-def forget_since(mark: States) -> None:
-    """Forget a mark that still waits, and what was to be done to random states after it."""
-    module = runtime.device_module()
-    if _is_up() or not hasattr(module, "_queued_calls"):
+def drop_since(saved: SavedStates) -> None:
+    """Remove a queued ``SavedStates`` and the random calls that were queued after it."""
+    module = state.current(allow_bad_fork=True).device_module
+    if _is_initialized() or not hasattr(module, "_queued_calls"):
         return
     with _lock(module):
         calls = module._queued_calls
-        places = [place for place, (call, _) in enumerate(calls) if call is mark]
-        if places and not _is_up():
-            _settle(module)
-            del calls[places[0]]
-            _drop_random(calls, places[0], module)
+        positions = [position for position, (call, _) in enumerate(calls) if call is saved]
+        if positions and not _is_initialized():
+            _append_seeds(module)
+            del calls[positions[0]]
+            _drop_random(calls, positions[0], module)
 
 
-def _run_or(keep: Callable[[Any], None], call: Callable[[], object]) -> None:
-    module = runtime.device_module()
-    # While torch runs what waits it counts as not initialized, but this thread can use the accelerator already.
-    if not _is_up() and not hasattr(getattr(module, "_tls", None), "is_initializing"):
+def _run_or_queue(queue: Callable[[Any], None], call: Callable[[], object]) -> None:
+    module = state.current(allow_bad_fork=True).device_module
+    # While torch runs the queue the accelerator is not marked as initialized, but this thread can use it.
+    if not _is_initialized() and not hasattr(getattr(module, "_tls", None), "is_initializing"):
         with _lock(module):
-            if not _is_up() and hasattr(module, "_queued_calls"):
-                keep(module)
+            if not _is_initialized() and hasattr(module, "_queued_calls"):
+                queue(module)
                 return
     call()
 
 
-def _is_up() -> bool:
-    # A child that cannot use the accelerator can still let things wait for it, as torch does.
-    return runtime.look(poisoned=True).up
+def _is_initialized() -> bool:
+    # As torch does, a bad fork queues calls too.
+    return state.current(allow_bad_fork=True).is_initialized
 
 
 def _append(module: Any, call: Callable[[], object]) -> None:
-    _settle(module)
+    _append_seeds(module)
     module._queued_calls.append((call, []))
 
 
-def _settle(module: Any) -> None:
-    """Put the seeds that wait in their place behind all that was queued before them."""
+def _append_seeds(module: Any) -> None:
+    """Move the seeds that torch keeps apart to the end of the queue."""
     tracker = getattr(module, "_lazy_seed_tracker", None)
     if tracker is None:
         return
     calls = module._queued_calls
     if tracker.manual_seed_all_cb is not None:
-        marks = [place for place, (call, _) in enumerate(calls) if isinstance(call, States)]
-        _drop_random(calls, marks[-1] + 1 if marks else 0, module)
+        saved = [position for position, (call, _) in enumerate(calls) if isinstance(call, SavedStates)]
+        _drop_random(calls, saved[-1] + 1 if saved else 0, module)
     calls.extend(entry for entry in tracker.get_calls() if entry)
-    tracker.__init__()
+    module._lazy_seed_tracker = type(tracker)()
 
 
 def _drop_random(calls: list[tuple[Any, Any]], start: int, module: Any) -> None:
-    rooms = (__name__, _RANDOM, f"{module.__name__}.random")
-    calls[start:] = [entry for entry in calls[start:] if getattr(entry[0], "__module__", None) not in rooms]
+    random_modules = (__name__, _RANDOM, f"{module.__name__}.random")
+    calls[start:] = [entry for entry in calls[start:] if getattr(entry[0], "__module__", None) not in random_modules]
 
 
 def _lock(module: Any) -> AbstractContextManager[Any]:

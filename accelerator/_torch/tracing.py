@@ -1,7 +1,7 @@
-"""What ``torch.compile`` traces in place of functions that it could not trace, and would break the graph at.
+"""Functions that ``torch.compile`` traces in place of functions that would break the graph.
 
-The bindings that make calls fast, and the look at what is there, are opaque to it. It knows torch's own functions, so it is
-given those to trace, or an answer that it may take for constant in the graph, as torch's own are.
+It cannot trace torch's private bindings and the reading of the runtime state. These replacements call torch's public functions
+and treat the device type as a constant of the graph, as torch's own functions do.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .._machine.dynamo import assume_constant
-from . import runtime
+from . import state
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
 def traced_as(replacement: Callable[..., Any]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Have ``torch.compile`` trace another function in place of the decorated one, which costs that nothing."""
+    """Have ``torch.compile`` trace another function in place of the decorated one. A call of the latter costs nothing more."""
 
     def mark(function: Callable[_P, _R]) -> Callable[_P, _R]:
         function._torchdynamo_inline = replacement  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
@@ -30,19 +30,19 @@ def traced_as(replacement: Callable[..., Any]) -> Callable[[Callable[_P, _R]], C
 
 
 @assume_constant
-def kind() -> str:
-    """The type of the device that functions act on, in a child that cannot use the accelerator too."""
-    return runtime.look(poisoned=True).kind
+def device_type() -> str:
+    """Return the device type that runtime functions act on, in a bad fork too."""
+    return state.current(allow_bad_fork=True).device_type
 
 
 @assume_constant
 def _only_of_cuda() -> bool:
-    """Whether torch.compile knows torch.cuda's functions but not those of torch.accelerator, as that of torch 2.6."""
-    return kind() == "cuda" and torch.__version__.startswith("2.6.")
+    """Whether torch.compile traces torch.cuda's functions but not those of torch.accelerator, as that of torch 2.6."""
+    return device_type() == "cuda" and torch.__version__.startswith("2.6.")
 
 
-def number_of(device: Any) -> Any:
-    """The index that a device argument has, if any; what is no device is left to torch to refuse."""
+def index_of(device: Any) -> Any:
+    """Return the index of a device argument, or None. torch raises for other objects."""
     if isinstance(device, torch.Tensor):
         device = device.device
     elif isinstance(device, str):
@@ -51,36 +51,35 @@ def number_of(device: Any) -> Any:
 
 
 def device_index(device: Any, /) -> AbstractContextManager[Any]:
-    number = number_of(device)
-    if number is None or number < 0 or kind() == "cpu":
+    index = index_of(device)
+    if index is None or index < 0 or device_type() == "cpu":
         return nullcontext()
-    # torch.compile has known torch.cuda's for longest.
-    return torch.cuda.device(number) if kind() == "cuda" else torch.accelerator.device_index(number)
+    # Older releases of torch.compile trace torch.cuda's context manager only.
+    return torch.cuda.device(index) if device_type() == "cuda" else torch.accelerator.device_index(index)
 
 
 def device_of(obj: Any) -> AbstractContextManager[Any]:
-    place = obj.device
-    return device_index(place if place.type == kind() else None)
+    return device_index(obj.device if obj.device.type == device_type() else None)
 
 
 def device(device_index: Any = None) -> torch.device:
-    number = number_of(device_index)
-    return torch.device(kind()) if number is None or kind() == "cpu" else torch.device(kind(), number)
+    index = index_of(device_index)
+    return torch.device(device_type()) if index is None or device_type() == "cpu" else torch.device(device_type(), index)
 
 
 def current_device_index() -> int:
-    if kind() == "cpu":
+    if device_type() == "cpu":
         return 0
     return torch.cuda.current_device() if _only_of_cuda() else torch.accelerator.current_device_index()
 
 
 def current_stream(device: Any = None, /) -> torch.Stream:
-    if kind() == "cpu":
+    if device_type() == "cpu":
         return _cpu_stream()
-    number = number_of(device)
+    index = index_of(device)
     if _only_of_cuda():
-        return torch.cuda.current_stream() if number is None else torch.cuda.current_stream(number)
-    return torch.accelerator.current_stream() if number is None else torch.accelerator.current_stream(number)
+        return torch.cuda.current_stream() if index is None else torch.cuda.current_stream(index)
+    return torch.accelerator.current_stream() if index is None else torch.accelerator.current_stream(index)
 
 
 @assume_constant
@@ -93,64 +92,64 @@ def _cpu_stream() -> torch.Stream:
 def set_stream(stream: Any) -> None:
     if _only_of_cuda():
         torch.cuda.set_stream(stream)
-    elif kind() != "cpu":
+    elif device_type() != "cpu":
         torch.accelerator.set_stream(stream)
 
 
 def stream(stream: Any) -> AbstractContextManager[Any]:
-    if stream is None or kind() == "cpu":
+    if stream is None or device_type() == "cpu":
         return nullcontext()
-    # Others' streams are context managers themselves.
-    return torch.cuda.stream(stream) if kind() == "cuda" else stream
+    # Streams of other accelerators are context managers.
+    return torch.cuda.stream(stream) if device_type() == "cuda" else stream
 
 
 def synchronize(device: Any = None, /) -> None:
-    if kind() == "cpu":
+    if device_type() == "cpu":
         return
-    number = number_of(device)
+    index = index_of(device)
     if _only_of_cuda():
-        torch.cuda.synchronize(None if number is None or number < 0 else number)
-    elif number is None or number < 0:
+        torch.cuda.synchronize(None if index is None or index < 0 else index)
+    elif index is None or index < 0:
         torch.accelerator.synchronize()
     else:
-        torch.accelerator.synchronize(torch.device(kind(), number))
+        torch.accelerator.synchronize(torch.device(device_type(), index))
 
 
 def is_synchronized_device() -> bool:
-    return kind() == "cpu"
+    return device_type() == "cpu"
 
 
 def empty_cache() -> None:
-    if kind() != "cpu":
-        getattr(torch, kind()).empty_cache()
+    if device_type() != "cpu":
+        getattr(torch, device_type()).empty_cache()
 
 
 def reset_peak_memory_stats(device: Any = None, /) -> None:
-    if kind() != "cpu":
-        getattr(torch, kind()).reset_peak_memory_stats(number_of(device))
+    if device_type() != "cpu":
+        getattr(torch, device_type()).reset_peak_memory_stats(index_of(device))
 
 
 def init() -> None:
-    if kind() != "cpu":
-        getattr(torch, kind()).init()
+    if device_type() != "cpu":
+        getattr(torch, device_type()).init()
 
 
 def ipc_collect() -> None:
-    if kind() != "cpu":
-        getattr(torch, kind()).ipc_collect()
+    if device_type() != "cpu":
+        getattr(torch, device_type()).ipc_collect()
 
 
 def manual_seed(seed: int) -> None:
-    torch.random.manual_seed(seed) if kind() == "cpu" else getattr(torch, kind()).manual_seed(seed)
+    torch.random.manual_seed(seed) if device_type() == "cpu" else getattr(torch, device_type()).manual_seed(seed)
 
 
 def seed() -> None:
-    torch.random.seed() if kind() == "cpu" else getattr(torch, kind()).seed()
+    torch.random.seed() if device_type() == "cpu" else getattr(torch, device_type()).seed()
 
 
 def seed_all() -> None:
-    torch.random.seed() if kind() == "cpu" else getattr(torch, kind()).seed_all()
+    torch.random.seed() if device_type() == "cpu" else getattr(torch, device_type()).seed_all()
 
 
 def nothing(*args: Any, **kwargs: Any) -> None:
-    """For functions that do nothing where code is compiled."""
+    """Replacement of functions that do nothing in compiled code."""

@@ -1,6 +1,8 @@
-"""Activation checkpointing: memory for time, with activations partitioned across ranks or kept on the host where asked.
+"""Activation checkpointing: recompute activations in backward to save memory.
 
-The names and parameters are those of ``deepspeed.checkpointing``; the safety is that of torch's own checkpoints.
+The inputs of checkpoints can be partitioned across ranks and offloaded to the host. The names and parameters are those of
+``deepspeed.checkpointing``; the guarantees are those of torch's own checkpoints. Importing this module needs torch. Its
+functions are fork-safe and initialize nothing, except as their docstrings say.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    # DeepSpeed's settings are read as globals of its module.
+    # DeepSpeed's users read its settings as globals of the module.
     try:
         return _configuration.deepspeed_globals()[name]
     except KeyError:

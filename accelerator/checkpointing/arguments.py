@@ -2,62 +2,158 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import checks
+from . import bindings, checks
 from .configuration import Settings
-from .partition import Share, changed, share
+from .containers import devices_of, is_flat, map_tensors, tensors_in
+from .partition import StoredActivation, edited_in_place, store_activation
 
-# Kinds that neither hold a tensor nor change.
-ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device})
+# The (pack, unpack) pair of torch.autograd.graph.saved_tensors_hooks.
+Hooks = tuple[Any, Any]
 
 
-class _Held:
-    """A tensor that is kept as it is: what the function gets again is the very same object."""
+def keep_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, outer_hooks: Hooks | None, *, nested: bool
+) -> KeptArguments | StoredArguments:
+    """Keep the arguments of a checkpoint for its recomputation.
+
+    Args:
+        outer_hooks: the saved-tensor hooks around the checkpoint.
+        nested: whether those belong to another checkpoint. It recomputes the arguments, so nothing is partitioned.
+    """
+    if settings.keeps_arguments and outer_hooks is None and bindings.innermost_hooks is not None:
+        return KeptArguments(args, kwargs)
+    return StoredArguments(args, kwargs, settings, outer_hooks, nested=nested)
+
+
+# A tensor, its version when the checkpoint started, and its name.
+_Watched = tuple[torch.Tensor, int, str]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was edited in place. Tensors of inference mode do not count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _edited_name(watched: list[_Watched]) -> str | None:
+    """The name of the first tensor that was edited, None if none was."""
+    for tensor, version, name in watched:
+        if _version(tensor) != version:
+            return name
+    return None
+
+
+class KeptArguments:
+    """Arguments whose tensors are kept as they are.
+
+    Containers are copied, so that the recomputation does not see later edits by the caller or the function.
+    """
+
+    __slots__ = ("_args", "_edited", "_has_containers", "_kwargs", "_watched", "devices")
+
+    # The activations that are stored in another form: none.
+    stored: tuple[torch.Tensor, ...] = ()
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._watched: list[_Watched] = []
+        # The name of an argument that the function itself edited.
+        self._edited: str | None = None
+
+        self._has_containers = bool(kwargs) or not is_flat(args)
+        self._args, self._kwargs = args, kwargs
+        if self._has_containers:
+            self._args, self._kwargs = _map_arguments(args, kwargs, self._watch)
+            tensors = tensors_in((args, kwargs))
+        else:
+            tensors = [self._watch(item, f"argument {i}") for i, item in enumerate(args) if isinstance(item, torch.Tensor)]
+        self.devices = devices_of(tensors)
+
+    def _watch(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        self._watched.append((tensor, _version(tensor), name))
+        return tensor
+
+    def forward_ended(self) -> None:
+        """Release the arguments if the function edited one: backward would raise, and the graph of the edited tensor leads
+        through the checkpoint, which would keep itself alive."""
+        self._edited = _edited_name(self._watched)
+        if self._edited is not None:
+            self.release()
+
+    def release(self) -> None:
+        """Release all tensors."""
+        self._watched, self._args, self._kwargs = [], (), {}
+
+    def prefetch(self) -> None:
+        """There is nothing to fetch."""
+
+    def restore(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments.
+
+        Raises:
+            RuntimeError: if one was edited in place.
+        """
+        edited = self._edited or _edited_name(self._watched)
+        if edited is not None:
+            raise RuntimeError(edited_in_place(edited))
+        if not self._has_containers:
+            return self._args, self._kwargs
+        # Containers are copied again, so that the next recomputation does not see edits by this one.
+        return _map_arguments(self._args, self._kwargs, lambda tensor, name: tensor)
+
+
+def _map_arguments(
+    args: tuple[Any, ...], kwargs: dict[str, Any], replace: Callable[[Any, str], Any], leaf: type = torch.Tensor
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    copies: dict[int, Any] = {}
+    return (
+        tuple([map_tensors(item, f"argument {i}", replace, copies, leaf) for i, item in enumerate(args)]),
+        {name: map_tensors(item, f"argument {name}", replace, copies, leaf) for name, item in kwargs.items()},
+    )
+
+
+class _KeptTensor:
+    """A tensor that is kept as it is."""
 
     __slots__ = ("_tensor", "_version")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor: torch.Tensor | None = tensor
-        self._version = version(tensor)
+        self._version = _version(tensor)
 
-    def restore(self, position: str) -> torch.Tensor:
-        tensor = self._tensor
-        if tensor is None or version(tensor) != self._version:
-            raise RuntimeError(changed(position))
-        return tensor
+    def restore(self, name: str) -> torch.Tensor:
+        if self._tensor is None or _version(self._tensor) != self._version:
+            raise RuntimeError(edited_in_place(name))
+        return self._tensor
 
-    def settle(self) -> None:
-        """Let go of a tensor that the function itself edited: its history leads through the checkpoint by now, which
-        would so keep itself alive."""
-        if self._tensor is not None and version(self._tensor) != self._version:
+    def forward_ended(self) -> None:
+        """As ``KeptArguments.forward_ended``."""
+        if self._tensor is not None and _version(self._tensor) != self._version:
             self._tensor = None
 
 
-class _Handed:
-    """A tensor that went through the saved-tensor hooks around the checkpoint, an outer checkpoint's for instance."""
+class PackedByHook:
+    """A tensor that went through the saved-tensor hooks around the checkpoint, such as those of an outer checkpoint."""
 
     __slots__ = ("_packed", "_requires_grad", "_unpack")
 
-    def __init__(self, tensor: torch.Tensor, hooks: tuple[Any, Any]) -> None:
+    def __init__(self, tensor: torch.Tensor, hooks: Hooks) -> None:
         self._requires_grad = tensor.requires_grad
         self._unpack = hooks[1]
         self._packed = hooks[0](tensor)
 
-    def restore(self, position: str) -> torch.Tensor:
+    def restore(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = self._unpack(self._packed)
         if tensor.requires_grad != self._requires_grad:
             tensor = tensor.detach().requires_grad_(self._requires_grad)
         return tensor
 
 
-class _Saver(torch.autograd.Function):
-    """Saves tensors as an operation does, for a torch that does not tell which hooks are around it."""
+class _SaveTensors(torch.autograd.Function):
+    """Saves tensors as an operation does, for a torch that does not report its saved-tensor hooks."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
@@ -66,203 +162,118 @@ class _Saver(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise AssertionError("nothing flows through what only saves")
+        raise AssertionError("this operation only saves tensors and has no gradient")
 
 
-class _Saved:
-    """Tensors that ``_Saver`` saved."""
+class _SavedByAutograd:
+    """Tensors that ``_SaveTensors`` saved."""
 
     __slots__ = ("_output",)
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         anchor = torch.empty(0, device="cpu", requires_grad=True)
-        # Its node holds what was saved only as long as the output lives.
-        self._output: Any = _Saver.apply(anchor, *tensors)
+        # The saved tensors live as long as the output.
+        self._output: Any = _SaveTensors.apply(anchor, *tensors)
 
     def restore(self) -> tuple[torch.Tensor, ...]:
         return tuple(self._output.grad_fn.saved_tensors)
 
 
-class Reference:
-    """Stands in a kept structure for the tensor of this number."""
+class _Reference:
+    """Takes the place of a tensor in a kept structure."""
 
-    __slots__ = ("number",)
+    __slots__ = ("index",)
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-def version(tensor: torch.Tensor) -> int:
-    """How often a tensor was edited in place; tensors of inference mode do not count."""
-    return -1 if tensor.is_inference() else tensor._version
+    def __init__(self, index: int) -> None:
+        self.index = index
 
 
-class Arguments:
-    """Positional and keyword arguments of any structure; ``restore`` makes them again, as often as asked.
+class StoredArguments:
+    """Arguments whose tensors are stored in another form: partitioned, on the host, or packed by hooks.
 
-    A tensor or a container that occurs twice is kept once and comes back as one object. Containers are copied, so
-    that what caller or function do to theirs is not seen by the recomputation.
+    A tensor or a container that occurs twice is stored once and restored as one object. Containers are copied.
     """
 
-    __slots__ = ("_args", "_kept", "_kwargs", "_names", "_saved", "links")
+    __slots__ = ("_args", "_kwargs", "_names", "_saved", "_tensors", "devices", "stored")
 
     def __init__(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        settings: Settings,
-        hooks: tuple[Any, Any] | None,
-        *,
-        inside: bool,
-        blind: bool,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, outer_hooks: Hooks | None, *, nested: bool
     ) -> None:
-        """
-        Args:
-            hooks: the saved-tensor hooks around the checkpoint.
-            inside: those are an outer checkpoint's, which recomputes the arguments: there is nothing to partition.
-            blind: it is not known whether there are hooks.
-        """
-        tensors: dict[int, tuple[torch.Tensor, str]] = {}
-        numbers: dict[int, int] = {}
+        tensors: list[torch.Tensor] = []
+        self._names: list[str] = []
+        references: dict[int, _Reference] = {}
 
-        def put(tensor: torch.Tensor, name: str) -> Reference:
-            number = numbers.setdefault(id(tensor), len(numbers))
-            tensors.setdefault(id(tensor), (tensor, name))
-            return Reference(number)
+        def reference(tensor: torch.Tensor, name: str) -> _Reference:
+            if id(tensor) not in references:
+                references[id(tensor)] = _Reference(len(tensors))
+                tensors.append(tensor)
+                self._names.append(name)
+            return references[id(tensor)]
 
-        seen: dict[int, Any] = {}
-        self._args = tuple(copied(item, f"argument {i}", put, seen) for i, item in enumerate(args))
-        self._kwargs = {name: copied(item, f"argument {name}", put, seen) for name, item in kwargs.items()}
-        self._kept: list[Any] = []
-        self._names = [name for _, name in tensors.values()]
-        self._saved: _Saved | None = None
-        # The tensors whose makers may be checkpoints that backward comes to after this one.
-        self.links: list[torch.Tensor] = []
-        divided = not settings.plain and not inside
-        loose: list[torch.Tensor] = []
-        position = 0
+        self._args, self._kwargs = _map_arguments(args, kwargs, reference)
+        self.devices = devices_of(tensors_in((args, kwargs)))
+        # Each is a StoredActivation, a PackedByHook, a _KeptTensor, or an index into _saved.
+        self._tensors: list[Any] = []
+        self._saved: _SavedByAutograd | None = None
+        # The activations that are stored in another form.
+        self.stored: tuple[torch.Tensor, ...] = ()
         try:
-            for tensor, _ in tensors.values():
-                kept: Any = share(tensor, settings, position, hooks) if divided else None
-                if kept is not None:
-                    self.links.append(tensor)
-                    position += 1
-                elif hooks is not None:
-                    kept = _Handed(tensor, hooks)
-                elif blind and not tensor.is_inference():
-                    kept = len(loose)
-                    loose.append(tensor)
-                else:
-                    kept = _Held(tensor)
-                self._kept.append(kept)
-            if loose:
-                self._saved = _Saved(loose)
+            self._store(tensors, settings, outer_hooks, nested)
         except BaseException:
-            # The traceback keeps this frame alive; the slots taken so far must not wait for it.
-            self._kept.clear()
+            self.release()
             raise
-        if divided and settings.debug:
-            checks.same_on_all_ranks([(t, name) for t, name in tensors.values()], settings)
 
-    def settle(self) -> None:
-        """To be called when the forward is done."""
-        self.links = []
-        for kept in self._kept:
-            if type(kept) is _Held:
-                kept.settle()
+    def _store(self, tensors: list[torch.Tensor], settings: Settings, outer_hooks: Hooks | None, nested: bool) -> None:
+        if settings.debug and settings.partition_activations and not nested:
+            checks.check_same_on_all_ranks(list(zip(tensors, self._names, strict=True)), settings)
+        saved: list[torch.Tensor] = []
+        for tensor in tensors:
+            activation = None
+            if not settings.keeps_arguments and not nested:
+                activation = store_activation(tensor, settings, len(self.stored), outer_hooks)
+            if activation is not None:
+                self._tensors.append(activation)
+                self.stored += (tensor,)
+            elif outer_hooks is not None:
+                self._tensors.append(PackedByHook(tensor, outer_hooks))
+            elif bindings.innermost_hooks is None and not tensor.is_inference():
+                self._tensors.append(len(saved))
+                saved.append(tensor)
+            else:
+                self._tensors.append(_KeptTensor(tensor))
+        if saved:
+            self._saved = _SavedByAutograd(saved)
 
-    def start(self) -> None:
-        """Begin to bring back what is elsewhere."""
-        for kept in self._kept:
-            if type(kept) is Share:
-                kept.start()
+    def forward_ended(self) -> None:
+        """Release what the forward needed."""
+        self.stored = ()
+        for each in self._tensors:
+            if isinstance(each, _KeptTensor):
+                each.forward_ended()
 
     def release(self) -> None:
-        """Let go of everything."""
-        self._kept.clear()
+        """Release all tensors."""
+        self._tensors.clear()
+        self.stored = ()
+
+    def prefetch(self) -> None:
+        """Start to fetch what is on the host or on other ranks."""
+        for each in self._tensors:
+            if isinstance(each, StoredActivation):
+                each.prefetch()
 
     def restore(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments.
+        """Return the arguments.
 
         Raises:
-            RuntimeError: if one was edited in place, or the group it was partitioned over is gone.
+            RuntimeError: if one was edited in place, or the group it was partitioned over is destroyed.
         """
-        for kept in self._kept:
-            if type(kept) is Share:
-                kept.begin()
+        for each in self._tensors:
+            if isinstance(each, StoredActivation):
+                each.start_gathering()
         saved = () if self._saved is None else self._saved.restore()
         tensors = [
-            saved[kept] if type(kept) is int else kept.restore(name) for kept, name in zip(self._kept, self._names, strict=True)
+            saved[each] if isinstance(each, int) else each.restore(name)
+            for each, name in zip(self._tensors, self._names, strict=True)
         ]
-
-        def put(reference: Reference, name: str) -> torch.Tensor:
-            return tensors[reference.number]
-
-        seen: dict[int, Any] = {}
-        args = tuple(copied(item, "", put, seen) for item in self._args)
-        return args, {name: copied(item, "", put, seen) for name, item in self._kwargs.items()}
-
-
-def tensors_in(item: Any) -> Iterator[torch.Tensor]:
-    """The tensors in a structure, as often as they occur in it."""
-    found: list[torch.Tensor] = []
-    copied(item, "", lambda tensor, name: found.append(tensor))
-    return iter(found)
-
-
-def copied(item: Any, name: str, put: Callable[[Any, str], Any], seen: dict[int, Any] | None = None) -> Any:
-    """A structure with something else for each of its tensors, and for each ``Reference``; a structure without is copied too.
-
-    Tuples, lists, dicts, dataclasses and kinds derived from them are looked into; all else is passed on as it is.
-
-    Args:
-        item: the structure.
-        name: what to call it.
-        put: is given a tensor and its name and returns what takes its place.
-        seen: copies made so far, by the identity of the original, so that what was one thing stays one.
-    """
-    kind = type(item)
-    if kind in ATOMS:
-        return item
-    if isinstance(item, (torch.Tensor, Reference)):
-        return put(item, name)
-    seen = {} if seen is None else seen
-    if id(item) in seen:
-        return seen[id(item)]
-    if isinstance(item, tuple):
-        parts = [copied(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)]
-        if all(part is each for part, each in zip(parts, item, strict=True)):
-            return item
-        # The named tuples that torch's operations return are made like tuples, those of collections past their own maker.
-        new: Any = kind(parts) if hasattr(kind, "n_sequence_fields") else tuple.__new__(kind, parts)
-        seen[id(item)] = new
-        return new
-    if isinstance(item, list):
-        seen[id(item)] = new = [] if kind is list else _blank(item)
-        new.extend([copied(each, f"{name}[{i}]", put, seen) for i, each in enumerate(item)])
-        return new
-    if isinstance(item, dict):
-        seen[id(item)] = new = {} if kind is dict else _blank(item)
-        for key, each in item.items():
-            new[key] = copied(each, f"{name}[{key!r}]", put, seen)
-        return new
-    if dataclasses.is_dataclass(item) and not isinstance(item, (type, torch.nn.Module)):
-        seen[id(item)] = new = _blank(item)
-        for field in dataclasses.fields(item):
-            if hasattr(item, field.name):
-                # Past the assignment of the class itself, which a frozen one refuses.
-                value = copied(getattr(item, field.name), f"{name}.{field.name}", put, seen)
-                object.__setattr__(new, field.name, value)
-        return new
-    return item
-
-
-def _blank(item: Any) -> Any:
-    """Something of the same kind with the same attributes, past its maker, which may want arguments."""
-    kind: Any = type(item)
-    new = kind.__new__(kind)
-    if hasattr(item, "__dict__"):
-        vars(new).update(vars(item))
-    if isinstance(item, defaultdict):
-        new.default_factory = item.default_factory
-    return new
+        return _map_arguments(self._args, self._kwargs, lambda reference, name: tensors[reference.index], _Reference)

@@ -1,4 +1,4 @@
-"""DeepSpeed's helpers around its checkpoints, for code that calls them; the engine does not."""
+"""DeepSpeed's helper functions for checkpoints, for code that calls them. ``checkpoint`` does not use them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from . import configuration, partition, transfers
 from .engine import checkpoint
-from .groups import ALONE, Group
+from .groups import SINGLE_RANK, Group
 
 __all__ = [
     "CheckpointFunction",
@@ -30,33 +30,33 @@ __all__ = [
 
 
 def _group() -> Group:
-    return configuration.current.group or ALONE
+    return configuration.current.group or SINGLE_RANK
 
 
-def _numel(item: Any, where: str) -> int:
+def _numel(item: Any, function: str) -> int:
     if not isinstance(item, torch.Tensor):
-        raise TypeError(f"{where}() takes a tensor, not {type(item).__name__}.")
+        raise TypeError(f"{function}() takes a tensor, not {type(item).__name__}")
     return item.numel()
 
 
 class CheckpointFunction:
-    """``checkpoint`` in the shape of an autograd function, as DeepSpeed has it."""
+    """``checkpoint`` with the interface of DeepSpeed's autograd function."""
 
     @staticmethod
     def apply(run_function: Callable[..., Any], all_outputs: list[Any], *args: Any) -> Any:
         """Call a function as ``checkpoint`` does.
 
         Args:
-            run_function: what to call.
-            all_outputs: is extended by the outputs, in order, those that are no tensors too.
-            args: the function's arguments.
+            run_function: the function.
+            all_outputs: a list, to which all outputs are appended in order.
+            args: the arguments of the function.
 
         Returns:
-            The tensor if that is the output, else a tuple of those outputs that are tensors.
+            The output if it is a tensor, else a tuple of the outputs that are tensors.
         """
-        found: Any = all_outputs
-        if not isinstance(found, list):
-            raise TypeError(f"CheckpointFunction.apply() takes a list for the outputs, not {type(found).__name__}.")
+        argument: Any = all_outputs
+        if not isinstance(argument, list):
+            raise TypeError(f"CheckpointFunction.apply() takes a list for the outputs, not {type(argument).__name__}")
         outputs = checkpoint(run_function, *args)
         if isinstance(outputs, torch.Tensor):
             all_outputs.append(outputs)
@@ -67,19 +67,17 @@ class CheckpointFunction:
 
 
 def detach_variable(inputs: tuple[Any, ...], device: torch.device | str | None = None) -> tuple[Any, ...]:
-    """Return the tensors of a tuple cut off from the graph, as leaves.
+    """Detach the tensors of a tuple from the graph.
 
     Args:
-        inputs: tensors and other things, which stay what they are.
-        device: where the tensors go; None leaves them where they are.
+        inputs: a tuple of tensors and other objects.
+        device: the device to which the tensors are moved. None leaves them on theirs.
 
     Returns:
-        A tuple of the same length; its tensors require gradients where the given ones do.
+        A tuple with a leaf for each tensor, with the same ``requires_grad``, and the other objects as they are.
 
     Raises:
-        TypeError: if it is no tuple.
-
-    Fork: safe, initializes nothing.
+        TypeError: if it is not a tuple.
 
     Example:
         >>> import torch
@@ -87,9 +85,9 @@ def detach_variable(inputs: tuple[Any, ...], device: torch.device | str | None =
         >>> checkpointing.detach_variable((torch.ones(1, requires_grad=True), 2))
         (tensor([1.], requires_grad=True), 2)
     """
-    given: Any = inputs
-    if not isinstance(given, tuple):
-        raise TypeError(f"detach_variable() takes a tuple, not {type(inputs).__name__}.")
+    argument: Any = inputs
+    if not isinstance(argument, tuple):
+        raise TypeError(f"detach_variable() takes a tuple, not {type(inputs).__name__}")
     return tuple(
         (item.detach() if device is None else item.detach().to(device)).requires_grad_(item.requires_grad)
         if isinstance(item, torch.Tensor)
@@ -99,18 +97,16 @@ def detach_variable(inputs: tuple[Any, ...], device: torch.device | str | None =
 
 
 def get_partition_size(item: torch.Tensor) -> int:
-    """Return how many elements of a tensor every rank of the configured group keeps.
+    """Return the number of elements in each rank's part of a tensor.
 
     Args:
         item: the tensor.
 
     Returns:
-        Elements, padding included: the number of elements over the size of the group, rounded up.
+        The number of elements divided by the size of the configured group, rounded up.
 
     Raises:
-        TypeError: if it is no tensor.
-
-    Fork: safe, initializes nothing.
+        TypeError: if it is not a tensor.
 
     Example:
         >>> import torch
@@ -122,18 +118,16 @@ def get_partition_size(item: torch.Tensor) -> int:
 
 
 def get_partition_start(item: torch.Tensor) -> int:
-    """Return where this rank's part of a tensor starts.
+    """Return the start of this rank's part of a tensor.
 
     Args:
         item: the tensor.
 
     Returns:
-        The number of the first element, counted in the flattened tensor.
+        The index of the first element in the flattened tensor.
 
     Raises:
-        TypeError: if it is no tensor.
-
-    Fork: safe, initializes nothing.
+        TypeError: if it is not a tensor.
 
     Example:
         >>> import torch
@@ -146,19 +140,14 @@ def get_partition_start(item: torch.Tensor) -> int:
 
 
 def is_activation_to_checkpoint(item: Any) -> bool:
-    """Return whether an argument is one that checkpoints partition and offload.
+    """Return whether checkpoints partition and offload an argument.
 
     Args:
-        item: anything.
+        item: the argument.
 
     Returns:
-        True for a floating-point tensor that is no parameter, has at least one element for each rank of the configured
-        group and no true attribute ``no_checkpointing``.
-
-    Raises:
-        Nothing.
-
-    Fork: safe, initializes nothing.
+        True for a floating-point tensor with at least one element for each rank of the configured group. False for a
+        parameter, and for a tensor whose attribute ``no_checkpointing`` is true.
 
     Example:
         >>> import torch
@@ -173,18 +162,16 @@ def partition_activations(args: Sequence[Any], cpu_checkpoint: bool = False, con
     """Return this rank's parts of the activations among arguments.
 
     Args:
-        args: arguments; the tensors are left as they are.
-        cpu_checkpoint: put the parts into the host's memory.
-        contiguous_checkpoint: has no meaning here, where parts have no fixed lifetime; ``checkpoint`` uses the buffers.
+        args: the arguments, which do not change.
+        cpu_checkpoint: whether the parts are in host memory.
+        contiguous_checkpoint: must be False. Only ``checkpoint`` uses contiguous buffers.
 
     Returns:
-        For every activation a tensor of one dimension with ``get_partition_size`` elements, zeros as padding; other
+        For every activation a tensor of one dimension with ``get_partition_size`` elements, padded with zeros. Other
         arguments as they are.
 
     Raises:
-        ValueError: if contiguous_checkpoint is asked for.
-
-    Fork: safe, initializes nothing.
+        ValueError: if ``contiguous_checkpoint`` is true.
 
     Example:
         >>> import torch
@@ -193,15 +180,15 @@ def partition_activations(args: Sequence[Any], cpu_checkpoint: bool = False, con
         [tensor([1., 1., 1., 1.]), 'mask']
     """
     if contiguous_checkpoint:
-        raise ValueError("partition_activations() hands out parts of their own; contiguous buffers belong to checkpoint().")
+        raise ValueError("partition_activations() does not use contiguous buffers; call checkpoint()")
     return [_part(item, cpu_checkpoint) if is_activation_to_checkpoint(item) else item for item in args]
 
 
-def _part(item: torch.Tensor, host: bool) -> torch.Tensor:
+def _part(item: torch.Tensor, on_host: bool) -> torch.Tensor:
     group = _group()
     own = partition.own_part(item.detach().reshape(-1), group)
     size = partition.part_size(item.numel(), group.size)
-    part = transfers.allocate(size, item.dtype, item.device, host)
+    part = transfers.allocate(size, item.dtype, item.device, on_host)
     part[: own.numel()].copy_(own)
     part[own.numel() :].zero_()
     return part
@@ -210,21 +197,19 @@ def _part(item: torch.Tensor, host: bool) -> torch.Tensor:
 def get_partitioned_activations_for_backward(
     args: Sequence[Any], inputs: Sequence[Any], contiguous_checkpoint: bool = False
 ) -> list[Any]:
-    """Return what a backward needs to make partitioned arguments whole: each part, followed by the size of the whole.
+    """Return the parts and shapes of partitioned arguments, for ``gather_partitioned_activations``.
 
     Args:
-        args: the arguments, which keep their data.
-        inputs: what ``partition_activations`` made of them.
-        contiguous_checkpoint: sizes need no buffers here.
+        args: the arguments, which do not change.
+        inputs: the result of ``partition_activations``.
+        contiguous_checkpoint: has no effect.
 
     Returns:
-        For every argument two elements: its part (the argument itself if it is no activation), and an int64 tensor with
-        its shape, None for what is no tensor.
+        Two elements for every argument: its part (the argument itself if it is not an activation), and an int64 tensor with
+        its shape (None if it is not a tensor).
 
     Raises:
-        ValueError: if the numbers of arguments and inputs differ.
-
-    Fork: safe, initializes nothing.
+        ValueError: if ``args`` and ``inputs`` differ in length.
 
     Example:
         >>> import torch
@@ -235,26 +220,24 @@ def get_partitioned_activations_for_backward(
         [tensor([1., 1., 1., 1.]), tensor([2, 2]), 'mask', None]
     """
     result: list[Any] = []
-    for item, kept in zip(args, get_cpu_activations_for_backward(args, inputs), strict=True):
-        result += [kept, torch.tensor(item.shape, device="cpu") if isinstance(item, torch.Tensor) else None]
+    for item, part in zip(args, get_cpu_activations_for_backward(args, inputs), strict=True):
+        result += [part, torch.tensor(item.shape, device="cpu") if isinstance(item, torch.Tensor) else None]
     return result
 
 
 def get_cpu_activations_for_backward(args: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    """Return what stands for each argument until backward.
+    """Return the stored inputs in place of the activations among arguments.
 
     Args:
-        args: the arguments, which keep their data.
-        inputs: what is kept of each.
+        args: the arguments, which do not change.
+        inputs: the stored input of each argument.
 
     Returns:
-        What is kept, for activations with the argument's ``requires_grad``; other arguments as they are.
+        For every activation its stored input, detached and with the same ``requires_grad``. Other arguments as they are.
 
     Raises:
-        ValueError: if the numbers of arguments and inputs differ.
-        TypeError: if something else than a tensor is kept of an activation.
-
-    Fork: safe, initializes nothing.
+        ValueError: if ``args`` and ``inputs`` differ in length.
+        TypeError: if the stored input of an activation is not a tensor.
 
     Example:
         >>> import torch
@@ -263,34 +246,32 @@ def get_cpu_activations_for_backward(args: Sequence[Any], inputs: Sequence[Any])
         [tensor([0., 0.]), 3]
     """
     if len(args) != len(inputs):
-        raise ValueError(f"{len(args)} arguments, but {len(inputs)} inputs.")
+        raise ValueError(f"{len(args)} arguments, but {len(inputs)} inputs")
     result: list[Any] = []
-    for item, kept in zip(args, inputs, strict=True):
+    for item, stored in zip(args, inputs, strict=True):
         if not is_activation_to_checkpoint(item):
             result.append(item)
-        elif isinstance(kept, torch.Tensor):
-            result.append(kept.detach().requires_grad_(item.requires_grad))
+        elif isinstance(stored, torch.Tensor):
+            result.append(stored.detach().requires_grad_(item.requires_grad))
         else:
-            raise TypeError(f"Of an activation a tensor is kept, not {type(kept).__name__}.")
+            raise TypeError(f"the stored input of an activation must be a tensor, not {type(stored).__name__}")
     return result
 
 
 def get_offloaded_activations_for_backward(args: Sequence[Any], engine: Any) -> list[Any]:
-    """Hand the activations among arguments to an offload engine; ``restore_offloaded_activations`` brings them back.
+    """Offload the activations among arguments with an offload engine.
 
     Args:
-        args: arguments; the tensors are left as they are.
-        engine: has ``offload_input(tensor)``, which returns a token or None for a tensor that it does not take, and
-            ``restore_input(token)``.
+        args: the arguments, which do not change.
+        engine: an object with ``offload_input(tensor)``, which returns a token, or None if it does not offload the tensor,
+            and ``restore_input(token)``.
 
     Returns:
-        For every activation that the engine took an empty tensor that carries the token as ``ds_offload_id``, the same one
-        for a tensor that occurs twice; other arguments as they are.
+        For every offloaded activation an empty tensor whose attribute ``ds_offload_id`` is the token. A tensor that occurs
+        twice is offloaded once. Other arguments as they are.
 
     Raises:
         TypeError: if the engine lacks the methods.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -310,24 +291,24 @@ def get_offloaded_activations_for_backward(args: Sequence[Any], engine: Any) -> 
     """
     _check_engine(engine)
     result: list[Any] = []
-    kept: dict[int, Any] = {}
+    replacements: dict[int, Any] = {}
     for item in args:
-        if is_activation_to_checkpoint(item) and id(item) not in kept:
+        if is_activation_to_checkpoint(item) and id(item) not in replacements:
             token = engine.offload_input(item.detach())
-            kept[id(item)] = item
+            replacements[id(item)] = item
             if token is not None:
-                stand_in: Any = item.new_empty(0).requires_grad_(item.requires_grad)
-                stand_in.ds_offload_id = token
-                kept[id(item)] = stand_in
-        result.append(kept.get(id(item), item))
+                empty: Any = item.new_empty(0).requires_grad_(item.requires_grad)
+                empty.ds_offload_id = token
+                replacements[id(item)] = empty
+        result.append(replacements.get(id(item), item))
     return result
 
 
 def restore_offloaded_activations(tensors: Sequence[Any], engine: Any) -> Sequence[Any]:
-    """Fill what ``get_offloaded_activations_for_backward`` returned with the activations again.
+    """Restore the activations that ``get_offloaded_activations_for_backward`` offloaded.
 
     Args:
-        tensors: what that returned; its empty tensors become the activations.
+        tensors: the result of that function. Its empty tensors get the data of the activations.
         engine: the same engine.
 
     Returns:
@@ -335,8 +316,6 @@ def restore_offloaded_activations(tensors: Sequence[Any], engine: Any) -> Sequen
 
     Raises:
         TypeError: if the engine lacks the methods.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -355,32 +334,30 @@ def restore_offloaded_activations(tensors: Sequence[Any], engine: Any) -> Sequen
     for item in tensors:
         token = getattr(item, "ds_offload_id", None) if isinstance(item, torch.Tensor) else None
         if token is not None:
-            stand_in: Any = item
-            stand_in.data = engine.restore_input(token)
-            stand_in.ds_offload_id = None
+            placeholder: Any = item
+            placeholder.data = engine.restore_input(token)
+            placeholder.ds_offload_id = None
     return tensors
 
 
 def _check_engine(engine: Any) -> None:
     if not all(callable(getattr(engine, name, None)) for name in ("offload_input", "restore_input")):
-        raise TypeError(f"An offload engine has offload_input() and restore_input(), which {type(engine).__name__} lacks.")
+        raise TypeError(f"an offload engine needs offload_input() and restore_input(), which {type(engine).__name__} lacks")
 
 
 def gather_partitioned_activations(tensors: Sequence[Any], device: torch.device | str | None = None) -> tuple[Any, ...]:
-    """Return arguments made whole again from the parts of all ranks of the configured group.
+    """Gather partitioned arguments from the parts of all ranks of the configured group.
 
     Args:
-        tensors: what ``get_partitioned_activations_for_backward`` returned, the same on every rank but for the parts.
-        device: where the parts go first; None leaves them where they are.
+        tensors: the result of ``get_partitioned_activations_for_backward``. Ranks may differ only in their parts.
+        device: the device to which the parts are moved first. None leaves them on theirs.
 
     Returns:
-        The arguments, the gathered ones as leaves.
+        The arguments. The gathered ones are leaves.
 
     Raises:
-        ValueError: if the number of elements is odd.
+        ValueError: if the length of ``tensors`` is odd.
         RuntimeError: if the group was destroyed.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> import torch
@@ -390,12 +367,12 @@ def gather_partitioned_activations(tensors: Sequence[Any], device: torch.device 
                 [1., 1.]]), 'mask')
     """
     if len(tensors) % 2:
-        raise ValueError(f"gather_partitioned_activations() takes pairs of a part and a size, not {len(tensors)} elements.")
+        raise ValueError(f"gather_partitioned_activations() takes pairs of a part and a shape, not {len(tensors)} elements")
     group = _group()
     result: list[Any] = []
     for item, size in zip(tensors[::2], tensors[1::2], strict=True):
         shape = None if size is None else torch.Size(int(length) for length in size)
-        # Only a part has another shape than the whole; whether it is one must not be asked of the part's own size.
+        # A part has another shape than the whole tensor. is_activation() would test the size of the part.
         if shape is None or not isinstance(item, torch.Tensor) or item.shape == shape:
             result.append(item)
             continue
@@ -406,18 +383,13 @@ def gather_partitioned_activations(tensors: Sequence[Any], device: torch.device 
 
 
 def extract_tensors(all_objects: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any], Sequence[bool]]:
-    """Separate tensors from other things; ``merge_tensors`` puts them together again.
+    """Separate tensors from other objects. ``merge_tensors`` does the opposite.
 
     Args:
         all_objects: a tuple or a list.
 
     Returns:
-        The tensors, the others, and for every object whether it is a tensor, each of the kind that was given.
-
-    Raises:
-        Nothing.
-
-    Fork: safe, initializes nothing.
+        The tensors, the other objects, and for every object whether it is a tensor. All three are of the type of the argument.
 
     Example:
         >>> import torch
@@ -436,20 +408,18 @@ def extract_tensors(all_objects: Sequence[Any]) -> tuple[Sequence[Any], Sequence
 def merge_tensors(
     tensor_objects: Sequence[Any], non_tensor_objects: Sequence[Any], tensor_flags: Sequence[bool]
 ) -> tuple[Any, ...]:
-    """Put together what ``extract_tensors`` separated.
+    """Merge what ``extract_tensors`` separated.
 
     Args:
         tensor_objects: the tensors.
-        non_tensor_objects: the others.
-        tensor_flags: for every place whether a tensor goes there.
+        non_tensor_objects: the other objects.
+        tensor_flags: for every position whether a tensor goes there.
 
     Returns:
         All objects in their order.
 
     Raises:
-        ValueError: if the numbers do not fit.
-
-    Fork: safe, initializes nothing.
+        ValueError: if the lengths do not match the flags.
 
     Example:
         >>> import torch
@@ -460,8 +430,8 @@ def merge_tensors(
     expected = sum(map(bool, tensor_flags))
     if expected != len(tensor_objects) or len(tensor_flags) - expected != len(non_tensor_objects):
         raise ValueError(
-            f"{len(tensor_objects)} tensors and {len(non_tensor_objects)} others do not fit {expected} flags of "
-            f"{len(tensor_flags)}."
+            f"{len(tensor_objects)} tensors and {len(non_tensor_objects)} other objects do not match "
+            f"{len(tensor_flags)} flags, {expected} of them true"
         )
     tensors, others = iter(tensor_objects), iter(non_tensor_objects)
     return tuple(next(tensors) if flag else next(others) for flag in tensor_flags)

@@ -1,6 +1,6 @@
-"""What checkpoints do beyond recomputing: the settings in force, how they are read and checked.
+"""The settings of checkpoints: reading and checking them.
 
-Settings are immutable. A checkpoint takes those in force when its forward starts, and its backward uses the same.
+Settings are immutable. A checkpoint uses the current settings when its forward starts, and the same in its backward.
 """
 
 from __future__ import annotations
@@ -9,11 +9,12 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from .buffers import Buffers
-from .groups import ALONE, Group, from_group, from_mpu, is_alive, world_size
+from .groups import SINGLE_RANK, Group, from_group, from_mpu, is_alive, world_size
 
 __all__ = [
     "configure",
@@ -25,7 +26,7 @@ __all__ = [
 
 _SECTION = "activation_checkpointing"
 
-# The keys of the section, the parameter of configure() each stands for, and the type of its value.
+# The keys of the section, with the parameter of configure() and its type.
 _KEYS: dict[str, tuple[str, type]] = {
     "partition_activations": ("partition_activations", bool),
     "contiguous_memory_optimization": ("contiguous_checkpointing", bool),
@@ -37,13 +38,13 @@ _KEYS: dict[str, tuple[str, type]] = {
 
 _DETERMINISM_CHECKS = ("default", "none", "debug")
 
-# What gives the contexts of a forward and of its recomputation.
+# Returns the contexts of a forward and of its recomputation.
 ContextFn = Callable[[], tuple[AbstractContextManager[Any], AbstractContextManager[Any]]]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a checkpoint; ``group`` is None where none was given."""
+    """The settings of a checkpoint. ``group`` is None if none is configured."""
 
     partition_activations: bool = False
     contiguous_checkpointing: bool = False
@@ -57,18 +58,21 @@ class Settings:
     determinism_check: str = "default"
     context_fn: ContextFn | None = None
     buffers: Buffers | None = None
-    # What the engine asks at every checkpoint, worked out once: are arguments simply kept, is the region watched, are
-    # recomputed tensors compared with those of the forward.
-    plain: bool = field(init=False, default=True)
-    watched: bool = field(init=False, default=False)
-    compares: bool = field(init=False, default=True)
-    debug: bool = field(init=False, default=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "plain", not (self.partition_activations or self.checkpoint_in_cpu))
-        object.__setattr__(self, "watched", self.synchronize or self.profile)
-        object.__setattr__(self, "compares", self.determinism_check != "none")
-        object.__setattr__(self, "debug", self.determinism_check == "debug")
+    @cached_property
+    def keeps_arguments(self) -> bool:
+        """Whether arguments are kept as they are, neither partitioned nor offloaded."""
+        return not (self.partition_activations or self.checkpoint_in_cpu)
+
+    @cached_property
+    def measures(self) -> bool:
+        """Whether a ``Region`` surrounds each run of a function."""
+        return self.synchronize or self.profile
+
+    @cached_property
+    def debug(self) -> bool:
+        """Whether values are compared, not only metadata."""
+        return self.determinism_check == "debug"
 
 
 current = Settings()
@@ -90,42 +94,40 @@ def configure(
     determinism_check: str = "default",
     context_fn: ContextFn | None = None,
 ) -> None:
-    """Say what checkpoints do from here on. Everything is checked before anything changes.
+    """Set what later checkpoints do. All settings are checked before any changes.
 
-    A setting is taken from its argument, else from the section "activation_checkpointing" of the configuration, else it
-    is off. Only the group outlasts a call that names none.
+    A setting comes from its argument, else from the section "activation_checkpointing" of ``deepspeed_config``, else it is
+    off. Only the group is kept by a call that names none.
 
-    Partitioning takes the arguments of a checkpoint to be the same on every rank of the group: of each it keeps one part
-    per rank and gathers them in backward. ``determinism_check="debug"`` verifies that.
+    Partitioning assumes that the arguments of a checkpoint are the same on every rank of the group. Each rank keeps one part
+    of each argument, and backward gathers the parts. ``determinism_check="debug"`` verifies the assumption.
 
     Args:
-        mpu_: an object with ``get_<kind>_parallel_rank()``, ``..._world_size()`` and ``..._group()``, where the kind is
+        mpu_: an object with ``get_<prefix>_parallel_rank()``, ``..._world_size()`` and ``..._group()``, where the prefix is
             "tensor_model", "slice" or "model".
-        deepspeed_config: a DeepSpeed configuration, or the path of its JSON file. Other sections are left alone.
-        partition_activations: keep of every floating-point argument only this rank's part.
-        contiguous_checkpointing: keep the parts in one buffer per argument position; needs ``partition_activations`` and
+        deepspeed_config: a DeepSpeed configuration, or the path of its JSON file. Other sections are ignored.
+        partition_activations: keep only this rank's part of every floating-point argument.
+        contiguous_checkpointing: keep the parts in one buffer per argument position. Needs ``partition_activations`` and
             ``num_checkpoints``.
-        num_checkpoints: for how many checkpoints that wait for their backward at once the buffers are made; one beyond, or
-            one whose argument does not fit, gets memory of its own. Buffers follow other sizes once none waits.
-        checkpoint_in_cpu: keep arguments, or their parts, in pinned memory of the host.
-        synchronize: wait for the accelerator at both ends of every forward and recomputation.
+        num_checkpoints: how many checkpoints that wait for their backward fit into the buffers. Further checkpoints, and
+            arguments of another size, get memory of their own. The buffers change their size when no checkpoint waits.
+        checkpoint_in_cpu: keep arguments, or their parts, in pinned host memory.
+        synchronize: synchronize the accelerator before and after every forward and recomputation.
         profile: record times for ``region_times``.
-        group: a ``ProcessGroup`` or a one-dimensional ``DeviceMesh`` instead of ``mpu_``.
+        group: a ``ProcessGroup`` or a one-dimensional ``DeviceMesh``, in place of ``mpu_``.
         preserve_rng_state: recompute with the random numbers of the forward.
-        determinism_check: "default" compares shape, dtype and device of recomputed tensors with those of the forward;
-            "none" does not; "debug" compares their values as well, and the arguments across the ranks: slow.
-        context_fn: called at every checkpoint for two contexts, one for the forward and one for its recomputation, as that of
-            ``torch.utils.checkpoint.checkpoint``: for selective checkpoints a partial of
+        determinism_check: "default" compares the shape, dtype and device of recomputed tensors with those of the forward.
+            "none" compares nothing. "debug" also compares values, and the arguments across ranks, which is slow.
+        context_fn: returns two contexts, for the forward and for the recomputation of a checkpoint, as in
+            ``torch.utils.checkpoint.checkpoint``. For selective checkpoints pass a partial of
             ``torch.utils.checkpoint.create_selective_checkpoint_contexts``.
 
     Raises:
         ValueError: for settings that contradict each other, unknown keys, a value out of range, a file that is not JSON,
-            a group that this process is not in, and partitioning without a group in a world of several ranks. For contiguous
-            buffers without ``num_checkpoints`` it is an ``AssertionError`` too, as DeepSpeed's.
-        TypeError: for a value, an mpu or a group of the wrong kind.
-        FileNotFoundError: if there is no such file.
-
-    Fork: safe, initializes nothing.
+            a group that this process is not in, and partitioning without a group in a world of several ranks. Contiguous
+            buffers without ``num_checkpoints`` raise an error that is an ``AssertionError`` too, as in DeepSpeed.
+        TypeError: for a value, an mpu or a group of the wrong type.
+        FileNotFoundError: if the file does not exist.
 
     Example:
         >>> from accelerator import checkpointing
@@ -146,7 +148,7 @@ def configure(
     }
     chosen.update((name, value) for name, value in arguments.items() if value is not None)
     if mpu_ is not None and group is not None:
-        raise ValueError("configure() got both mpu_ and group; give one of them.")
+        raise ValueError("configure() got both mpu_ and group; pass one of them")
     if mpu_ is not None:
         chosen["group"], chosen["mpu"] = from_mpu(mpu_), mpu_
     elif group is not None:
@@ -154,12 +156,12 @@ def configure(
     elif current.group is not None and is_alive(current.group):
         chosen["group"], chosen["mpu"] = current.group, current.mpu
     if determinism_check not in _DETERMINISM_CHECKS:
-        raise ValueError(f"determinism_check is one of {', '.join(_DETERMINISM_CHECKS)}, not {determinism_check!r}.")
-    given: Any = context_fn
-    if given is not None and not callable(given):
-        raise TypeError(f"context_fn is a function that returns two contexts, not {given!r}.")
-    if given is not None and determinism_check == "debug":
-        raise ValueError('determinism_check="debug" does not go with context_fn, whose contexts would see its work.')
+        raise ValueError(f"determinism_check must be one of {', '.join(_DETERMINISM_CHECKS)}, not {determinism_check!r}")
+    contexts: Any = context_fn
+    if contexts is not None and not callable(contexts):
+        raise TypeError(f"context_fn must be a function that returns two contexts, not {contexts!r}")
+    if contexts is not None and determinism_check == "debug":
+        raise ValueError('determinism_check="debug" cannot be used with context_fn: the contexts would see its operations')
     settings = Settings(
         **chosen, preserve_rng_state=preserve_rng_state, determinism_check=determinism_check, context_fn=context_fn
     )
@@ -173,11 +175,6 @@ def is_configured() -> bool:
     Returns:
         True after a call that raised nothing.
 
-    Raises:
-        Nothing.
-
-    Fork: safe, initializes nothing.
-
     Example:
         >>> from accelerator import checkpointing
         >>> checkpointing.configure()
@@ -188,14 +185,12 @@ def is_configured() -> bool:
 
 
 def reset() -> None:
-    """Let go of the contiguous buffers; the settings stay. The next checkpoint allocates buffers of the sizes it needs.
+    """Free the contiguous buffers. The settings stay, and the next checkpoint allocates new buffers.
 
-    Buffers are used again from one iteration to the next, so that this is needed only to free memory.
+    The buffers are reused in each iteration, so ``reset()`` is needed only to free memory.
 
     Raises:
-        RuntimeError: while checkpoints whose arguments are in the buffers still wait for their backward; nothing changes.
-
-    Fork: safe, initializes nothing.
+        RuntimeError: if checkpoints with arguments in the buffers wait for their backward; nothing changes.
 
     Example:
         >>> from accelerator import checkpointing
@@ -206,16 +201,14 @@ def reset() -> None:
 
 
 def set_num_layers(nlayers: int) -> None:
-    """Change how many checkpoints may wait for their backward at once, as ``configure(num_checkpoints=)``.
+    """Set the number of checkpoints that fit into the buffers, as ``configure(num_checkpoints=)``.
 
     Args:
         nlayers: the number of checkpoints.
 
     Raises:
-        TypeError: if it is no integer.
+        TypeError: if it is not an integer.
         ValueError: if it is not positive.
-
-    Fork: safe, initializes nothing.
 
     Example:
         >>> from accelerator import checkpointing
@@ -230,13 +223,11 @@ def partition_activations_in_checkpoint(partition_activation: bool) -> None:
     """Switch partitioning on or off, as ``configure(partition_activations=)``.
 
     Args:
-        partition_activation: whether checkpoints from here on keep only this rank's part.
+        partition_activation: whether later checkpoints keep only this rank's part of their arguments.
 
     Raises:
-        TypeError: if it is no bool.
-        ValueError: if contiguous checkpointing needs it, or a world of several ranks has no group.
-
-    Fork: safe, initializes nothing.
+        TypeError: if it is not a bool.
+        ValueError: if contiguous checkpointing needs partitioning, or a world of several ranks has no group.
 
     Example:
         >>> from accelerator import checkpointing
@@ -248,8 +239,8 @@ def partition_activations_in_checkpoint(partition_activation: bool) -> None:
 
 
 def deepspeed_globals() -> dict[str, Any]:
-    """What DeepSpeed's module has in its globals, under their names."""
-    group = current.group or ALONE
+    """The globals of DeepSpeed's module, by name."""
+    group = current.group or SINGLE_RANK
     return {
         "CONTIGUOUS_CHECKPOINTING": current.contiguous_checkpointing,
         "CPU_CHECKPOINT": current.checkpoint_in_cpu,
@@ -271,61 +262,58 @@ def rank() -> int:
 
 
 def partition_group(settings: Settings) -> Group:
-    """The group to partition over; one of size 1 where there is no other rank.
+    """Return the group over which activations are partitioned.
 
     Raises:
-        RuntimeError: if a world of several ranks has come up since partitioning was configured without a group.
+        RuntimeError: if torch.distributed was initialized with several ranks after partitioning was configured without a group.
     """
     if settings.group is not None:
         return settings.group
     if (world := world_size()) > 1:
         raise RuntimeError(_no_group(world))
-    return ALONE
+    return SINGLE_RANK
 
 
 def _no_group(world: int) -> str:
     return (
-        f"partition_activations is on in a world of {world} ranks, but no group says over which of them: "
-        "configure(group=...) with a ProcessGroup or DeviceMesh, or configure(mpu_)."
+        f"partition_activations is on in a world of {world} ranks, but no group is configured: "
+        "call configure(group=...) with a ProcessGroup or DeviceMesh, or configure(mpu_)"
     )
 
 
-class NumberMissingError(ValueError, AssertionError):
-    """Contiguous buffers without a number of checkpoints, which DeepSpeed asserts: who catches that catches this."""
+class NumCheckpointsMissingError(ValueError, AssertionError):
+    """Contiguous buffers without ``num_checkpoints``. DeepSpeed raises an ``AssertionError`` for them."""
 
 
 def _checked(settings: Settings) -> Settings:
-    """The settings with the buffers they need, if they make sense."""
-    for name, kind in _KEYS.values():
+    """Check settings, and return them with the buffers they need."""
+    for name in [name for name, cls in _KEYS.values() if cls is bool] + ["preserve_rng_state"]:
         value = getattr(settings, name)
-        if kind is bool and not isinstance(value, bool):
-            raise TypeError(f"{name} is True or False, not {value!r}.")
-    preserve: Any = settings.preserve_rng_state
-    if not isinstance(preserve, bool):
-        raise TypeError(f"preserve_rng_state is True or False, not {preserve!r}.")
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be True or False, not {value!r}")
     count: Any = settings.num_checkpoints
     if count is not None:
         if not isinstance(count, int) or isinstance(count, bool):
-            raise TypeError(f"num_checkpoints is a number of checkpoints, not {count!r}.")
+            raise TypeError(f"num_checkpoints must be an integer, not {count!r}")
         if count < 1:
-            raise ValueError(f"num_checkpoints is at least 1, not {count}.")
+            raise ValueError(f"num_checkpoints must be at least 1, not {count}")
     if settings.partition_activations and settings.group is None and (world := world_size()) > 1:
         raise ValueError(_no_group(world))
     buffers: Buffers | None = None
     if settings.contiguous_checkpointing:
         if not settings.partition_activations:
-            raise ValueError("contiguous_checkpointing needs partition_activations: its buffers hold the parts.")
+            raise ValueError("contiguous_checkpointing needs partition_activations: its buffers hold the parts")
         if count is None:
-            raise NumberMissingError(
-                "contiguous_checkpointing needs num_checkpoints, the number of layers under checkpoints: it sizes the buffers."
+            raise NumCheckpointsMissingError(
+                "contiguous_checkpointing needs num_checkpoints, the number of checkpointed layers, for the size of its buffers"
             )
-        # Buffers outlast a call that leaves their size alone, so that configuring every step allocates nothing.
+        # Buffers of the same size are kept, so that configuring in every step allocates nothing.
         buffers = current.buffers if current.buffers is not None and current.buffers.count == count else Buffers(count)
     return replace(settings, buffers=buffers)
 
 
 def _read(source: Any) -> dict[str, Any]:
-    """The arguments that a configuration stands for.
+    """Return the arguments of ``configure`` that a DeepSpeed configuration sets.
 
     Raises:
         FileNotFoundError, ValueError, TypeError: as ``configure``.
@@ -342,20 +330,20 @@ def _read(source: Any) -> dict[str, Any]:
     else:
         where, content = "deepspeed_config", source
     if not isinstance(content, Mapping):
-        raise TypeError(f"deepspeed_config is a dict or the path of a JSON file that holds one, not {content!r}.")
+        raise TypeError(f"deepspeed_config must be a dict or the path of a JSON file with one, not {content!r}")
     if misplaced := sorted(key for key in _KEYS if key in content and not isinstance(content[key], Mapping)):
-        raise ValueError(f'{where}: {", ".join(misplaced)} belong in the section "{_SECTION}".')
+        raise ValueError(f'{where}: {", ".join(misplaced)} belong in the section "{_SECTION}"')
     section = content.get(_SECTION, {})
     if not isinstance(section, Mapping):
-        raise TypeError(f'{where}: the section "{_SECTION}" holds keys and values, not {section!r}.')
+        raise TypeError(f'{where}: the section "{_SECTION}" must be a dict, not {section!r}')
     if unknown := sorted(str(key) for key in section if key not in _KEYS):
-        raise ValueError(f'{where}: unknown in "{_SECTION}": {", ".join(unknown)}; known: {", ".join(_KEYS)}.')
+        raise ValueError(f'{where}: unknown in "{_SECTION}": {", ".join(unknown)}; known: {", ".join(_KEYS)}')
     chosen: dict[str, Any] = {}
     for key, value in section.items():
-        name, kind = _KEYS[key]
-        if value is None and kind is int:
+        name, cls = _KEYS[key]
+        if value is None and cls is int:
             continue
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise TypeError(f"{where}: {key} is of type {kind.__name__}, not {value!r}.")
+        if not isinstance(value, cls) or (cls is int and isinstance(value, bool)):
+            raise TypeError(f"{where}: {key} must be of type {cls.__name__}, not {value!r}")
         chosen[name] = value
     return chosen

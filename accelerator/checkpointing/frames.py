@@ -1,321 +1,335 @@
-"""What stands in the graph for the tensors of a checkpointed function, and how they are made again.
+"""The autograd side of a checkpoint: placeholders in the graph of the forward, and the recomputation that fills them.
 
-During forward every tensor that an operation would save is replaced by a ``Holder``, which knows its ``Frame``; the frame
-knows the function and its arguments. The first holder that backward unpacks makes the frame run the function again and fills
-the holders that are still alive, in the order in which they were made. So the graph of the forward is the one that backward
-walks: gradients reach whatever the function used, as argument or not, through ``backward`` and ``torch.autograd.grad`` alike.
+During the forward, a saved-tensor hook replaces every tensor that an operation saves by a ``Placeholder``, which refers to its
+``Frame``. The frame has the function and its arguments. When backward unpacks the first placeholder, the frame runs the
+function again, and the hook of that ``Recomputation`` fills the placeholders in order. Backward thus walks the graph of the
+forward, and gradients reach everything the function used, as argument or not.
 
-Frames refer to holders only weakly: what is recomputed dies with the part of the graph that needs it. The graph of the
-recomputation refers to no frame once the function has returned: torch keeps the hook in it, where Python's collector does not
-see it, and a function may keep that graph alive.
+Frames refer to placeholders weakly, so a recomputed tensor lives as long as the part of the graph that needs it. The graph of
+the recomputation refers to no frame after the function has returned: autograd keeps the hook in C++, where Python's garbage
+collector cannot see it, and a function may keep that graph alive.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
-from . import bindings, checks
-from .arguments import Arguments
+from . import bindings, prefetching, waiting
+from .arguments import Hooks, keep_arguments
 from .configuration import Settings
 from .forward_state import ForwardState
-from .partition import changed
+from .partition import edited_in_place
+from .saved_metadata import SavedMetadata
 from .timing import Region
 
-_backward_id = bindings.backward_id
-_backward_group = bindings.backward_group
-_push_hooks = bindings.push_hooks
-_pop_hooks = bindings.pop_hooks
-_set_grad_enabled = bindings.set_grad_enabled
-_grad_enabled = torch.is_grad_enabled
-_weak = weakref.ref
+_R = TypeVar("_R")
 
-# From how many bytes in the largest tensor that a function saves it pays to stop its recomputation after the last one: the
-# exception that does it costs as much as some twenty operations on tensors smaller than this.
-LARGE = 2**16
-
-# Seconds between two looks at whether another thread is done.
-_PATIENCE = 0.001
+# If a function saves a tensor of at least this many bytes, its recomputation stops after the last saved tensor. The exception
+# that stops it costs as much as some twenty operations on smaller tensors.
+EARLY_STOP_BYTES = 2**16
 
 
-class Inside(threading.local):
-    """How many checkpoints this thread is in; asked only where torch cannot tell which hooks are in force."""
+class _Depth(threading.local):
+    """How many checkpoints run in this thread. Used only if torch does not report the innermost hooks."""
 
-    depth = 0
-
-
-inside = Inside()
-blind = bindings.innermost_hooks is None
+    value = 0
 
 
-class _Stop(BaseException):
-    """Ends a recomputation when all that is needed is there; not an Exception, lest the function catch it."""
+_depth = _Depth()
 
 
-class Holder:
-    """Stands in the graph for a tensor that is recomputed when it is needed."""
+class _EarlyStop(BaseException):
+    """Ends a recomputation after the last saved tensor. Not an ``Exception``, so that the function does not catch it."""
 
-    __slots__ = ("__weakref__", "found", "frame")
+
+class Recomputed(NamedTuple):
+    """A recomputed tensor, the run of backward it is for, and its version then."""
+
+    tensor: Tensor
+    backward: Any
+    version: int
+
+
+class Placeholder:
+    """Takes the place of a saved tensor in the graph."""
+
+    __slots__ = ("__weakref__", "frame", "recomputed")
 
     def __init__(self, frame: Frame) -> None:
         self.frame = frame
-        # The tensor, which run of backward it is for, and how often it had been edited then.
-        self.found: tuple[Tensor, Any, int] | None = None
+        self.recomputed: Recomputed | None = None
+
+    def is_filled_for(self, backward: Any) -> bool:
+        """Whether the tensor is there for this run of backward. Outside of backward, each unpacking recomputes."""
+        recomputed = self.recomputed
+        return recomputed is not None and recomputed.backward == backward != bindings.NO_BACKWARD
 
 
 class Frame:
-    """One call of a checkpointed function. It is the hook of its forward itself, through which hooks around it are found."""
+    """One call of a checkpointed function: ``forward()`` runs it once, then ``recompute()`` as often as backward needs.
+
+    A frame is the pack hook of its own forward.
+    """
 
     __slots__ = (
         "__weakref__",
+        "_arguments",
+        "_early_stop",
+        "_explain",
+        "_forward_context",
+        "_forward_state",
+        "_function",
+        "_producer",
+        "_recomputations",
+        "_recompute_context",
+        "_settings",
         "_user_hooks",
-        "args",
-        "arguments",
-        "compares",
-        "context",
-        "done",
-        "explain",
-        "function",
-        "holders",
-        "largest",
+        "has_ended",
         "metadata",
-        "previous",
-        "running",
-        "settings",
-        "stops",
-        "surroundings",
-        "versions",
+        "placeholders",
+        "stops_early",
     )
 
-    # With this and _user_hooks torch's selective checkpoints tell hooks like this from those of a user.
+    # torch's selective checkpoints recognize the hooks of a checkpoint by this attribute and by _user_hooks.
     _checkpoint_internal = True
 
-    def __init__(self, function: Callable[..., Any], settings: Settings, surroundings: ForwardState) -> None:
-        self.function = function
-        self.settings = settings
-        self.surroundings = surroundings
-        self.args: tuple[Any, ...] | None = None
-        self.versions: list[int | None] = []
-        self.arguments: Arguments | None = None
-        self.holders: list[weakref.ref[Holder]] = []
-        self.compares = settings.compares
-        self.metadata: list[tuple[Any, ...]] = []
-        # Bytes in the largest tensor saved.
-        self.largest = 0
-        self.done = False
-        # Whether a recomputation ends after the last tensor saved; until the forward is done nobody knows which that is.
-        self.stops = True
-        # The recomputations under way, the oldest first.
-        self.running: list[Replay] = []
-        self.previous: Frame | None = None
-        # What a recomputation runs under, and what raises its error with all that is known.
-        self.context: AbstractContextManager[Any] | None = None
-        self.explain: Callable[[Exception], None] | None = None
-        # Those around it, while it is on torch's stack; afterwards the graph that keeps it must not lead to a user's hooks.
-        self._user_hooks: tuple[Any, Any] | None = None
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings) -> None:
+        innermost_hooks = bindings.innermost_hooks
+        outer_hooks = None if innermost_hooks is None else innermost_hooks(False)
+        if innermost_hooks is None:
+            nested = _depth.value > 0
+        else:
+            nested = outer_hooks is not None and isinstance(outer_hooks[0], (Frame, Recomputation))
+        self._function = function
+        self._settings = settings
+        # The hooks around the forward while it runs. Afterwards the graph must not keep a user's hooks alive.
+        self._user_hooks: Hooks | None = outer_hooks
+        self._forward_context, self._recompute_context, self._explain = _contexts(settings)
+        self._arguments = keep_arguments(args, kwargs, settings, outer_hooks, nested=nested)
+        self._forward_state = ForwardState(settings.preserve_rng_state, self._arguments.devices)
+        # The checkpoint that backward reaches next, if it produced one of the arguments.
+        self._producer: Frame | None = prefetching.find_producer(self._arguments.stored)
+        self.placeholders: list[weakref.ref[Placeholder]] = []
+        self.metadata = SavedMetadata(settings.determinism_check)
+        self._early_stop = bindings.early_stop()
+        # Whether recomputation stops after the last saved tensor. The function may call backward before the forward has ended.
+        self.stops_early = self._early_stop is not False
+        self.has_ended = False
+        # The recomputations that run now, the oldest first.
+        self._recomputations: list[Recomputation] = []
 
-    def __call__(self, tensor: Tensor) -> Holder:
-        holder = Holder(self)
-        self.holders.append(_weak(holder))
-        size = tensor.numel() * tensor.itemsize
-        if size > self.largest:
-            self.largest = size
-        if self.compares:
-            metadata = (tensor.shape, tensor.dtype, tensor.device)
-            self.metadata.append((*metadata, checks.digest(tensor)) if self.settings.debug else metadata)
-        return holder
-
-    def inputs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments, for another run.
-
-        Raises:
-            RuntimeError: if one was edited in place, or cannot be brought back.
-        """
-        if self.arguments is not None:
-            return self.arguments.restore()
-        args = self.args
-        for number, version in enumerate(self.versions):
-            if version is not None and (args is None or args[number]._version != version):
-                raise RuntimeError(changed(f"argument {number}"))
-        return args or (), {}
-
-    def recompute(self, holder: Holder, backward: Any) -> tuple[Tensor, Any, int]:
-        """Run the function again and fill the holders.
-
-        Returns:
-            What this holder has then.
-
-        Raises:
-            RuntimeError: as ``inputs``, and a ``torch.utils.checkpoint.CheckpointError`` if the function does not do
-                again what it did.
-        """
-        replay = Replay(self, backward)
-        running = self.running
-        running.append(replay)
+    def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the function on the caller's own arguments, and save placeholders."""
+        bindings.push_hooks(self, unpack)
+        _depth.value += 1
         try:
-            if running[0] is not replay:
-                _wait_for_turn(replay, running, holder)
-                found = holder.found
-                if found is not None and found[1] == backward != -1:
-                    # Another thread of this backward was here first.
-                    return found
-            self._run(replay)
-            if replay.mismatches or (replay.count != replay.expected and not replay.open_end):
-                raise replay.error()
-            found = holder.found
-            if found is None:
-                raise RuntimeError("A tensor of a checkpointed function was not recomputed, although others were.")
-            return found
-        except BaseException as error:
-            self.clear()
-            if self.explain is not None and isinstance(error, CheckpointError):
-                self.explain(error)
+            result = self._call(args, kwargs)
+        except BaseException:
+            self._arguments.release()
             raise
         finally:
-            running.remove(replay)
-            replay.frame = None
+            _depth.value -= 1
+            bindings.pop_hooks()
+            self._user_hooks = self._forward_context = None
+        if self._early_stop is None:
+            # Ranks whose tensors differ in size must still run the same collectives.
+            self.stops_early = self.metadata.largest >= EARLY_STOP_BYTES or bindings.distributed()
+        self.has_ended = True
+        self._arguments.forward_ended()
+        self.metadata.forward_ended()
+        self._forward_state.check_initialization()
+        return result
 
-    def _run(self, replay: Replay) -> None:
-        args, kwargs = self.inputs()
-        if self.previous is not None and self.previous.arguments is not None:
-            self.previous.arguments.start()
-        settings = self.settings
-        grad_enabled = _grad_enabled()
-        _push_hooks(replay, _same)
-        if blind:
-            inside.depth += 1
+    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._forward_context is None and not self._settings.measures:
+            return self._function(*args, **kwargs)
+        with ExitStack() as stack:
+            if self._settings.measures:
+                stack.enter_context(Region(self._function, self._settings, recompute=False))
+            if self._forward_context is not None:
+                stack.enter_context(self._forward_context)
+            return self._function(*args, **kwargs)
+        raise RuntimeError("the forward context of context_fn swallowed the exception of a checkpointed function")
+
+    @property
+    def saves_nothing(self) -> bool:
+        """Whether no operation of the forward saved a tensor."""
+        return not self.placeholders
+
+    def __call__(self, tensor: Tensor) -> Placeholder:
+        """Replace a tensor that an operation of the forward saves."""
+        placeholder = Placeholder(self)
+        self.placeholders.append(weakref.ref(placeholder))
+        self.metadata.record(tensor)
+        return placeholder
+
+    def prefetch(self) -> None:
+        """Start to fetch the arguments from the host or from other ranks, before a recomputation needs them."""
+        self._arguments.prefetch()
+
+    def recompute(self, placeholder: Placeholder, backward: Any) -> Recomputed:
+        """Run the function again and fill the placeholders.
+
+        Returns:
+            The content of ``placeholder``.
+
+        Raises:
+            RuntimeError: if an argument was edited in place or cannot be restored, and a
+                ``torch.utils.checkpoint.CheckpointError`` if the function does not repeat what it did in the forward.
+        """
+        recomputation = Recomputation(self, backward)
+        running = self._recomputations
+        running.append(recomputation)
         try:
-            _set_grad_enabled(True)
-            if settings.watched:
-                with Region(self.function, settings.profile, settings.synchronize, True):
-                    self.surroundings.run(self.function, args, kwargs, self.context)
+            if running[0] is not recomputation:
+                waiting.wait_for_turn(recomputation, running, lambda: placeholder.is_filled_for(backward))
+                if placeholder.is_filled_for(backward):
+                    # Another thread of this backward recomputed it.
+                    assert placeholder.recomputed is not None
+                    return placeholder.recomputed
+            self._run(recomputation)
+            recomputation.check()
+            if placeholder.recomputed is None:
+                raise RuntimeError("a tensor of a checkpointed function was not recomputed, although others were")
+            return placeholder.recomputed
+        except BaseException as error:
+            self.clear()
+            if self._explain is not None and isinstance(error, CheckpointError):
+                self._explain(error)
+            raise
+        finally:
+            running.remove(recomputation)
+            recomputation.release()
+
+    def _run(self, recomputation: Recomputation) -> None:
+        args, kwargs = self._arguments.restore()
+        if self._producer is not None:
+            self._producer.prefetch()
+        grad_enabled = torch.is_grad_enabled()
+        bindings.push_hooks(recomputation, _identity)
+        _depth.value += 1
+        try:
+            bindings.set_grad_enabled(True)
+            if self._settings.measures:
+                with Region(self._function, self._settings, recompute=True):
+                    self._forward_state.reproduce(self._function, args, kwargs, self._recompute_context)
             else:
-                self.surroundings.run(self.function, args, kwargs, self.context)
-        except _Stop:
+                self._forward_state.reproduce(self._function, args, kwargs, self._recompute_context)
+        except _EarlyStop:
             pass
         finally:
-            _set_grad_enabled(grad_enabled)
-            if blind:
-                inside.depth -= 1
-            _pop_hooks()
+            bindings.set_grad_enabled(grad_enabled)
+            _depth.value -= 1
+            bindings.pop_hooks()
 
     def clear(self) -> None:
-        """Let go of what was recomputed."""
-        for reference in self.holders:
-            holder = reference()
-            if holder is not None:
-                holder.found = None
+        """Release what was recomputed."""
+        for reference in self.placeholders:
+            placeholder = reference()
+            if placeholder is not None:
+                placeholder.recomputed = None
 
 
-class Replay:
-    """One recomputation: the hook that catches what the function saves."""
+class Recomputation:
+    """One recomputation of a frame: the pack hook that fills its placeholders."""
 
-    __slots__ = ("backward", "count", "expected", "frame", "mismatches", "open_end", "stops", "thread")
+    __slots__ = ("_allows_more", "_backward", "_count", "_expected", "_frame", "_mismatches", "_stops_early", "thread")
 
     _checkpoint_internal = True
-    _user_hooks: tuple[Any, Any] | None = None
+    _user_hooks: Hooks | None = None
 
     def __init__(self, frame: Frame, backward: Any) -> None:
-        # None when it is over.
-        self.frame: Frame | None = frame
-        self.backward = backward
+        # None when the recomputation has ended.
+        self._frame: Frame | None = frame
+        self._backward = backward
         self.thread = threading.get_ident()
-        self.count = 0
-        self.expected = len(frame.holders)
-        self.mismatches: list[str] = []
-        self.stops = frame.stops
-        # Whether more tensors may come than there are holders: backward was called inside of the forward, which is not
-        # done yet, and early stop is off.
-        self.open_end = not frame.done and not frame.stops
+        self._count = 0
+        self._expected = len(frame.placeholders)
+        self._mismatches: list[str] = []
+        self._stops_early = frame.stops_early
+        # If the function calls backward itself, the forward has not saved all its tensors yet.
+        self._allows_more = not frame.has_ended and not self._stops_early
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """What it keeps for the recomputed graph lets the function call backward itself."""
-        frame = self.frame
-        number = self.count
-        self.count = number + 1
+        """Fill the next placeholder. The recomputed graph gets the tensor, so that the function can call backward itself."""
+        frame = self._frame
+        index = self._count
         if tensor.requires_grad:
             tensor = tensor.detach()
-        if frame is None or number >= self.expected:
-            if self.stops:
-                # The function caught the exception that was to end it, and went on.
-                self.count = number
-                raise _Stop
+        if frame is None or index >= self._expected:
+            if self._stops_early:
+                # The function caught the exception that should have stopped it.
+                raise _EarlyStop
+            self._count = index + 1
             return tensor
-        holder = frame.holders[number]()
-        if holder is not None:
-            if frame.compares:
-                before = frame.metadata[number]
-                metadata = (tensor.shape, tensor.dtype, tensor.device)
-                if len(before) > 3:
-                    metadata = (*metadata, checks.digest(tensor))  # type: ignore[assignment]
-                if metadata != before:
-                    self.mismatches.append(f"tensor {number}: {_described(before)} in forward, {_described(metadata)} now")
-            holder.found = (tensor, self.backward, tensor._version)
-        if self.stops and self.count == self.expected:
-            raise _Stop
+        self._count = index + 1
+        placeholder = frame.placeholders[index]()
+        if placeholder is not None:
+            mismatch = frame.metadata.compare(index, tensor)
+            if mismatch is not None:
+                self._mismatches.append(mismatch)
+            placeholder.recomputed = Recomputed(tensor, self._backward, tensor._version)
+        if self._stops_early and self._count == self._expected:
+            raise _EarlyStop
         return tensor
 
-    def error(self) -> CheckpointError:
-        """What to raise when the function did something else than in forward."""
+    def check(self) -> None:
+        """Raise a ``CheckpointError`` if the function did not repeat what it did in the forward."""
         hint = (
-            "The function must do the same each time: it may not depend on state that changes between forward and backward, "
-            "nor on random numbers drawn outside of torch."
+            "the function must do the same each time: it may not depend on state that changes between forward and backward, "
+            "nor on random numbers drawn outside of torch"
         )
-        if self.mismatches:
-            return CheckpointError(
-                f"Recomputed tensors of a checkpointed function differ from those of its forward: "
-                f"{'; '.join(self.mismatches)}. {hint}"
+        if self._mismatches:
+            raise CheckpointError(
+                "recomputed tensors of a checkpointed function differ from those of its forward: "
+                f"{'; '.join(self._mismatches)}; {hint}"
             )
-        return CheckpointError(
-            f"A checkpointed function saved {self.expected} tensors in forward, but {self.count} when recomputed. {hint}"
-        )
+        if self._count != self._expected and not self._allows_more:
+            raise CheckpointError(
+                f"a checkpointed function saved {self._expected} tensors in forward, but {self._count} when recomputed; {hint}"
+            )
+
+    def release(self) -> None:
+        """Release the frame: a function may keep the recomputed graph, and with it this hook."""
+        self._frame = None
 
 
-def _described(metadata: tuple[Any, ...]) -> str:
-    text = f"{metadata[1]} {list(metadata[0])} on {metadata[2]}"
-    return f"{text} with digest {metadata[3]}" if len(metadata) > 3 else text
+def unpack(placeholder: Placeholder) -> Tensor:
+    """Return a saved tensor to backward. A tensor that is unpacked twice in one backward is recomputed twice."""
+    backward = bindings.current_backward()
+    if placeholder.is_filled_for(backward):
+        recomputed = placeholder.recomputed
+    else:
+        recomputed = placeholder.frame.recompute(placeholder, backward)
+    assert recomputed is not None
+    if recomputed.tensor._version != recomputed.version:
+        raise RuntimeError(edited_in_place("a tensor saved by an operation"))
+    placeholder.recomputed = None
+    if backward == bindings.NO_BACKWARD:
+        # No backward will come for the others.
+        placeholder.frame.clear()
+    return recomputed.tensor
 
 
-def _same(tensor: Tensor) -> Tensor:
+def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def _wait_for_turn(replay: Replay, running: list[Replay], holder: Holder) -> None:
-    """Wait for the recomputations that other threads began before, as two at once would draw each other's random numbers.
-
-    Not for one that itself waits: for autograd, which may need this very thread to run a node, or for its own turn.
-    """
-    while any(each.thread != replay.thread and not _waits(each.thread) for each in running[: running.index(replay)]) and not (
-        holder.found is not None and holder.found[1] == replay.backward != -1
-    ):
-        time.sleep(_PATIENCE)
+_Contexts = tuple[AbstractContextManager[Any] | None, AbstractContextManager[Any] | None, Callable[[Exception], None] | None]
 
 
-def _waits(thread: int) -> bool:
-    top = sys._current_frames().get(thread)
-    return top is None or top.f_code is bindings.engine_code or top.f_code is _wait_for_turn.__code__
-
-
-def unpack(holder: Holder) -> Tensor:
-    """The hook of backward. A tensor that is unpacked twice in one backward is recomputed twice."""
-    backward = _backward_group() or _backward_id()
-    found = holder.found
-    if found is None or found[1] != backward or backward == -1:
-        found = holder.frame.recompute(holder, backward)
-    tensor, _, version = found
-    if tensor._version != version:
-        raise RuntimeError(changed("a tensor that an operation needs for its gradient, in the middle"))
-    holder.found = None
-    if backward == -1:
-        # Outside of backward nobody comes for the others.
-        holder.frame.clear()
-    return tensor
+def _contexts(settings: Settings) -> _Contexts:
+    """The contexts of the forward and of the recomputation, and what explains a ``CheckpointError``."""
+    if bindings.debug_enabled():
+        if settings.context_fn is not None:
+            raise ValueError("debug=True is incompatible with non-default context_fn")
+        return bindings.debug_contexts()
+    return (None, None, None) if settings.context_fn is None else (*settings.context_fn(), None)

@@ -1,33 +1,33 @@
-"""Over which ranks activations are partitioned: a process group, a one-dimensional device mesh or an mpu object."""
+"""The ranks over which activations are partitioned: a process group, a one-dimensional device mesh or an mpu object."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-# The kinds of group an mpu may know, the one that partitioning is over first.
-_MPU_KINDS = ("tensor_model", "slice", "model")
+# The prefixes of an mpu's methods, the preferred one first.
+_MPU_PREFIXES = ("tensor_model", "slice", "model")
 
 
 class Group(NamedTuple):
-    """This process's place in a group; the handle is what collectives take, None where there is only one rank."""
+    """A group and this process's rank in it. Collectives take the handle, which is None for a single rank."""
 
     handle: Any
     rank: int
     size: int
 
 
-ALONE = Group(None, 0, 1)
+SINGLE_RANK = Group(None, 0, 1)
 
 
 def world_size() -> int:
-    """How many ranks there are, 1 where torch.distributed is not in use."""
+    """The number of ranks, 1 if torch.distributed is not initialized."""
     from torch import distributed
 
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
 def from_group(group: Any) -> Group:
-    """What a ``ProcessGroup`` or ``DeviceMesh`` stands for.
+    """Return the group of a ``ProcessGroup`` or ``DeviceMesh``.
 
     Raises:
         TypeError: for anything else.
@@ -36,55 +36,54 @@ def from_group(group: Any) -> Group:
     from torch import distributed
 
     if not distributed.is_available():
-        raise ValueError("group needs torch.distributed, which this torch was built without.")
+        raise ValueError("group needs torch.distributed, which this torch was built without")
     from torch.distributed.device_mesh import DeviceMesh
 
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
             names = group.mesh_dim_names
             choice = f"mesh[{names[-1]!r}]" if names else "name its dimensions and index it by one"
-            raise ValueError(f"group is a DeviceMesh of {group.ndim} dimensions; choose one of them: {choice}.")
+            raise ValueError(f"group is a DeviceMesh of {group.ndim} dimensions; choose one of them: {choice}")
         group = group.get_group()
     elif not isinstance(group, distributed.ProcessGroup):
-        raise TypeError(f"group is a ProcessGroup or a one-dimensional DeviceMesh, not {type(group).__name__}.")
-    return _of(group)
+        raise TypeError(f"group must be a ProcessGroup or a one-dimensional DeviceMesh, not {type(group).__name__}")
+    return _from_handle(group)
 
 
 def from_mpu(mpu: Any) -> Group:
-    """What an object with DeepSpeed's mpu methods stands for.
+    """Return the group of an object with DeepSpeed's mpu methods.
 
     Raises:
-        TypeError: if it lacks the methods, or they return something else than numbers and a process group.
-        ValueError: if what they return does not fit together.
+        TypeError: if it lacks the methods, or they return something else than integers and a process group.
+        ValueError: if their results contradict each other.
     """
-    for kind in _MPU_KINDS:
-        names = [f"get_{kind}_parallel_{what}" for what in ("rank", "world_size", "group")]
+    for prefix in _MPU_PREFIXES:
+        names = [f"get_{prefix}_parallel_{suffix}" for suffix in ("rank", "world_size", "group")]
         if all(callable(getattr(mpu, name, None)) for name in names):
             break
     else:
-        kinds = ", ".join(_MPU_KINDS)
         raise TypeError(
-            f"mpu_ lacks get_<kind>_parallel_rank(), get_<kind>_parallel_world_size() and get_<kind>_parallel_group(), "
-            f"the kind being one of {kinds}: {mpu!r}."
+            f"mpu_ lacks get_<prefix>_parallel_rank(), get_<prefix>_parallel_world_size() and get_<prefix>_parallel_group(), "
+            f"with one of the prefixes {', '.join(_MPU_PREFIXES)}: {mpu!r}"
         )
     rank, size, handle = (getattr(mpu, name)() for name in names)
     for name, value in zip(names[:2], (rank, size), strict=True):
         if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"mpu_.{name}() is a number, not {value!r}.")
+            raise TypeError(f"mpu_.{name}() must return an integer, not {value!r}")
     if size < 1 or not 0 <= rank < size:
-        raise ValueError(f"mpu_ says rank {rank} of {size}.")
+        raise ValueError(f"mpu_ says rank {rank} of {size}")
     if size == 1:
-        return ALONE
+        return SINGLE_RANK
     group = from_group(handle)
     if (group.rank, group.size) != (rank, size):
         raise ValueError(
-            f"mpu_ says rank {rank} of {size}, but its {names[2]}() has this process as rank {group.rank} of {group.size}."
+            f"mpu_ says rank {rank} of {size}, but its {names[2]}() has this process as rank {group.rank} of {group.size}"
         )
     return group
 
 
 def is_alive(group: Group) -> bool:
-    """Whether collectives over the group are still possible; always so where there are none."""
+    """Whether collectives over the group are still possible. True for a single rank."""
     if group.handle is None:
         return True
     from torch import distributed
@@ -95,7 +94,7 @@ def is_alive(group: Group) -> bool:
         return False
 
 
-def _of(handle: Any) -> Group:
+def _from_handle(handle: Any) -> Group:
     from torch import distributed
 
     try:
@@ -103,5 +102,5 @@ def _of(handle: Any) -> Group:
     except (ValueError, RuntimeError) as error:
         raise ValueError(f"group cannot be used: {error}") from None
     if rank < 0:
-        raise ValueError("group does not contain this process.")
-    return Group(handle, rank, size) if size > 1 else ALONE
+        raise ValueError("group does not contain this process")
+    return Group(handle, rank, size) if size > 1 else SINGLE_RANK

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of an activation when it does not simply keep the tensor: this rank's part, on the host or not."""
+"""Activations that are stored as this rank's part, in host memory, or in a contiguous buffer."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ import torch
 from . import transfers
 from .buffers import Slot
 from .configuration import Settings, partition_group
-from .groups import ALONE, Group, is_alive
+from .groups import SINGLE_RANK, Group, is_alive
 
 _BYTES = torch.uint8
 
 
 class Layout(NamedTuple):
-    """How a tensor lies in memory: what its elements, kept in one dimension, become again."""
+    """The memory layout of a tensor, to restore it from its elements in one dimension."""
 
     shape: torch.Size
     stride: tuple[int, ...]
-    # The shape without dimensions that repeat the same memory, whose elements need keeping only once.
+    # The shape with each expanded dimension reduced to length 1: the elements that are stored.
     distinct: tuple[int, ...]
     # Whether those elements fill their memory without gaps.
     dense: bool
 
 
-def layout(tensor: torch.Tensor) -> Layout | None:
-    """How a tensor lies in memory; None if its elements overlap in a way that cannot be made again."""
+def layout_of(tensor: torch.Tensor) -> Layout | None:
+    """Return the layout of a tensor, None if its elements overlap other than by expansion."""
     shape, stride = tensor.shape, tensor.stride()
     distinct = tuple(1 if step == 0 else length for length, step in zip(shape, stride, strict=True))
     extent = 1
@@ -40,27 +40,26 @@ def layout(tensor: torch.Tensor) -> Layout | None:
     return Layout(shape, stride, distinct, dense)
 
 
-def flat(tensor: torch.Tensor, where: Layout) -> torch.Tensor:
-    """The elements of a tensor in one dimension, without a copy if they fill their memory."""
-    numel = math.prod(where.distinct)
+def flatten(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return the elements of a tensor in one dimension. Copies only if they do not fill their memory."""
     tensor = tensor.detach()
-    if where.dense:
-        return tensor.as_strided((numel,), (1,))
-    return tensor.as_strided(where.distinct, where.stride).reshape(-1)
+    if layout.dense:
+        return tensor.as_strided((math.prod(layout.distinct),), (1,))
+    return tensor.as_strided(layout.distinct, layout.stride).reshape(-1)
 
 
-def unflat(elements: torch.Tensor, where: Layout) -> torch.Tensor:
-    """The tensor again, with the strides that it had."""
-    if where.dense:
-        return elements.as_strided(where.shape, where.stride)
-    extent = 1 + sum((length - 1) * step for length, step in zip(where.distinct, where.stride, strict=True))
+def unflatten(elements: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """Return the tensor that ``flatten`` took, with its strides."""
+    if layout.dense:
+        return elements.as_strided(layout.shape, layout.stride)
+    extent = 1 + sum((length - 1) * step for length, step in zip(layout.distinct, layout.stride, strict=True))
     memory = torch.empty(extent, dtype=elements.dtype, device=elements.device)
-    memory.as_strided(where.distinct, where.stride).copy_(elements.view(where.distinct))
-    return memory.as_strided(where.shape, where.stride)
+    memory.as_strided(layout.distinct, layout.stride).copy_(elements.view(layout.distinct))
+    return memory.as_strided(layout.shape, layout.stride)
 
 
 def is_activation(item: Any, size: int) -> bool:
-    """Whether partitioning and offloading are for this argument."""
+    """Whether an argument can be partitioned over ``size`` ranks, or offloaded."""
     return (
         isinstance(item, torch.Tensor)
         and not isinstance(item, torch.nn.Parameter)
@@ -71,46 +70,58 @@ def is_activation(item: Any, size: int) -> bool:
 
 
 def part_size(numel: int, size: int) -> int:
-    """Elements that each rank keeps, padding included."""
+    """The elements in each rank's part, padding included."""
     return -(-numel // size)
 
 
-class Gathering:
-    """A tensor of one dimension that is being put together from the parts of all ranks."""
+def own_part(elements: torch.Tensor, group: Group) -> torch.Tensor:
+    """Return this rank's elements without padding. The last ranks may have fewer than the others, or none."""
+    size = part_size(elements.numel(), group.size)
+    return elements[group.rank * size : (group.rank + 1) * size]
 
-    __slots__ = ("_full", "_part", "_work")
+
+def _pad(part: torch.Tensor, size: int) -> torch.Tensor:
+    padded = part.new_zeros(size)
+    padded[: part.numel()].copy_(part)
+    return padded
+
+
+class Gathering:
+    """An all-gather that runs: a tensor of one dimension from the parts of all ranks."""
+
+    __slots__ = ("_part", "_whole", "_work")
 
     def __init__(self, part: torch.Tensor, group: Group) -> None:
         from torch import distributed
 
         if not is_alive(group):
             raise RuntimeError(
-                "The process group that this checkpoint's arguments were partitioned over was destroyed between forward "
-                "and backward; keep it until backward is done."
+                "the process group over which a checkpoint's arguments were partitioned was destroyed between forward and "
+                "backward; keep it until backward has ended"
             )
-        # As bytes, so that every dtype can be gathered whatever the backend knows to compute with.
+        # As bytes, because not every backend supports every dtype.
         self._part = part.view(_BYTES)
-        self._full = torch.empty(part.numel() * group.size, dtype=part.dtype, device=part.device)
+        self._whole = torch.empty(part.numel() * group.size, dtype=part.dtype, device=part.device)
         gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
-        self._work = gather(self._full.view(_BYTES), self._part, group=group.handle, async_op=True)
+        self._work = gather(self._whole.view(_BYTES), self._part, group=group.handle, async_op=True)
 
     def wait(self) -> torch.Tensor:
-        """The whole, padding included."""
+        """Return the tensor, padding included."""
         self._work.wait()
-        return self._full
+        return self._whole
 
 
-class Share:
-    """What is kept of one activation, and how it becomes whole again."""
+class StoredActivation:
+    """One activation in its stored form."""
 
     __slots__ = (
         "_device",
         "_elements",
         "_gathering",
         "_group",
-        "_host",
         "_layout",
         "_numel",
+        "_offloaded",
         "_requires_grad",
         "_slot",
         "_unpack",
@@ -119,112 +130,101 @@ class Share:
     def __init__(
         self,
         tensor: torch.Tensor,
-        where: Layout,
+        layout: Layout,
         settings: Settings,
         group: Group,
         position: int,
         hooks: tuple[Any, Any] | None,
     ) -> None:
-        self._layout = where
+        self._layout = layout
         self._group = group
         self._requires_grad = tensor.requires_grad
+        self._device = tensor.device
         self._gathering: Gathering | None = None
-        self._host: transfers.Offloaded | None = None
+        self._offloaded: transfers.Offloaded | None = None
         self._slot: Slot | None = None
         self._unpack: Any = None
-        elements = flat(tensor, where)
+        elements = flatten(tensor, layout)
         self._numel = elements.numel()
         size = part_size(self._numel, group.size)
-        device, dtype = tensor.device, tensor.dtype
-        host = settings.checkpoint_in_cpu and device.type != "cpu"
         part = own_part(elements, group)
+        leaves_device = settings.checkpoint_in_cpu and self._device.type != "cpu"
         if settings.buffers is not None:
-            self._slot = settings.buffers.take(position, size, dtype, device, settings.checkpoint_in_cpu)
-            kept = self._slot.tensor
-        elif host or hooks is None:
-            kept = transfers.allocate(size, dtype, device, settings.checkpoint_in_cpu)
+            self._slot = settings.buffers.take(position, size, tensor.dtype, self._device, settings.checkpoint_in_cpu)
+            stored = self._slot.tensor
         else:
-            kept = torch.empty(size, dtype=dtype, device=device)
-        if host:
-            # Padded before it leaves: every rank has to do the same, as what is gathered ahead depends on it.
-            self._host = transfers.Offloaded(part if part.numel() == size else _padded(part, size), kept)
+            # Hooks get memory of the device: pinning is for copies of our own.
+            on_host = settings.checkpoint_in_cpu and (leaves_device or hooks is None)
+            stored = transfers.allocate(size, tensor.dtype, self._device, on_host)
+        if leaves_device:
+            # Every rank pads, because ranks must agree on what they gather early.
+            self._offloaded = transfers.Offloaded(part if part.numel() == size else _pad(part, size), stored)
         else:
-            kept[: part.numel()].copy_(part)
-            # Never read, but a gather of undefined memory would make runs differ.
-            kept[part.numel() :].zero_()
-        if hooks is not None and self._host is None:
-            # Hooks of the caller around the checkpoint see what it saves, as they see what an operation saves.
-            kept = hooks[0](kept)
+            stored[: part.numel()].copy_(part)
+            # The padding is never read, but undefined memory would make runs differ.
+            stored[part.numel() :].zero_()
+        if hooks is not None and self._offloaded is None:
+            # The caller's hooks get the part, as they get every tensor that an operation saves.
+            stored = hooks[0](stored)
             self._unpack = hooks[1]
-        self._elements: Any = kept
-        self._device = device
+        self._elements: Any = stored
 
-    def start(self) -> None:
-        """Begin to bring the activation back, ahead of the recomputation that needs it."""
-        if self._host is not None:
-            self._host.start()
-        elif self._gathering is None and self._group.size > 1:
-            self._gathering = Gathering(self._part(), self._group)
+    def prefetch(self) -> None:
+        """Start to fetch the activation before a recomputation needs it."""
+        if self._offloaded is not None:
+            self._offloaded.prefetch()
+        else:
+            self.start_gathering()
 
-    def begin(self) -> None:
-        """The same when the recomputation is next."""
+    def start_gathering(self) -> None:
+        """Start to gather the parts, if there are several."""
         if self._gathering is None and self._group.size > 1:
             self._gathering = Gathering(self._part(), self._group)
 
-    def restore(self, position: str) -> torch.Tensor:
-        """The activation, as a leaf that is new memory each time."""
+    def restore(self, name: str) -> torch.Tensor:
+        """Return the activation as a leaf, in new memory each time."""
         if self._group.size > 1:
-            self.begin()
+            self.start_gathering()
             assert self._gathering is not None
             elements = self._gathering.wait()
             self._gathering = None
         else:
             elements = self._part()
-            if self._slot is not None and self._host is None:
-                # The slot may be taken by another checkpoint while the recomputed graph still refers to it.
+            if self._slot is not None and self._offloaded is None:
+                # Another checkpoint may take the slot while the recomputed graph still refers to it.
                 elements = elements.clone()
-        if self._host is not None and self._host.changed:
-            raise RuntimeError(changed(position))
-        return unflat(elements[: self._numel], self._layout).requires_grad_(self._requires_grad)
+        if self._offloaded is not None and self._offloaded.was_edited:
+            raise RuntimeError(edited_in_place(name))
+        return unflatten(elements[: self._numel], self._layout).requires_grad_(self._requires_grad)
 
     def _part(self) -> torch.Tensor:
-        if self._host is not None:
-            return self._host.take()
+        if self._offloaded is not None:
+            return self._offloaded.fetch()
         part: torch.Tensor = self._elements if self._unpack is None else self._unpack(self._elements)
         return part.to(self._device)
 
 
-def changed(position: str) -> str:
-    """What is wrong when an argument was edited in place between forward and backward."""
+def edited_in_place(name: str) -> str:
+    """The text of the error for a tensor that was edited in place between forward and backward."""
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
-        f"{position} of a checkpointed function, between its forward and its backward."
+        f"{name} of a checkpointed function"
     )
 
 
-def own_part(elements: torch.Tensor, group: Group) -> torch.Tensor:
-    """This rank's elements, without padding: fewer than the others' at the end, perhaps none."""
-    size = part_size(elements.numel(), group.size)
-    return elements[group.rank * size : (group.rank + 1) * size]
-
-
-def _padded(part: torch.Tensor, size: int) -> torch.Tensor:
-    padded = part.new_zeros(size)
-    padded[: part.numel()].copy_(part)
-    return padded
-
-
-def share(tensor: torch.Tensor, settings: Settings, position: int, hooks: tuple[Any, Any] | None) -> Share | None:
-    """What to keep of an activation under these settings; None where that is the tensor itself.
+def store_activation(
+    tensor: torch.Tensor, settings: Settings, position: int, hooks: tuple[Any, Any] | None
+) -> StoredActivation | None:
+    """Store an activation as the settings say. Return None if the tensor itself is to be kept.
 
     Raises:
-        RuntimeError: for a world of several ranks without a group.
+        RuntimeError: if a world of several ranks has no group.
     """
-    group = partition_group(settings) if settings.partition_activations else ALONE
+    group = partition_group(settings) if settings.partition_activations else SINGLE_RANK
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not is_activation(tensor, group.size):
         return None
-    leaves = settings.checkpoint_in_cpu and tensor.device.type != "cpu"
-    if group.size == 1 and settings.buffers is None and not leaves:
+    leaves_device = settings.checkpoint_in_cpu and tensor.device.type != "cpu"
+    if group.size == 1 and settings.buffers is None and not leaves_device:
         return None
-    where = layout(tensor)
-    return None if where is None else Share(tensor, where, settings, group, position, hooks)
+    layout = layout_of(tensor)
+    return None if layout is None else StoredActivation(tensor, layout, settings, group, position, hooks)

@@ -9,71 +9,35 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import runtime
+from .._torch import generators
+from .._torch.state import initialize
+from .random_state import State, read_state, write_state
 
 __all__ = ["CudaRNGStatesTracker", "get_cuda_rng_tracker"]
 
 MODEL_PARALLEL = "model-parallel-rng"
 
-# A state is kept as a tensor where a default generator can only be overwritten (the CPU), and as a generator of its own
-# where the default one can be made to share its state: that costs no copies and is legal while a graph is captured.
-_State = torch.Tensor | torch.Generator
+# A stream is a generator if the default generator can share its state, which costs no copies and works while a graph is
+# captured. Otherwise, as on the CPU, it is a tensor that is written into the default generator.
+_Stream = torch.Tensor | torch.Generator
 
 
 def device_generator() -> torch.Generator:
-    """The default generator of the device in use: the accelerator's current device, or the CPU where it stands in."""
-    if runtime.look().kind == "cpu":
-        return torch.default_generator
-    runtime.initialize()
-    return runtime.generator(runtime.get_index())
-
-
-# What is kept of a generator's state: a tensor, or its seed and offset where these are all of it and cheaper to read.
-Value = torch.Tensor | tuple[int, int]
-
-
-def read_state(generator: torch.Generator, kind: str | None = None) -> Value:
-    """The state of a generator, whose device type the caller may know.
-
-    Raises:
-        RuntimeError: if this torch cannot tell it while a graph is being captured.
-    """
-    try:
-        if (kind or generator.device.type) == "cuda":
-            return generator.initial_seed(), generator.get_offset()
-    except RuntimeError:
-        # A graph is being captured, during which some releases tell the whole state all the same.
-        pass
-    try:
-        return generator.get_state()
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"The random state of {generator.device} cannot be read ({error}). While a graph is being captured, this torch "
-            "needs configure(preserve_rng_state=False)."
-        ) from error
-
-
-def write_state(generator: torch.Generator, value: Value) -> None:
-    """Put back what ``read_state`` returned."""
-    if not isinstance(value, tuple):
-        generator.set_state(value)
-        return
-    seed, offset = value
-    if seed != generator.initial_seed():
-        generator.manual_seed(seed)
-    generator.set_offset(offset)
+    """Return the default generator of the current device, of the CPU under the CPU fallback. Initializes the accelerator."""
+    runtime = initialize()
+    return generators.default_generator(runtime.device_type, runtime.device_index)
 
 
 class _Fork(NamedTuple):
-    """A fork that is open: the stream it draws from, the default generator, and what that one held outside."""
+    """An open fork: its stream, the default generator, and the state of that generator outside of the fork."""
 
     name: str
     default: torch.Generator
-    outside: _State
+    outside: _Stream
 
 
-class _Open(threading.local):
-    """The forks that are open in this thread, outermost first."""
+class _OpenForks(threading.local):
+    """The open forks of this thread, the outermost first."""
 
     forks: list[_Fork]
 
@@ -82,49 +46,48 @@ class _Open(threading.local):
 
 
 class Snapshot(NamedTuple):
-    """A tracker at the start of a checkpoint: its streams and the names of the forks that were open."""
+    """A tracker at the start of a checkpoint: its streams, their states, and the names of the open forks."""
 
-    states: dict[str, _State]
-    values: dict[str, Value]
+    states: dict[str, _Stream]
+    values: dict[str, State]
     names: tuple[str, ...]
 
 
 class _Undo(NamedTuple):
-    states: dict[str, _State]
-    values: dict[str, Value]
+    states: dict[str, _Stream]
+    values: dict[str, State]
     forks: list[_Fork]
     default: torch.Generator
     shared: torch.Generator | None
 
 
 class CudaRNGStatesTracker:
-    """Named random streams of the accelerator, or of the CPU where it stands in.
+    """Named random streams of the accelerator, or of the CPU under the CPU fallback.
 
-    Inside ``fork(name)`` everything random on the device draws from the stream ``name``; outside, the default generator
-    goes on as if nothing had happened. Ranks that share a default seed but not the seed of a named stream so agree outside
-    of ``fork`` and differ inside.
+    Inside ``fork(name)`` random operations on the device draw from the stream ``name``. Outside, the default generator
+    continues where it was. If ranks share the default seed but not the seed of a stream, they draw the same numbers outside
+    of ``fork`` and different numbers inside.
 
-    Forks nest: an inner fork of a name that is open already continues its stream. One thread at a time may have a
-    device's forks open.
+    Forks nest: an inner fork of the same name continues the stream. Only one thread at a time may have open forks of a device.
     """
 
     def __init__(self) -> None:
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, _Stream] = {}
         self._seeds: set[int] = set()
-        self._open = _Open()
+        self._open = _OpenForks()
 
     @property
     def has_streams(self) -> bool:
-        """Whether anything was added."""
+        """Whether the tracker has any stream."""
         return bool(self._states)
 
     def reset(self) -> None:
-        """Forget every stream and every seed.
+        """Remove all streams and seeds.
 
         Raises:
-            RuntimeError: inside ``fork()``; nothing is forgotten then.
+            RuntimeError: inside ``fork()``; nothing is removed then.
         """
-        self._refuse_inside_fork("reset()")
+        self._raise_inside_fork("reset()")
         self._states = {}
         self._seeds = set()
 
@@ -132,19 +95,21 @@ class CudaRNGStatesTracker:
         """Add a stream.
 
         Args:
-            name: how ``fork`` will call it.
-            seed: its seed, not used by another stream.
+            name: its name, for ``fork``.
+            seed: its seed, which no other stream may have.
 
         Raises:
-            ValueError: if the name or the seed is taken; nothing is recorded then.
-            TypeError: if the name is no string or the seed no integer.
+            ValueError: if the name or the seed is in use; nothing is added then.
+            TypeError: if the name is not a string or the seed not an integer.
+
+        Initializes: the accelerator.
         """
         _check_name(name)
         check_seed(seed)
         if seed in self._seeds:
-            raise ValueError(f"seed {seed} already exists: two streams with one seed would repeat each other.")
+            raise ValueError(f"seed {seed} already exists: two streams with one seed would draw the same numbers")
         if name in self._states:
-            raise ValueError(f"cuda rng state {name} already exists: reset() first, or choose another name.")
+            raise ValueError(f"cuda rng state {name} already exists: reset() first, or choose another name")
         default = device_generator()
         generator = torch.Generator(default.device)
         generator.manual_seed(seed)
@@ -155,27 +120,29 @@ class CudaRNGStatesTracker:
         """Return a copy of the state of every stream, by name.
 
         Returns:
-            Byte tensors on the CPU, which ``set_states`` takes; for a fork that is open, where its stream stands now.
+            Byte tensors on the CPU, for ``set_states``. The stream of an open fork has its current state.
         """
         self._write_back()
         return {name: _as_tensor(state) for name, state in self._states.items()}
 
     def set_states(self, states: dict[str, torch.Tensor]) -> None:
-        """Replace all streams by those of ``get_states``. The seeds that ``add`` has seen stay taken.
+        """Replace all streams by those of ``get_states``. The seeds that ``add`` got stay in use.
 
         Args:
-            states: from names to byte tensors on the CPU.
+            states: a dict from names to byte tensors on the CPU.
 
         Raises:
-            TypeError: if it is something else; nothing is replaced then.
+            TypeError: for anything else; nothing is replaced then.
             RuntimeError: inside ``fork()``, or if a state does not fit the device's generator; nothing is replaced then.
+
+        Initializes: the accelerator.
         """
-        self._refuse_inside_fork("set_states()")
-        given: Any = states
-        if not isinstance(given, dict):
-            raise TypeError(f"set_states() takes what get_states() returned, a dict of names and states, not {given!r}.")
+        self._raise_inside_fork("set_states()")
+        argument: Any = states
+        if not isinstance(argument, dict):
+            raise TypeError(f"set_states() takes the dict that get_states() returned, not {argument!r}")
         device = device_generator().device
-        replacement: dict[str, _State] = {}
+        replacement: dict[str, _Stream] = {}
         for name, state in states.items():
             _check_name(name)
             _check_state(name, state)
@@ -189,10 +156,12 @@ class CudaRNGStatesTracker:
         """Draw from a stream of this tracker inside the ``with`` block.
 
         Args:
-            name: the stream.
+            name: the name of the stream.
 
         Raises:
             ValueError: if no stream has that name.
+
+        Initializes: the accelerator.
         """
         self._enter(name)
         try:
@@ -201,32 +170,32 @@ class CudaRNGStatesTracker:
             self._leave()
 
     def register_graph(self, graph: Any) -> None:
-        """Let a graph that will be captured draw from the streams of this tracker.
+        """Register the streams of this tracker with a graph, before its capture.
 
-        Needed before the capture on releases of torch that do not find out by themselves; harmless on the others.
+        Some releases of torch need this to draw from the streams in the graph. On others it does no harm.
 
         Args:
-            graph: a ``torch.cuda.CUDAGraph``, or whatever has its ``register_generator_state``.
+            graph: a ``torch.cuda.CUDAGraph``, or an object with its ``register_generator_state``.
 
         Raises:
             TypeError: if it has no such method.
-            RuntimeError: where the device's generators cannot take part in a graph, as the CPU's cannot.
+            RuntimeError: if the generators of the device do not support graphs, as those of the CPU.
         """
         for name, state in self._states.items():
             if not isinstance(state, torch.Generator):
-                raise RuntimeError(f"The stream {name} belongs to the CPU, which captures no graphs.")
+                raise RuntimeError(f"the stream {name} belongs to the CPU, which captures no graphs")
         if not callable(getattr(graph, "register_generator_state", None)):
-            raise TypeError(f"register_graph() takes a graph with register_generator_state(), not {type(graph).__name__}.")
+            raise TypeError(f"register_graph() takes a graph with register_generator_state(), not {type(graph).__name__}")
         for state in self._states.values():
             graph.register_generator_state(state)
 
     def _enter(self, name: str) -> None:
         if name not in self._states:
-            known = ", ".join(sorted(self._states)) or "none"
-            raise ValueError(f"cuda rng state {name} is not added; there are: {known}.")
+            names = ", ".join(sorted(self._states)) or "none"
+            raise ValueError(f"cuda rng state {name} is not added; the streams are: {names}")
         default = device_generator()
         state = self._states[name]
-        outside: _State
+        outside: _Stream
         if isinstance(state, torch.Generator):
             if state.device != default.device:
                 state = self._moved(name, state, default.device)
@@ -235,7 +204,7 @@ class CudaRNGStatesTracker:
         else:
             live = self._write_back()
             outside = default.get_state() if live is None else live
-            # The stream may just have been written back: look again.
+            # Writing back may have replaced the state.
             state = self._states[name]
             assert isinstance(state, torch.Tensor)
             default.set_state(state)
@@ -247,14 +216,14 @@ class CudaRNGStatesTracker:
         if isinstance(fork.outside, torch.Generator):
             fork.default.graphsafe_set_state(fork.outside)
             return
-        outside: _State = fork.outside
+        outside: _Stream = fork.outside
         if self._open.forks:
             outside = self._states.get(self._open.forks[-1].name, outside)
         assert isinstance(outside, torch.Tensor)
         fork.default.set_state(outside)
 
     def _write_back(self) -> torch.Tensor | None:
-        """Record where the innermost open stream stands, if it is one that the default generator holds a copy of."""
+        """Store the state of the innermost open stream, and return it, if the default generator has a copy of it."""
         if not self._open.forks:
             return None
         fork = self._open.forks[-1]
@@ -262,23 +231,23 @@ class CudaRNGStatesTracker:
             return None
         current = fork.default.get_state()
         if fork.name in self._states:
-            # A new dictionary, so that snapshots of the old one stay what they were.
+            # A new dict, so that snapshots of the old one do not change.
             self._states = {**self._states, fork.name: current}
         return current
 
     def _moved(self, name: str, state: torch.Generator, device: torch.device) -> torch.Generator:
-        """The stream on another device, which has become the current one since the stream was added."""
+        """Move a stream to the current device, which has changed since the stream was added."""
         generator = torch.Generator(device)
         generator.set_state(state.get_state())
         self._states = {**self._states, name: generator}
         return generator
 
-    def _refuse_inside_fork(self, what: str) -> None:
+    def _raise_inside_fork(self, what: str) -> None:
         if self._open.forks:
-            raise RuntimeError(f"{what} inside fork({self._open.forks[-1].name!r}): leave the fork first.")
+            raise RuntimeError(f"{what} inside fork({self._open.forks[-1].name!r}): leave the fork first")
 
     def snapshot(self) -> Snapshot | None:
-        """What a recomputation needs to draw the same numbers; None when there is no stream."""
+        """Return what a recomputation needs to draw the same numbers, None without streams."""
         if not self._states:
             return None
         states = self._states
@@ -286,15 +255,15 @@ class CudaRNGStatesTracker:
         return Snapshot(states, values, tuple(fork.name for fork in self._open.forks))
 
     def rewind(self, snapshot: Snapshot) -> _Undo:
-        """Go back to a snapshot, before the default generators do; ``restore`` undoes it."""
+        """Go back to a snapshot. Call it before the default generators are rewound; ``restore`` undoes it."""
         self._write_back()
         default = device_generator()
         forks = self._open.forks
         shared: torch.Generator | None = None
-        outside: _State
+        outside: _Stream
         if snapshot.values:
-            # The default generator may share its state with a fork that is open, in this thread or in the one that called
-            # backward: it gets a state of its own, or shares that of the fork that was open then.
+            # The default generator may share its state with an open fork, of this thread or of the one that called backward.
+            # It gets a state of its own, or that of the fork that was open at the snapshot.
             shared = default.graphsafe_get_state()
             inner = snapshot.states[snapshot.names[-1]] if snapshot.names else torch.Generator(default.device)
             assert isinstance(inner, torch.Generator)
@@ -302,7 +271,7 @@ class CudaRNGStatesTracker:
             outside = shared
         else:
             outside = default.get_state() if snapshot.names else torch.empty(0)
-        values: dict[str, Value] = {}
+        values: dict[str, State] = {}
         for name, value in snapshot.values.items():
             state = snapshot.states[name]
             assert isinstance(state, torch.Generator)
@@ -314,7 +283,7 @@ class CudaRNGStatesTracker:
         return undo
 
     def restore(self, snapshot: Snapshot, undo: _Undo) -> None:
-        """Undo ``rewind``, after the default generators were restored."""
+        """Undo ``rewind``. Call it after the default generators are restored."""
         for name, value in undo.values.items():
             state = snapshot.states[name]
             assert isinstance(state, torch.Generator)
@@ -326,7 +295,7 @@ class CudaRNGStatesTracker:
 
 
 def _shares_state(generator: torch.Generator) -> bool:
-    """Whether a default generator can be made to share this one's state."""
+    """Whether a default generator can share the state of this one."""
     if generator.device.type == "cpu" or not hasattr(generator, "graphsafe_get_state"):
         return False
     try:
@@ -336,23 +305,24 @@ def _shares_state(generator: torch.Generator) -> bool:
     return True
 
 
-def _as_tensor(state: _State) -> torch.Tensor:
+def _as_tensor(state: _Stream) -> torch.Tensor:
     return state.get_state() if isinstance(state, torch.Generator) else state.clone()
 
 
 def _check_name(name: Any) -> None:
     if not isinstance(name, str):
-        raise TypeError(f"The name of a random stream is a string, not {name!r}.")
+        raise TypeError(f"the name of a random stream must be a string, not {name!r}")
 
 
 def _check_state(name: str, state: Any) -> None:
     if not isinstance(state, torch.Tensor):
-        raise TypeError(f"The state of stream {name!r} is {type(state).__name__}, not a byte tensor.")
+        raise TypeError(f"the state of stream {name!r} is {type(state).__name__}, not a byte tensor")
 
 
 def check_seed(seed: Any) -> None:
+    """Raise a TypeError if a seed is not an integer."""
     if not isinstance(seed, int) or isinstance(seed, bool):
-        raise TypeError(f"A seed is an integer, not {seed!r}.")
+        raise TypeError(f"a seed must be an integer, not {seed!r}")
 
 
 tracker = CudaRNGStatesTracker()
@@ -362,12 +332,7 @@ def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
     """Return the tracker whose streams checkpoints save and restore.
 
     Returns:
-        The one tracker of this process.
-
-    Raises:
-        Nothing.
-
-    Fork: safe, initializes nothing.
+        The only tracker of this process.
 
     Example:
         >>> from accelerator import checkpointing

@@ -1,4 +1,4 @@
-"""The seeds of model parallelism: one that all ranks share, and one of each rank's own."""
+"""The seeds of model parallelism: one shared by all ranks, and one for each rank."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from .rng import MODEL_PARALLEL, check_seed, device_generator, tracker
 
 __all__ = ["model_parallel_cuda_manual_seed", "model_parallel_reconfigure_tp_seed"]
 
-# The distance between the default seed and the first rank's, which Megatron-style checkpoints rely on.
+# The difference between the shared seed and that of rank 0, which checkpoints in Megatron's format rely on.
 _MODEL_PARALLEL_OFFSET = 2718
 
 
 def model_parallel_cuda_manual_seed(seed: int) -> None:
-    """Seed the accelerator for model parallelism: the same default stream on every rank, a stream of its own per rank.
+    """Seed the accelerator for model parallelism: the same default stream on every rank, and one stream per rank.
 
-    The default generator of the current device gets ``seed``, and the tracker, emptied first, one stream
-    "model-parallel-rng" with ``seed + 2718 + rank``; the rank is that in the configured group or mpu, 0 without one.
+    The default generator of the current device gets ``seed``. The tracker is reset and gets the stream
+    "model-parallel-rng" with ``seed + 2718 + rank``. The rank is that in the configured group or mpu, 0 without one.
 
     Args:
         seed: the seed that all ranks share.
 
     Raises:
-        TypeError: if the seed is no integer.
+        TypeError: if the seed is not an integer.
         RuntimeError: inside ``fork()``; nothing is seeded then.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> import torch
@@ -49,10 +49,10 @@ def model_parallel_reconfigure_tp_seed(seed: int) -> None:
         seed: the seed that all ranks share.
 
     Raises:
-        TypeError: if the seed is no integer.
-        ValueError: if there is no such stream yet; ``model_parallel_cuda_manual_seed`` makes it.
+        TypeError: if the seed is not an integer.
+        ValueError: if there is no such stream; ``model_parallel_cuda_manual_seed`` adds it.
 
-    Fork: initializes the accelerator; forked children cannot use it.
+    Initializes: the accelerator.
 
     Example:
         >>> from accelerator import checkpointing

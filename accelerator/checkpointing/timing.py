@@ -1,19 +1,22 @@
-"""How long checkpointed regions take: filled while ``profile`` is configured, read with ``region_times``."""
+"""The times of checkpointed regions: recorded while ``profile`` is configured, read with ``region_times``."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import streams
+
+if TYPE_CHECKING:
+    from .configuration import Settings
 
 __all__ = ["RegionTimes", "region_times"]
 
 
 class RegionTimes(NamedTuple):
-    """What one checkpointed function took, in all: ``calls`` and ``recomputations`` count, the others are seconds."""
+    """The totals of one checkpointed function: ``calls`` and ``recomputations`` are counts, the others seconds."""
 
     calls: int = 0
     forward_seconds: float = 0.0
@@ -28,19 +31,14 @@ _lock = threading.Lock()
 def region_times(*, clear: bool = False) -> dict[str, RegionTimes]:
     """Return the times of the checkpointed regions that ran while ``profile`` was configured.
 
-    Times are the host's. With ``synchronize`` configured too they include the work of the accelerator, without it they
-    are what launching the work took. A region inside another counts in both.
+    Times are measured on the host. They include the work of the accelerator if ``synchronize`` is configured too, else only
+    its launch. A nested region counts in the outer region too.
 
     Args:
-        clear: forget the times once they are read.
+        clear: whether to reset the times after reading them.
 
     Returns:
-        From the name of each checkpointed function (the class for a module) to its ``RegionTimes``, in seconds.
-
-    Raises:
-        Nothing.
-
-    Fork: safe, initializes nothing.
+        A dict from the name of each checkpointed function (the class for a module) to its ``RegionTimes``, in seconds.
 
     Example:
         >>> import torch
@@ -59,32 +57,31 @@ def region_times(*, clear: bool = False) -> dict[str, RegionTimes]:
 
 
 def region_name(function: Any) -> str:
-    """The name under which a function's times are kept."""
+    """The name under which the times of a function are recorded."""
     name = getattr(function, "__qualname__", None)
     return name if isinstance(name, str) else type(function).__name__
 
 
 class Region:
-    """Times one run of a function and, where asked, waits for the accelerator at both ends."""
+    """A context for one run of a function: records its time, and synchronizes at both ends, as the settings say."""
 
-    __slots__ = ("_begun", "_name", "_profile", "_recompute", "_wait")
+    __slots__ = ("_name", "_recompute", "_settings", "_start")
 
-    def __init__(self, function: Callable[..., Any], profile: bool, synchronize: bool, recompute: bool) -> None:
+    def __init__(self, function: Callable[..., Any], settings: Settings, *, recompute: bool) -> None:
         self._name = region_name(function)
-        self._profile = profile
-        self._wait = synchronize
+        self._settings = settings
         self._recompute = recompute
 
     def __enter__(self) -> None:
-        if self._wait:
+        if self._settings.synchronize:
             streams.synchronize()
-        self._begun = time.perf_counter()
+        self._start = time.perf_counter()
 
     def __exit__(self, *exc: object) -> None:
-        if self._wait:
+        if self._settings.synchronize:
             streams.synchronize()
-        if self._profile:
-            seconds = time.perf_counter() - self._begun
+        if self._settings.profile:
+            seconds = time.perf_counter() - self._start
             with _lock:
                 calls, forward, recomputations, recompute = _times.get(self._name, RegionTimes())
                 if self._recompute:

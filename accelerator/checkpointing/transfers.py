@@ -1,4 +1,4 @@
-"""Moving activations to the host's memory and back, beside the computation where the device has streams."""
+"""Copying activations to host memory and back, on a stream of their own if the device has streams."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 
-# How many activations per device may be on their way to the host: the computation waits for the oldest of them before it
-# lets a further one leave, which bounds the memory that a host running ahead of the device would pile up.
-_UNDER_WAY = 2
+from .._machine import process
+
+# How many activations per device are copied to the host at once. The computation waits for the oldest copy before the next one
+# starts, which bounds the device memory that waits for copies.
+_MAX_LEAVING = 2
 
 
-class _Side:
-    """The stream beside a device's computation, and the activations that are leaving on it."""
+class _CopyStream:
+    """The copy stream of a device, and the activations whose copies to the host may still run."""
 
     __slots__ = ("leaving", "module", "stream")
 
@@ -24,108 +26,123 @@ class _Side:
         self.leaving: deque[weakref.ref[Offloaded]] = deque()
 
 
-_sides: dict[torch.device, _Side | None] = {}
+_copy_streams: dict[torch.device, _CopyStream | None] = {}
 
 
-def _side(device: torch.device) -> _Side | None:
-    """The side stream of a device, None where the device has no streams."""
-    if device not in _sides:
+@process.reset_after_fork
+def _reset_after_fork() -> None:
+    _copy_streams.clear()
+
+
+def _copy_stream(device: torch.device) -> _CopyStream | None:
+    """Return the copy stream of a device, None if the device has no streams."""
+    if device not in _copy_streams:
         module = torch.get_device_module(device)
-        streams = device.type != "cpu" and all(hasattr(module, name) for name in ("Stream", "stream", "current_stream"))
-        _sides[device] = _Side(device) if streams else None
-    return _sides[device]
+        has_streams = device.type != "cpu" and all(hasattr(module, name) for name in ("Stream", "stream", "current_stream"))
+        _copy_streams[device] = _CopyStream(device) if has_streams else None
+    return _copy_streams[device]
 
 
-def allocate(numel: int, dtype: torch.dtype, device: torch.device, host: bool) -> torch.Tensor:
-    """Memory for activations of a device: its own, or the host's, pinned if the device is another one.
+def allocate(numel: int, dtype: torch.dtype, device: torch.device, on_host: bool) -> torch.Tensor:
+    """Allocate memory for activations, on their device or on the host. Host memory for another device is pinned.
 
-    Pinned blocks come from torch's caching host allocator, which hands a block out again once the copies that use it are
-    done; a pool of our own would add nothing.
+    torch's caching host allocator reuses a pinned block only after the copies that use it have ended.
     """
-    if not host:
+    if not on_host:
         return torch.empty(numel, dtype=dtype, device=device)
-    return torch.empty(numel, dtype=dtype, device="cpu", pin_memory=_side(device) is not None)
+    return torch.empty(numel, dtype=dtype, device="cpu", pin_memory=_copy_stream(device) is not None)
 
 
 class Offloaded:
-    """A tensor of one dimension on its way to the host, there, or on its way back.
+    """A tensor of one dimension that is copied to the host, and back when a recomputation needs it.
 
-    The two that left last stay on the device until further ones leave: if backward comes first, it takes them as they are.
+    The last two that were copied stay on the device until others follow. If backward comes first, it uses them as they are.
     """
 
-    __slots__ = ("__weakref__", "_arrival", "_device", "_event", "_here", "_host", "_side", "_stream", "_version", "changed")
+    __slots__ = (
+        "__weakref__",
+        "_copied_back",
+        "_copied_to_host",
+        "_copy_stream",
+        "_device",
+        "_host",
+        "_on_device",
+        "_stream",
+        "_version",
+        "was_edited",
+    )
 
     def __init__(self, source: torch.Tensor, host: torch.Tensor) -> None:
-        self._here: torch.Tensor | None = None
+        self._on_device: torch.Tensor | None = None
         device = source.device
         self._device = device
         self._host = host
-        self._event: Any = None
-        self._arrival: Any = None
-        # Whether the source was written to while it was leaving, so that what arrived may be neither old nor new.
-        self.changed = False
+        self._copied_to_host: Any = None
+        self._copied_back: Any = None
+        # Whether the source was edited during the copy, so that the copy may have neither the old nor the new values.
+        self.was_edited = False
         self._version = source._version
-        side = self._side = _side(device)
-        if side is None:
+        copy_stream = self._copy_stream = _copy_stream(device)
+        if copy_stream is None:
             host.copy_(source)
             return
-        self._here = source
-        # The stream of the computation that has the use of what is here.
-        self._stream: Any = side.module.current_stream(device)
-        side.stream.wait_stream(self._stream)
-        with side.module.stream(side.stream):
+        self._on_device = source
+        # The stream of the computation that uses the tensor.
+        self._stream: Any = copy_stream.module.current_stream(device)
+        copy_stream.stream.wait_stream(self._stream)
+        with copy_stream.module.stream(copy_stream.stream):
             host.copy_(source, non_blocking=True)
-            self._event = side.module.Event()
-            self._event.record(side.stream)
-        side.leaving.append(weakref.ref(self))
-        while len(side.leaving) > _UNDER_WAY:
-            oldest = side.leaving.popleft()()
+            self._copied_to_host = copy_stream.module.Event()
+            self._copied_to_host.record(copy_stream.stream)
+        copy_stream.leaving.append(weakref.ref(self))
+        while len(copy_stream.leaving) > _MAX_LEAVING:
+            oldest = copy_stream.leaving.popleft()()
             if oldest is not None:
-                oldest._let_go()
+                oldest._free_device_memory()
 
     def __del__(self) -> None:
-        # Dropped while a copy from or to the device's memory is under way: the allocator may hand it out again only after.
-        if self._here is not None and self._side is not None:
-            self._here.record_stream(self._side.stream)
+        # A copy may still run. The allocator must not reuse the memory before it has ended.
+        if self._on_device is not None and self._copy_stream is not None:
+            self._on_device.record_stream(self._copy_stream.stream)
 
-    def _let_go(self) -> None:
-        """Free the device's memory, in the order of its computation."""
-        if self._arrival is None and self._here is not None:
-            self.changed = self._here._version != self._version
-            self._stream.wait_event(self._event)
-            self._here = None
+    def _free_device_memory(self) -> None:
+        """Free the device memory after the copy, in the order of the computation."""
+        if self._copied_back is None and self._on_device is not None:
+            self.was_edited = self._on_device._version != self._version
+            self._stream.wait_event(self._copied_to_host)
+            self._on_device = None
 
-    def start(self) -> None:
-        """Begin to bring the tensor back, beside the computation."""
-        side = self._side
-        if side is None or self._here is not None:
+    def prefetch(self) -> None:
+        """Start to copy the tensor back, concurrently with the computation."""
+        copy_stream = self._copy_stream
+        if copy_stream is None or self._on_device is not None:
             return
-        # Allocated for the stream of the computation, which will use and free it.
-        here = torch.empty_like(self._host, device=self._device, pin_memory=False)
-        self._stream = side.module.current_stream(self._device)
-        side.stream.wait_stream(self._stream)
-        with side.module.stream(side.stream):
-            here.copy_(self._host, non_blocking=True)
-            self._arrival = side.module.Event()
-            self._arrival.record(side.stream)
-        self._here = here
+        # Allocated on the stream of the computation, which uses and frees it.
+        on_device = torch.empty_like(self._host, device=self._device, pin_memory=False)
+        self._stream = copy_stream.module.current_stream(self._device)
+        copy_stream.stream.wait_stream(self._stream)
+        with copy_stream.module.stream(copy_stream.stream):
+            on_device.copy_(self._host, non_blocking=True)
+            self._copied_back = copy_stream.module.Event()
+            self._copied_back.record(copy_stream.stream)
+        self._on_device = on_device
 
-    def take(self) -> torch.Tensor:
-        """The tensor on its device, usable by the stream of the computation; the host's copy stays."""
-        if self._side is None:
+    def fetch(self) -> torch.Tensor:
+        """Return the tensor on its device, ready for the current stream. The copy on the host stays."""
+        if self._copy_stream is None:
             return self._host.to(self._device)
-        self.start()
-        here = self._here
-        assert here is not None
-        stream = self._side.module.current_stream(self._device)
-        if self._arrival is not None:
-            stream.wait_event(self._arrival)
-            self._arrival = None
+        self.prefetch()
+        on_device = self._on_device
+        assert on_device is not None
+        stream = self._copy_stream.module.current_stream(self._device)
+        if self._copied_back is not None:
+            stream.wait_event(self._copied_back)
+            self._copied_back = None
         else:
-            # Still here from the forward; the copy to the host must not see what comes after.
-            self.changed = here._version != self._version
-            stream.wait_event(self._event)
+            # It never left the device. What follows must not change it before the copy to the host has ended.
+            self.was_edited = on_device._version != self._version
+            stream.wait_event(self._copied_to_host)
         if stream != self._stream:
-            here.record_stream(stream)
-        self._here = None
-        return here
+            on_device.record_stream(stream)
+        self._on_device = None
+        return on_device

@@ -1,13 +1,14 @@
 """Simulated GPUs: run the real CUDA build of torch on a machine that has no GPU.
 
-C libraries stand in for the CUDA runtime, the CUDA driver and NVML, so an unchanged torch finds, opens and manages
-devices that do not exist: it counts and chooses them, fills their memory and runs out of it, uses streams, events, captured
-graphs and random-number states. What torch dispatches to a CUDA kernel is computed by the CPU's, on the simulated memory:
-results are the CPU's, random numbers are not a real GPU's. What launches kernels of its own (Triton, an extension) fails.
+Simulated C libraries replace the CUDA runtime, the CUDA driver, NVML and NCCL, so that an unchanged torch counts, opens
+and uses devices that do not exist: memory and its exhaustion, streams, events, captured graphs, random-number states.
+The CPU's kernels compute torch's ops on the simulated memory: results are the CPU's, and random numbers differ from a real
+GPU's. ``torch.compile`` generates code for the CPU, and Triton kernels run in Triton's interpreter. Kernels of other
+compilers (extensions, cupy, numba) fail.
 
-The libraries have to be there when a process starts, so a simulation is always another process: the command line
-``python -m accelerator simulate --gpus 2 -- COMMAND`` starts one, and `environment` gives the environment for
-starting one yourself. They are compiled with the system's C compiler at first use; Linux on x86-64 only.
+The libraries must be loaded when a process starts, so a simulation is always another process.
+``python -m accelerator simulate --gpus 2 -- COMMAND`` starts one, and `environment` returns the environment for starting
+one yourself. The system's C compiler builds the libraries at first use. Linux on x86-64 only.
 
 Importing this module compiles nothing and loads nothing.
 """

@@ -1,4 +1,4 @@
-"""The environment in which a process has simulated GPUs, and whether this process is such a one."""
+"""Builds the environment of a process with simulated GPUs; says whether this process runs in one."""
 
 from __future__ import annotations
 
@@ -22,48 +22,52 @@ if TYPE_CHECKING:
 __all__ = ["environment", "is_simulated", "unavailable_reason"]
 
 _PREFIX = "ACCELERATOR_SIM_"
-# Nothing here sets these: they hold for inner simulations too.
-_OF_THE_USER = (f"{_PREFIX}NCCL_TIMEOUT",)
-_DRIVERS = ("present", "absent", "old", "broken")
-_NVMLS = ("present", "absent", "broken", "mismatch")
+# The user sets these; an inner simulation keeps them.
+_SET_BY_USER = (f"{_PREFIX}NCCL_TIMEOUT",)
+_DRIVER_STATES = ("present", "absent", "old", "broken")
+_NVML_STATES = ("present", "absent", "broken", "mismatch")
+_FILLS = ("zero", "nan")
+_COMPILED_CODE = ("cpp", "triton")
+_INTERPRET = "TRITON_INTERPRET"
+_CACHE_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
 _OLD_CUDA = "11.4"
 _DRIVER_VERSIONS = {"11.4": "470.57.02"}
 
 _CU_UNKNOWN = "cuInit:999"
 _NVML_ERRORS = {"broken": "nvmlInit*:9", "mismatch": "nvmlInit*:18"}
 
-# Any build, also of another version of this package: an outer simulation is to be replaced whole.
-_OURS = re.compile(re.escape(f"/{_values.CACHE_NAME}") + r"[0-9a-f]+/|/simulation/_plugin[:/]")
-# What makes torch load the kernels; see there.
+# Matches the paths of any build, also of other versions of this package: an inner simulation replaces the outer one whole.
+_SIMULATION_PATH = re.compile(re.escape(f"/{_values.CACHE_NAME}") + r"[0-9a-f]+/|/simulation/_plugin[:/]")
+# The folder with the entry point through which torch loads the kernels.
 _PLUGIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_plugin")
 
 
 def unavailable_reason() -> str | None:
-    """Say why GPUs cannot be simulated here.
+    """Return why GPUs cannot be simulated here.
 
-    Compiles nothing and imports no torch.
+    Compiles nothing and does not import torch.
 
     Returns:
-        None where `environment` works; else one sentence: this is not Linux on x86-64, this Python's torch is not built
-        for CUDA, or there is no C compiler and nothing was built before.
+        None if `environment` works. Otherwise one sentence: this is not Linux on x86-64, this Python's torch is not built
+        for CUDA, or there is neither a C compiler nor an earlier build.
 
     Example:
         >>> from accelerator import simulation
         >>> simulation.unavailable_reason() is None
         True
     """
-    from . import _build  # here, for `is_simulated` has no use for its imports
+    from . import _build  # imported late: `is_simulated` does not need what it imports
 
     build = torch_build.read()
-    # Without any torch there is still NVML to be asked.
+    # Without torch, programs can still query NVML.
     if build is None or build.cuda:
-        return _build.obstacle()
-    kind = "ROCm" if build.hip else "XPU" if build.xpu else "the CPU alone"
-    return f"torch {build.version} of {sys.executable} is built for {kind}; install a CUDA build"
+        return _build.build_problem()
+    built_for = "ROCm" if build.hip else "XPU" if build.xpu else "the CPU alone"
+    return f"torch {build.version} of {sys.executable} is built for {built_for}; install a CUDA build"
 
 
 def _where_possible(function: Callable[_Parameters, dict[str, str]]) -> Callable[_Parameters, dict[str, str]]:
-    """Let a function raise where GPUs cannot be simulated, rather than give a machine without them."""
+    """Make a function raise if GPUs cannot be simulated, instead of describing a machine without GPUs."""
 
     @wraps(function)
     def checked(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> dict[str, str]:
@@ -94,50 +98,56 @@ def environment(
     log: str | os.PathLike[str] | None = None,
     state: str | os.PathLike[str] | None = None,
     compute: bool = True,
+    fill: Literal["zero", "nan"] = "zero",
+    triton: bool = True,
+    compile: Literal["cpp", "triton"] = "cpp",
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Give the complete environment for a child process that has simulated GPUs.
+    """Return the complete environment of a child process with simulated GPUs.
 
-    torch's ops compute there, on the CPU and in the simulated memory. Compiles the libraries the first time. What is said
-    of a GPU takes one value for all GPUs or a sequence with one for each, of which the last repeats; GPUs are counted as
-    NVML does, in the order of the PCI bus.
+    torch's ops compute there, on the CPU and in the simulated memory. The first call compiles the simulated libraries. An
+    argument that describes a GPU takes one value for all GPUs, or a sequence with one value for each GPU whose last value
+    repeats. GPUs are numbered as NVML numbers them, in the order of the PCI bus.
 
     Args:
-        gpus: How many GPUs there are, 0 to 128.
+        gpus: Number of GPUs, 0 to 128.
         memory: Size of each GPU's memory: bytes, or text such as "8GiB", "512MiB" or "1GB".
         name: Name of each GPU.
         capability: Compute capability of each GPU.
-        speed: Relative speed of each GPU. Unless CUDA_DEVICE_ORDER says otherwise, CUDA counts the fastest first.
-        mig: None where MIG is off, else the number of MIG instances of the GPU, 0 to 7.
-        nvlink: True: NVLink connects all GPUs with each other; a sequence gives the number of each GPU's group, which
-            NVLink connects within; None is a GPU without NVLink.
-        numa: The host's NUMA node nearest to each GPU, 0 to 63; a sequence of nodes within the sequence where several
-            are equally near; None where NVML does not know it.
-        clock_reasons: What holds each GPU's clocks back, as NVML's bits: 0x4 for the power cap, 0x40 for heat.
-        driver: "present"; "absent": there is no libcuda, also if the machine has a real one; "old": it is older than
-            torch needs; "broken": it is there and does not start. Says nothing about NVML.
-        driver_cuda: The CUDA version the driver supports; None means 13.2, and 11.4 if the driver is "old".
-        nvml: "present"; "absent": there is no libnvidia-ml; "broken": it does not find its kernel driver;
-            "mismatch": it does not fit its kernel driver, as after an upgrade without a restart.
-        errors: Failures of driver and NVML functions, such as ``{"cuInit": 999, "nvmlDeviceGetTemperature*@1": 3}``;
-            a trailing * takes all functions that begin so, @1 only the GPU 1. Text in the form
-            "cuInit:999,nvmlDeviceGetTemperature*@1:3" is taken too.
-        log: A file that gets a line for each initialization of a library or context in the child.
-        state: A file through which processes of one simulated machine see each other's memory; it is created when
-            needed. None: each process has the machine to itself.
-        compute: Whether torch's ops compute. If not, kernels are launched and compute nothing, at no cost: the result of
-            arithmetic is meaningless, and matrix products and convolutions fail.
-        base: The environment to build on; None means this process's own. What belongs to a simulation that is
-            already in it is replaced.
+        speed: Relative speed of each GPU. CUDA enumerates the fastest GPU first, unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
+        mig: Number of MIG instances of each GPU, 0 to 7; None if MIG is off.
+        nvlink: True if NVLink connects all GPUs. A sequence gives the number of each GPU's group, within which NVLink
+            connects; None is a GPU without NVLink.
+        numa: The host's NUMA node nearest to each GPU, 0 to 63; an inner sequence if several nodes are equally near;
+            None if NVML does not know it.
+        clock_reasons: Reasons that hold each GPU's clocks back, as NVML's bits: 0x4 for the power cap, 0x40 for heat.
+        driver: "present"; "absent": no libcuda, even if the machine has a real one; "old": older than torch needs;
+            "broken": it fails to start. Does not affect NVML.
+        driver_cuda: The CUDA version that the driver supports; None means 13.2, and 11.4 if the driver is "old".
+        nvml: "present"; "absent": no libnvidia-ml; "broken": it does not find its kernel driver; "mismatch": its version
+            differs from its kernel driver's, as after an upgrade without a restart.
+        errors: Failures of driver and NVML functions, such as ``{"cuInit": 999, "nvmlDeviceGetTemperature*@1": 3}``.
+            A trailing * means all functions that begin so, @1 only GPU 1. Also accepts text such as
+            "cuInit:999,nvmlDeviceGetTemperature*@1:3".
+        log: A file that gets one line for each initialization of a library or context in the child.
+        state: A file through which processes of one simulated machine see each other's memory use; it is created when
+            needed. None: each process has a machine of its own.
+        compute: Whether torch's ops compute. If not, kernel launches succeed and compute nothing, at no cost: results of
+            arithmetic are meaningless, and matrix products and convolutions fail.
+        fill: Content of new device memory. "nan" fills it with NaN bytes, which exposes reads of uninitialized memory.
+        triton: Whether Triton kernels run, in Triton's interpreter. If not, launching one fails.
+        compile: What ``torch.compile`` generates for simulated GPUs: "cpp" is Inductor's C++ for the CPU; "triton" is the
+            Triton code that Inductor generates for a GPU, run by Triton's interpreter, which is slow.
+        base: The environment to extend; None means this process's. A simulation that it already contains is replaced.
 
     Returns:
-        The environment, to be passed on as in ``subprocess.run(command, env=environment(2))``.
+        The environment, for a call such as ``subprocess.run(command, env=environment(2))``.
 
     Raises:
-        TypeError: An argument is of the wrong type.
-        ValueError: An argument has an impossible value.
-        RuntimeError: GPUs cannot be simulated here; the message is that of `unavailable_reason`, or what the compiler
-            or the system said.
+        TypeError: An argument has the wrong type.
+        ValueError: An argument has an invalid value.
+        RuntimeError: GPUs cannot be simulated here. The message is that of `unavailable_reason`, the compiler or the
+            system.
 
     Example:
         >>> import subprocess, sys
@@ -147,17 +157,17 @@ def environment(
         >>> subprocess.run([sys.executable, "-c", program], env=child, capture_output=True, text=True).stdout
         '2\\n'
     """
-    from . import _build  # here, for `is_simulated` has no use for its imports
+    from . import _build  # imported late: `is_simulated` does not need what it imports
 
     gpus = _values.count(gpus)
-    driver_is = _values.choice("driver", driver, _DRIVERS)
-    nvml_is = _values.choice("nvml", nvml, _NVMLS)
+    driver_state = _values.choice("driver", driver, _DRIVER_STATES)
+    nvml_state = _values.choice("nvml", nvml, _NVML_STATES)
     failures = _values.errors(errors, gpus)
-    if driver_is == "broken":
+    if driver_state == "broken":
         failures.append(_CU_UNKNOWN)
-    if nvml_is in _NVML_ERRORS:
-        failures.append(_NVML_ERRORS[nvml_is])
-    if driver_cuda is None and driver_is == "old":
+    if nvml_state in _NVML_ERRORS:
+        failures.append(_NVML_ERRORS[nvml_state])
+    if driver_cuda is None and driver_state == "old":
         driver_cuda = _OLD_CUDA
     machine = {
         "GPUS": str(gpus),
@@ -180,29 +190,38 @@ def environment(
     for variable, path in (("LOG", log), ("STATE", state)):
         if path is not None:
             machine[variable] = _values.file(variable.lower(), path)
-    machine["COMPUTE"] = str(int(compute))
+    machine["COMPUTE"] = _values.flag("compute", compute)
+    machine["FILL"] = _values.choice("fill", fill, _FILLS)
+    machine["TRITON"] = _values.flag("triton", triton)
+    machine["COMPILE"] = _values.choice("compile", compile, _COMPILED_CODE)
     if base is not None and not isinstance(base, Mapping):
         raise TypeError(f"base must be a mapping of variables to values, not {type(base).__name__}")
     result = _without_simulation(os.environ if base is None else base)
-    root = _build.libraries()
+    root = _build.ensure_built()
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
-    driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver_is, nvml_is))
+    driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver_state, nvml_state))
     _prepend(result, "LD_LIBRARY_PATH", [driver_root / "driver", nvml_root / "nvml"])
     if compute:
         _prepend(result, "PYTHONPATH", [_PLUGIN])
-    if "absent" not in (driver_is, nvml_is):
+    if "absent" not in (driver_state, nvml_state):
         result.setdefault("PATH", os.defpath)
         _prepend(result, "PATH", [root / "bin"])  # nvidia-smi
-    # A thread that native/exit.c puts to sleep does not come back: torch need not wait the 10 s it would.
+    if compute:
+        if triton:
+            result[_INTERPRET] = "1"
+        # What was compiled for simulated GPUs is not what the CPU or a real GPU runs: torch's caches keep them apart.
+        tag = "-".join(filter(None, (result.get(_CACHE_TAG), f"simulated-gpu-{machine['COMPILE']}")))
+        result[_CACHE_TAG] = tag
+    # torch waits 10 s at exit for autograd threads, which native/exit.c has suspended for good.
     result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
     result.update({_PREFIX + key: value for key, value in machine.items()})
     return result
 
 
 def is_simulated() -> bool:
-    """Tell whether this process runs on the simulated libraries.
+    """Return whether this process runs on the simulated libraries.
 
-    Goes by what the process is made of, not by environment variables. Loads nothing; False off Linux.
+    Looks at the loaded libraries, not at environment variables. Loads nothing; False on other systems than Linux.
 
     Returns:
         True if the simulated CUDA runtime is in this process.
@@ -214,24 +233,29 @@ def is_simulated() -> bool:
     """
     if sys.platform != "linux":
         return False
-    import ctypes  # here, because most programs that import this module never ask
+    import ctypes  # imported late: most programs that import this module do not call this
 
-    # The handle of the program itself: the preloaded libraries are searched with it, and nothing is opened.
+    # CDLL(None) searches the program and its preloaded libraries, and opens nothing.
     return hasattr(ctypes.CDLL(None), "accelerator_simulation")
 
 
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
-    """Copy an environment, leaving out what an outer simulation put there."""
+    """Copy an environment without the variables and paths of an outer simulation."""
     from . import _build
 
-    of_the_user = (*_OF_THE_USER, _build.LIBRARIES_VARIABLE)
-    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key in of_the_user}
-    colons = (("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":"), ("PATH", ":"))
-    for variable, separators in (("LD_PRELOAD", "[ :]"), *colons):
+    set_by_user = (*_SET_BY_USER, _build.LIBRARIES_VARIABLE)
+    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key in set_by_user}
+    if base.get(f"{_PREFIX}TRITON") == "1" and base.get(f"{_PREFIX}COMPUTE") == "1":
+        result.pop(_INTERPRET, None)
+    tag = re.sub(r"-?simulated-gpu-(cpp|triton)$", "", result.pop(_CACHE_TAG, ""))
+    if tag:
+        result[_CACHE_TAG] = tag
+    search_paths = (("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":"), ("PATH", ":"))
+    for variable, separators in (("LD_PRELOAD", "[ :]"), *search_paths):
         old = result.get(variable)
-        if old is None or not _OURS.search(old + "/"):
+        if old is None or not _SIMULATION_PATH.search(old + "/"):
             continue
-        rest = ":".join(entry for entry in re.split(separators, old) if not _OURS.search(entry + "/"))
+        rest = ":".join(entry for entry in re.split(separators, old) if not _SIMULATION_PATH.search(entry + "/"))
         if rest:
             result[variable] = rest
         else:
@@ -240,7 +264,7 @@ def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def _prepend(result: dict[str, str], variable: str, paths: Sequence[str | Path]) -> None:
-    """Put paths in front of those that a variable of the loader has."""
+    """Put paths before those of a search path variable."""
     entries = [str(path) for path in paths]
     if result.get(variable):
         entries.append(result[variable])

@@ -1,4 +1,4 @@
-"""Reads and checks what a caller says about a simulated machine; writes it as the C libraries read it."""
+"""Validates the description of a simulated machine and encodes it for the C libraries."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ __all__ = [
     "cuda_version",
     "errors",
     "file",
+    "flag",
     "memory",
     "mig",
     "name",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 CACHE_NAME = "accelerator/simulation-"
-"""Start of a build's path below the user's cache directory; the hash of what was built follows."""
+"""Start of a build's path below the user's cache directory; the hash of the sources follows."""
 
 MAXIMUM_GPUS = 128
 _MAXIMUM_MIG = 7
@@ -50,14 +51,14 @@ _UNITS = {
 def count(gpus: object) -> int:
     """Check the number of GPUs."""
     if not isinstance(gpus, int) or isinstance(gpus, bool):
-        raise TypeError(f"gpus must be an int, not {_kind(gpus)}")
+        raise TypeError(f"gpus must be an int, not {_type_name(gpus)}")
     if not 0 <= gpus <= MAXIMUM_GPUS:
         raise ValueError(f"gpus must be between 0 and {MAXIMUM_GPUS}, not {gpus}")
     return gpus
 
 
 def per_gpu(argument: str, value: object, gpus: int, convert: Callable[[str, Any], str], separator: str = ",") -> str:
-    """Write one value for all GPUs, or one for each of the first GPUs, of which the last repeats."""
+    """Encode one value for all GPUs, or a sequence with one value for each GPU whose last value repeats."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
         return convert(argument, value)
     values = cast("Sequence[object]", value)
@@ -69,7 +70,7 @@ def per_gpu(argument: str, value: object, gpus: int, convert: Callable[[str, Any
 
 
 def memory(argument: str, value: object) -> str:
-    """Read a size: bytes, or text such as "8GiB", "512MiB" or "1GB"."""
+    """Convert a size: bytes, or text such as "8GiB", "512MiB" or "1GB"."""
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
     elif isinstance(value, str):
@@ -79,16 +80,16 @@ def memory(argument: str, value: object) -> str:
             raise ValueError(f'{argument} must be bytes or a size such as "8GiB", "512MiB" or "1GB", not {value!r}')
         size = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
     else:
-        raise TypeError(f'{argument} must be an int or a size such as "8GiB", not {_kind(value)}')
+        raise TypeError(f'{argument} must be an int or a size such as "8GiB", not {_type_name(value)}')
     if not 0 < size <= _MAXIMUM_MEMORY:
         raise ValueError(f"{argument} must be more than 0 and at most 256 TiB, not {value!r}")
     return str(size)
 
 
 def name(argument: str, value: object) -> str:
-    """Check a GPU's name; ';' separates names on the way to the libraries."""
+    """Check a GPU's name; ';' separates the names that the libraries get."""
     if not isinstance(value, str):
-        raise TypeError(f"{argument} must be a str, not {_kind(value)}")
+        raise TypeError(f"{argument} must be a str, not {_type_name(value)}")
     if re.fullmatch(rf"(?! *$)[ -:<-~]{{1,{_MAXIMUM_NAME}}}", value) is None:
         raise ValueError(f"{argument} must be 1 to {_MAXIMUM_NAME} printable ASCII characters without ';', not {value!r}")
     return value
@@ -100,27 +101,27 @@ def capability(argument: str, value: object) -> str:
 
 
 def speed(argument: str, value: object) -> str:
-    """Check a relative speed: CUDA's default order puts the fastest GPU first."""
+    """Check a relative speed: CUDA enumerates the fastest GPU first by default."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{argument} must be an int, not {_kind(value)}")
+        raise TypeError(f"{argument} must be an int, not {_type_name(value)}")
     if not -(2**31) <= value < 2**31:
         raise ValueError(f"{argument} must fit 32 bits, not {value}")
     return str(value)
 
 
 def mig(argument: str, value: object) -> str:
-    """Check a number of MIG instances; None means that MIG is off, 0 that it is on without an instance."""
+    """Check a number of MIG instances: None if MIG is off, 0 if it is on without an instance."""
     if value is None:
         return "off"
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{argument} must be None or an int, not {_kind(value)}")
+        raise TypeError(f"{argument} must be None or an int, not {_type_name(value)}")
     if not 0 <= value <= _MAXIMUM_MIG:
         raise ValueError(f"{argument} must be None or between 0 and {_MAXIMUM_MIG}, not {value}")
     return str(value)
 
 
 def check_mig(migs: str, capabilities: str) -> None:
-    """Check that MIG is on only where GPUs have it: from compute capability 8.0 on."""
+    """Check that only GPUs of compute capability 8.0 or more have MIG on."""
     modes, versions = migs.split(","), capabilities.split(",")
     for gpu in range(max(len(modes), len(versions))):
         version = versions[min(gpu, len(versions) - 1)]
@@ -129,14 +130,14 @@ def check_mig(migs: str, capabilities: str) -> None:
 
 
 def nvlink(argument: str, value: object) -> str:
-    """Check an NVLink group: True for one that all share, False or None for no NVLink, or the group's number."""
+    """Check an NVLink group: True for one group of all GPUs, False or None for no NVLink, or a group number."""
     if isinstance(value, bool) or value is None:
         return "0" if value else "off"
     return _bounded(argument, value, MAXIMUM_GPUS)
 
 
 def numa(argument: str, value: object) -> str:
-    """Write NUMA nodes as a number with a bit for each; None means that they are not known."""
+    """Encode NUMA nodes as a bit mask; None means unknown."""
     if value is None:
         return "0"
     several = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
@@ -145,7 +146,7 @@ def numa(argument: str, value: object) -> str:
 
 
 def clock_reasons(argument: str, value: object) -> str:
-    """Check NVML's bits of what holds the clocks back."""
+    """Check a mask of NVML's clock event reasons."""
     return _bounded(argument, value, 2**32)
 
 
@@ -155,16 +156,23 @@ def cuda_version(argument: str, value: object) -> str:
 
 
 def choice(argument: str, value: object, choices: tuple[str, ...]) -> str:
-    """Check one of a few words."""
+    """Check a word against the allowed ones."""
     if not isinstance(value, str):
-        raise TypeError(f"{argument} must be a str, not {_kind(value)}")
+        raise TypeError(f"{argument} must be a str, not {_type_name(value)}")
     if value not in choices:
         raise ValueError(f"{argument} must be one of {', '.join(map(repr, choices))}, not {value!r}")
     return value
 
 
+def flag(argument: str, value: object) -> str:
+    """Check a bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{argument} must be True or False, not {value!r}")
+    return str(int(value))
+
+
 def errors(value: object, gpus: int) -> list[str]:
-    """Check injected failures, ``{"cuInit": 999, "cuMemAlloc_v2@1": 2}`` or the same as text."""
+    """Check injected failures: ``{"cuInit": 999, "cuMemAlloc_v2@1": 2}`` or the same as text."""
     if value is None:
         return []
     if isinstance(value, str):
@@ -172,7 +180,7 @@ def errors(value: object, gpus: int) -> list[str]:
     elif isinstance(value, Mapping):
         entries = [f"{function}:{code}" for function, code in cast("Mapping[object, object]", value).items()]
     else:
-        raise TypeError(f"errors must be a mapping of functions to codes, or a str, not {_kind(value)}")
+        raise TypeError(f"errors must be a mapping of functions to codes, or a str, not {_type_name(value)}")
     if len(entries) > _MAXIMUM_ERRORS:
         raise ValueError(f"errors has {len(entries)} entries; at most {_MAXIMUM_ERRORS} are possible")
     for entry in entries:
@@ -183,38 +191,38 @@ def errors(value: object, gpus: int) -> list[str]:
                 ' as in "nvmlInit*:18" or "cuMemAlloc_v2@1:2"'
             )
         if match[1] is not None and int(match[1]) >= gpus:
-            raise ValueError(f"errors has {entry!r}, but there are {gpus} GPUs, counted from 0")
+            raise ValueError(f"errors has {entry!r}, but there are {gpus} GPUs, numbered from 0")
     return entries
 
 
 def file(argument: str, value: Any) -> str:
-    """Check a file that processes are to write; absolute, for they may change their directory."""
+    """Check a file that child processes write; return its absolute path, since they may change their directory."""
     path = os.path.abspath(os.fspath(value))
     exists = os.path.exists(path)
-    place = path if exists else os.path.dirname(path)
-    if os.path.isdir(path) or not os.path.exists(place) or not os.access(place, os.W_OK if exists else os.W_OK | os.X_OK):
+    writable = path if exists else os.path.dirname(path)
+    if os.path.isdir(path) or not os.path.exists(writable) or not os.access(writable, os.W_OK if exists else os.W_OK | os.X_OK):
         raise ValueError(f"{argument} must be a file that can be written to, not {path!r}")
     return path
 
 
 def _bounded(argument: str, value: object, limit: int) -> str:
-    """Check a number from 0 to below a limit."""
+    """Check an integer from 0 to limit - 1."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{argument} must be an int, not {_kind(value)}")
+        raise TypeError(f"{argument} must be an int, not {_type_name(value)}")
     if not 0 <= value < limit:
         raise ValueError(f"{argument} must be between 0 and {limit - 1}, not {value}")
     return str(value)
 
 
 def _version(argument: str, value: object, example: str) -> str:
-    """Check the text of a version with two parts."""
+    """Check a version of two parts."""
     if not isinstance(value, str):
-        raise TypeError(f'{argument} must be a str such as "{example}", not {_kind(value)}')
+        raise TypeError(f'{argument} must be a str such as "{example}", not {_type_name(value)}')
     if re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,2}", value) is None:
         raise ValueError(f'{argument} must be two numbers as in "{example}", not {value!r}')
     return value
 
 
-def _kind(value: object) -> str:
-    """Name the type of a wrong argument."""
+def _type_name(value: object) -> str:
+    """Return the name of a wrong argument's type."""
     return type(value).__name__

@@ -1,12 +1,12 @@
 """The pytest plug-in: a whole session, or single tests, on simulated GPUs.
 
-``pytest --simulate-gpus 2`` runs everything on a machine with two simulated GPUs. ``@pytest.mark.simulated_machine(...)``,
-with the parameters of `accelerator.simulation.environment`, runs one test on a machine of its own, in a process forked for
-it; its fixtures, those of the session and of the module too, are set up and torn down there. ``@pytest.mark.min_gpus(2)``
-skips a test where there are fewer.
+``pytest --simulate-gpus 2`` runs a whole session on a machine with two simulated GPUs.
+``@pytest.mark.simulated_machine(...)``, with the parameters of `accelerator.simulation.environment`, runs one test on a
+machine of its own, in a process forked for it; its fixtures, session and module ones too, are set up and torn down there.
+``@pytest.mark.min_gpus(2)`` skips a test if fewer GPUs are visible.
 
-Every pytest run of an environment with this package loads this module, so until it is asked for something it does nothing
-and imports neither torch nor NVML's binding.
+Every pytest run loads this module if the package is installed. Until an option or mark uses it, it does nothing and imports
+neither torch nor NVML's binding.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ import pytest
 if TYPE_CHECKING:
     from ._pytest import machines, session
 
-_session: pytest.StashKey[session.Simulated] = pytest.StashKey()
+_session: pytest.StashKey[session.SimulatedSession] = pytest.StashKey()
 _machines: pytest.StashKey[machines.Machines] = pytest.StashKey()
 
-SERVER = "accelerator-simulated-machine"
+WRONG_MARK: pytest.StashKey[str] = pytest.StashKey()
+"""What is wrong with a test's mark; such a test fails in its set-up."""
+
+SERVER_NAME = "accelerator-simulated-machine"
 
 _MARKS = (
-    "min_gpus(n): skip the test where fewer than n GPUs are visible (accelerator)",
-    "simulated_machine(...): run the test on a simulated machine of its own, described by the parameters of "
+    "min_gpus(n): skip the test if fewer than n GPUs are visible (accelerator)",
+    "simulated_machine(...): run the test on a simulated machine of its own; takes the parameters of "
     "accelerator.simulation.environment (accelerator)",
 )
 
@@ -35,8 +38,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of a session on simulated GPUs."""
     group = parser.getgroup("accelerator", "simulated GPUs")
     group.addoption("--simulate-gpus", type=int, metavar="N", help="run all tests on a machine with N simulated GPUs")
-    group.addoption("--simulate-memory", metavar="SIZE", help="memory of each, such as 16GiB (8GiB)")
-    # Given to the pytest that runs on the simulated machine, which has the options above among its arguments as well.
+    group.addoption("--simulate-memory", metavar="SIZE", help="memory of each simulated GPU, such as 16GiB (8GiB)")
+    # Marks the pytest that runs on the simulated machine: its arguments contain the options above too.
     group.addoption("--on-simulated-gpus", action="store_true", help="==SUPPRESS==")
 
 
@@ -44,34 +47,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, None, None]:
-    """Put a pytest on simulated GPUs in this one's place, before capture begins and anything of the tests is imported."""
-    asked = early_config.known_args_namespace
-    if asked.simulate_gpus is None and asked.simulate_memory is not None:
-        raise pytest.UsageError("--simulate-memory says how large the GPUs of --simulate-gpus are, which is missing")
-    if asked.simulate_gpus is not None and not asked.on_simulated_gpus:
-        from ._pytest.session import prepare
+    """Replace this pytest by one on simulated GPUs, before capture begins and before any test module is imported."""
+    options = early_config.known_args_namespace
+    if options.simulate_gpus is None and options.simulate_memory is not None:
+        raise pytest.UsageError("--simulate-memory sets the memory of the GPUs of --simulate-gpus, which is missing")
+    if options.simulate_gpus is not None and not options.on_simulated_gpus:
+        from ._pytest.session import take_over
 
-        early_config.stash[_session] = prepare(early_config, parser, args)
+        early_config.stash[_session] = take_over(early_config, parser, args)
     yield
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """Run the pytest that took this one's place."""
+    """Run the pytest that replaces this one."""
     simulated = config.stash.get(_session, None)
     if simulated is None and config.option.simulate_gpus is not None and not config.option.on_simulated_gpus:
-        raise pytest.UsageError(f"--simulate-gpus comes too late for a plug-in that a conftest loads: add '-p {__name__}'")
+        raise pytest.UsageError(f"--simulate-gpus needs the plug-in before a conftest loads it: add '-p {__name__}'")
     return None if simulated is None else simulated.run()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marks known."""
+    """Register the marks."""
     for mark in _MARKS:
         config.addinivalue_line("markers", mark)
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say that the session runs on simulated GPUs."""
+    """Report that the session runs on simulated GPUs."""
     option = config.option
     if option.simulate_gpus is None:
         return None
@@ -80,15 +83,15 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Find the tests that want a machine, and mark those that cannot run as skipped."""
+    """Find the tests with a simulated machine; skip those that cannot run."""
     if config.option.collectonly:
         return
-    is_server = config.pluginmanager.has_plugin(SERVER)
-    elsewhere = [] if is_server else [item for item in items if item.get_closest_marker("simulated_machine")]
-    if elsewhere:
+    is_server = config.pluginmanager.has_plugin(SERVER_NAME)
+    on_machines = [] if is_server else [item for item in items if item.get_closest_marker("simulated_machine")]
+    if on_machines:
         from ._pytest.machines import Machines
 
-        config.stash[_machines] = Machines(session, elsewhere)
+        config.stash[_machines] = Machines(session, on_machines)
     for item in items:
         if item.get_closest_marker("min_gpus") and (is_server or not item.get_closest_marker("simulated_machine")):
             _require_gpus(item)
@@ -98,17 +101,26 @@ def _require_gpus(item: pytest.Item) -> None:
     from .. import discovery
 
     for mark in item.iter_markers("min_gpus"):
-        wanted = mark.args[0] if len(mark.args) == 1 and not mark.kwargs else mark.kwargs.get("n")
-        if type(wanted) is not int or len(mark.args) + len(mark.kwargs) != 1:
-            raise pytest.UsageError(f"{item.nodeid}: min_gpus takes the number of GPUs, as in min_gpus(2)")
+        needed = mark.args[0] if len(mark.args) == 1 and not mark.kwargs else mark.kwargs.get("n")
+        if type(needed) is not int or len(mark.args) + len(mark.kwargs) != 1:
+            item.stash[WRONG_MARK] = "min_gpus takes the number of GPUs, as in min_gpus(2)"
+            return
         count = discovery.device_count()
-        if count < wanted:
+        if count < needed:
             reason = "" if count else f": {discovery.unavailable_reason()}"
-            item.add_marker(pytest.mark.skip(reason=f"needs {wanted} GPUs, {count or 'none'} visible{reason}"))
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs, {count or 'none'} visible{reason}"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test on its machine, if it wants one."""
-    known = item.config.stash.get(_machines, None)
-    return None if known is None else known.run(item, nextitem)
+    """Run a test on its simulated machine, if it has one."""
+    assigned = item.config.stash.get(_machines, None)
+    return None if assigned is None else assigned.run(item, nextitem)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test with a wrong mark, before its fixtures are set up."""
+    problem = item.stash.get(WRONG_MARK, None)
+    if problem is not None:
+        pytest.fail(problem, pytrace=False)

@@ -49,31 +49,31 @@ class Row(NamedTuple):
         return gate.passes(self.ratio, self.budget, self.spread)
 
 
-def compare(call: str, budget: float, ours: Callable[[int], None], theirs: Callable[[int], None], number: int = 1000) -> Row:
-    """Time two loops alternately; each is given the number of calls to make."""
+def compare(call: str, budget: float, ours: Callable[[int], None], theirs: Callable[[int], None], calls: int = 1000) -> Row:
+    """Time two loops alternately; each takes the number of calls."""
     row = Row(call, [], [], budget)
     for _ in range(ROUNDS):
         ours_best, theirs_best = float("inf"), float("inf")
         for _ in range(SLICES):
-            ours_best = min(ours_best, microseconds(ours, number))
-            theirs_best = min(theirs_best, microseconds(theirs, number))
+            ours_best = min(ours_best, microseconds(ours, calls))
+            theirs_best = min(theirs_best, microseconds(theirs, calls))
         row.ours.append(ours_best)
         row.theirs.append(theirs_best)
     return row
 
 
-def microseconds(run: Callable[[int], None], number: int) -> float:
-    """What one of that many calls takes."""
+def microseconds(run: Callable[[int], None], calls: int) -> float:
+    """Return the time of one call."""
     start = time.perf_counter()
-    run(number)
-    return (time.perf_counter() - start) / number * 1e6
+    run(calls)
+    return (time.perf_counter() - start) / calls * 1e6
 
 
 def loop(statement: str, **names: Any) -> Callable[[int], None]:
-    """A function that runs a statement, spelled as its users spell it, a number of times."""
+    """A function that runs a statement, as users write it, a number of times."""
     namespace = dict(names)
     body = statement.replace("\n", "\n        ")
-    exec(f"def run(number):\n    for _ in range(number):\n        {body}\n", namespace)
+    exec(f"def run(calls):\n    for _ in range(calls):\n        {body}\n", namespace)
     return namespace["run"]
 
 
@@ -95,18 +95,18 @@ def starting() -> Iterator[Row]:
     yield Row("import", list(ours), list(theirs), 0.01)
     programs = "import accelerator as acc; acc.device_count()", "import torch; torch.accelerator.device_count()"
     ours, theirs = zip(*((counting(programs[0]), counting(programs[1])) for _ in range(ROUNDS)), strict=True)
-    yield Row("a process that answers device_count()", list(ours), list(theirs), 0.05)
+    yield Row("a process that answers device_count()", list(ours), list(theirs), 1 / 30)
 
 
 def before_initialization() -> Iterator[Row]:
-    """Questions while the driver is not up; torch's is_available() ends that, so it comes last."""
+    """Queries before initialization. torch's is_available() initializes the driver, so it comes last."""
     import torch
 
     import accelerator as acc
 
-    def row(call: str, budget: float, number: int) -> Row:
+    def row(call: str, budget: float, calls: int) -> Row:
         names = {"acc": acc, "torch": torch}
-        return compare(call, budget, loop(f"acc.{call}", **names), loop(f"torch.accelerator.{call}", **names), number)
+        return compare(call, budget, loop(f"acc.{call}", **names), loop(f"torch.accelerator.{call}", **names), calls)
 
     yield row("device_count()", 0.1, 300)
     # Ours with the driver down against torch's, whose first call brought it up: each as its users meet it.
@@ -117,7 +117,7 @@ def before_initialization() -> Iterator[Row]:
 
 
 def after_initialization() -> Iterator[Row]:
-    """The hot calls on two devices."""
+    """The calls that programs make most often, on two devices."""
     import torch
 
     import accelerator as acc
@@ -129,8 +129,8 @@ def after_initialization() -> Iterator[Row]:
     held = torch.empty(1024, device="cuda")
     names = {"acc": acc, "torch": torch, "last": last, "other": other, "stream": stream}
 
-    def row(call: str, budget: float, theirs: str | None = None, number: int = 1000) -> Row:
-        return compare(call, budget, loop(f"acc.{call}", **names), loop(theirs or f"torch.accelerator.{call}", **names), number)
+    def row(call: str, budget: float, theirs: str | None = None, calls: int = 1000) -> Row:
+        return compare(call, budget, loop(f"acc.{call}", **names), loop(theirs or f"torch.accelerator.{call}", **names), calls)
 
     yield row("current_device_index()", 1.0)
     yield row("current_stream()", 1.0)
@@ -141,7 +141,7 @@ def after_initialization() -> Iterator[Row]:
     yield row("set_stream(stream)", 1.0)
     # torch.accelerator's takes integers only; torch.cuda's is what its users have for strings and devices.
     for argument, budget, theirs in (
-        ("last", 1.2, "torch.accelerator.device_index"),
+        ("last", 1.1, "torch.accelerator.device_index"),
         ('"cuda:0"', 0.5, "torch.cuda.device"),
         ("other", 0.5, "torch.cuda.device"),
     ):
@@ -152,9 +152,13 @@ def after_initialization() -> Iterator[Row]:
         yield row(f"synchronize({argument})", 0.5)
     acc.set_device_index(0)
     for call in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
-        yield row(f"{call}()", 0.25, number=300)
+        yield row(f"{call}()", 0.25, calls=300)
     for call in ("utilization", "temperature", "power_draw", "clock_rate"):
-        yield row(f"{call}(0)", 0.5, f"torch.cuda.{call}(0)", number=500)
+        yield row(f"{call}(0)", 0.5, f"torch.cuda.{call}(0)", calls=500)
+    for name in ("Stream", "Event"):
+        # The budget is a time: 1 µs.
+        access = loop(f"acc.{name}", **names)
+        yield Row(f"acc.{name}", [microseconds(access, 1000) for _ in range(ROUNDS * SLICES)], [1.0] * ROUNDS * SLICES, 1.0)
     del held
 
 

@@ -18,13 +18,15 @@ MEBIBYTE = 2**20
 
 
 @pytest.fixture(autouse=True)
-def _without_default_device() -> Iterator[None]:
+def _initialized_without_default_device() -> Iterator[None]:
+    # torch.cuda.default_generators is empty before.
+    torch.cuda.init()
     yield
     torch.set_default_device(None)
 
 
 @pytest.mark.parametrize("backend", [None, "cpu"])
-def test_arguments_say_which_surroundings_count(backend: str | None) -> None:
+def test_the_devices_of_the_arguments_count(backend: str | None) -> None:
     # With the CPU standing in for the accelerator, tensors on a GPU are recomputed as they were computed all the same.
     code = """
         import os, torch
@@ -55,26 +57,26 @@ def test_arguments_say_which_surroundings_count(backend: str | None) -> None:
 
 def test_tensors_inside_of_arguments_count_too() -> None:
     default = torch.cuda.default_generators[1]
-    seen: list[int] = []
+    recorded: list[int] = []
 
     def function(pack: Any) -> torch.Tensor:
-        seen.append(default.get_offset())
+        recorded.append(default.get_offset())
         return torch.nn.functional.dropout(pack["h"][0], 0.5).exp()
 
     default.manual_seed(1)
     out = checkpointing.checkpoint(function, {"h": [torch.zeros(64, device="cuda:1", requires_grad=True)]})
     before = default.get_offset()
     out.sum().backward()
-    assert seen == [0, 0]
+    assert recorded == [0, 0]
     assert default.get_offset() == before > 0
 
 
 def test_a_seed_that_changed_in_between() -> None:
     default = torch.cuda.default_generators[0]
-    seen: list[tuple[int, int]] = []
+    recorded: list[tuple[int, int]] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
-        seen.append((default.initial_seed(), default.get_offset()))
+        recorded.append((default.initial_seed(), default.get_offset()))
         return torch.nn.functional.dropout(h, 0.5).exp()
 
     torch.cuda.manual_seed(7)
@@ -84,8 +86,8 @@ def test_a_seed_that_changed_in_between() -> None:
     torch.rand(9, device="cuda")
     now = default.initial_seed(), default.get_offset()
     out.sum().backward()
-    assert seen[0] == seen[1]
-    assert seen[0][0] == 7
+    assert recorded[0] == recorded[1]
+    assert recorded[0][0] == 7
     assert (default.initial_seed(), default.get_offset()) == now
 
 
@@ -107,11 +109,11 @@ def test_offload_under_a_default_device() -> None:
 
 @pytest.mark.parametrize("how", ["default", "context"])
 def test_a_default_device_without_an_index_follows_the_current_device(how: str) -> None:
-    seen: list[torch.device] = []
+    recorded: list[torch.device] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
         with torch.cuda.device(1):
-            seen.append(torch.empty(1).device)
+            recorded.append(torch.empty(1).device)
             return (h * torch.ones(4)).sin().exp()
 
     x = torch.zeros(4, device="cuda:1", requires_grad=True)
@@ -123,21 +125,21 @@ def test_a_default_device_without_an_index_follows_the_current_device(how: str) 
         with torch.device("cuda"):
             out = checkpointing.checkpoint(function, x)
     out.sum().backward()
-    assert seen == [torch.device("cuda:1")] * 2
+    assert recorded == [torch.device("cuda:1")] * 2
     assert torch.empty(0).device == torch.device("cpu")
 
 
 def test_a_device_thread_recomputes_under_the_default_device() -> None:
-    seen: list[torch.device] = []
+    recorded: list[torch.device] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
-        seen.append(torch.empty(0).device)
+        recorded.append(torch.empty(0).device)
         return h.sin().exp()
 
     with torch.device("cuda:1"):
         out = checkpointing.checkpoint(function, torch.zeros(4, device="cuda:0", requires_grad=True))
     out.sum().backward()
-    assert seen == [torch.device("cuda:1")] * 2
+    assert recorded == [torch.device("cuda:1")] * 2
 
 
 def test_a_gradient_on_another_device_inside_of_the_recomputation() -> None:
@@ -222,13 +224,13 @@ def test_memory_under_a_copy_is_not_handed_out(when: str, monkeypatch: pytest.Mo
     source = torch.zeros(MEBIBYTE, device="cuda")
     moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
     if when == "fetched ahead":
-        moved.take()
-        moved.start()
+        moved.fetch()
+        moved.prefetch()
     assert not recorder.streams
-    here = moved._here
+    here = moved._on_device
     assert here is not None
     pointer = here.data_ptr()
-    side = transfers._side(source.device)
+    side = transfers._copy_stream(source.device)
     assert side is not None
     del here, moved, source
     gc.collect()
@@ -260,17 +262,17 @@ def test_a_gradient_that_needs_only_the_last_checkpoint() -> None:
 def test_memory_taken_by_another_stream_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     source = torch.zeros(MEBIBYTE, device="cuda")
     moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
-    moved.take()
-    moved.start()
+    moved.fetch()
+    moved.prefetch()
     recorder, other = Recorder(monkeypatch), torch.cuda.Stream()
     with torch.cuda.stream(other):
-        back = moved.take()
+        back = moved.fetch()
     assert recorder.streams == [(back.data_ptr(), other)]
 
 
 def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda:0")
-    side = transfers._side(device)
+    side = transfers._copy_stream(device)
     assert side is not None
     waited: list[str] = []
     original = torch.cuda.Stream.wait_event
@@ -287,26 +289,26 @@ def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPa
     # No copy begins before the computation has come to it, and the third lets go of the memory of the first.
     assert waited == ["copies", "copies", "copies", "computation"]
     waited.clear()
-    moved[0].take()
+    moved[0].fetch()
     assert waited == ["copies", "computation"]
     waited.clear()
-    moved[1].take()
+    moved[1].fetch()
     assert waited == ["computation"]
 
 
 def test_a_slot_on_the_device_is_not_what_the_function_gets() -> None:
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=1)
-    seen: list[torch.Tensor] = []
+    recorded: list[torch.Tensor] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
-        seen.append(h)
+        recorded.append(h)
         return h.sin().exp()
 
     checkpointing.checkpoint(function, torch.zeros(8, device="cuda", requires_grad=True)).sum().backward()
     buffers = checkpointing.configuration.current.buffers
     assert buffers is not None
     (buffer,) = buffers._buffers.values()
-    assert seen[1].untyped_storage().data_ptr() != buffer.memory.untyped_storage().data_ptr()
+    assert recorded[1].untyped_storage().data_ptr() != buffer.memory.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("preserve", [True, False])
@@ -326,4 +328,29 @@ out = checkpointing.checkpoint(on_the_device, x)
 assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(on_the_device(x).sum(), x)[0])
 """
     said = support.run(program, support.simulated_environment(gpus=1), str(preserve))
-    assert said.startswith("The accelerator was initialized inside of a checkpoint" if preserve else "quiet")
+    assert said.startswith("the accelerator was initialized inside of a checkpoint" if preserve else "quiet")
+
+
+def test_checkpoints_in_a_forked_child() -> None:
+    # The child cannot use the accelerator of its parent. Its checkpoints run on the CPU. The parent runs no backward, because
+    # autograd works in no child of a process that has run one on a GPU.
+    program = """
+import os, traceback, torch
+from accelerator import checkpointing
+
+def checkpoint(device):
+    x = torch.linspace(0, 1, 4, device=device).requires_grad_()
+    return checkpointing.checkpoint(lambda h: torch.nn.functional.dropout(h, 0.5).sin().exp(), x).sum()
+
+checkpoint("cuda")
+if (pid := os.fork()) == 0:
+    try:
+        checkpoint("cpu").backward()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+    support.run(program, support.simulated_environment(gpus=1))

@@ -1,4 +1,4 @@
-"""The tracker and the seeds, on the CPU where it stands in for the accelerator."""
+"""The tracker and the seeds on the CPU."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[Tracker], Any]]] = {
     "duplicate seed": (ValueError, "seed 1 already exists", lambda t: t.add("c", 1)),
     "seed of the wrong kind": (TypeError, "integer", lambda t: t.add("c", "5")),
     "name of the wrong kind": (TypeError, "string", lambda t: t.add(3, 5)),
-    "unknown name": (ValueError, "zap is not added; there are: a, b", lambda t: t.fork("zap").__enter__()),
+    "unknown name": (ValueError, "zap is not added; the streams are: a, b", lambda t: t.fork("zap").__enter__()),
     "states of the wrong kind": (TypeError, "get_states", lambda t: t.set_states([1])),
     "state of the wrong kind": (TypeError, "'a' is int", lambda t: t.set_states({"a": 1})),
     "state of the wrong size": (RuntimeError, "state", lambda t: t.set_states({"a": torch.zeros(3, dtype=torch.uint8)})),
@@ -110,9 +110,9 @@ def test_refused_with_everything_as_before(name: str, tracker: Tracker) -> None:
     tracker.add("a", 1)
     tracker.add("b", 2)
     before = [torch.get_rng_state(), *tracker.get_states().values()]
-    kind, text, action = BAD[name]
-    with pytest.raises(kind, match=text):
-        action(tracker)
+    error_type, text, act = BAD[name]
+    with pytest.raises(error_type, match=text):
+        act(tracker)
     assert all(
         torch.equal(one, other)
         for one, other in zip(before, [torch.get_rng_state(), *tracker.get_states().values()], strict=True)
@@ -121,14 +121,14 @@ def test_refused_with_everything_as_before(name: str, tracker: Tracker) -> None:
 
 
 @pytest.mark.parametrize(
-    "action", [Tracker.reset, lambda t: t.set_states({}), lambda t: checkpointing.model_parallel_cuda_manual_seed(1)]
+    "act", [Tracker.reset, lambda t: t.set_states({}), lambda t: checkpointing.model_parallel_cuda_manual_seed(1)]
 )
-def test_reset_in_the_middle(action: Callable[[Tracker], Any], tracker: Tracker) -> None:
+def test_reset_in_the_middle(act: Callable[[Tracker], Any], tracker: Tracker) -> None:
     tracker.add("a", 1)
     a, default = stream(1), stream(0)
     with tracker.fork("a"):
         with pytest.raises(RuntimeError, match="inside fork"):
-            action(tracker)
+            act(tracker)
         assert torch.equal(torch.rand(3), a())
     assert torch.equal(torch.rand(3), default())
 
@@ -145,7 +145,7 @@ def test_seeds(tracker: Tracker) -> None:
     with tracker.fork("model-parallel-rng"):
         assert torch.equal(torch.rand(3), parallel())
     tracker.reset()
-    with pytest.raises(ValueError, match="model-parallel-rng is not added; there are: none"):
+    with pytest.raises(ValueError, match="model-parallel-rng is not added; the streams are: none"):
         checkpointing.model_parallel_reconfigure_tp_seed(20)
 
 

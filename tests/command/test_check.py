@@ -18,7 +18,7 @@ AREAS = """discovery launching fork all-reduce monitoring devices streams memory
 
 # DeepSpeed's are there where it is installed.
 OP_BUILDERS = (
-    "extensions: only op builders that are registered"
+    "extensions: registered op builders only"
     if importlib.util.find_spec("deepspeed") is None
     else "extensions: op builders in deepspeed.ops.op_builder"
 )
@@ -33,7 +33,7 @@ def passed(text: str) -> list[str]:
     return re.findall(r"^✓ ([\w-]+): ", text, re.MULTILINE)
 
 
-def wrong(text: str) -> list[str]:
+def problems(text: str) -> list[str]:
     return [line.removeprefix("✗ ") for line in text.splitlines() if line.startswith("✗ ")]
 
 
@@ -57,7 +57,7 @@ def test_devices_that_do_not_compute() -> None:
     done = check(simulated_environment(gpus=1, compute=False))
     assert (done.returncode, done.stderr) == (0, "")
     assert "arithmetic: not computed on these simulated GPUs" in done.stdout
-    assert "checkpointing: a gradient came back" in done.stdout
+    assert "checkpointing: a gradient" in done.stdout
     assert passed(done.stdout) == AREAS
 
 
@@ -65,13 +65,13 @@ def test_devices_that_do_not_compute() -> None:
 def test_a_device_without_memory_fails_by_name() -> None:
     done = check(simulated_environment(gpus=2, errors={"cuMemAlloc*@1": 2}))
     assert done.returncode == 1
-    causes = wrong(done.stdout)
+    causes = problems(done.stdout)
     assert all("cuda:1" in cause for cause in causes)
     assert not any("cuda:0" in cause for cause in causes)
     assert len(causes) == 1
     assert re.match("cuda:1: (all-reduce, )?memory, .*: OutOfMemoryError: CUDA out of memory", causes[0])
     assert "random: seeded and restored (cuda:0, cuda:1)" in done.stdout
-    assert done.stdout.splitlines()[-1] == "1 thing is wrong"
+    assert done.stdout.splitlines()[-1] == "1 problem"
 
 
 @on_simulated_gpus
@@ -79,19 +79,19 @@ def test_a_dead_device_is_named_first() -> None:
     done = check(simulated_environment(gpus=3, errors={"cuDevicePrimaryCtxRetain*@1": 999}))
     assert done.returncode == 1
     lines = done.stdout.splitlines()
-    assert lines[1].startswith("✗ cuda:1 (Simulated GPU) is broken: cuDevicePrimaryCtxRetain answered CUDA_ERROR_UNKNOWN")
-    assert wrong(done.stdout) == [lines[1].removeprefix("✗ ")]
+    assert lines[1].startswith("✗ cuda:1 (Simulated GPU) is broken: cuDevicePrimaryCtxRetain returned CUDA_ERROR_UNKNOWN")
+    assert problems(done.stdout) == [lines[1].removeprefix("✗ ")]
     assert passed(done.stdout) == AREAS  # on the others
     assert "all-reduce: 2 processes over nccl" in done.stdout
     assert "seeded and restored (cuda:0, cuda:2)" in done.stdout
-    assert lines[-1] == "1 thing is wrong"
+    assert lines[-1] == "1 problem"
 
 
 @on_simulated_gpus
 def test_a_broken_driver_is_one_line() -> None:
     done = check(simulated_environment(gpus=2, driver="broken"))
     assert done.returncode == 1
-    assert wrong(done.stdout) == ["the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999)"]
+    assert problems(done.stdout) == ["the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999)"]
     assert passed(done.stdout) == ["discovery", "launching", "fork", "monitoring"]
 
 
@@ -99,16 +99,16 @@ def test_a_broken_driver_is_one_line() -> None:
 def test_document() -> None:
     done = check(simulated_environment(gpus=2, errors={"cuMemAlloc*@1": 2}), "--json")
     assert done.returncode == 1
-    told: dict[str, Any] = json.loads(done.stdout)
-    assert list(told) == "schema version host time passed where simulated devices areas problems".split()
-    assert (told["schema"], told["passed"], told["simulated"]) == (1, False, True)
-    assert [device["index"] for device in told["devices"]] == [0, 1]
-    failed = {(area["area"], area["device"]) for area in told["areas"] if area["problem"]}
+    document: dict[str, Any] = json.loads(done.stdout)
+    assert list(document) == "schema version host time passed where simulated devices areas problems".split()
+    assert (document["schema"], document["passed"], document["simulated"]) == (1, False, True)
+    assert [device["index"] for device in document["devices"]] == [0, 1]
+    failed = {(area["area"], area["device"]) for area in document["areas"] if area["problem"]}
     assert ("memory", "cuda:1") in failed
     assert ("memory", "cuda:0") not in failed
-    assert {area["area"] for area in told["areas"]} == set(AREAS)
-    assert all((area["saw"] is None) == (area["problem"] is not None) for area in told["areas"])
-    assert told["problems"]
+    assert {area["area"] for area in document["areas"]} == set(AREAS)
+    assert all((area["saw"] is None) == (area["problem"] is not None) for area in document["areas"])
+    assert document["problems"]
 
 
 def test_without_any_accelerator() -> None:
@@ -124,34 +124,34 @@ def test_areas_that_fail() -> None:
     program = """
 import sys
 import accelerator as acc
-from accelerator._command import check, collective
+from accelerator._command import all_reduce, check
 acc.initial_seed = lambda: 8
-def away(*arguments):
+def fail(*arguments):
     import os
     if arguments[2]:
         os._exit(3)
     return "the sum is 1, not 3"
-collective.reduce = away
+all_reduce.reduce = fail
 sys.exit(check.main())
 """
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=200)
     assert done.returncode == 1
-    assert wrong(done.stdout) == [
+    assert problems(done.stdout) == [
         "cpu:0: all-reduce: the sum is 1, not 3",
         "cpu:0: all-reduce: its process ended with status 3",
         "random: after manual_seed_all(7) initial_seed() is 8",
     ]
 
 
-def test_a_process_that_is_made_to_leave_says_by_what() -> None:
+def test_a_process_that_exits_reports_why() -> None:
     program = """
 import sys
-from accelerator._command import collective
-collective.reduce = lambda *arguments: sys.exit("a signal")
+from accelerator._command import all_reduce
+all_reduce.reduce = lambda *arguments: sys.exit("a signal")
 try:
-    print(collective.across([0]))
-except collective.Failed as error:
+    print(all_reduce.across([0]))
+except all_reduce.Failed as error:
     print(error.problems)
 """
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")
@@ -159,7 +159,7 @@ except collective.Failed as error:
     assert done.stdout == "[(0, 'SystemExit: a signal')]\n"
 
 
-def test_torch_without_numpy_says_nothing_of_it(tmp_path: Path) -> None:
+def test_torch_without_numpy_prints_no_warning(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['numpy'] = None\n")
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")
     environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"

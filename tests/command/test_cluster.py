@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 import subprocess
@@ -16,8 +15,9 @@ import pytest
 from tests.support import plain_environment, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
-# A node's eight where everything is tested; three show the same in less time.
-RANKS = 8 if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else 3
+pytestmark = pytest.mark.xdist_group("cluster")
+
+RANKS = 3
 
 
 def free_port() -> int:
@@ -31,8 +31,8 @@ def free_port() -> int:
 GRACE_S = 2.0
 HASTY = (
     "-c",
-    "import sys; from accelerator import __main__; from accelerator._command import cluster; "
-    f"cluster._GRACE_S = {GRACE_S}; sys.exit(__main__.main(sys.argv[1:]))",
+    "import sys; from accelerator import __main__; from accelerator._command import cluster_check; "
+    f"cluster_check._GRACE_S = {GRACE_S}; sys.exit(__main__.main(sys.argv[1:]))",
 )
 
 
@@ -45,9 +45,9 @@ def start(
     late: float = 0.0,
     **changed: dict[int, str],
 ) -> Any:
-    """Start ranks as a launcher does, the first so many seconds after the others.
+    """Start ranks as a launcher does, the first of them ``late`` seconds after the others.
 
-    Gives what the first printed, what all of them had to complain of, and all exit statuses.
+    Returns the output of the first, the errors of all, and their exit statuses.
     """
     port, command = str(free_port()), [sys.executable, *program, "check", *arguments]
     processes: list[subprocess.Popen[str]] = []
@@ -61,39 +61,39 @@ def start(
         processes.append(subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     if late:
         processes.insert(0, processes.pop())
-    said = [process.communicate(timeout=240) for process in processes]
-    assert [out for out, _ in said[1:]] == [""] * (len(ranks) - 1)
-    return said[0][0], [error for _, error in said], [process.returncode for process in processes]
+    printed = [process.communicate(timeout=240) for process in processes]
+    assert [out for out, _ in printed[1:]] == [""] * (len(ranks) - 1)
+    return printed[0][0], [error for _, error in printed], [process.returncode for process in processes]
 
 
 def rows(table: str) -> dict[int, list[str]]:
     return {int(line.split()[0]): re.split(r"  +", line.strip()) for line in table.splitlines() if re.match(r" +\d+  ", line)}
 
 
-class Well(NamedTuple):
-    """Two ranks that have nothing to complain of, and how long they took."""
+class Passed(NamedTuple):
+    """The output of two ranks that passed, and how long they took."""
 
-    said: str
+    printed: str
     errors: list[str]
     statuses: list[int]
     seconds: float
 
 
 @pytest.fixture(scope="module")
-def two_ranks() -> Well:
+def two_ranks() -> Passed:
     begin = time.monotonic()
-    said, errors, statuses = start(plain_environment(ACCELERATOR_BACKEND="cpu"), 2, [0, 1], "--timeout", "200")
-    return Well(said, errors, statuses, time.monotonic() - begin)
+    printed, errors, statuses = start(plain_environment(ACCELERATOR_BACKEND="cpu"), 2, [0, 1], "--timeout", "200")
+    return Passed(printed, errors, statuses, time.monotonic() - begin)
 
 
 @on_simulated_gpus
-def test_torchrun_with_all_well() -> None:
+def test_torchrun_with_every_rank_passing() -> None:
     environment = {**simulated_environment(gpus=RANKS, memory="1GiB"), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS)]
     command += ["--master-port", str(free_port()), "-m", "accelerator", "check", "--timeout", "200"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[0] == f"{RANKS} ranks on 1 host: {RANKS} well, 0 failed, 0 missing"
+    assert done.stdout.splitlines()[0] == f"{RANKS} ranks on 1 host: {RANKS} passed, 0 failed, 0 missing"
     table = rows(done.stdout)
     assert [table[rank][2] for rank in range(RANKS)] == [f"cuda:{rank}" for rank in range(RANKS)]
     assert len({table[rank][3] for rank in range(RANKS)}) == RANKS
@@ -103,53 +103,53 @@ def test_torchrun_with_all_well() -> None:
 
 
 @on_simulated_gpus
-def test_a_dead_device_and_a_rank_that_never_starts(two_ranks: Well) -> None:
+def test_a_dead_device_and_a_rank_that_never_starts(two_ranks: Passed) -> None:
     environment = simulated_environment(gpus=RANKS, memory="1GiB", errors={"cuMemAlloc*@1": 2})
     missing = RANKS - 1
     timeout = 3 * two_ranks.seconds * missing / 2
     begin = time.monotonic()
-    said, errors, statuses = start(environment, RANKS, list(range(missing)), "--timeout", str(timeout))
+    printed, errors, statuses = start(environment, RANKS, list(range(missing)), "--timeout", str(timeout))
     assert timeout <= time.monotonic() - begin < 2 * timeout + 10
     assert statuses == [1] * missing
     assert errors == [""] * missing
-    lines = said.splitlines()
-    assert lines[0] == f"{RANKS} ranks on 1 host: {missing - 1} well, 1 failed, 1 missing"
-    table = rows(said)
+    lines = printed.splitlines()
+    assert lines[0] == f"{RANKS} ranks on 1 host: {missing - 1} passed, 1 failed, 1 missing"
+    table = rows(printed)
     assert table[missing] == [str(missing), "missing"]
     assert table[1][-1].endswith(" failed")
     assert all(table[rank][-1].endswith(" passed") for rank in range(missing) if rank != 1)
     assert [line for line in lines if line.startswith("✗ rank 1: ")]
     assert f"✗ rank {missing}: no answer by the deadline" in lines
-    assert lines[-1] == "no all-reduce, as not every rank is there and well"
+    assert lines[-1] == "no all-reduce: it needs every rank, and none may have failed"
     assert max(map(len, lines)) <= 80
 
 
-def test_on_the_cpu(two_ranks: Well) -> None:
+def test_on_the_cpu(two_ranks: Passed) -> None:
     assert (two_ranks.statuses, two_ranks.errors) == ([0, 0], ["", ""])
-    assert two_ranks.said.splitlines()[-1] == "✓ all-reduce: 2 ranks over gloo"
+    assert two_ranks.printed.splitlines()[-1] == "✓ all-reduce: 2 ranks over gloo"
 
 
-def test_document(two_ranks: Well) -> None:
+def test_document(two_ranks: Passed) -> None:
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")
-    said, _, statuses = start(environment, 3, [0, 2], "--json", "--timeout", str(2 * two_ranks.seconds))
+    printed, _, statuses = start(environment, 3, [0, 2], "--json", "--timeout", str(2 * two_ranks.seconds))
     assert statuses == [1, 1]
-    told = json.loads(said)
-    assert list(told) == ["schema", "passed", "missing", "failed", "all_reduce", "differences", "ranks"]
-    assert (told["passed"], told["missing"], told["failed"], told["all_reduce"]) == (False, [1], [], None)
-    assert told["ranks"][1] == {"rank": 1, "passed": False, "missing": True}
-    assert [told["ranks"][rank]["passed"] for rank in (0, 2)] == [True, True]
+    document = json.loads(printed)
+    assert list(document) == ["schema", "passed", "missing", "failed", "all_reduce", "differences", "ranks"]
+    assert (document["passed"], document["missing"], document["failed"], document["all_reduce"]) == (False, [1], [], None)
+    assert document["ranks"][1] == {"rank": 1, "passed": False, "missing": True}
+    assert [document["ranks"][rank]["passed"] for rank in (0, 2)] == [True, True]
 
 
-def test_a_late_rank_0_is_waited_for_as_long_as_it_waits_itself(two_ranks: Well) -> None:
+def test_a_late_rank_0_is_waited_for_as_long_as_it_waits_itself(two_ranks: Passed) -> None:
     # As rank 1 is missing, rank 0 has its word for rank 2 only at its own deadline.
     environment, timeout, late = plain_environment(ACCELERATOR_BACKEND="cpu"), two_ranks.seconds, 2 * GRACE_S
-    said, errors, statuses = start(environment, 3, [0, 2], "--timeout", str(timeout + late), program=HASTY, late=late)
+    printed, errors, statuses = start(environment, 3, [0, 2], "--timeout", str(timeout + late), program=HASTY, late=late)
     assert errors == ["", ""]
     assert statuses == [1, 1]
-    assert said.splitlines()[0] == "3 ranks on 1 host: 2 well, 0 failed, 1 missing"
+    assert printed.splitlines()[0] == "3 ranks on 1 host: 2 passed, 0 failed, 1 missing"
 
 
-def test_a_rank_0_that_says_nothing() -> None:
+def test_a_silent_rank_0() -> None:
     dist = pytest.importorskip("torch.distributed")
     if not dist.is_available():
         pytest.skip("this torch has no torch.distributed")
@@ -160,13 +160,13 @@ def test_a_rank_0_that_says_nothing() -> None:
     environment = plain_environment(ACCELERATOR_BACKEND="cpu", **variables)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "python -m accelerator check: rank 1: no word from rank 0 by the deadline\n"
+    assert done.stderr == "python -m accelerator check: rank 1: rank 0 did not answer by the deadline\n"
 
 
 @on_simulated_gpus
-def test_what_ranks_have_not_in_common() -> None:
+def test_differences_between_ranks() -> None:
     environment = simulated_environment(gpus=2)
-    said, _, statuses = start(
+    printed, _, statuses = start(
         environment,
         3,
         [0, 1, 2],
@@ -176,14 +176,14 @@ def test_what_ranks_have_not_in_common() -> None:
         ACCELERATOR_SIM_DRIVER_VERSION={1: "1.2.3"},
     )
     assert statuses == [1, 1, 1]
-    assert "LOCAL_RANK is 5, and 2 devices are visible" in said
-    assert "differs: driver is 590.44.01 on ranks 0, 2, 1.2.3 on rank 1" in said
-    assert re.search(r"differs: ranks 0-1 share\s+GPU-", said)
+    assert "LOCAL_RANK is 5, and 2 devices are visible" in printed
+    assert "differs: driver is 590.44.01 on ranks 0, 2, 1.2.3 on rank 1" in printed
+    assert re.search(r"differs: ranks 0-1 share\s+GPU-", printed)
 
 
 def test_without_rank_0() -> None:
-    said, errors, statuses = start(plain_environment(ACCELERATOR_BACKEND="cpu"), 2, [1], "--timeout", "5")
-    assert (said, statuses) == ("", [1])
+    printed, errors, statuses = start(plain_environment(ACCELERATOR_BACKEND="cpu"), 2, [1], "--timeout", "5")
+    assert (printed, statuses) == ("", [1])
     assert "rank 1: nobody answers at 127.0.0.1:" in errors[0]
     assert errors[0].splitlines()[-1].startswith("python -m accelerator check: rank 1")
 
@@ -191,12 +191,12 @@ def test_without_rank_0() -> None:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE are set, as by torchrun, and MASTER_ADDR is not"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "RANK and WORLD_SIZE are set, as by torchrun, but MASTER_ADDR is not"),
         ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "RANK is 2 and WORLD_SIZE 2"),
-        ({"RANK": "a", "WORLD_SIZE": "2"}, "the launcher's variables make no sense"),
+        ({"RANK": "a", "WORLD_SIZE": "2"}, "the launcher's variables are invalid"),
     ],
 )
-def test_variables_that_make_no_sense(variables: dict[str, str], message: str) -> None:
+def test_invalid_variables(variables: dict[str, str], message: str) -> None:
     command = [sys.executable, "-m", "accelerator", "check"]
     done = subprocess.run(command, env=plain_environment(**variables), capture_output=True, text=True, timeout=60)
     assert done.returncode == 2

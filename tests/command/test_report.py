@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import accelerator
-from accelerator._command import report
+from accelerator._command import report, report_text
 from tests.support import plain_environment, simulated_environment
 from tests.support.discovery import BUILD, on_simulated_gpus
 
@@ -42,31 +42,31 @@ def text(environment: dict[str, str], *arguments: str) -> str:
 
 
 def facts(environment: dict[str, str]) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(text(environment, "--json"))
-    return told
+    document: dict[str, Any] = json.loads(text(environment, "--json"))
+    return document
 
 
 @on_simulated_gpus
 def test_json() -> None:
-    told = facts(simulated_environment({"CUDA_VISIBLE_DEVICES": "1,0,x"}, gpus=2, name=["Zero", "One"]))
+    document = facts(simulated_environment({"CUDA_VISIBLE_DEVICES": "1,0,x"}, gpus=2, name=["Zero", "One"]))
     assert BUILD
-    assert list(told) == KEYS
-    assert [list(device) for device in told["devices"]] == [DEVICE_KEYS] * 2
-    assert told["version"] == accelerator.__version__
-    assert told["torch"] == {"version": BUILD.version, "cuda": BUILD.cuda, "hip": None}
-    assert told["driver"] == {"version": "590.44.01", "cuda": "13.2"}
-    assert told["schema"] == 1
-    assert told["host"] == socket.gethostname()
-    assert abs(datetime.datetime.fromisoformat(told["time"]).timestamp() - time.time()) < 120
-    assert [told[key] for key in KEYS[6:12]] == ["cuda", True, None, False, True, True]
-    assert told["nvml"] == {"available": True, "problem": None}
-    assert list(told["environment"]) == ["CUDA_VISIBLE_DEVICES"]
-    assert told["environment"]["CUDA_VISIBLE_DEVICES"]["value"] == "1,0,x"
+    assert list(document) == KEYS
+    assert [list(device) for device in document["devices"]] == [DEVICE_KEYS] * 2
+    assert document["version"] == accelerator.__version__
+    assert document["torch"] == {"version": BUILD.version, "cuda": BUILD.cuda, "hip": None}
+    assert document["driver"] == {"version": "590.44.01", "cuda": "13.2"}
+    assert document["schema"] == 1
+    assert document["host"] == socket.gethostname()
+    assert abs(datetime.datetime.fromisoformat(document["time"]).timestamp() - time.time()) < 120
+    assert [document[key] for key in KEYS[6:12]] == ["cuda", True, None, False, True, True]
+    assert document["nvml"] == {"available": True, "problem": None}
+    assert list(document["environment"]) == ["CUDA_VISIBLE_DEVICES"]
+    assert document["environment"]["CUDA_VISIBLE_DEVICES"]["value"] == "1,0,x"
     reading = "'1' is cuda:0, '0' is cuda:1, 'x' is not a number, which ends the list"
-    assert told["environment"]["CUDA_VISIBLE_DEVICES"]["reading"] == reading
-    first = told["devices"][0]
+    assert document["environment"]["CUDA_VISIBLE_DEVICES"]["reading"] == reading
+    first = document["devices"][0]
     assert first.pop("uuid").startswith("GPU-c9")
-    known = {
+    expected = {
         "index": 0,
         "physical_index": 1,
         "name": "One",
@@ -87,22 +87,22 @@ def test_json() -> None:
         "processes": [],
         "problem": None,
     }
-    assert {key: first[key] for key in known} == known
-    assert told["hidden"] == []
+    assert {key: first[key] for key in expected} == expected
+    assert document["hidden"] == []
 
 
 @on_simulated_gpus
-def test_what_is_hidden() -> None:
+def test_hidden_devices() -> None:
     machine = simulated_environment({"CUDA_VISIBLE_DEVICES": "1"}, gpus=3)
-    told = facts(machine)
-    assert [device["physical_index"] for device in told["devices"]] == [1]
-    assert [list(device) for device in told["hidden"]] == [
+    document = facts(machine)
+    assert [device["physical_index"] for device in document["devices"]] == [1]
+    assert [list(device) for device in document["hidden"]] == [
         ["physical_index", "name", "uuid", "pci_bus_id", "total_memory", "mig"]
     ] * 2
-    assert [device["physical_index"] for device in told["hidden"]] == [0, 2]
+    assert [device["physical_index"] for device in document["hidden"]] == [0, 2]
     assert text(machine).splitlines()[-1] == "hidden by CUDA_VISIBLE_DEVICES: GPU 0 (Simulated GPU), GPU 2 (Simulated GPU)"
-    said = re.sub("\n +", " ", text(simulated_environment(gpus=2, mig=[None, 2])))
-    *_, by_mig, others = said.splitlines()
+    printed = re.sub("\n +", " ", text(simulated_environment(gpus=2, mig=[None, 2])))
+    *_, by_mig, others = printed.splitlines()
     assert by_mig == "in MIG instances: GPU 1 (Simulated GPU)"
     assert others.startswith(
         "hidden as a process sees one MIG instance: GPU 0 (Simulated GPU), GPU 1 MIG 2/0 (Simulated GPU MIG"
@@ -114,19 +114,19 @@ def test_a_variable_that_is_not_read_hides_nothing() -> None:
     out_of_use = simulated_environment({"CUDA_VISIBLE_DEVICES": "0", "ACCELERATOR_BACKEND": "cpu"}, gpus=1)
     assert text(out_of_use).splitlines()[-1] == "hidden from this torch: GPU 0 (Simulated GPU)"
     one_instance = simulated_environment({"HIP_VISIBLE_DEVICES": "0"}, gpus=2, mig=[2, None])
-    said = re.sub("\n +", " ", text(one_instance)).splitlines()
-    assert said[-1].startswith("hidden as a process sees one MIG instance: GPU 0 MIG")
+    printed = re.sub("\n +", " ", text(one_instance)).splitlines()
+    assert printed[-1].startswith("hidden as a process sees one MIG instance: GPU 0 MIG")
 
 
 @on_simulated_gpus
 def test_strict() -> None:
     machine = simulated_environment(gpus=3, errors={"cuDevicePrimaryCtxRetain*@1": 999})
-    told = facts(machine)
-    assert told["available"] is True
-    told = json.loads(text(machine, "--json", "--strict"))
-    assert [device["usable"] for device in told["devices"]] == [True, False, True]
-    assert told["available"] is False
-    assert "cuda:1" in told["unavailable_reason"]
+    document = facts(machine)
+    assert document["available"] is True
+    document = json.loads(text(machine, "--json", "--strict"))
+    assert [device["usable"] for device in document["devices"]] == [True, False, True]
+    assert document["available"] is False
+    assert "cuda:1" in document["unavailable_reason"]
     lines = text(machine, "--strict").splitlines()
     assert [line.split()[0] for line in lines if line.endswith("dead")] == ["1"]
     assert any(line.startswith("not available: cuda:1") for line in lines)
@@ -136,17 +136,17 @@ def test_strict() -> None:
 @pytest.mark.parametrize(
     ("nvml", "name"), [("broken", "NVML_ERROR_DRIVER_NOT_LOADED"), ("mismatch", "NVML_ERROR_LIB_RM_VERSION_MISMATCH")]
 )
-def test_what_failed_is_named(nvml: str, name: str) -> None:
+def test_an_nvml_failure_is_named(nvml: str, name: str) -> None:
     machine = simulated_environment(gpus=2, nvml=nvml)
-    told = facts(machine)
-    assert told["nvml"]["available"] is False
-    assert name in told["nvml"]["problem"]
-    assert told["available"] is True
-    assert [device["memory_used"] for device in told["devices"]] == [None, None]
+    document = facts(machine)
+    assert document["nvml"]["available"] is False
+    assert name in document["nvml"]["problem"]
+    assert document["available"] is True
+    assert [device["memory_used"] for device in document["devices"]] == [None, None]
     report = text(machine)
     assert "NVML does not answer: " in report
     assert name in report
-    assert "(simulated)" in report
+    assert "simulated GPUs, driver version unknown" in report
     assert "? of 8.0 GiB" in report
 
 
@@ -160,9 +160,9 @@ def test_a_device_that_is_slowed_down() -> None:
 @on_simulated_gpus
 def test_a_device_that_fails_is_named() -> None:
     machine = simulated_environment(gpus=2, errors={"nvmlDeviceGetTemperature*@1": 15, "nvmlDeviceGetClockInfo@0": 3})
-    told = facts(machine)
-    assert told["devices"][0]["problem"] is None  # a device may lack a feature
-    assert "NVML_ERROR_GPU_IS_LOST" in told["devices"][1]["problem"]
+    document = facts(machine)
+    assert document["devices"][0]["problem"] is None  # a device may lack a feature
+    assert "NVML_ERROR_GPU_IS_LOST" in document["devices"][1]["problem"]
     assert "cuda:1: " in text(machine)
 
 
@@ -174,18 +174,18 @@ def test_a_device_that_fails_is_named() -> None:
             {"gpus": 3},
             {"CUDA_VISIBLE_DEVICES": "0,2,-1,1"},
             "CUDA_VISIBLE_DEVICES='0,2,-1,1': '0' is cuda:0, '2' is cuda:1, '-1' is negative, which ends the list, "
-            "'1' is not looked at",
+            "'1' is not read",
         ),
         (
             {"gpus": 2},
             {"CUDA_VISIBLE_DEVICES": "GPU-c,GPU-7,GPU-c"},
-            "CUDA_VISIBLE_DEVICES='GPU-c,GPU-7,GPU-c': 'GPU-c' is not looked at, 'GPU-7' is not looked at, "
+            "CUDA_VISIBLE_DEVICES='GPU-c,GPU-7,GPU-c': 'GPU-c' is not read, 'GPU-7' is not read, "
             "'GPU-c' repeats an earlier entry, which empties the whole list",
         ),
         (
             {"gpus": 2, "mig": 2},
             {"CUDA_VISIBLE_DEVICES": "1,0"},
-            "CUDA_VISIBLE_DEVICES='1,0': '1' is cuda:0, '0' is left out, as a process sees a single MIG instance",
+            "CUDA_VISIBLE_DEVICES='1,0': '1' is cuda:0, '0' is left out, since a process sees a single MIG instance",
         ),
         ({"gpus": 2}, {"CUDA_VISIBLE_DEVICES": ""}, "CUDA_VISIBLE_DEVICES='': no device"),
         (
@@ -198,36 +198,136 @@ def test_a_device_that_fails_is_named() -> None:
         (
             {"gpus": 2},
             {"ACCELERATOR_BACKEND": "cpu"},
-            "ACCELERATOR_BACKEND='cpu': the accelerator is left out of use",
+            "ACCELERATOR_BACKEND='cpu': the accelerator is not used",
         ),
-        ({"gpus": 2}, {"ACCELERATOR_BACKEND": "x"}, "ACCELERATOR_BACKEND='x': ignored: only 'cpu' means something"),
+        ({"gpus": 2}, {"ACCELERATOR_BACKEND": "x"}, "ACCELERATOR_BACKEND='x': ignored: only 'cpu' has an effect"),
         ({"driver": "old"}, {}, "not available: the NVIDIA driver is too old: it supports CUDA 11.4 and torch"),
         ({"gpus": 2, "nvml": "absent"}, {}, "available: 2 cuda devices"),
-        ({"gpus": 1}, {}, "available: 1 cuda device\n"),
+        ({"gpus": 1}, {}, "available: 1 cuda device (listed, not tried: --strict tries them)\n"),
     ],
 )
-def test_how_things_were_read(machine: dict[str, Any], variables: dict[str, str], expected: str) -> None:
+def test_how_variables_were_read(machine: dict[str, Any], variables: dict[str, str], expected: str) -> None:
     # Lines are wrapped at 80 columns.
     assert expected in re.sub("\n +", " ", text(simulated_environment(variables, **machine)))
 
 
 @on_simulated_gpus
 def test_tables() -> None:
-    printed = text(
-        simulated_environment(gpus=2, name=["One", "Two of a name that does not fit into any table"], memory=["8GiB", "80GiB"])
-    )
-    blocks = [block.splitlines() for block in printed.split("\n\n")]
+    long_name = "Two of a name that is longer than the column for names is"
+    machine = simulated_environment(gpus=2, name=["One", long_name], memory=["8GiB", "80GiB"])
+    blocks = [block.splitlines() for block in text(machine).split("\n\n")]
     assert blocks[0][2] == "NVIDIA driver 590.44.01, up to CUDA 13.2 (simulated)"
-    assert blocks[1][0].split() == ["GPU", "name", "memory", "busy", "temp", "power", "clock"]
-    assert re.split(r"  +", blocks[1][1].strip())[:5] == ["0", "One", "0.0 of 8.0 GiB", "13 %", "30 °C"]
-    assert re.split(r"  +", blocks[1][2].strip())[:5] == ["1", "Two of a name that does…", "0.0 of 80.0 GiB", "20 %", "31 °C"]
-    # Numbers and their headings end in the same column.
-    assert len({line.index("GiB") + 3 for line in blocks[1][1:]} | {blocks[1][0].index("memory") + 6}) == 1
-    assert len({len(line) for line in blocks[1]}) == 1
-    assert blocks[2][0].split() == ["GPU", "PCI", "bus", "CC", *(["NUMA"] if "NUMA" in blocks[2][0] else []), "UUID"]
+    assert blocks[1][0].split() == ["GPU", "memory", "busy", "temp", "power", "clock"]
+    assert re.split(r"  +", blocks[1][1].strip())[:5] == ["0", "░" * 12, "0.0 of 8.0 GiB", "13 %", "30 °C"]
+    assert re.split(r"  +", blocks[1][2].strip())[:5] == ["1", "░" * 12, "0.0 of 80.0 GiB", "20 %", "31 °C"]
+    # Numbers end in the same column.
+    assert len({line.index("GiB") for line in blocks[1][1:]}) == 1
+    assert blocks[2][0].split() == ["GPU", "name", "PCI", "bus", "CC", *(["NUMA"] if "NUMA" in blocks[2][0] else [])]
+    assert blocks[2][1].split()[:2] == ["0", "One"]
+    assert "Two of a name that i…column for names is" in blocks[2][2]
+    assert blocks[3][0].split() == ["GPU", "UUID"]
+    assert [line.split()[0] for line in blocks[3][1:]] == ["0", "1"]
     lines = text(simulated_environment({"CUDA_VISIBLE_DEVICES": "1"}, gpus=2, mig=[None, 2])).splitlines()
-    assert any(re.fullmatch(r"  0  Simulated GPU MIG 1g  0.0 of 1.0 GiB", line) for line in lines)
-    assert any(re.match(r"  0  00000000:02:00.0  9.0 .* 1/0  MIG-", line) for line in lines)
+    assert any(re.fullmatch(r"  0  ░{12}  0.0 of 1.0 GiB", line) for line in lines)
+    assert any(re.match(r"  0  Simulated GPU MIG 1g  00000000:02:00.0  9.0 .* 1/0$", line) for line in lines), lines
+    assert any(re.match(r"  0  MIG-", line) for line in lines)
+
+
+def activity(**figures: Any) -> list[str]:
+    """The report's lines on one device with these figures, in color."""
+    device = {
+        **dict.fromkeys(DEVICE_KEYS),
+        "index": 0,
+        "name": "X",
+        "memory_used": 0,
+        "total_memory": 100 * 2**30,
+        "temperature": 30,
+        **figures,
+    }
+    facts = {
+        **dict.fromkeys(KEYS),
+        "time": "",
+        "environment": {},
+        "devices": [device],
+        "hidden": [],
+        "nvml": {"problem": None},
+        "driver": {"version": None, "cuda": None},
+        "available": True,
+        "accelerator": "cuda",
+    }
+    return report_text.format_report(facts, color=True, brief=True).split("\n\n")[1].splitlines()
+
+
+@pytest.mark.parametrize(
+    ("figures", "filled", "color"),
+    [
+        ({}, 0, None),
+        ({"memory_used": 1}, 1, None),
+        ({"memory_used": 50 * 2**30}, 6, None),
+        ({"memory_used": 75 * 2**30}, 9, "33"),
+        ({"memory_used": 95 * 2**30}, 11, "31"),
+        ({"memory_used": 100 * 2**30 - 1}, 11, "31"),
+        ({"memory_used": 100 * 2**30}, 12, "31"),
+    ],
+)
+def test_memory_bar(figures: dict[str, Any], filled: int, color: str | None) -> None:
+    line = activity(**figures)[1]
+    bar = "█" * filled + "░" * (12 - filled)
+    assert (f"\033[{color}m{bar}\033[0m" if color else f"  0  {bar}  ") in line
+
+
+@pytest.mark.parametrize(("temperature", "color"), [(74, None), (75, "33"), (84, "33"), (85, "31"), (99, "31")])
+def test_hot_devices_have_a_color(temperature: int, color: str | None) -> None:
+    line = activity(temperature=temperature)[1]
+    assert (f"\033[{color}m{temperature} °C\033[0m" if color else f"  {temperature} °C") in line
+
+
+def test_an_unknown_figure_draws_no_bar() -> None:
+    assert activity(memory_used=None)[1] == "  0  ? of 100.0 GiB  30 °C"
+
+
+@on_simulated_gpus
+def test_selected_devices() -> None:
+    machine = simulated_environment(gpus=3)
+    everything = facts(machine)["devices"]
+    by_uuid = everything[0]["uuid"]
+    document = json.loads(text(machine, "--json", "--id", f"2,{by_uuid},2"))
+    assert [device["index"] for device in document["devices"]] == [2, 0]
+    assert "available: 1 cuda device selected" in text(machine, "--id", "1")
+    for wrong in ("3", "-1", "", "GPU-x"):
+        done = run(machine, "--id", wrong)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr == (
+            f"python -m accelerator: --id {wrong!r} is no visible device; there are 3, counted from 0 (--help explains)\n"
+        )
+
+
+@on_simulated_gpus
+def test_the_headline_says_whether_devices_were_tried() -> None:
+    broken = simulated_environment(gpus=2, driver="broken")
+    assert "available: 2 cuda devices (listed, not tried: --strict tries them)" in text(broken)
+    assert "\nnot available: " in text(broken, "--strict")
+    tried = text(simulated_environment(gpus=2), "--strict", "--color", "always")
+    assert "\033[32mavailable: 2 cuda devices, each tried in a child process\033[0m" in tried
+
+
+@on_simulated_gpus
+def test_simulated_gpus_without_nvml() -> None:
+    assert "simulated GPUs, driver version unknown" in text(simulated_environment(gpus=1, nvml="broken"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "variables", "has_color"),
+    [
+        ([], {}, False),  # a pipe
+        ([], {"FORCE_COLOR": "1"}, True),
+        ([], {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        (["--color", "always"], {"NO_COLOR": "1"}, True),
+        (["--color", "never"], {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_when_colors_are_written(arguments: list[str], variables: dict[str, str], has_color: bool) -> None:
+    assert ("\033[1m" in text(plain_environment(**variables), *arguments)) == has_color
 
 
 @on_simulated_gpus
@@ -254,7 +354,7 @@ def test_text_fits_a_terminal(machine: dict[str, Any]) -> None:
 def test_processes_are_listed() -> None:
     program = """
 import ctypes, getpass, os, re
-from accelerator._command import picture, report
+from accelerator._command import report, report_text
 library, context, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
 assert library.cuInit(0) == 0 and library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
 assert library.cuCtxSetCurrent(context) == 0 and library.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(2**30)) == 0
@@ -263,8 +363,8 @@ facts = report.collect()
 assert entry["pid"] == os.getpid() and entry["user"] == getpass.getuser() and entry["memory_used"] >= 2**30, entry
 assert facts["devices"][0]["processes"] == []
 assert facts["fork_safe"] is False
-assert facts["environment"]["CUDA_VISIBLE_DEVICES"]["reading"].startswith("not followed any more"), facts["environment"]
-block = picture.draw(facts).split("\\n\\n")[3].splitlines()
+assert facts["environment"]["CUDA_VISIBLE_DEVICES"]["reading"].startswith("no longer followed"), facts["environment"]
+block = report_text.format_report(facts).split("\\n\\n")[4].splitlines()
 assert block[0].split() == ["GPU", "PID", "user", "memory", "process"], block
 assert re.fullmatch(rf"  1  +{os.getpid()}  {getpass.getuser()} +1.[0-9] GiB  python.*", block[1]), block
 """
@@ -286,14 +386,14 @@ def test_users_that_this_host_does_not_know() -> None:
 
 def test_without_any_accelerator() -> None:
     environment = plain_environment()
-    told = facts(environment)
-    if told["available"]:
+    document = facts(environment)
+    if document["available"]:
         pytest.skip("there is a real accelerator")
-    assert list(told) == KEYS
-    assert told["devices"] == []
-    assert told["simulated"] is False
-    said = re.sub("\n +", " ", text(environment, "report"))
-    assert f"not available: {told['unavailable_reason']}" in said
+    assert list(document) == KEYS
+    assert document["devices"] == []
+    assert document["simulated"] is False
+    printed = re.sub("\n +", " ", text(environment, "report"))
+    assert f"not available: {document['unavailable_reason']}" in printed
 
 
 def test_watching(tmp_path: Path) -> None:
@@ -312,7 +412,10 @@ def test_watching(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such terminals there")
-def test_watching_on_a_terminal() -> None:
+@pytest.mark.parametrize(
+    ("key", "variables"), [(b"\x03", {}), (b"q", {}), (b"q", {"NO_COLOR": "1"})], ids=["control-c", "q", "no-color"]
+)
+def test_watching_on_a_terminal(key: bytes, variables: dict[str, str]) -> None:
     import fcntl
     import pty
     import struct
@@ -323,28 +426,28 @@ def test_watching_on_a_terminal() -> None:
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 3, 80, 0, 0))
         command = [sys.executable, "-m", "accelerator", "--watch", "0.05"]
         size = dict.fromkeys(("LINES", "COLUMNS"), "0")  # unlike what a test runner may say
-        os.execve(sys.executable, command, {**plain_environment(), **size, "TERM": "xterm"})
+        os.execve(sys.executable, command, {**plain_environment(**variables), **size, "TERM": "xterm"})
     output = b""
     deadline = time.monotonic() + 60
-    interrupted = False
+    pressed = False
     with contextlib.suppress(OSError):  # how a terminal ends
         while select.select([terminal], [], [], max(deadline - time.monotonic(), 0))[0] and (part := os.read(terminal, 4096)):
             output += part
-            if not interrupted and output.count(b"\033[H") >= 3:
-                os.write(terminal, b"\x03")
-                interrupted = True
+            if not pressed and output.count(b"\033[H") >= 3:
+                os.write(terminal, b"x" + key)  # other keys do nothing
+                pressed = True
     if time.monotonic() >= deadline:
         os.kill(pid, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(terminal)
-    pictures = output.decode().split("\033[H")[1:-1]
-    assert len(pictures) >= 2
-    for picture in pictures:
-        assert picture.count("\r\n") == 2  # of three lines, the last is the cursor's
-        assert "... 2 more lines" in picture or "... " in picture
-        assert picture.endswith("\033[J")
-        assert picture.count("\033[K") == 2
-        assert "\033[1m" in picture
+    screens = output.decode().split("\033[H")[1:-1]
+    assert len(screens) >= 2
+    for screen in screens:
+        assert screen.count("\r\n") == 2  # of three lines, the last is the cursor's
+        assert re.search(r"\.\.\. \d+ more lines", screen)
+        assert screen.endswith("\033[J")
+        assert screen.count("\033[K") == 2
+        assert ("\033[1m" in screen) == ("NO_COLOR" not in variables)
 
 
 def test_a_document_a_line_for_a_reader_that_leaves() -> None:

@@ -14,19 +14,19 @@ import pytest
 import torch
 
 import accelerator as acc
+from tests.mirror.deviations import TAKES_DEVICE, ActsAs, Raises, Works, expected
+from tests.mirror.mirroring import ARGUMENTS, known_to_torch, outcome
 from tests.support import run, simulated_environment
-from tests.support.deviations import TAKES_DEVICE, ActsAs, Raises, Works, expected
-from tests.support.mirroring import ARGUMENTS, known_to_torch, outcome
 
-# What takes a stream, and what shares all its code with a call that is looked at.
+# Calls that take a stream, and calls that share all their code with one that is tested.
 SAME_CODE = ("set_stream", "set_device_idx", "max_memory_allocated", "max_memory_reserved", "memory_reserved", "memory_stats")
-# What each process draws anew when it initializes, which these do, in torch too.
+# Results that each process draws at initialization. These initialize, in torch too.
 DRAWN = ("random.initial_seed", "random.get_rng_state", "random.get_rng_state_all")
 INITIALIZE = ("set_device_index", "set_device_idx", "device_index", "current_stream")
 
 
 def in_child(function: Callable[[], Any]) -> Any:
-    """What a function gives in a forked child."""
+    """Return what a function returns in a forked child."""
     readable, writable = os.pipe()
     child = os.fork()
     if child == 0:
@@ -37,21 +37,21 @@ def in_child(function: Callable[[], Any]) -> Any:
             os._exit(0)
     os.close(writable)
     with os.fdopen(readable, "rb") as file:
-        answer = pickle.loads(file.read())
+        result = pickle.loads(file.read())
     os.waitpid(child, 0)
-    return answer
+    return result
 
 
 def observe(api: Any, call: str, argument: Any) -> tuple[str, Any, bool]:
-    """A call's outcome, in a form that travels, and whether the driver is up after it."""
-    kind, value = outcome(api, call, argument)
-    seen = [error.__name__ for error in value.__mro__] if kind == "raises" else repr(value)
-    return kind, seen, not acc.is_fork_safe()
+    """Return how a call ended, with what in a form that can be pickled, and whether the driver is initialized then."""
+    ending, value = outcome(api, call, argument)
+    value = [error.__name__ for error in value.__mro__] if ending == "raises" else repr(value)
+    return ending, value, not acc.is_fork_safe()
 
 
 def differences() -> list[str]:
     """Everything that differs from torch and is not in the table, or initializes without leave."""
-    found: list[str] = []
+    differing: list[str] = []
     # Imports that each child would otherwise do for itself.
     acc.device_count()
     for name in known_to_torch():
@@ -60,25 +60,25 @@ def differences() -> list[str]:
         if call in SAME_CODE + DRAWN:
             continue
         for argument in ARGUMENTS if call in TAKES_DEVICE else (None,):
-            kind, seen, is_up = in_child(lambda call=call, argument=argument: observe(acc, call, argument))
+            ending, value, is_initialized = in_child(lambda call=call, argument=argument: observe(acc, call, argument))
             deviation = expected(call, argument, initialized=False)
-            where = f"{call}({argument!r}), {deviation}: {kind} {seen}"
-            if is_up and (call not in INITIALIZE or kind == "raises"):
-                found.append(f"{where}, and initialized the driver")
+            where = f"{call}({argument!r}), {deviation}: {ending} {value}"
+            if is_initialized and (call not in INITIALIZE or ending == "raises"):
+                differing.append(f"{where}, and initialized the driver")
             if isinstance(deviation, Raises):
-                if (kind, seen[0]) != ("raises", deviation.error.__name__):
-                    found.append(where)
+                if (ending, value[0]) != ("raises", deviation.error.__name__):
+                    differing.append(where)
                 continue
             if isinstance(deviation, Works):
-                if kind != "gives":
-                    found.append(where)
+                if ending != "gives":
+                    differing.append(where)
                 continue
             theirs = deviation.argument if isinstance(deviation, ActsAs) else argument
-            their_kind, their_seen, _ = in_child(lambda call=call, theirs=theirs: observe(torch.accelerator, call, theirs))
-            agree = kind == their_kind and (seen == their_seen if kind == "gives" else seen[0] in their_seen)
+            their_ending, their_value, _ = in_child(lambda call=call, theirs=theirs: observe(torch.accelerator, call, theirs))
+            agree = ending == their_ending and (value == their_value if ending == "gives" else value[0] in their_value)
             if not agree:
-                found.append(f"{where}, torch {their_kind} {their_seen}")
-    return found
+                differing.append(f"{where}, torch {their_ending} {their_value}")
+    return differing
 
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch for simulated GPUs")

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import accelerator as acc
-from tests.support.deviations import Raises, Works, expected
-from tests.support.mirroring import ARGUMENTS, CALLS, known_to_torch, outcome, same
+from tests.mirror.deviations import Raises, Works, expected
+from tests.mirror.mirroring import ARGUMENTS, CALLS, known_to_torch, outcome, same
 
 
 @pytest.fixture(autouse=True, scope="module")

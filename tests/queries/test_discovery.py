@@ -57,22 +57,22 @@ FAILING: dict[str, tuple[dict[str, Any], str | None, int, str | None]] = {
         {"driver": "broken", "errors": {"nvmlInit*": 4}},
         None,
         0,
-        "the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999); this user may not use the NVIDIA driver",
+        "the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999); this user may not use the NVIDIA driver",
     ),
-    "driver absent": (DRIVER_ABSENT, None, 0, "there is no CUDA driver: libcuda.so.1 is missing beside NVML"),
+    "driver absent": (DRIVER_ABSENT, None, 0, "there is no CUDA driver: NVML is installed, but libcuda.so.1 is missing"),
     "both absent": (
         {**DRIVER_ABSENT, **NVML_ABSENT},
         None,
         0,
         "no NVIDIA driver is installed, or the container was started without it "
-        "(NVML's nvmlInit answered NVML_ERROR_LIBRARY_NOT_FOUND, 12)",
+        "(NVML's nvmlInit returned NVML_ERROR_LIBRARY_NOT_FOUND, 12)",
     ),
     "driver absent, mismatch": (
         {**DRIVER_ABSENT, "nvml": "mismatch"},
         None,
         0,
         "the kernel's NVIDIA driver and its libraries differ, as after an upgrade; reboot or reload the driver "
-        "(NVML's nvmlInit answered NVML_ERROR_LIB_RM_VERSION_MISMATCH, 18)",
+        "(NVML's nvmlInit returned NVML_ERROR_LIB_RM_VERSION_MISMATCH, 18)",
     ),
     "driver old": ({"driver": "old"}, None, 0, "the NVIDIA driver is too old: it supports CUDA 11.4 and torch"),
     "driver old, NVML absent": (
@@ -85,16 +85,16 @@ FAILING: dict[str, tuple[dict[str, Any], str | None, int, str | None]] = {
         {"driver": "broken", **NVML_ABSENT},
         None,
         0,
-        "the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999); ",
+        "the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999); ",
     ),
-    "the child crashes": ({**NVML_ABSENT, "errors": {"cuDeviceGetCount": 999}}, None, 0, "cuDeviceGetCount answered"),
+    "the child crashes": ({**NVML_ABSENT, "errors": {"cuDeviceGetCount": 999}}, None, 0, "cuDeviceGetCount returned"),
     "no GPU": ({"gpus": 0}, None, 0, "the NVIDIA driver finds no GPU"),
     "no GPU, NVML absent": ({"gpus": 0, **NVML_ABSENT}, None, 0, "the CUDA driver finds no device; "),
     "empty variable": (
         NONE,
         "",
         0,
-        "CUDA_VISIBLE_DEVICES is set to an empty text, which hides every GPU; unset it or name devices",
+        "CUDA_VISIBLE_DEVICES is set to an empty string, which hides every GPU; unset it or name devices",
     ),
     "hidden": (NONE, "7", 0, "CUDA_VISIBLE_DEVICES='7' hides every GPU: '7' is beyond the 3 GPUs of this machine, which ends"),
     "a text of several lines": (NONE, "\nx\n", 0, "CUDA_VISIBLE_DEVICES='\\nx\\n' hides every GPU"),
@@ -112,35 +112,35 @@ def test_whatever_fails(name: str, tmp_path: Path) -> None:
     machine, visible, count, reason = FAILING[name]
     variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     log = tmp_path / "log"
-    told = ask_simulated(REPORT, variables=variables, **{"gpus": 3, "log": log, **machine})
-    assert told["count"] == count
-    assert len(told["names"]) == count
-    assert told["available"] is (count > 0)
+    output = ask_simulated(REPORT, variables=variables, **{"gpus": 3, "log": log, **machine})
+    assert output["count"] == count
+    assert len(output["names"]) == count
+    assert output["available"] is (count > 0)
     if reason is None:
-        assert told["reason"] is None
+        assert output["reason"] is None
     else:
-        assert told["reason"].startswith(reason) or reason in told["reason"]
-        assert "\n" not in told["reason"]
+        assert output["reason"].startswith(reason) or reason in output["reason"]
+        assert "\n" not in output["reason"]
     if "driver is too old" in (reason or ""):
         assert BUILD
-        assert f"torch {BUILD.version} is built for CUDA {BUILD.cuda}" in told["reason"]
-    assert told["name"] == (told["names"][0] if count else "cpu")
-    assert told["strict"] is (count > 0)
-    assert told["fork safe"]
-    assert not told["torch"]
-    assert not told["loaded"]
-    assert initializations(log, told["pid"]) == []
+        assert f"torch {BUILD.version} is built for CUDA {BUILD.cuda}" in output["reason"]
+    assert output["name"] == (output["names"][0] if count else "cpu")
+    assert output["strict"] is (count > 0)
+    assert output["fork safe"]
+    assert not output["torch"]
+    assert not output["loaded"]
+    assert initializations(log, output["pid"]) == []
 
 
 @on_simulated_gpus
-def test_a_broken_driver_shows_when_asked_strictly(tmp_path: Path) -> None:
+def test_strict_shows_a_broken_driver(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    told = ask_simulated(REPORT, gpus=2, driver="broken", log=log)
+    output = ask_simulated(REPORT, gpus=2, driver="broken", log=log)
     # NVML is well, and nothing short of starting the driver could tell.
-    assert (told["count"], told["available"], told["reason"]) == (2, True, None)
-    assert told["strict"] is False
-    assert told["strict reason"] == "the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999)"
-    assert initializations(log, told["pid"]) == []
+    assert (output["count"], output["available"], output["reason"]) == (2, True, None)
+    assert output["strict"] is False
+    assert output["strict reason"] == "the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999)"
+    assert initializations(log, output["pid"]) == []
 
 
 STRICT = """
@@ -148,16 +148,16 @@ STRICT = """
     def children():
         return len({line.split()[0] for line in open(sys.argv[1]) if "cuInit" in line})
     first, reason = acc.is_available(), acc.unavailable_reason()
-    answers = [first, reason, acc.is_available(strict=True), acc.unavailable_reason(strict=True), acc.is_available()]
-    answers += [acc.unavailable_reason(), [device.index for device in acc.usable_devices()]]
+    results = [first, reason, acc.is_available(strict=True), acc.unavailable_reason(strict=True), acc.is_available()]
+    results += [acc.unavailable_reason(), [device.index for device in acc.usable_devices()]]
     started = children()
     acc.is_available(strict=True), acc.is_available(strict=True)
-    answers.append(children() - started)
+    results.append(children() - started)
     os.environ["CUDA_VISIBLE_DEVICES"] = "0"
-    answers += [acc.is_available(strict=True), acc.unavailable_reason(strict=True)]
+    results += [acc.is_available(strict=True), acc.unavailable_reason(strict=True)]
     started = children()
-    answers += [acc.is_available(strict=True), in_child(lambda: acc.is_available(strict=True)), children() - started]
-    print(json.dumps(answers))
+    results += [acc.is_available(strict=True), in_child(lambda: acc.is_available(strict=True)), children() - started]
+    print(json.dumps(results))
 """
 
 
@@ -165,18 +165,21 @@ STRICT = """
 @pytest.mark.parametrize(
     ("code", "state"),
     [
-        (2, "is busy, its memory is full or another process has it to itself: {} answered CUDA_ERROR_OUT_OF_MEMORY (2)"),
-        (46, "is busy, its memory is full or another process has it to itself: {} answered CUDA_ERROR_DEVICE_UNAVAILABLE (46)"),
-        (214, "is broken: {} answered CUDA_ERROR_ECC_UNCORRECTABLE (214)"),
+        (2, "is busy: full, or another process uses it exclusively: {} returned CUDA_ERROR_OUT_OF_MEMORY (2)"),
+        (
+            46,
+            "is busy: full, or another process uses it exclusively: {} returned CUDA_ERROR_DEVICE_UNAVAILABLE (46)",
+        ),
+        (214, "is broken: {} returned CUDA_ERROR_ECC_UNCORRECTABLE (214)"),
     ],
 )
 def test_a_device_that_is_listed_but_unusable(code: int, state: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    told = ask_simulated(STRICT, str(log), gpus=2, name=["One", "One"], errors={"cuDevicePrimaryCtxRetain@1": code}, log=log)
+    output = ask_simulated(STRICT, str(log), gpus=2, name=["One", "One"], errors={"cuDevicePrimaryCtxRetain@1": code}, log=log)
     reason = "cuda:1 (One) " + state.format("cuDevicePrimaryCtxRetain")
     # What is broken is asked again after a second, what is busy at once, and that all is well is known to forked children too.
     asked = 0 if code == 214 else 2
-    assert told == [True, None, False, reason, True, None, [0], asked, True, None, True, True, 0]
+    assert output == [True, None, False, reason, True, None, [0], asked, True, None, True, True, 0]
 
 
 FROZEN = """
@@ -192,8 +195,8 @@ FROZEN = """
 @pytest.mark.parametrize(("broken", "available"), [(0, True), (1, False)])
 def test_strictly_what_is_visible_here(broken: int, available: bool) -> None:
     errors = {f"cuDevicePrimaryCtxRetain@{broken}": 214}
-    told, reason = ask_simulated(FROZEN, gpus=2, name=["Zero", "One"], errors=errors)
-    assert told is available
+    output, reason = ask_simulated(FROZEN, gpus=2, name=["Zero", "One"], errors=errors)
+    assert output is available
     assert available or reason.startswith("cuda:0 (One) is broken: ")
 
 
@@ -218,17 +221,17 @@ def test_a_device_that_only_nvml_knows(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(ONE_MORE.format(original=str(original_pynvml())))
     environment = simulated_environment(gpus=2)
     environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
-    told = ask(
+    output = ask(
         """
         import accelerator as acc
         print(json.dumps([acc.device_count(), acc.is_available(strict=True), acc.unavailable_reason(strict=True)]))
         """,
         environment,
     )
-    assert told == [
+    assert output == [
         3,
         False,
-        "Simulated GPU (GPU-dddddddd-0000-4000-8000-000000000000) cannot be used: it is listed, and the driver does not know "
+        "Simulated GPU (GPU-dddddddd-0000-4000-8000-000000000000) cannot be used: it is listed, but the driver does not know "
         "it",
     ]
 
@@ -260,7 +263,7 @@ SEQUENCES = """
         safe = acc.is_fork_safe()
         code = library.cuInit(0)
         if code == 100:
-            return wrong  # nothing to be seen: the driver was not initialized
+            return wrong  # nothing to be observed: the driver was not initialized
         if not safe or acc.is_fork_safe():
             wrong.append(("safe", seed))
         for value in (first, *random.sample(values, 3)):
@@ -278,9 +281,9 @@ SEQUENCES = """
 
 @on_simulated_gpus
 def test_the_environment_is_followed_until_anybody_initializes_the_driver() -> None:
-    told = ask_simulated(SEQUENCES, gpus=3)
-    assert [wrong for wrong in told if wrong] == []
-    assert len(told) == 30
+    output = ask_simulated(SEQUENCES, gpus=3)
+    assert [wrong for wrong in output if wrong] == []
+    assert len(output) == 30
 
 
 COST = """

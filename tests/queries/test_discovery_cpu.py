@@ -1,4 +1,4 @@
-"""Discovery, monitoring and launching where there is nothing to discover: true answers, and errors that say why."""
+"""Discovery, monitoring and launching where there is nothing to discover: true results, and errors that say why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import accelerator as acc
 from accelerator._machine import torch_build
 
 
-def test_questions_tell_the_truth() -> None:
+def test_queries_without_an_accelerator() -> None:
     assert acc.is_available() is acc.is_available(strict=True) is False
     assert acc.device_count() == 0
     assert acc.visible_devices() == acc.visible_devices({}) == ()

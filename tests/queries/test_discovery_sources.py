@@ -30,7 +30,7 @@ RETRY = """
 
 @on_simulated_gpus
 @pytest.mark.parametrize("late", ["nvml", "both"])
-def test_a_failed_start_is_remembered_for_a_second_only(late: str, tmp_path: Path) -> None:
+def test_a_failed_start_is_cached_for_a_second_only(late: str, tmp_path: Path) -> None:
     environment = simulated_environment(gpus=2)
     driver, nvml = environment["LD_LIBRARY_PATH"].split(":")[:2]
     others = environment["LD_LIBRARY_PATH"].split(":")[2:]
@@ -40,7 +40,7 @@ def test_a_failed_start_is_remembered_for_a_second_only(late: str, tmp_path: Pat
     if late == "nvml":
         # NVML without a driver library is of no use either.
         assert counts == [0, 0, 0]
-        assert reason == "there is no CUDA driver: libcuda.so.1 is missing beside NVML"
+        assert reason == "there is no CUDA driver: NVML is installed, but libcuda.so.1 is missing"
         return
     assert counts == [0, 0, 2]
     assert reasons[0].startswith("no NVIDIA driver is installed")
@@ -56,15 +56,15 @@ TORCHLESS = """
             return call()
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-    answers = [acc.is_available(), acc.device_count(), acc.unavailable_reason(), acc.visible_devices(), acc.get_device_name(),
+    results = [acc.is_available(), acc.device_count(), acc.unavailable_reason(), acc.visible_devices(), acc.get_device_name(),
                acc.is_initialized(), acc.is_in_bad_fork(), acc.is_fork_safe(), acc.is_available(strict=True)]
-    answers += [acc.driver_version(), acc.driver_cuda_version(), acc.communication_backend_name(), acc.export_envs(),
+    results += [acc.driver_version(), acc.driver_cuda_version(), acc.communication_backend_name(), acc.export_envs(),
                 acc.visible_devices_envs(), acc.communication_backend_version()]
-    answers += [outcome(lambda: acc.utilization(0)), outcome(lambda: acc.memory_allocated()).split(":")[0]]
+    results += [outcome(lambda: acc.utilization(0)), outcome(lambda: acc.memory_allocated()).split(":")[0]]
     # A scheduler wants to know all the same.
     physical = [[device.index, device.name, device.visible_index] for device in acc.physical_devices()]
     loaded = sorted(name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy"))
-    print(json.dumps([answers, loaded, physical, acc.temperature(acc.physical_devices()[1])]))
+    print(json.dumps([results, loaded, physical, acc.temperature(acc.physical_devices()[1])]))
 """
 
 
@@ -80,11 +80,11 @@ def bare_python(environment: dict[str, str], *folders: Path) -> tuple[dict[str, 
 @simulated_driver
 def test_without_torch(tmp_path: Path) -> None:
     environment, python = bare_python(simulated_environment(gpus=2), tmp_path / "site")
-    answers, modules, physical, celsius = ask(TORCHLESS, environment, python=python)
+    results, modules, physical, celsius = ask(TORCHLESS, environment, python=python)
     reason = "torch is not installed in this Python; install it with 'pip install torch'"
-    assert answers[:9] == [False, 0, reason, [], "cpu", False, False, True, False]
-    assert answers[9:15] == ["590.44.01", [13, 2], "gloo", [], ["CUDA_VISIBLE_DEVICES"], None]
-    assert answers[15:] == [f"RuntimeError: There is no device to read from: {reason}", "ModuleNotFoundError"]
+    assert results[:9] == [False, 0, reason, [], "cpu", False, False, True, False]
+    assert results[9:15] == ["590.44.01", [13, 2], "gloo", [], ["CUDA_VISIBLE_DEVICES"], None]
+    assert results[15:] == [f"RuntimeError: There is no device to read from: {reason}", "ModuleNotFoundError"]
     assert physical == [[0, "Simulated GPU", None], [1, "Simulated GPU", None]]
     assert celsius == 31
     assert modules == []
@@ -111,13 +111,13 @@ def make_torch(folder: Path, version: str) -> Path:
 def test_the_build_is_read_without_importing_torch(version: str, count: int, reason: str | None, tmp_path: Path) -> None:
     folders = (tmp_path / "site", make_torch(tmp_path / "stand-in", version))
     environment, python = bare_python(simulated_environment(gpus=2), *folders)
-    told = ask(
+    output = ask(
         "import accelerator as acc; print(json.dumps([acc.device_count(), acc.unavailable_reason()]))",
         environment,
         python=python,
     )
-    assert told[0] == count
-    assert told[1] is None if reason is None else told[1].startswith(reason)
+    assert output[0] == count
+    assert output[1] is None if reason is None else output[1].startswith(reason)
 
 
 @simulated_driver
@@ -146,12 +146,12 @@ def test_without_the_binding(tmp_path: Path) -> None:
     assert asked == 2
     assert device[2:] == ["Simulated GPU", "00000000:02:00.0", [9, 0], 8 * 2**30, None, None]
     assert device[1].startswith("GPU-c9")
-    assert failure.startswith("The temperature of device 0, Simulated GPU, cannot be read: it is known to the driver only")
+    assert failure.startswith("The temperature of device 0, Simulated GPU, cannot be read: only the driver knows it")
     assert version is None
 
 
 @simulated_driver
-def test_a_child_that_does_not_answer(tmp_path: Path) -> None:
+def test_a_child_that_hangs(tmp_path: Path) -> None:
     environment, python = bare_python(simulated_environment(gpus=1, nvml="absent"), tmp_path / "site")
     make_torch(tmp_path / "stand-in", "__version__ = '9.0'\ncuda = '13.9'\n")
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path / "stand-in")
@@ -159,11 +159,11 @@ def test_a_child_that_does_not_answer(tmp_path: Path) -> None:
         import time
         import accelerator as acc
         from accelerator._machine import probe
-        answers = []
+        results = []
         def look():
             acc.refresh()
             begin = time.monotonic()
-            answers.append([acc.device_count(), acc.unavailable_reason(), time.monotonic() - begin])
+            results.append([acc.device_count(), acc.unavailable_reason(), time.monotonic() - begin])
         os.environ["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:20000"
         probe.DEADLINE_S = 0.5
         look()
@@ -179,7 +179,7 @@ def test_a_child_that_does_not_answer(tmp_path: Path) -> None:
         look()
         sys.executable, probe.DEADLINE_S = executable, 60.0
         look()
-        print(json.dumps(answers))
+        print(json.dumps(results))
     """
     hung, absent, nameless, frozen, mute, well = ask(program, environment, python=python)
     assert hung[0] == 0
@@ -231,11 +231,11 @@ def test_a_driver_that_is_old_for_this_torch() -> None:
     assert ask_simulated(program, driver_cuda=f"{CUDA}.0") == 1
     assert ask_simulated(program, driver_cuda=f"{CUDA - 1}.9") == 0
     assert ask_simulated(program, driver_cuda=f"{CUDA + 1}.0") == 1
-    up = """
+    initialized = """
         import accelerator as acc
         ctypes.CDLL("libcuda.so.1").cuInit(0)
         print(json.dumps([acc.device_count(), acc.unavailable_reason()]))
     """
-    count, reason = ask_simulated(up, driver_cuda=f"{CUDA - 1}.9")
+    count, reason = ask_simulated(initialized, driver_cuda=f"{CUDA - 1}.9")
     assert count == 0
     assert reason.startswith("the NVIDIA driver is too old")

@@ -1,4 +1,4 @@
-"""What goes wrong on a machine is told as what it is: not as a zero, not as another device's figure, not for ever."""
+"""What goes wrong on a machine is output as what it is: not as a zero, not as another device's figure, not for ever."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ PRELUDE = textwrap.dedent(
 )
 
 
-def told(program: str, *arguments: str, **machine: Any) -> Any:
+def run_program(program: str, *arguments: str, **machine: Any) -> Any:
     return ask_simulated(PRELUDE + textwrap.dedent(program), *arguments, **machine)
 
 
 MEMORY = """
-    def look():
+    def read():
         return [outcome(acc.get_memory_info), outcome(acc.total_memory), outcome(acc.available_memory),
                 acc.visible_devices()[0].total_memory]
-    print(json.dumps([look(), in_child(look), "torch" in sys.modules]))
+    print(json.dumps([read(), in_child(read), "torch" in sys.modules]))
 """
 
 
 def test_memory_is_never_the_hosts() -> None:
     """Without NVML the driver tells the total; nobody tells what is free. What fails in NVML is an error that says so."""
-    here, forked, torch = told(MEMORY, nvml="absent")
+    here, forked, torch = run_program(MEMORY, nvml="absent")
     assert here == forked
-    assert here[0].startswith("RuntimeError: The memory of device 0, Simulated GPU, cannot be told: it is known to the driver")
+    assert here[0].startswith("RuntimeError: The memory of device 0, Simulated GPU, is unknown: only the driver knows it")
     assert here[1:] == [8 * GIB, here[0], 8 * GIB]
     assert not torch
-    failed, _, _ = told(MEMORY, errors={"nvmlDeviceGetMemoryInfo*": 15})
-    assert [said.endswith("NVML's nvmlDeviceGetMemoryInfo answered NVML_ERROR_GPU_IS_LOST, 15") for said in failed[:3]] == [
+    failed, _, _ = run_program(MEMORY, errors={"nvmlDeviceGetMemoryInfo*": 15})
+    assert [said.endswith("NVML's nvmlDeviceGetMemoryInfo returned NVML_ERROR_GPU_IS_LOST, 15") for said in failed[:3]] == [
         True
     ] * 3
     assert failed[3] is None
-    fine, _, torch = told(MEMORY)
+    fine, _, torch = run_program(MEMORY)
     assert fine[0][1] == fine[1] == fine[3] == 8 * GIB
     assert fine[0][0] == fine[2] < 8 * GIB
     assert not torch
@@ -74,45 +74,45 @@ def test_a_capability_that_nvml_does_not_tell(first: str) -> None:
                           acc.is_bf16_supported(including_emulation=False), acc.is_fp16_supported(), acc.is_fp8_supported()]))
     """
     errors = {"nvmlDeviceGetCudaComputeCapability": 999}
-    assert told(program, gpus=2, errors=errors) == [[9, 0], [9, 0], True, True, True]
-    assert told(program, gpus=2, errors=errors, capability="7.5")[2:] == [False, True, False]
-    assert told(program, gpus=2, capability="8.9")[4] is True
+    assert run_program(program, gpus=2, errors=errors) == [[9, 0], [9, 0], True, True, True]
+    assert run_program(program, gpus=2, errors=errors, capability="7.5")[2:] == [False, True, False]
+    assert run_program(program, gpus=2, capability="8.9")[4] is True
 
 
 def test_an_extra_shutdown_heals_everywhere() -> None:
     program = """
         import pynvml
-        def look():
+        def read():
             return [list(map(list, acc.visible_devices())), acc.utilization(1), acc.driver_version(), acc.get_memory_info(1),
                     acc.numa_node(1), acc.is_nvlink_connected(0, 1), [list(d) for d in acc.physical_devices()],
                     acc.telemetry(0)]
-        looks = [look()]
+        reads = [read()]
         for refreshed in (False, True):
             pynvml.nvmlShutdown()
             if refreshed:
                 acc.refresh()
-            looks.append(look())
-        for index in range(8):  # each question may be the one that comes first
+            reads.append(read())
+        for index in range(8):  # each query may be the one that comes first
             pynvml.nvmlShutdown()
-            looks.append([question() for question in (
+            reads.append([query() for query in (
                 lambda: list(map(list, acc.visible_devices())), lambda: acc.utilization(1), acc.driver_version,
                 lambda: acc.get_memory_info(1), lambda: acc.numa_node(1), lambda: acc.is_nvlink_connected(0, 1),
                 lambda: [list(d) for d in acc.physical_devices()], lambda: acc.telemetry(0))[index:]])
-            looks[-1] = looks[0][:index] + looks[-1]
-        print(json.dumps(looks))
+            reads[-1] = reads[0][:index] + reads[-1]
+        print(json.dumps(reads))
     """
-    looks = told(program, gpus=2, nvlink=True)
-    assert looks[0][1:3] == [20, "590.44.01"]
-    assert looks[0][5] is True
-    assert [look == looks[0] for look in looks] == [True] * len(looks)
+    reads = run_program(program, gpus=2, nvlink=True)
+    assert reads[0][1:3] == [20, "590.44.01"]
+    assert reads[0][5] is True
+    assert [read == reads[0] for read in reads] == [True] * len(reads)
 
 
 def test_no_nvml_error_escapes() -> None:
     program = """
         print(json.dumps([outcome(acc.device_count), outcome(acc.driver_cuda_version), outcome(acc.driver_version)]))
     """
-    assert told(program, gpus=2, errors={"nvmlSystemGetCudaDriverVersion*": 13}) == [2, None, "590.44.01"]
-    assert told(program, gpus=2, errors={"nvmlSystemGetDriverVersion": 999}) == [2, [13, 2], None]
+    assert run_program(program, gpus=2, errors={"nvmlSystemGetCudaDriverVersion*": 13}) == [2, None, "590.44.01"]
+    assert run_program(program, gpus=2, errors={"nvmlSystemGetDriverVersion": 999}) == [2, [13, 2], None]
 
 
 @pytest.mark.parametrize("error", ["nvmlDeviceGetHandleByIndex*@1:15", "nvmlDeviceGetMigMode@1:999"])
@@ -122,7 +122,7 @@ def test_one_bad_gpu_leaves_the_others_answering(error: str) -> None:
                           [d.name for d in acc.visible_devices()], [d.physical_index for d in acc.visible_devices()],
                           len(acc.physical_devices()), acc.telemetry(2).temperature]))
     """
-    count, busy, names, physical, listed, celsius = told(program, gpus=3, errors=error)
+    count, busy, names, physical, listed, celsius = run_program(program, gpus=3, errors=error)
     assert (count, listed, celsius) == (3, 3, 32)
     assert (busy[0], busy[2]) == (13, 27)
     assert names == ["Simulated GPU"] * 3
@@ -131,15 +131,15 @@ def test_one_bad_gpu_leaves_the_others_answering(error: str) -> None:
         assert "NVML_ERROR_GPU_IS_LOST, 15" in busy[1]
 
 
-def test_a_question_does_not_change_another_s_answer() -> None:
+def test_a_query_does_not_change_another_result() -> None:
     program = """
         first = acc.device_count()
         devices = [d.name for d in acc.visible_devices()]
         print(json.dumps([first, devices, acc.device_count(), acc.is_available(strict=True), acc.is_available(),
                           acc.usable_devices(), acc.unavailable_reason(), acc.device_count()]))
     """
-    answers = told(program, gpus=2, name=["A", "B"], driver="broken")
-    assert answers == [2, ["A", "B"], 2, False, True, [], None, 2]
+    results = run_program(program, gpus=2, name=["A", "B"], driver="broken")
+    assert results == [2, ["A", "B"], 2, False, True, [], None, 2]
 
 
 RECOVERS = """
@@ -149,7 +149,7 @@ RECOVERS = """
         probe.DEADLINE_S = 0.01
     elif sys.argv[1] == "files":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        acc.device_count, acc.refresh()  # the room is open
+        acc.device_count, acc.refresh()  # the modules are imported
         held = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + int(sys.argv[2]), hard))
     first, reason = acc.device_count(), acc.unavailable_reason()
@@ -175,32 +175,32 @@ RECOVERS = """
         ("files", 3, "could be started"),
     ],
 )
-def test_a_failed_child_is_forgotten_after_a_second_and_leaves_nothing(cause: str, spare: int, says: str) -> None:
-    first, reason, at_once, later, left = told(RECOVERS, cause, str(spare), gpus=2, nvml="absent")
+def test_a_failed_child_is_retried_after_a_second_and_leaves_nothing(cause: str, spare: int, says: str) -> None:
+    first, reason, at_once, later, left = run_program(RECOVERS, cause, str(spare), gpus=2, nvml="absent")
     assert (first, at_once, later, left) == (0, 0, 2, False)
     assert says in reason
 
 
-def test_an_answer_belongs_to_the_environment_it_was_asked_in() -> None:
+def test_a_result_belongs_to_its_environment() -> None:
     """A slow child in one thread, and the environment changes in another."""
     program = """
         import threading
         from accelerator._machine import driver_child, probe
         slow = probe._source().replace("def main(", "import time; time.sleep(1.0)\\ndef main(", 1)
-        source, asked, answers = probe._source, threading.Event(), []
+        source, asked, results = probe._source, threading.Event(), []
         probe._source = lambda: asked.set() or slow
-        thread = threading.Thread(target=lambda: answers.append(len(acc.visible_devices())))
+        thread = threading.Thread(target=lambda: results.append(len(acc.visible_devices())))
         thread.start()
         assert asked.wait(60)
         probe._source = source
         os.environ["CUDA_VISIBLE_DEVICES"] = "1"
         thread.join()
-        print(json.dumps([answers, acc.device_count(), len(acc.visible_devices()), acc.device_count()]))
+        print(json.dumps([results, acc.device_count(), len(acc.visible_devices()), acc.device_count()]))
     """
-    assert told(program, gpus=3, nvml="absent") == [[3], 1, 1, 1]
+    assert run_program(program, gpus=3, nvml="absent") == [[3], 1, 1, 1]
 
 
-def test_no_thread_sees_half_an_answer() -> None:
+def test_no_thread_reads_half_a_result() -> None:
     program = """
         import threading
         sys.setswitchinterval(1e-5)
@@ -214,9 +214,9 @@ def test_no_thread_sees_half_an_answer() -> None:
                 acc.refresh()
         def ask():
             while time.monotonic() < stop:
-                for question in (lambda: acc.utilization(1), lambda: acc.get_device_name(1), acc.physical_devices,
+                for query in (lambda: acc.utilization(1), lambda: acc.get_device_name(1), acc.physical_devices,
                                  acc.visible_devices, lambda: acc.telemetry(0)):
-                    said = outcome(question)
+                    said = outcome(query)
                     if isinstance(said, str) and "Error" in said and "out of range: 1 cuda device is visible" not in said:
                         wrong.append(said)
         threads = [threading.Thread(target=work) for work in (change, refresh, ask, ask, ask)]
@@ -224,10 +224,10 @@ def test_no_thread_sees_half_an_answer() -> None:
         [thread.join() for thread in threads]
         print(json.dumps(wrong[:3]))
     """
-    assert told(program, gpus=2) == []
+    assert run_program(program, gpus=2) == []
 
 
-def test_torch_s_veto_counts() -> None:
+def test_torch_s_refusal_counts() -> None:
     program = """
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import torch
@@ -238,27 +238,27 @@ def test_torch_s_veto_counts() -> None:
                     outcome(lambda: torch.zeros(1, device="cuda")).partition(":")[0]]
         print(json.dumps(in_child(child)))
     """
-    assert told(program, gpus=1) == [True, False, 1, False, "RuntimeError"]
+    assert run_program(program, gpus=1) == [True, False, 1, False, "RuntimeError"]
 
 
-def test_busy_is_never_remembered_and_strict_leaves_no_trace() -> None:
+def test_busy_is_never_cached_and_strict_leaves_no_trace() -> None:
     program = """
         def errors(code):
             os.environ["ACCELERATOR_SIM_ERRORS"] = f"cuDevicePrimaryCtxRetain:{code}" if code else ""
         errors(46)
-        answers = [acc.is_available(strict=True), acc.unavailable_reason(), acc.is_available()]
+        results = [acc.is_available(strict=True), acc.unavailable_reason(), acc.is_available()]
         errors(0)
-        answers.append(acc.is_available(strict=True))
+        results.append(acc.is_available(strict=True))
         acc.refresh()
         errors(2)
-        answers.append(len(acc.usable_devices()))
+        results.append(len(acc.usable_devices()))
         errors(0)
-        answers += [len(acc.usable_devices()), acc.is_available(strict=True)]
+        results += [len(acc.usable_devices()), acc.is_available(strict=True)]
         errors(2)
-        answers.append(len(acc.usable_devices()))
-        print(json.dumps(answers))
+        results.append(len(acc.usable_devices()))
+        print(json.dumps(results))
     """
-    assert told(program, gpus=2) == [False, None, True, True, 0, 2, True, 0]
+    assert run_program(program, gpus=2) == [False, None, True, True, 0, 2, True, 0]
 
 
 def test_a_device_of_one_s_own_is_not_busy() -> None:
@@ -269,7 +269,7 @@ def test_a_device_of_one_s_own_is_not_busy() -> None:
         os.environ["ACCELERATOR_SIM_ERRORS"] = "cuDevicePrimaryCtxRetain:46"
         print(json.dumps([acc.unavailable_reason(strict=True), [d.index for d in acc.usable_devices()]]))
     """
-    reason, usable = told(program, gpus=2)
+    reason, usable = run_program(program, gpus=2)
     assert reason.startswith("cuda:0 (Simulated GPU) is busy")
     assert usable == [1]
 
@@ -289,47 +289,47 @@ def test_a_binding_that_is_broken(broken: str, tmp_path: Path) -> None:
     assert busy.startswith("RuntimeError: The utilization of device 0, Simulated GPU, cannot be read: ")
 
 
-def test_what_a_library_prints_is_no_answer(tmp_path: Path) -> None:
+def test_output_of_a_library_is_ignored(tmp_path: Path) -> None:
     environment = simulated_environment(gpus=2, nvml="absent")
     environment["LD_PRELOAD"] += f":{noisy_library(tmp_path)}"
     program = """
-        answers = [outcome(acc.device_count), outcome(lambda: [d.name for d in acc.visible_devices()])]
+        results = [outcome(acc.device_count), outcome(lambda: [d.name for d in acc.visible_devices()])]
         os.environ["ACCELERATOR_SIM_ERRORS"] = "cuInit:999"
         acc.refresh()
-        answers += [outcome(acc.device_count), outcome(acc.unavailable_reason)]
+        results += [outcome(acc.device_count), outcome(acc.unavailable_reason)]
         from accelerator._machine import driver
         driver.NAME = "libnot-a-driver.so"
         acc.refresh()
         sys.stdout.flush()
         os.write(1, b"\\n")
-        print(json.dumps(answers))
+        print(json.dumps(results))
     """
     code = PRELUDE + textwrap.dedent(program)
     child = subprocess.run([sys.executable, "-c", DRIVER + code], env=environment, capture_output=True, timeout=100, check=True)
     *_, last = [line for line in child.stdout.splitlines() if line.startswith(b"[2")]
-    answers = json.loads(last.decode(errors="ignore").partition("buffered")[0])
-    assert answers[:3] == [2, ["Simulated GPU"] * 2, 0]
-    assert answers[3].startswith("the CUDA driver failed: cuInit answered CUDA_ERROR_UNKNOWN (999); ")
+    results = json.loads(last.decode(errors="ignore").partition("buffered")[0])
+    assert results[:3] == [2, ["Simulated GPU"] * 2, 0]
+    assert results[3].startswith("the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999); ")
 
 
-def test_one_child_whoever_asks(tmp_path: Path) -> None:
+def test_one_child_for_all_threads(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = """
         import threading
-        answers = []
+        results = []
         barrier = threading.Barrier(32)
         def ask():
             barrier.wait()
-            answers.append(acc.device_count())
+            results.append(acc.device_count())
         threads = [threading.Thread(target=ask) for _ in range(32)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         asked = children(sys.argv[1])
         forked = [in_child(acc.device_count) for _ in range(4)]
-        print(json.dumps([answers, asked, forked, children(sys.argv[1])]))
+        print(json.dumps([results, asked, forked, children(sys.argv[1])]))
     """
-    answers, asked, forked, in_all = told(program, str(log), gpus=3, nvml="absent", log=log)
-    assert answers == [3] * 32
+    results, asked, forked, in_all = run_program(program, str(log), gpus=3, nvml="absent", log=log)
+    assert results == [3] * 32
     assert forked == [3] * 4
     assert asked == in_all == 1
 
@@ -338,12 +338,12 @@ def test_what_hides_every_device_needs_no_child() -> None:
     program = """
         from accelerator._machine import probe
         values = ["", "-1", "x", "0,0", "GPU-a,GPU-a"]
-        seen = [acc.visible_devices({"CUDA_VISIBLE_DEVICES": value}) for value in values]
-        hidden = len(probe._answers)
-        print(json.dumps([seen, hidden, len(acc.visible_devices()), len(probe._answers)]))
+        observed = [acc.visible_devices({"CUDA_VISIBLE_DEVICES": value}) for value in values]
+        hidden = len(probe._results)
+        print(json.dumps([observed, hidden, len(acc.visible_devices()), len(probe._results)]))
     """
     for nvml in ("present", "absent"):
-        assert told(program, gpus=2, name=["A", "B"], nvml=nvml) == [[[]] * 5, 0, 2, 1]
+        assert run_program(program, gpus=2, name=["A", "B"], nvml=nvml) == [[[]] * 5, 0, 2, 1]
 
 
 def test_a_stored_failure_does_not_grow() -> None:
@@ -358,17 +358,17 @@ def test_a_stored_failure_does_not_grow() -> None:
                 depths.append(len(traceback.extract_tb(error.__traceback__)))
         print(json.dumps(depths))
     """
-    depths = told(program, nvml="absent")
+    depths = run_program(program, nvml="absent")
     assert depths[1:] == [depths[1]] * 49
 
 
-def test_the_architectures_with_paths_of_any_kind() -> None:
+def test_the_architectures_with_paths_of_any_type() -> None:
     program = """
         import pathlib
         sys.path.append(pathlib.Path("/nowhere"))
         print(json.dumps([bool(acc.get_arch_list()), acc.is_fork_safe()]))
     """
-    assert told(program) == [True, True]
+    assert run_program(program) == [True, True]
 
 
 def test_the_architectures_in_a_frozen_program() -> None:
@@ -376,24 +376,24 @@ def test_the_architectures_in_a_frozen_program() -> None:
     program = """
         import torch
         executable, sys.executable, sys.frozen = sys.executable, "/nowhere/program", True
-        answers = []
+        results = []
         def ask():
             try:
-                answers.append(acc.get_arch_list() == torch.cuda.get_arch_list())
+                results.append(acc.get_arch_list() == torch.cuda.get_arch_list())
             except RuntimeError as error:
-                answers.append(str(error))
+                results.append(str(error))
         ask()
         sys.executable = ""
         del sys.frozen
         ask()
         sys.executable = "/nowhere/program"
         ask()
-        answers.append(acc.is_fork_safe())
+        results.append(acc.is_fork_safe())
         acc.init()
         ask()
-        print(json.dumps(answers))
+        print(json.dumps(results))
     """
-    frozen, nameless, missing, safe, after = told(program)
+    frozen, nameless, missing, safe, after = run_program(program)
     assert frozen == nameless
     assert "could not tell" in missing
     assert "/nowhere/program" in missing
@@ -402,7 +402,7 @@ def test_the_architectures_in_a_frozen_program() -> None:
     assert after is True
 
 
-WRONG_KINDS = """
+WRONG_TYPES = """
     wrong = {
         "visible_devices": [lambda: acc.visible_devices(3), lambda: acc.visible_devices([("A", "B")])],
         "set_visible_devices_envs": [
@@ -419,8 +419,8 @@ WRONG_KINDS = """
 """
 
 
-def test_wrong_kinds() -> None:
-    said, torch, safe = told(WRONG_KINDS, gpus=2)
+def test_wrong_types() -> None:
+    said, torch, safe = run_program(WRONG_TYPES, gpus=2)
     bad = {
         name: texts for name, texts in said.items() for text in texts if not str(text).startswith("TypeError: ") or "\n" in text
     }
@@ -437,7 +437,7 @@ def test_long_and_undecodable_variables(value: str) -> None:
         print(json.dumps([acc.device_count(), acc.unavailable_reason(), len(acc.visible_devices()), strict]))
     """
     for nvml in ("present", "absent"):
-        count, reason, listed, strict = told(program, gpus=2, nvml=nvml)
+        count, reason, listed, strict = run_program(program, gpus=2, nvml=nvml)
         assert (count, listed, strict) == (0, 0, False)
         assert len(reason) < 700
         assert reason.isprintable()
@@ -448,7 +448,7 @@ def test_what_no_environment_can_hold() -> None:
         values = "0\\0", "\\ud800", "0," + "1" * 300_000
         print(json.dumps([len(acc.visible_devices({"CUDA_VISIBLE_DEVICES": value})) for value in values]))
     """
-    assert told(program, gpus=2, nvml="absent") == [0, 0, 0]
+    assert run_program(program, gpus=2, nvml="absent") == [0, 0, 0]
 
 
 # What is called of NVML, as the simulation's errors name it; with those that take no device.
@@ -463,7 +463,7 @@ OF_DEVICE = (
 CODES = (1, 2, 3, 4, 6, 7, 9, 12, 13, 15, 16, 17, 18, 19, 25, 999)
 
 EACH_ERROR = """
-    questions = {
+    queries = {
         "count": acc.device_count, "available": acc.is_available, "reason": acc.unavailable_reason,
         "memory": lambda: acc.get_memory_info(1)[1], "total": lambda: acc.total_memory(1),
         "visible": lambda: [d.total_memory for d in acc.visible_devices()], "physical": lambda: len(acc.physical_devices()),
@@ -474,10 +474,10 @@ EACH_ERROR = """
         "listed": lambda: [acc.temperature(device) for device in acc.physical_devices()[:1]],
     }
     acc.export_envs, acc.get_memory_info, acc.telemetry
-    def look(error):
+    def read(error):
         os.environ["ACCELERATOR_SIM_ERRORS"] = error
-        return {**{name: outcome(question) for name, question in questions.items()}, "torch": "torch" in sys.modules}
-    print(json.dumps([in_child(look, error) for error in sys.argv[1:]]))
+        return {**{name: outcome(query) for name, query in queries.items()}, "torch": "torch" in sys.modules}
+    print(json.dumps([in_child(read, error) for error in sys.argv[1:]]))
 """
 
 
@@ -489,12 +489,12 @@ def test_every_function_of_nvml_with_every_code() -> None:
         turn = int(os.environ.get("ACCELERATOR_TEST_SLICE", "0"))
         cells = cells[turn % 17 :: 17]  # no divisor of the number of codes: each function, and each code, has its turn
     wrong: list[Any] = []
-    healthy = told(EACH_ERROR, "none:0", gpus=2)[0]
+    healthy = run_program(EACH_ERROR, "none:0", gpus=2)[0]
     assert healthy["count"] == 2
     assert healthy["visible"] == [8 * GIB] * 2
     for start in range(0, len(cells), 60):
         part = cells[start : start + 60]
-        for (error, name, one), said in zip(part, told(EACH_ERROR, *(cell[0] for cell in part), gpus=2), strict=True):
+        for (error, name, one), said in zip(part, run_program(EACH_ERROR, *(cell[0] for cell in part), gpus=2), strict=True):
             escaped = [text for text in map(str, said.values()) if "Error: " in text and not text.startswith("RuntimeError: ")]
             wrong += [(error, text) for text in escaped]
             for key in ("count", "available", "reason", "safe", "torch", "name"):

@@ -1,4 +1,4 @@
-"""Every question in every broken state: never wrong, never hanging, never initializing anything, nothing left behind.
+"""Every query in every broken state: never wrong, never hanging, never initializing anything, nothing left behind.
 
 A machine is a failure of NVML and a state of the driver; each is asked in every environment and place. By default a slice of
 the machines in which each failure and each state occurs; ``ACCELERATOR_TEST_SLICE`` takes another one,
@@ -60,13 +60,13 @@ def machines() -> list[tuple[str, str, str]]:
 @pytest.fixture(scope="module")
 def uuids() -> dict[str, list[str]]:
     """The UUIDs of the GPUs, and of the MIG instances, of the two machines."""
-    found = {}
+    actual = {}
     for name, mig in MIG.items():
         program = "import accelerator as acc, json; print(json.dumps([d.uuid for d in acc.physical_devices()]))"
         environment = simulated_environment(gpus=GPUS, mig=mig)
         said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, timeout=120)
-        found[name] = json.loads(said.stdout)
-    return found
+        actual[name] = json.loads(said.stdout)
+    return actual
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +100,7 @@ _totals: Counter[str] = Counter()
 
 @on_simulated_gpus
 @pytest.mark.parametrize(("nvml", "driver", "mig"), machines(), ids=lambda part: part.replace(" ", "-"))
-def test_no_answer_is_wrong(
+def test_no_result_is_wrong(
     nvml: str,
     driver: str,
     mig: str,
@@ -121,27 +121,27 @@ def test_no_answer_is_wrong(
         environment["LD_PRELOAD"] = f"{environment['LD_PRELOAD']}:{noisy}"
     asked = environments(uuids[mig])
     task.write_text(json.dumps({"environments": asked, "late": late, "folder": str(tmp_path), "spawned": False}))
-    program = [sys.executable, "-m", "tests.support.fault_matrix", str(task)]
+    program = [sys.executable, "-m", "tests.queries.fault_matrix", str(task)]
     done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
-    answers = json.loads(task.with_suffix(".answers").read_text())
+    results = json.loads(task.with_suffix(".answers").read_text())
 
     wrong: list[Any] = []
     places = 0
-    asking = {answers["pid"]}
-    if driver == "late" and answers["early"] != 0:
-        wrong.append(("before the driver came", answers["early"]))
-    for place, (variables, told) in enumerate(zip(asked, answers["told"], strict=True)):
-        spawned = answers["spawned"][place]
-        initialized, after = told["forked after initialization"]
+    asking = {results["pid"]}
+    if driver == "late" and results["early"] != 0:
+        wrong.append(("before the driver came", results["early"]))
+    for place, (variables, output) in enumerate(zip(asked, results["output"], strict=True)):
+        spawned = results["spawned"][place]
+        initialized, after = output["forked after initialization"]
         cells = {
-            "main": told["main"],
-            "thread": told["thread"],
-            "forked": told["forked"],
+            "main": output["main"],
+            "thread": output["thread"],
+            "forked": output["forked"],
             "after": after,
             "spawned": spawned["main"],
         }
-        truth = told["truth"]
+        truth = output["truth"]
         value = variables.get("CUDA_VISIBLE_DEVICES")
         for name, cell in cells.items():
             places += 1
@@ -149,14 +149,15 @@ def test_no_answer_is_wrong(
                 wrong.append((value, name, cell))
                 continue
             asking.add(cell["pid"])
-            poisoned = name == "after" and initialized
+            is_bad_fork = name == "after" and initialized
             wrong += [
-                (str(value)[:60], name, *defect) for defect in defects(cell, truth, value, nvml, driver, poisoned=poisoned)
+                (str(value)[:60], name, *defect)
+                for defect in defects(cell, truth, value, nvml, driver, is_bad_fork=is_bad_fork)
             ]
-        if told["left"] or spawned["left"]:
+        if output["left"] or spawned["left"]:
             wrong.append((value, "a child was left behind"))
     started = [event for pid in asking for event in initializations(log, pid)]
-    # One place of five belongs to a process that was told to initialize the driver: its child's answer counts, not it.
+    # One place of five belongs to a process that was output to initialize the driver: its child's answer counts, not it.
     _totals.update(
         cells=places, wrong=len(wrong), hangs=sum("HANG" in map(str, w) for w in wrong), initializations=len(started)
     )
@@ -168,59 +169,59 @@ def test_no_answer_is_wrong(
 
 
 def defects(
-    cell: dict[str, Any], truth: list[str] | int, value: str | None, nvml: str, driver: str, *, poisoned: bool
+    cell: dict[str, Any], truth: list[str] | int, value: str | None, nvml: str, driver: str, *, is_bad_fork: bool
 ) -> list[tuple[Any, ...]]:
     """What is wrong with the answers of one cell."""
-    found: list[tuple[Any, ...]] = []
+    actual: list[tuple[Any, ...]] = []
     count = cell["count"][0]
     lists = nvml in LISTS
     if len(set(map(str, cell["count"]))) > 1:
-        found.append(("the count flips", cell["count"]))
+        actual.append(("the count flips", cell["count"]))
     if driver in ("absent", "old") and count != 0:
-        found.append(("a driver that cannot serve counts", count))
+        actual.append(("a driver that cannot serve counts", count))
     if isinstance(truth, list) and driver != "old" and count != len(truth):
-        found.append(("count", count, "driver", len(truth)))
+        actual.append(("count", count, "driver", len(truth)))
     if driver == "broken" and not lists and count != 0:
-        found.append(("nobody lists devices, and the count is", count))
+        actual.append(("nobody lists devices, and the count is", count))
     if driver == "broken" and nvml in ("fine", "memory", "capability"):
         plain = {None: 3, "": 0, "2,0": 2, "1": 1, "9": 0, "0,x,1": 1}
         if value in plain and not cell_has_mig(cell) and count != plain[value]:
-            found.append(("NVML lists", plain[value], "count", count))
-    if cell["available"] is not (count > 0 and not poisoned):
-        found.append(("available", cell["available"], count))
+            actual.append(("NVML lists", plain[value], "count", count))
+    if cell["available"] is not (count > 0 and not is_bad_fork):
+        actual.append(("available", cell["available"], count))
     if (cell["reason"] is None) is not cell["available"] or "\n" in (cell["reason"] or "") or len(cell["reason"] or "") > 1000:
-        found.append(("reason", cell["reason"]))
-    if cell["bad fork"] is not poisoned:
-        found.append(("bad fork", cell["bad fork"]))
+        actual.append(("reason", cell["reason"]))
+    if cell["bad fork"] is not is_bad_fork:
+        actual.append(("bad fork", cell["bad fork"]))
     if isinstance(truth, list) and driver != "old":
         for (uuid, _, capability), true in zip(cell["devices"], truth, strict=False):
             if uuid is not None and uuid.partition("-")[2].replace("-", "") != true:
-                found.append(("UUID", uuid, true))
+                actual.append(("UUID", uuid, true))
             if uuid is None and nvml != "UUID":
-                found.append(("UUID unknown", value))
+                actual.append(("UUID unknown", value))
             if capability != [9, 0] and not (nvml == "UUID" and capability is None):
-                found.append(("capability", capability))
+                actual.append(("capability", capability))
     for _, total, _ in cell["devices"]:
         if total not in (8 * GIB, GIB, None):
-            found.append(("total memory", total))
+            actual.append(("total memory", total))
         if total is None and nvml not in ("memory", "one handle"):
-            found.append(("total memory unknown",))
+            actual.append(("total memory unknown",))
     for name in ("memory", "total"):
-        told = cell[name]
-        if poisoned:
-            right = "RuntimeError: The accelerator cannot be used" in str(told)
+        output = cell[name]
+        if is_bad_fork:
+            right = "RuntimeError: The accelerator cannot be used" in str(output)
         elif count:
-            right = told in (8 * GIB, GIB) or "cannot be told" in str(told)
+            right = output in (8 * GIB, GIB) or "is unknown" in str(output)
         else:
-            right = isinstance(told, int) and told not in (8 * GIB, GIB)
+            right = isinstance(output, int) and output not in (8 * GIB, GIB)
         if not right:
-            found.append((name, told))
+            actual.append((name, output))
     if cell["torch"]:
-        found.append(("torch was imported",))
-    found += [("escaped", text) for text in str(cell).split("'") if text.startswith("ESCAPED")]
+        actual.append(("torch was imported",))
+    actual += [("escaped", text) for text in str(cell).split("'") if text.startswith("ESCAPED")]
     if nvml == "fine" and driver != "absent" and count and not cell_has_mig(cell) and not isinstance(cell["utilization"], int):
-        found.append(("utilization", cell["utilization"]))
-    return found
+        actual.append(("utilization", cell["utilization"]))
+    return actual
 
 
 def cell_has_mig(cell: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Questions never poison forks; and where something else did, everything says so before the driver does."""
+"""Queries never break fork. If other code broke it, every function says so before the driver does."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tests.support.discovery import ask_simulated, initializations, on_simulated
 
 pytestmark = on_simulated_gpus
 
-QUESTIONS = """
+QUERIES = """
     import warnings
     import accelerator as acc
 
-    def ask_everything():
+    def query_everything():
         acc.is_available(), acc.device_count(), acc.unavailable_reason(), acc.visible_devices(), acc.get_device_name(0)
         acc.is_available(strict=True), acc.is_initialized(), acc.is_in_bad_fork(), acc.is_fork_safe(), acc.refresh()
         acc.driver_version(), acc.driver_cuda_version(), acc.telemetry(1), acc.utilization(0), acc.device_memory_used(0)
         acc.list_gpu_processes(1), acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()
         acc.set_visible_devices_envs({}, [0]), acc.is_available()
-        from accelerator._command import picture, report
-        picture.draw(report.collect())
+        from accelerator._command import report, report_text
+        report_text.format_report(report.collect())
 
     def outcome(call):
         try:
@@ -33,7 +33,7 @@ QUESTIONS = """
 """
 
 DATA_LOADER = (
-    QUESTIONS
+    QUERIES
     + """
     import torch
     from torch.utils.data import DataLoader, Dataset
@@ -54,7 +54,7 @@ DATA_LOADER = (
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        ask_everything()
+        query_everything()
     mine = open(sys.argv[1]).read() if os.path.exists(sys.argv[1]) else ""
     ours = outcome(load)
 
@@ -78,7 +78,7 @@ DATA_LOADER = (
 )
 
 
-def test_a_process_that_asked_can_fork_workers_that_use_the_accelerator(tmp_path: Path) -> None:
+def test_a_process_that_queried_can_fork_workers_that_use_the_accelerator(tmp_path: Path) -> None:
     log = tmp_path / "log"
     pid, mine, ours, theirs, loaded, grandchild = ask_simulated(DATA_LOADER, str(log), gpus=2, log=log)
     assert not [line for line in mine.splitlines() if line.startswith(f"{pid} ") and "nvml" not in line]
@@ -103,15 +103,15 @@ def test_a_child_begins_a_session_of_its_own_with_nvml(tmp_path: Path) -> None:
     first = acc.temperature(1)
     print(json.dumps([os.getpid(), first, in_child(child), acc.temperature(1)]))
     """
-    pid, first, (anew, second, child), third = ask_simulated(asked, gpus=2, log=log)
-    assert anew
+    pid, first, (is_new, second, child), third = ask_simulated(asked, gpus=2, log=log)
+    assert is_new
     assert first == second == third
     starts = [line.split()[0] for line in log.read_text().splitlines() if "nvmlInit" in line]
     assert starts == [str(pid), str(child)]
 
 
-POISONED = (
-    QUESTIONS
+BAD_FORK = (
+    QUERIES
     + """
     import torch
     library = ctypes.CDLL("libcuda.so.1")
@@ -142,26 +142,27 @@ POISONED = (
 
     def child():
         failures = {name: outcome(call) for name, call in needing.items()}
-        told = [acc.is_in_bad_fork(), acc.is_fork_safe(), acc.is_available(), acc.is_available(strict=True), acc.device_count(),
-                acc.unavailable_reason(), acc.is_initialized(), len(acc.visible_devices()), acc.get_device_name(1),
-                len(acc.usable_devices())]
+        output = [
+            acc.is_in_bad_fork(), acc.is_fork_safe(), acc.is_available(), acc.is_available(strict=True), acc.device_count(),
+            acc.unavailable_reason(), acc.is_initialized(), len(acc.visible_devices()), acc.get_device_name(1),
+            len(acc.usable_devices())]
         monitored = [acc.utilization(1), acc.temperature("cuda:1"), acc.device_memory_used(0), acc.telemetry(1).power_draw]
-        return [failures, told, monitored, os.getpid()]
+        return [failures, output, monitored, os.getpid()]
 
     print(json.dumps([parent, in_child(child)]))
 """
 )
 
 
-def test_a_child_of_a_process_whose_driver_was_up(tmp_path: Path) -> None:
+def test_a_child_of_a_process_with_an_initialized_driver(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    parent, (failures, told, monitored, pid) = ask_simulated(POISONED, gpus=2, name=["Zero", "One"], log=log)
+    parent, (failures, output, monitored, pid) = ask_simulated(BAD_FORK, gpus=2, name=["Zero", "One"], log=log)
     # Whoever initialized it: torch knows nothing of it.
     assert parent == [False, False, True, False]
-    reason = told[5]
+    reason = output[5]
     assert "was forked after its parent had initialized the accelerator" in reason
     assert "'spawn' or 'forkserver'" in reason
-    assert told == [True, False, False, False, 2, reason, False, 2, "One", 0]
+    assert output == [True, False, False, False, 2, reason, False, 2, "One", 0]
     assert monitored == [20, 31, 0, 61000]
     wrong = {
         name: said for name, said in failures.items() if said != f"RuntimeError: The accelerator cannot be used: {reason}."
@@ -205,32 +206,32 @@ TORCHLESS = """
     clean = in_child(child)
     own = in_child(lambda: library.cuInit(0))
     assert library.cuInit(0) == 0
-    poisoned = in_child(child)
+    is_bad_fork = in_child(child)
     refused = in_child(lambda: library.cuInit(0))
-    print(json.dumps([read, clean, own, poisoned, refused, "torch" in sys.modules]))
+    print(json.dumps([read, clean, own, is_bad_fork, refused, "torch" in sys.modules]))
 """
 
 
 def test_without_torch_too() -> None:
-    read, clean, own, poisoned, refused, torch = ask_simulated(TORCHLESS, gpus=2)
+    read, clean, own, is_bad_fork, refused, torch = ask_simulated(TORCHLESS, gpus=2)
     assert read[:3] == [2, True, 31]
     # NVML's session of the parent is of no use in the child, and nobody notices.
     assert clean == [[False, 2, True, 31, read[3]], [1, 31]]
-    assert poisoned == [[True, 2, False, 31, read[3]], [1, 31]]
+    assert is_bad_fork == [[True, 2, False, 31, read[3]], [1, 31]]
     assert (own, refused) == (0, 3)
     assert not torch
 
 
-FIRST_QUESTIONS = """
+FIRST_QUERIES = """
     import random, signal, threading, time
     import accelerator as acc
 
-    # Each trial is a process of its own in which nothing but the front door is open: a thread asks the first question, and
+    # Each attempt is a process of its own that has imported only the package: a thread asks the first query, and
     # this forks in the middle of it.
-    def trial(seed):
+    def attempt(seed):
         random.seed(seed)
-        question = random.choice(["device_count", "telemetry", "get_memory_info", "export_envs", "physical_devices"])
-        thread = threading.Thread(target=lambda: getattr(acc, question)(), daemon=True)
+        query = random.choice(["device_count", "telemetry", "get_memory_info", "export_envs", "physical_devices"])
+        thread = threading.Thread(target=lambda: getattr(acc, query)(), daemon=True)
         thread.start()
         time.sleep(random.random() * 0.04)
         child = os.fork()
@@ -242,19 +243,19 @@ FIRST_QUESTIONS = """
         thread.join()
         return status
 
-    statuses = [in_child(trial, seed) for seed in range(*map(int, sys.argv[1:]))]
+    statuses = [in_child(attempt, seed) for seed in range(*map(int, sys.argv[1:]))]
     print(json.dumps([len(statuses), sum(status != 0 for status in statuses)]))
 """
 
 
-def test_a_fork_beside_a_first_question(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fork_during_a_first_query(capsys: pytest.CaptureFixture[str]) -> None:
     """CPython's lock of a module that a thread is importing is inherited held; nothing of ours is imported in a fork."""
     rounds, forks, hangs = (20 if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else 4), 0, 0
     for turn in range(rounds):
-        counted = ask_simulated(FIRST_QUESTIONS, str(10 * turn), str(10 * turn + 10), gpus=2)
+        counted = ask_simulated(FIRST_QUERIES, str(10 * turn), str(10 * turn + 10), gpus=2)
         forks, hangs = forks + counted[0], hangs + counted[1]
     with capsys.disabled():
-        print(f"\n{forks} forks beside a first question: {hangs} hangs", end="")
+        print(f"\n{forks} forks beside a first query: {hangs} hangs", end="")
     assert (forks, hangs) == (10 * rounds, 0)
 
 
@@ -276,7 +277,7 @@ PIECES = """
 
 
 def test_first_imports_are_short_pieces() -> None:
-    """A fork waits for one of them at most: none opens two rooms."""
+    """A fork waits for one of them at most: none imports two modules."""
     pieces = ask_simulated(PIECES, gpus=2)
     assert [(name, opened) for name, opened in pieces if len(opened) > 1] == []
     assert sum(len(opened) for _, opened in pieces) > 15
@@ -286,7 +287,7 @@ FORKS_AT_ONCE = """
     import threading, time
     os.register_at_fork(before=lambda: time.sleep(0.3))  # registered first, so that it runs after ours
     import accelerator as acc
-    answers = []
+    results = []
 
     def fork():
         pid = os.fork()
@@ -297,10 +298,10 @@ FORKS_AT_ONCE = """
     threads = [threading.Thread(target=fork) for _ in range(3)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    asking = threading.Thread(target=lambda: answers.append(acc.device_count()), daemon=True)
+    asking = threading.Thread(target=lambda: results.append(acc.device_count()), daemon=True)
     asking.start()
     asking.join(60)
-    print(json.dumps(answers))
+    print(json.dumps(results))
 """
 
 
@@ -319,14 +320,14 @@ THREADS = """
             acc.refresh(), acc.device_count(), acc.telemetry(1)
     threads = [threading.Thread(target=work) for _ in range(3)]
     [thread.start() for thread in threads]
-    answers = [in_child(lambda: [acc.device_count(), acc.temperature(1), acc.is_in_bad_fork()]) for _ in range(20)]
+    results = [in_child(lambda: [acc.device_count(), acc.temperature(1), acc.is_in_bad_fork()]) for _ in range(20)]
     stop.set()
     [thread.join() for thread in threads]
-    print(json.dumps(answers))
+    print(json.dumps(results))
 """
 
 
-def test_a_fork_while_other_threads_ask() -> None:
+def test_a_fork_while_other_threads_query() -> None:
     """No lock stays held by a thread that is gone."""
     assert ask_simulated(THREADS, gpus=2) == [[2, 31, False]] * 20
 
@@ -349,6 +350,6 @@ LOADING = """
 """
 
 
-def test_libraries_loaded_while_other_threads_ask() -> None:
+def test_libraries_loaded_while_other_threads_query() -> None:
     """Looking for the driver and loading a library never wait for each other."""
     assert ask_simulated(LOADING, gpus=2, driver="absent") == [0, True]

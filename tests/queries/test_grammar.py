@@ -22,6 +22,8 @@ from accelerator._machine.grammar import Gpu, Instance
 from tests.support import simulated_environment
 from tests.support.discovery import DRIVER, on_simulated_gpus, simulated_driver
 
+pytestmark = pytest.mark.torch_free
+
 A, B, C, D = (f"GPU-{letter * 8}-0000-4000-8000-{'0' * 12}" for letter in "abcd")
 FOUR = [Gpu(uuid) for uuid in (A, B, C, D)]
 
@@ -192,14 +194,14 @@ SERVER = DRIVER + textwrap.dedent(
     # First the machine: UUIDs of GPUs and instances, in NVML's order.
     print(json.dumps([(g.uuid, g.instances and [i[:3] for i in g.instances] or g.instances) for g in nvml.gpus()]), flush=True)
     for line in sys.stdin:
-        answers = []
+        results = []
         whole, settings = json.loads(line)
         for value, order in settings:
             put({"CUDA_VISIBLE_DEVICES": value, "CUDA_DEVICE_ORDER": order})
             ours = [plain(device.uuid) for device in acc.visible_devices()] if whole else None
             count = acc.device_count() if whole else None
-            answers.append((in_child(lambda: uuids(*started())), ours, count))
-        print(json.dumps(answers), flush=True)
+            results.append((in_child(lambda: uuids(*started())), ours, count))
+        print(json.dumps(results), flush=True)
     """
 )
 
@@ -262,20 +264,20 @@ def machines() -> Iterator[dict[str, Machine]]:
 
 
 # Texts are put together from pieces, of which most fit somewhere: hypothesis draws these far faster than arbitrary text.
-NUMBERS = ["0", "1", "2", "3", "5", "19", "-1", "-0", "+1", "00", "1x", "x", "-", "+", "0x1", "1.5", "2147483648", "9" * 18]
+ORDINALS = ["0", "1", "2", "3", "5", "19", "-1", "-0", "+1", "00", "1x", "x", "-", "+", "0x1", "1.5", "2147483648", "9" * 18]
 HUGE = ["9223372036854775807", "9223372036854775808", "1" * 40]
 BLANKS = [" ", "\t", "\n", "\v\f", "\r "]
-KINDS = ["GPU-", "MIG-", "GPU-zz", "gpu-", "all", "é", "\x1f", "/", "\x7f"]
+TYPES = ["GPU-", "MIG-", "GPU-zz", "gpu-", "all", "é", "\x1f", "/", "\x7f"]
 
 
 def values(uuids: list[str]) -> st.SearchStrategy[str | None]:
     prefixes = [uuid[:end] for uuid in uuids for end in (5, 6, 12, 99)]
     lists = [
-        st.lists(st.sampled_from(kind), max_size=6).map(",".join)
-        for kind in (NUMBERS, NUMBERS[:6], [p for p in prefixes if p[0] == "G"], [p for p in prefixes if p[0] == "M"])
-        if kind
+        st.lists(st.sampled_from(entry_type), max_size=6).map(",".join)
+        for entry_type in (ORDINALS, ORDINALS[:6], [p for p in prefixes if p[0] == "G"], [p for p in prefixes if p[0] == "M"])
+        if entry_type
     ]
-    pieces = [*[","] * 20, *NUMBERS, *HUGE, *BLANKS, *KINDS, *prefixes]
+    pieces = [*[","] * 20, *ORDINALS, *HUGE, *BLANKS, *TYPES, *prefixes]
     return st.one_of(st.none(), *lists, st.lists(st.sampled_from(pieces), max_size=9).map("".join))
 
 
@@ -324,7 +326,7 @@ def visible(value: str | None) -> Iterator[None]:
         yield
 
 
-def torch_answer(value: str | None, gpus: list[Gpu]) -> list[int] | None:
+def torch_selection(value: str | None, gpus: list[Gpu]) -> list[int] | None:
     """What torch's own parser makes of it; None where it has no answer."""
     module = pytest.importorskip("torch.cuda")
     with visible(value):
@@ -346,7 +348,7 @@ def test_generated_texts_against_torch(value: str | None) -> None:
     # Python's strip takes a few more control characters for blanks, and its numbers have no largest one.
     if value is not None and re.search(r"[\x1c-\x1f]|[0-9]{19}", value):
         return
-    theirs = torch_answer(value, FOUR)
+    theirs = torch_selection(value, FOUR)
     if theirs is not None:
         assert chosen(value) == theirs
 
@@ -358,7 +360,7 @@ def test_no_text_raises(text: str, gpus: list[Gpu]) -> None:
     assert len(selection.targets) <= max(len(gpus), 1)
     listed = grammar.listed(text)
     assert all("," not in entry for entry in listed)
-    # What is told without the machine is never less than what the machine lets through.
+    # What is output without the machine is never less than what the machine lets through.
     assert len(listed) >= len(selection.targets) or not listed or selection.targets == ()
 
 

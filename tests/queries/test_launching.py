@@ -13,6 +13,8 @@ import accelerator as acc
 from tests.support import plain_environment
 from tests.support.discovery import ask, ask_simulated, on_simulated_gpus
 
+pytestmark = pytest.mark.torch_free
+
 U, V = "GPU-aaaa", "GPU-bbbb"
 M, N = "MIG-aaaa", "MIG-bbbb"
 
@@ -49,17 +51,17 @@ def test_ids_count_what_is_let_through(value: str | None, ids: list[Any], expect
 @pytest.mark.parametrize(
     ("value", "ids", "message"),
     [
-        ("4,5", [2], "There is no device 2 among the 2 of CUDA_VISIBLE_DEVICES='4,5'"),
-        ("4,x,5", [1], "There is no device 1 among the 1 of CUDA_VISIBLE_DEVICES='4,x,5'"),
-        ("", [0], "There is no device 0 among the 0 of CUDA_VISIBLE_DEVICES=''"),
-        ("4,4", [0], "There is no device 0 among the 0 of CUDA_VISIBLE_DEVICES='4,4'"),
-        (None, [-1], "A local accelerator id is not negative, as -1 is"),
+        ("4,5", [2], "Device 2 is out of range: CUDA_VISIBLE_DEVICES='4,5' lists 2"),
+        ("4,x,5", [1], "Device 1 is out of range: CUDA_VISIBLE_DEVICES='4,x,5' lists 1"),
+        ("", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='' lists 0"),
+        ("4,4", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='4,4' lists 0"),
+        (None, [-1], "A local accelerator id must not be negative, but is -1"),
         (None, ["x"], "A local accelerator id is the index of a device, not 'x'"),
         (None, [1.5], "A local accelerator id is the index of a device, not 1.5"),
         (None, [True], "A local accelerator id is the index of a device, not True"),
         (None, [None], "A local accelerator id is the index of a device, not None"),
-        (None, [1, 1], "A device comes twice among 1,1, which would hide every device"),
-        ("4,5", [0, 0], "A device comes twice among 4,4, which would hide every device"),
+        (None, [1, 1], "1,1 repeats a device, which would hide every device"),
+        ("4,5", [0, 0], "4,4 repeats a device, which would hide every device"),
     ],
 )
 def test_wrong_ids_change_nothing(value: str | None, ids: list[Any], message: str) -> None:
@@ -74,7 +76,7 @@ def test_wrong_ids_change_nothing(value: str | None, ids: list[Any], message: st
 STARTED = """
     import subprocess
     import accelerator as acc
-    answers = []
+    results = []
     for value in (None, "2,0", "GPU-2,GPU-7,GPU-c"):
         for ids in ([0], [1], [1, 0], []):
             environment = dict(os.environ) if value is None else {**os.environ, "CUDA_VISIBLE_DEVICES": value}
@@ -84,8 +86,8 @@ STARTED = """
                 continue
             there = [plain(d.uuid) for d in acc.visible_devices({} if value is None else {"CUDA_VISIBLE_DEVICES": value})]
             wanted = [there[i] for i in ids]
-            seen = driver(CUDA_VISIBLE_DEVICES=environment["CUDA_VISIBLE_DEVICES"])
-            answers.append((value, ids, wanted, seen, [plain(d.uuid) for d in acc.visible_devices(environment)]))
+            observed = driver(CUDA_VISIBLE_DEVICES=environment["CUDA_VISIBLE_DEVICES"])
+            results.append((value, ids, wanted, observed, [plain(d.uuid) for d in acc.visible_devices(environment)]))
     names = [acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()]
     names.append(acc.visible_devices_envs())
     quiet = "torch" not in sys.modules
@@ -93,16 +95,16 @@ STARTED = """
     names.append([acc.communication_backend_version(), torch.cuda.nccl.version()])
     os.environ["ACCELERATOR_BACKEND"] = "cpu"
     names.append([acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()])
-    print(json.dumps([answers, names, quiet]))
+    print(json.dumps([results, names, quiet]))
 """
 
 
 @on_simulated_gpus
 def test_a_process_so_started_sees_the_devices_meant() -> None:
-    answers, names, quiet = ask_simulated(STARTED, gpus=3)
-    assert len(answers) == 12
-    for value, ids, wanted, seen, told in answers:
-        assert wanted == seen == told, (value, ids)
+    results, names, quiet = ask_simulated(STARTED, gpus=3)
+    assert len(results) == 12
+    for value, ids, wanted, observed, output in results:
+        assert wanted == observed == output, (value, ids)
     assert names[:1] == ["nccl"]
     assert names[1] == names[4][0] == names[4][1]
     assert names[2:4] == [["NCCL"], ["CUDA_VISIBLE_DEVICES"]]
@@ -121,7 +123,7 @@ def test_a_torch_that_was_built_without_nccl() -> None:
     assert ask_simulated(program, gpus=1) is None
 
 
-# A torch for Intel's GPUs, as far as these questions look.
+# A torch for Intel's GPUs, as far as these queries look.
 XPU = {
     "version.py": "__version__ = '9.0+xpu'\ncuda = hip = None\nxpu = '20260000'\n",
     "__init__.py": "class xpu:\n    device_count = staticmethod(lambda: 4)\n    is_initialized = staticmethod(lambda: False)\n",
@@ -133,15 +135,16 @@ MASKS = [
     ({"ZE_AFFINITY_MASK": "2,3"}, [1], "3"),
     ({"ZE_AFFINITY_MASK": "0.1,1.1"}, [0], "0.1"),
     ({"ZE_AFFINITY_MASK": "1.0,0.1"}, [0], "0.1"),
+    ({"ZE_AFFINITY_MASK": "10,2"}, [0], "2"),
     ({"ZE_AFFINITY_MASK": "1.0,0,10.1"}, [2, 0], "10.1,0"),
     ({"ZE_AFFINITY_MASK": "0.0,0.1,1.1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, [0], "0.0,0.1"),
     ({"ZE_AFFINITY_MASK": "0.0,0.1,1.1", "ZE_FLAT_DEVICE_HIERARCHY": "COMPOSITE"}, [1], "1.1"),
     ({"ZE_AFFINITY_MASK": "", "CUDA_VISIBLE_DEVICES": "4,5"}, [], ""),
-    ({"ZE_AFFINITY_MASK": "0.1"}, [1], "ValueError: There is no device 1 among the 1 of ZE_AFFINITY_MASK='0.1'"),
+    ({"ZE_AFFINITY_MASK": "0.1"}, [1], "ValueError: Device 1 is out of range: ZE_AFFINITY_MASK='0.1' lists 1"),
     (
         {"ZE_AFFINITY_MASK": "0.1.2"},
         [0],
-        "ValueError: ZE_AFFINITY_MASK='0.1.2' is no list of devices that ids could be counted in; unset it",
+        "ValueError: ZE_AFFINITY_MASK='0.1.2' is not a list of devices; unset it",
     ),
 ]
 
@@ -160,11 +163,11 @@ def test_level_zero_s_masks_have_tiles(tmp_path: Path) -> None:
             except ValueError as error:
                 return f"ValueError: {{error}}"
 
-        told = [chosen(env, ids) for env, ids, _ in {MASKS!r}]
-        print(json.dumps([told, acc.visible_devices_envs(), acc.communication_backend_name(), acc.export_envs()]))
+        output = [chosen(env, ids) for env, ids, _ in {MASKS!r}]
+        print(json.dumps([output, acc.visible_devices_envs(), acc.communication_backend_name(), acc.export_envs()]))
     """
-    told, names, backend, prefixes = ask(program, environment, python=(sys.executable, "-S"))
-    assert told == [expected for _, _, expected in MASKS]
+    output, names, backend, prefixes = ask(program, environment, python=(sys.executable, "-S"))
+    assert output == [expected for _, _, expected in MASKS]
     assert (names, backend, prefixes) == (["ZE_AFFINITY_MASK"], "xccl", ["CCL", "ZE"])
 
 

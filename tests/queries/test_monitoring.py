@@ -28,8 +28,8 @@ FUNCTIONS = textwrap.dedent(
         return [outcome(lambda: getattr(acc, name)(device)) for name in NAMES]
 
     def telemetry(device):
-        told = acc.telemetry(device)._asdict()
-        return [told[name] for name in NAMES]
+        output = acc.telemetry(device)._asdict()
+        return [output[name] for name in NAMES]
     """
 )
 
@@ -73,8 +73,8 @@ EVERY_DEVICE = """
 
 def test_every_field_of_every_device(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    answers = monitored(EVERY_DEVICE, str(log), gpus=4, log=log)
-    before, none, quiet, moved, events, after, current, equal, texts, used, device, pid, compared = answers
+    results = monitored(EVERY_DEVICE, str(log), gpus=4, log=log)
+    before, none, quiet, moved, events, after, current, equal, texts, used, device, pid, compared = results
     assert before == [[figures(i)] * 3 for i in range(4)]
     assert none == figures(0)
     assert moved == [[figures(i)] * 3 for i in (3, 1)]
@@ -150,7 +150,7 @@ def test_memory_of_both_versions() -> None:
         assert older == 512 * MIB
         assert then == second + 512 * MIB
     failed, *_, together, _, _, _, _ = monitored(MEMORY, errors={"nvmlDeviceGetMemoryInfo*": 15})
-    cannot = "RuntimeError: The memory of device 0, Simulated GPU, cannot be read: NVML's nvmlDeviceGetMemoryInfo answered"
+    cannot = "RuntimeError: The memory of device 0, Simulated GPU, cannot be read: NVML's nvmlDeviceGetMemoryInfo returned"
     assert failed == f"{cannot} NVML_ERROR_GPU_IS_LOST, 15"
     assert together is None
 
@@ -175,7 +175,7 @@ ZEROS = """
 """
 
 
-def test_a_driver_that_answers_zeros() -> None:
+def test_a_driver_that_returns_zeros() -> None:
     used, host, total, host_total = monitored(ZEROS)
     assert abs(used - host) < GIB
     assert total == host_total
@@ -188,7 +188,7 @@ def test_processes_of_older_drivers() -> None:
     assert processes == together
     *_, processes, together = monitored(MEMORY, errors={"nvmlDeviceGetComputeRunningProcesses*": 3})
     assert processes.startswith("RuntimeError: Device 0, Simulated GPU, does not report its processes: NVML's ")
-    assert processes.endswith("answered NVML_ERROR_NOT_SUPPORTED, 3")
+    assert processes.endswith("returned NVML_ERROR_NOT_SUPPORTED, 3")
     assert together is None
     *_, processes, together = monitored(MEMORY, errors={"nvmlSystemGetProcessName": 6})
     assert processes[0][1] is None
@@ -203,9 +203,9 @@ def test_processes_of_others(tmp_path: Path) -> None:
         print(json.dumps([acc.processes(1), in_child(child), acc.list_gpu_processes(1)]))
         assert acc.list_gpu_processes(1) == acc.list_gpu_processes(acc.visible_devices()[1])
     """
-    nobody, (pid, found), text = monitored(program, gpus=2, state=tmp_path / "state")
+    nobody, (pid, actual), text = monitored(program, gpus=2, state=tmp_path / "state")
     assert nobody == []
-    assert [process[0] for process in found] == [pid]
+    assert [process[0] for process in actual] == [pid]
     assert text == "GPU:1\nno processes are running"
 
 
@@ -219,10 +219,10 @@ def test_mig_instances() -> None:
     single, together, name, device, memory, processes, pid = monitored(
         program, gpus=2, mig=[None, 3], variables={"CUDA_VISIBLE_DEVICES": "1"}
     )
-    whats = ("utilization", "memory utilization", "temperature", "power draw", "clock rate")
+    whats = ("utilization", "memory usage", "temperature", "power draw", "clock rate")
     for said, what in zip((value for i, value in enumerate(single) if i != 2), whats, strict=True):
         assert said.startswith(f"RuntimeError: Device 0, Simulated GPU, does not report its {what}: NVML's ")
-        assert said.endswith(" answered NVML_ERROR_NOT_SUPPORTED, 3")
+        assert said.endswith(" returned NVML_ERROR_NOT_SUPPORTED, 3")
     assert together == [None, None, 0, None, None, None]
     assert name == "Simulated GPU MIG 1g"
     assert device[1].startswith("MIG-")
@@ -234,20 +234,20 @@ def test_mig_instances() -> None:
 def test_every_entry_of_both_lists() -> None:
     """The machine's GPUs, each followed by its instances; what is hidden can be watched too."""
     program = """
-        listed, seen = acc.physical_devices(), acc.visible_devices()
+        listed, observed = acc.physical_devices(), acc.visible_devices()
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         hidden = [[device.visible_index for device in acc.physical_devices()], acc.unavailable_reason() is None]
         os.environ["ACCELERATOR_BACKEND"] = "cpu"
         hidden.append(len(acc.physical_devices()))
-        figures = [[telemetry(device), outcome(lambda: acc.temperature(device))] for device in (*listed, *seen)]
+        figures = [[telemetry(device), outcome(lambda: acc.temperature(device))] for device in (*listed, *observed)]
         try:
             acc.temperature(listed[0]._replace(uuid="GPU-another"))
         except RuntimeError as error:
             hidden.append(str(error))
-        print(json.dumps([listed, seen, hidden, figures]))
+        print(json.dumps([listed, observed, hidden, figures]))
     """
     variables = {"CUDA_VISIBLE_DEVICES": "2,0"}
-    listed, seen, hidden, read = monitored(program, gpus=3, mig=[None, 2, None], variables=variables)
+    listed, observed, hidden, read = monitored(program, gpus=3, mig=[None, 2, None], variables=variables)
     assert [(entry[0], entry[6], entry[7]) for entry in listed] == [
         (0, None, 1),
         (1, None, None),
@@ -257,15 +257,15 @@ def test_every_entry_of_both_lists() -> None:
     ]
     assert [entry[1][:4] for entry in listed] == ["GPU-", "GPU-", "MIG-", "MIG-", "GPU-"]
     assert [entry[5] for entry in listed] == [8 * GIB, 8 * GIB, GIB, GIB, 8 * GIB]
-    assert [entry[6] for entry in seen] == [2, 0]
+    assert [entry[6] for entry in observed] == [2, 0]
     assert hidden[:3] == [[None] * 5, False, 5]
-    assert hidden[3] == "No library that tells what a GPU is doing (NVML, amdsmi) lists Simulated GPU (GPU-another)"
-    for (told, celsius), gpu in zip(read, (0, 1, None, None, 2, 2, 0), strict=True):
+    assert hidden[3] == "No library that reads devices (NVML, amdsmi) lists Simulated GPU (GPU-another)"
+    for (output, celsius), gpu in zip(read, (0, 1, None, None, 2, 2, 0), strict=True):
         if gpu is None:
-            assert told == [None, None, 0, None, None, None]
+            assert output == [None, None, 0, None, None, None]
             assert celsius.startswith("RuntimeError: GPU 1, instance (")
         else:  # with MIG on NVML does not tell how busy a whole GPU is
-            assert (told, celsius) == ([None, None, *figures(1)[2:]] if gpu == 1 else figures(gpu), figures(gpu)[3])
+            assert (output, celsius) == ([None, None, *figures(1)[2:]] if gpu == 1 else figures(gpu), figures(gpu)[3])
 
 
 def test_wrong_devices_and_no_device() -> None:
@@ -280,7 +280,7 @@ def test_wrong_devices_and_no_device() -> None:
     wrong, none, beyond, torch = monitored(program, gpus=2)
     assert wrong == [["ValueError"] * 5 + ["TypeError"] * 3 + ["RuntimeError"]] * 9
     assert len(set(none)) == 1
-    assert none[0].startswith("RuntimeError: There is no device to read from: CUDA_VISIBLE_DEVICES is set to an empty text")
+    assert none[0].startswith("RuntimeError: There is no device to read from: CUDA_VISIBLE_DEVICES is set to an empty string")
     assert beyond == "RuntimeError"  # every index names the CPU, which reports nothing
     assert not torch
 

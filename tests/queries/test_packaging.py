@@ -21,15 +21,15 @@ from tests.support.discovery import on_simulated_gpus
 PACKAGE = ROOT / "accelerator"
 PYTHON_FILES = sorted(path.relative_to(ROOT) for path in PACKAGE.rglob("*.py"))
 
-# The second asks a child process, whose program has to be found wherever the package lies.
+# The second asks a child process, whose program has to be actual wherever the package lies.
 ASK = textwrap.dedent(
     """
     import importlib, json, os, sys
     acc = importlib.import_module(sys.argv[1])
-    answers = [acc.device_count(), len(acc.visible_devices()), acc.is_available(strict=True), acc.telemetry(1).temperature,
+    results = [acc.device_count(), len(acc.visible_devices()), acc.is_available(strict=True), acc.telemetry(1).temperature,
                acc.FloatTensor([1.0]).device.type, acc.checkpointing.is_configured(), acc.simulation.is_simulated(),
                acc.__name__, "accelerator" in sys.modules]
-    print(json.dumps(answers))
+    print(json.dumps(results))
     """
 )
 
@@ -51,8 +51,8 @@ def test_vendored(tmp_path: Path) -> None:
     (target / "__init__.py").touch()
     # What a child process must not run: the parents of the vendored package.
     (target.parent / "__init__.py").write_text("import sys\nassert not sys.flags.isolated, 'imported in the child'\n")
-    told = asked(tmp_path / "project", "mylib._vendor.accelerator")
-    assert told == [2, 2, True, 31, "cuda", False, True, "mylib._vendor.accelerator", False]
+    output = asked(tmp_path / "project", "mylib._vendor.accelerator")
+    assert output == [2, 2, True, 31, "cuda", False, True, "mylib._vendor.accelerator", False]
     environment = simulated_environment(gpus=2)
     environment["PYTHONPATH"] = f"{tmp_path / 'project'}:{environment['PYTHONPATH']}"
     program = """
@@ -115,7 +115,7 @@ def test_a_path_of_one_s_own(tmp_path: Path) -> None:
         sys.executable,
         "-S",
         "-c",
-        program + "import accelerator; from accelerator._machine import probe; print(len(probe.ask({}).devices))",
+        program + "import accelerator; from accelerator._machine import probe; print(len(probe.run({}).devices))",
     ]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.strip() == "2", done.stderr
@@ -127,14 +127,14 @@ def test_static_analysis_finds_every_room(tmp_path: Path) -> None:
     script.write_text("import accelerator\n")
     finder = ModuleFinder(path=[str(ROOT), *sys.path], excludes=["torch", "numpy", "pynvml", "deepspeed", "pytest", "_pytest"])
     finder.run_script(str(script))
-    found = {name for name in finder.modules if name.partition(".")[0] == "accelerator"}
+    actual = {name for name in finder.modules if name.partition(".")[0] == "accelerator"}
     shipped = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in PYTHON_FILES}
     # What only the command line and pytest run is no part of a program that imports the package.
     own = {
         name for name in shipped if name.startswith("accelerator._command") or name.endswith((".__main__", ".pytest_plugin"))
     }
     own |= {"accelerator.simulation._run"}
-    assert {name for name in shipped - found - own if not name.startswith("accelerator.simulation._")} == set()
+    assert {name for name in shipped - actual - own if not name.startswith("accelerator.simulation._")} == set()
 
 
 REJECTED = """

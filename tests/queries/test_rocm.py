@@ -15,9 +15,12 @@ import pytest
 from tests.support import plain_environment
 from tests.support.discovery import ask
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux" or not (shutil.which("cc") or shutil.which("gcc")), reason="needs a C compiler on Linux"
-)
+pytestmark = [
+    pytest.mark.torch_free,
+    pytest.mark.skipif(
+        sys.platform != "linux" or not (shutil.which("cc") or shutil.which("gcc")), reason="needs a C compiler on Linux"
+    ),
+]
 
 TORCH = "__version__ = '9.0+rocm7.0'\ncuda = None\nhip = '7.0.1'\n"
 
@@ -91,8 +94,8 @@ def amdsmi_get_clock_info(handle, kind):
 
 def amdsmi_get_gpu_process_list(handle):
     i = _of(handle, "processes")
-    found = [{"name": "N/A", "pid": 7, "mem": 1, "memory_usage": {"vram_mem": 5}}]
-    return found if i == 0 else []
+    actual = [{"name": "N/A", "pid": 7, "mem": 1, "memory_usage": {"vram_mem": 5}}]
+    return actual if i == 0 else []
 """
 
 # Two devices, unless a variable hides all; starting it is on record, as is what a context costs.
@@ -148,7 +151,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def asked(code: str, stand_ins: Path, *, amdsmi: bool = True, **variables: str) -> Any:
+def run_on_rocm(code: str, stand_ins: Path, *, amdsmi: bool = True, **variables: str) -> Any:
     environment = plain_environment(**variables)
     folders = [environment["PYTHONPATH"].split(os.pathsep)[0], str(stand_ins), *([str(stand_ins / "amd")] if amdsmi else [])]
     environment["PYTHONPATH"] = os.pathsep.join(folders)
@@ -202,11 +205,11 @@ def test_visible_devices_through_amdsmi(stand_ins: Path) -> None:
             followed.append([seen(), acc.device_count(), acc.is_available(), acc.unavailable_reason()])
         print(json.dumps([given, followed, "torch" in sys.modules]))
     """
-    given, followed, torch = asked(program, stand_ins)
+    given, followed, torch = run_on_rocm(program, stand_ins)
     expected = [devices for _, devices in VISIBLE]
     assert given == expected
-    for (case, devices), (seen, count, available, reason) in zip(VISIBLE, followed, strict=True):
-        assert (seen, count, available) == (devices, len(devices), bool(devices)), case
+    for (case, devices), (observed, count, available, reason) in zip(VISIBLE, followed, strict=True):
+        assert (observed, count, available) == (devices, len(devices), bool(devices)), case
         assert (reason is None) is available
         assert reason is None or reason.partition("=")[0] in case
     assert not torch
@@ -217,32 +220,32 @@ def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
         names = ["utilization", "memory_usage", "device_memory_used", "temperature", "power_draw", "clock_rate"]
         def look(i):
             return [outcome(lambda: getattr(acc, name)(i)) for name in names]
-        told = [look(0), look("cuda:1"), look(2), acc.telemetry(0), acc.telemetry(2), acc.list_gpu_processes(2)]
+        output = [look(0), look("cuda:1"), look(2), acc.telemetry(0), acc.telemetry(2), acc.list_gpu_processes(2)]
         os.environ["HIP_VISIBLE_DEVICES"] = "2"
-        told += [look(0), in_child(lambda: [look(0), acc.device_count()])]
-        told += [acc.visible_devices()[0], acc.get_device_name(), acc.driver_version(), acc.visible_devices_envs()]
-        told += [acc.set_visible_devices_envs({"CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
-        told += [acc.set_visible_devices_envs({"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
-        from accelerator._command import picture, report
-        told.append(picture.draw(report.collect()))
-        print(json.dumps(told))
+        output += [look(0), in_child(lambda: [look(0), acc.device_count()])]
+        output += [acc.visible_devices()[0], acc.get_device_name(), acc.driver_version(), acc.visible_devices_envs()]
+        output += [acc.set_visible_devices_envs({"CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
+        output += [acc.set_visible_devices_envs({"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
+        from accelerator._command import report, report_text
+        output.append(report_text.format_report(report.collect()))
+        print(json.dumps(output))
     """
-    told = asked(program, stand_ins, STAND_IN_LOG=str(tmp_path / "log"))
-    missing = "Device {}, AMD Instinct {}, does not report its {}: amdsmi answers 'N/A'"
+    output = run_on_rocm(program, stand_ins, STAND_IN_LOG=str(tmp_path / "log"))
+    missing = "Device {}, AMD Instinct {}, does not report its {}: amdsmi returned 'N/A'"
     # HIP's device 0 is amdsmi's 2. Power is in milliwatts here, as everywhere.
-    assert told[0] == [12, 22, 20 << 20, 42, missing.format(0, 2, "power draw"), 1502]
-    assert told[1] == [11, missing.format(1, 1, "memory utilization"), 10 << 20, 41, 301000, 1501]
-    assert told[2] == told[6] == told[7][0] == [10, 20, 0, 40, 300000, 1500]
-    assert told[3] == [12, 22, 20 << 20, 42, None, 1502, [], *[None] * 4]
-    assert told[4] == [10, 20, 0, 40, 300000, 1500, [[7, None, 5]], *[None] * 4]
-    assert told[5].startswith("GPU:2\nprocess          7 uses ")
-    assert told[7][1] == 1
-    assert told[8] == [0, "GPU-0a00000000000000", "AMD Instinct 0", "00000000:C0:00.0", None, 2**30, 0, None]
-    assert told[9:12] == ["AMD Instinct 0", None, ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]]
-    assert told[12] == {"CUDA_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "5"}
-    assert told[13] == {"CUDA_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "7"}
-    assert "torch 9.0+rocm7.0 built for ROCm 7.0.1" in told[14]
-    assert "HIP_VISIBLE_DEVICES='2': read by amdsmi and the environment" in told[14]
+    assert output[0] == [12, 22, 20 << 20, 42, missing.format(0, 2, "power draw"), 1502]
+    assert output[1] == [11, missing.format(1, 1, "memory usage"), 10 << 20, 41, 301000, 1501]
+    assert output[2] == output[6] == output[7][0] == [10, 20, 0, 40, 300000, 1500]
+    assert output[3] == [12, 22, 20 << 20, 42, None, 1502, [], *[None] * 4]
+    assert output[4] == [10, 20, 0, 40, 300000, 1500, [[7, None, 5]], *[None] * 4]
+    assert output[5].startswith("GPU:2\nprocess          7 uses ")
+    assert output[7][1] == 1
+    assert output[8] == [0, "GPU-0a00000000000000", "AMD Instinct 0", "00000000:C0:00.0", None, 2**30, 0, None]
+    assert output[9:12] == ["AMD Instinct 0", None, ["HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"]]
+    assert output[12] == {"CUDA_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "5"}
+    assert output[13] == {"CUDA_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "7"}
+    assert "torch 9.0+rocm7.0 built for ROCm 7.0.1" in output[14]
+    assert "HIP_VISIBLE_DEVICES='2': read by amdsmi and the environment" in output[14]
     # Nothing started the ROCm runtime, here or in a child.
     assert not (tmp_path / "log").exists()
 
@@ -253,18 +256,18 @@ def test_memory_through_amdsmi(stand_ins: Path) -> None:
             return [outcome(lambda: f(i)) for f in (acc.get_memory_info, acc.total_memory, acc.available_memory)]
         print(json.dumps([look(0), look(2), "torch" in sys.modules]))
     """
-    first, last, torch = asked(program, stand_ins)
+    first, last, torch = run_on_rocm(program, stand_ins)
     assert first == [[3052 << 20, 3072 << 20], 3072 << 20, 3052 << 20]
     assert last == [[1024 << 20, 1024 << 20], 1024 << 20, 1024 << 20]
     assert not torch
     # That it does not tell is no reason to take the host's.
-    failed, _, _ = asked(program.replace("look(2)", "look(1)"), stand_ins, amdsmi=False)
-    assert failed[0].startswith("The memory of device 0, Stand-in 0, cannot be told: it is known to the driver only")
+    failed, _, _ = run_on_rocm(program.replace("look(2)", "look(1)"), stand_ins, amdsmi=False)
+    assert failed[0].startswith("The memory of device 0, Stand-in 0, is unknown: only the driver knows it")
     assert failed[1:] == [2**30, failed[0]]
 
 
-@pytest.mark.parametrize("kinds", ["AmdSmiLinkType", "AmdSmiIoLinkType", None])
-def test_links_nodes_and_fans_through_amdsmi(kinds: str | None, stand_ins: Path) -> None:
+@pytest.mark.parametrize("types", ["AmdSmiLinkType", "AmdSmiIoLinkType", None])
+def test_links_nodes_and_fans_through_amdsmi(types: str | None, stand_ins: Path) -> None:
     program = f"""
         import amdsmi
 
@@ -272,8 +275,8 @@ def test_links_nodes_and_fans_through_amdsmi(kinds: str | None, stand_ins: Path)
             ends = {{amdsmi._of(handle, "link"), amdsmi._of(peer, "link")}}
             return {{"hops": 1, "type": 2 if ends == {{0, 2}} else 1}}
 
-        if {kinds!r}:
-            setattr(amdsmi, {kinds!r}, type("Kinds", (), {{"AMDSMI_LINK_TYPE_XGMI": 2, "AMDSMI_LINK_TYPE_PCIE": 1}}))
+        if {types!r}:
+            setattr(amdsmi, {types!r}, type("Kinds", (), {{"AMDSMI_LINK_TYPE_XGMI": 2, "AMDSMI_LINK_TYPE_PCIE": 1}}))
         amdsmi.amdsmi_topo_get_link_type = link
         amdsmi.amdsmi_topo_get_numa_node_number = lambda handle: amdsmi._of(handle, "node") - 1
         amdsmi.amdsmi_get_gpu_fan_speed_max = lambda handle, sensor: 255 if amdsmi._of(handle, "fan") else 0
@@ -283,7 +286,7 @@ def test_links_nodes_and_fans_through_amdsmi(kinds: str | None, stand_ins: Path)
         amdsmi._broken.append("link")
         print(json.dumps([linked, nodes, fans, acc.is_nvlink_connected(0, 2)]))
     """
-    linked, nodes, fans, unsupported = asked(program, stand_ins)
+    linked, nodes, fans, unsupported = run_on_rocm(program, stand_ins)
     # HIP's device 0 is amdsmi's 2.
     assert linked == [False, True, False, True]
     assert nodes == [1, 0, None]
@@ -294,25 +297,25 @@ def test_links_nodes_and_fans_through_amdsmi(kinds: str | None, stand_ins: Path)
 @pytest.mark.parametrize("broken", ["missing", "import", "init", "list"])
 def test_the_child_where_amdsmi_does_not_work(broken: str, stand_ins: Path, tmp_path: Path) -> None:
     program = """
-        told = []
+        output = []
         for value in (None, "1", None, "1", "-1"):
             put({"HIP_VISIBLE_DEVICES": value})
-            told.append([acc.device_count(), [device[:6] for device in acc.visible_devices()], acc.unavailable_reason()])
+            output.append([acc.device_count(), [device[:6] for device in acc.visible_devices()], acc.unavailable_reason()])
         put({"HIP_VISIBLE_DEVICES": None})
-        told.append(outcome(lambda: acc.temperature(1)))
-        print(json.dumps([told, os.getpid()]))
+        output.append(outcome(lambda: acc.temperature(1)))
+        print(json.dumps([output, os.getpid()]))
     """
     log = tmp_path / "log"
-    told, pid = asked(program, stand_ins, amdsmi=broken != "missing", STAND_IN_BROKEN=broken, STAND_IN_LOG=str(log))
+    output, pid = run_on_rocm(program, stand_ins, amdsmi=broken != "missing", STAND_IN_BROKEN=broken, STAND_IN_LOG=str(log))
     both = [
         [0, "GPU-0b00000000000000", "Stand-in 0", "00000000:00:00.0", None, 2**30],
         [1, "GPU-1b00000000000000", "Stand-in 1", "00000000:01:00.0", None, 2 * 2**30],
     ]
-    assert told[0] == told[2] == [2, both, None]
-    assert told[1] == told[3] == [1, both[:1], None]
-    assert told[4][:2] == [0, []]
-    assert told[4][2].startswith("HIP_VISIBLE_DEVICES='-1' hides every GPU; amdsmi ")
-    assert told[5].startswith("The temperature of device 1, Stand-in 1, cannot be read: it is known to the driver only")
+    assert output[0] == output[2] == [2, both, None]
+    assert output[1] == output[3] == [1, both[:1], None]
+    assert output[4][:2] == [0, []]
+    assert output[4][2].startswith("HIP_VISIBLE_DEVICES='-1' hides every GPU; amdsmi ")
+    assert output[5].startswith("The temperature of device 1, Stand-in 1, cannot be read: only the driver knows it")
     pids = [line.split()[0] for line in log.read_text().splitlines()]
     assert len(pids) == 3
     assert str(pid) not in pids
@@ -320,25 +323,24 @@ def test_the_child_where_amdsmi_does_not_work(broken: str, stand_ins: Path, tmp_
 
 def test_neither_amdsmi_nor_runtime(stand_ins: Path) -> None:
     program = "print(json.dumps([acc.device_count(), acc.unavailable_reason(), acc.is_available()]))"
-    count, reason, available = asked(program, stand_ins, amdsmi=False, STAND_IN_NO_HIP="1")
+    count, reason, available = run_on_rocm(program, stand_ins, amdsmi=False, STAND_IN_NO_HIP="1")
     assert (count, available) == (0, False)
-    assert reason.startswith("the ROCm runtime failed: hipInit answered hipErrorInvalidDevice (101); amdsmi does not work (")
+    assert reason.startswith("the ROCm runtime failed: hipInit returned hipErrorInvalidDevice (101); amdsmi does not work (")
 
 
 def test_strictly(stand_ins: Path) -> None:
     program = """
-        told = [acc.is_available(), acc.is_available(strict=True), acc.unavailable_reason(strict=True)]
+        output = [acc.is_available(), acc.is_available(strict=True), acc.unavailable_reason(strict=True)]
         os.environ["STAND_IN_BUSY"] = "1"
         acc.refresh()
-        print(json.dumps([*told, acc.is_available(strict=True), acc.unavailable_reason(strict=True)]))
+        print(json.dumps([*output, acc.is_available(strict=True), acc.unavailable_reason(strict=True)]))
     """
-    first, strict, reason, busy, why = asked(program, stand_ins, amdsmi=False)
+    first, strict, reason, busy, why = run_on_rocm(program, stand_ins, amdsmi=False)
     assert (first, strict, reason, busy) == (True, True, None, False)
     assert why == (
-        "cuda:1 (Stand-in 1) is busy, its memory is full or another process has it to itself: "
-        "hipFree answered hipErrorOutOfMemory (2)"
+        "cuda:1 (Stand-in 1) is busy: full, or another process uses it exclusively: hipFree returned hipErrorOutOfMemory (2)"
     )
     # amdsmi lists GPUs of which this runtime knows nothing.
-    first, strict, reason, *_ = asked(program, stand_ins)
+    first, strict, reason, *_ = run_on_rocm(program, stand_ins)
     assert (first, strict) == (True, False)
-    assert reason == "AMD Instinct 2 (GPU-2a00000000000000) cannot be used: it is listed, and the driver does not know it"
+    assert reason == "AMD Instinct 2 (GPU-2a00000000000000) cannot be used: it is listed, but the driver does not know it"

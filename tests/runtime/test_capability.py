@@ -1,6 +1,4 @@
-"""Answers that depend on the compute capability, on one machine with several kinds of GPU; and that none of these functions
-initializes anything.
-"""
+"""Results that depend on the compute capability, on one machine with several GPU models, and what initializes nothing."""
 
 from __future__ import annotations
 
@@ -16,13 +14,16 @@ from accelerator._machine import torch_build
 from tests.support import run, simulated_environment
 
 build = torch_build.read()
-pytestmark = pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch")
+pytestmark = [
+    pytest.mark.xdist_group("machines"),
+    pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch"),
+]
 
 # In processes forked for them from one that has imported torch, which all of a group share.
 on_one_gpu = pytest.mark.simulated_machine(gpus=1)
 
 
-def test_answers_are_those_of_the_current_device(tmp_path: Path) -> None:
+def test_results_are_those_of_the_current_device(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("")
     environment = simulated_environment(
@@ -31,12 +32,12 @@ def test_answers_are_those_of_the_current_device(tmp_path: Path) -> None:
     code = """
 import os, torch, warnings
 import accelerator as acc
-from accelerator import compiling
-compiling._has_triton = lambda: True
+from accelerator._machine import triton
+triton.is_usable = lambda: True
 torch._grouped_mm = print
 warnings.simplefilter("ignore")
 
-def answers():
+def results():
     return [
         acc.is_fp16_supported(), acc.is_bf16_supported(False), acc.is_bf16_supported(), acc.is_tf32_supported(),
         acc.is_triton_supported(), acc.prefer_triton_grouped_mm(),
@@ -44,7 +45,7 @@ def answers():
 
 f, t = False, True
 expected = {0: [f, f, t, f, f, f], 1: [t, f, t, f, f, t], 2: [t, t, t, t, t, t], 3: [t, t, t, t, t, f]}
-assert answers() == expected[0], answers()
+assert results() == expected[0], results()
 os.environ["DS_ALLOW_DEPRECATED_FP16"] = "1"
 assert acc.is_fp16_supported() is True
 assert acc.supported_dtypes() == [torch.float32, torch.float16, torch.bfloat16]
@@ -61,7 +62,7 @@ assert acc.is_fork_safe() and "cuInit" not in log and "cudart" not in log, log
 
 for device, expected_here in expected.items():
     torch.cuda.set_device(device)
-    assert answers() == expected_here, (device, answers())
+    assert results() == expected_here, (device, results())
     assert acc.is_bf16_supported() is torch.cuda.is_bf16_supported(), device
     assert acc.is_bf16_supported(False) is torch.cuda.is_bf16_supported(False), device
 """
@@ -127,7 +128,7 @@ def test_what_needs_the_accelerator_initializes_it_through_torch(call: Callable[
 
 
 def test_an_environment_that_changes_too_late_changes_nothing() -> None:
-    """Once the accelerator is up functions go on acting on it, and on all of its devices."""
+    """After initialization functions go on acting on the accelerator, and on all of its devices."""
     code = """
 import os, torch
 import accelerator as acc

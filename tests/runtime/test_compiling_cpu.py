@@ -1,15 +1,15 @@
-"""Triton where the CPU stands in."""
+"""Triton under the CPU fallback."""
 
 from __future__ import annotations
 
 import pytest
 
 import accelerator as acc
-from accelerator import compiling
+from accelerator._machine import triton
 
 
 def test_triton_is_for_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_triton in (True, False):
-        monkeypatch.setattr(compiling, "_has_triton", lambda has=has_triton: has)
+        monkeypatch.setattr(triton, "is_usable", lambda has=has_triton: has)
         assert acc.is_triton_supported() is False
         assert acc.prefer_triton_grouped_mm() is False

@@ -8,16 +8,18 @@ import pytest
 import torch
 
 import accelerator as acc
-from accelerator import compiling
+from accelerator._machine import triton
 
 
-def test_triton_is_not_supported_where_its_kernels_are_refused() -> None:
+def test_triton_is_not_supported_if_its_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATOR_SIM_TRITON", "0")
     assert not acc.is_triton_supported()
     assert not acc.prefer_triton_grouped_mm()
 
 
-def test_triton_is_supported_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATOR_SIM_COMPUTE", "0")
+@pytest.mark.parametrize("compute", ["0", "1"])
+def test_triton_is_supported_if_it_is_installed(compute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATOR_SIM_COMPUTE", compute)
     assert acc.is_triton_supported() is (importlib.util.find_spec("triton") is not None)
 
 
@@ -26,7 +28,7 @@ def test_triton_is_supported_where_it_is_installed(monkeypatch: pytest.MonkeyPat
 def test_grouped_multiplication_is_torchs_on_hopper(
     has_triton: bool, has_grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiling, "_has_triton", lambda: has_triton)
+    monkeypatch.setattr(triton, "is_usable", lambda: has_triton)
     monkeypatch.setattr(torch, "_grouped_mm", print, raising=False)
     if not has_grouped:
         monkeypatch.delattr(torch, "_grouped_mm")

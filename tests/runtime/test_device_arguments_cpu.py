@@ -1,47 +1,39 @@
-"""Every function that takes a device, when the CPU stands in: it takes what names the CPU and refuses everything else."""
+"""Every function that takes a device, under the CPU fallback: it takes what names the CPU and refuses everything else."""
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
 
-import pytest
 import torch
 
-from tests.support.device_arguments import DIGITS_ARE_FINE, FUNCTIONS, HUGE, NEGATIVE, NEGATIVE_IS_FINE, WRONG, Index
-
-pytestmark = pytest.mark.parametrize("name", FUNCTIONS)
+from tests.runtime.device_arguments import DIGITS_ARE_FINE, FUNCTIONS, HUGE, NEGATIVE, NEGATIVE_IS_FINE, WRONG, Index, raised
 
 
-# The ranks of a program share the CPU, each with an index of its own, and no index is too much for it.
-@pytest.mark.parametrize(
-    "device", [None, 0, 1, 3, *HUGE, "cpu", "cpu:0", "cpu:1", torch.device("cpu"), torch.device("cpu", 0), Index(0), Index(2)],
-    ids=repr,
-)  # fmt: skip
-def test_the_cpu(name: str, device: Any) -> None:
-    FUNCTIONS[name](device)
-
-
-@pytest.mark.parametrize(("device", "error"), WRONG, ids=[repr(device) for device, _ in WRONG])
-def test_no_device(name: str, device: Any, error: type[Exception]) -> None:
-    if device == "0" and name in DIGITS_ARE_FINE:
-        assert FUNCTIONS[name](device) == FUNCTIONS[name](0)
-        return
-    with pytest.raises(error) as caught:
-        FUNCTIONS[name](device)
-    assert type(caught.value) is error
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:7", torch.device("cuda", 0)], ids=repr)
-def test_another_accelerator(name: str, device: Any) -> None:
-    with pytest.raises(ValueError, match="cuda doesn't match the current accelerator cpu"):
+def test_the_cpu() -> None:
+    # The ranks of a program share the CPU, each with an index of its own, so every index names the CPU.
+    devices = [None, 0, 1, 3, *HUGE, "cpu", "cpu:0", "cpu:1", torch.device("cpu"), torch.device("cpu", 0), Index(0), Index(2)]
+    for name, device in itertools.product(FUNCTIONS, devices):
         FUNCTIONS[name](device)
 
 
-@pytest.mark.parametrize("device", NEGATIVE)
-def test_negative(name: str, device: int) -> None:
-    if name in NEGATIVE_IS_FINE:
-        FUNCTIONS[name](device)
-    else:
-        with pytest.raises(ValueError, match=f"Device index {device} is out of range"):
+def test_wrong_arguments() -> None:
+    for name, (device, error) in itertools.product(FUNCTIONS, WRONG):
+        if device == "0" and name in DIGITS_ARE_FINE:
+            assert FUNCTIONS[name](device) == FUNCTIONS[name](0)
+        else:
+            assert raised(name, device)[0] is error, (name, device)
+
+
+def test_another_accelerator() -> None:
+    for name, device in itertools.product(FUNCTIONS, ["cuda", "cuda:0", "cuda:7", torch.device("cuda", 0)]):
+        assert raised(name, device) == (ValueError, "cuda doesn't match the current accelerator cpu."), (name, device)
+
+
+def test_negative() -> None:
+    for name, device in itertools.product(FUNCTIONS, NEGATIVE):
+        if name in NEGATIVE_IS_FINE:
             FUNCTIONS[name](device)
+        else:
+            error, message = raised(name, device)
+            assert error is ValueError, (name, device)
+            assert message.startswith(f"Device index {device} is out of range"), (name, device)

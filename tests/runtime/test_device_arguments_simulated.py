@@ -1,16 +1,15 @@
-"""Every function that takes a device, on two initialized devices: what it takes, what it refuses, and that refusing changes
-nothing.
-"""
+"""Every function that takes a device, on two initialized devices: valid and wrong arguments. Wrong ones change nothing."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
 import accelerator as acc
-from tests.support.device_arguments import (
+from tests.runtime.device_arguments import (
     DIGITS_ARE_FINE,
     FUNCTIONS,
     HUGE,
@@ -19,9 +18,8 @@ from tests.support.device_arguments import (
     NEGATIVE_IS_FINE,
     WRONG,
     Index,
+    raised,
 )
-
-pytestmark = pytest.mark.parametrize("name", FUNCTIONS)
 
 
 def state() -> tuple[Any, ...]:
@@ -31,68 +29,70 @@ def state() -> tuple[Any, ...]:
 
 
 @pytest.fixture(autouse=True)
-def _not_the_defaults() -> None:
+def _not_the_defaults() -> Iterator[None]:
+    """Make device 1 and streams of our own current; no call of a test may change that."""
     acc.init()
     for index in range(2):
         torch.cuda.set_stream(torch.cuda.Stream(index))
     torch.cuda.set_device(1)
-
-
-@pytest.mark.parametrize(("device", "error"), WRONG, ids=[repr(device) for device, _ in WRONG])
-def test_no_device(name: str, device: Any, error: type[Exception]) -> None:
-    if device == "0" and name in DIGITS_ARE_FINE:
-        assert FUNCTIONS[name](device) == FUNCTIONS[name](0)
-        return
     before = state()
-    with pytest.raises(error) as caught:
-        FUNCTIONS[name](device)
-    assert type(caught.value) is error
-    assert "\n" not in str(caught.value)
+    yield
     assert state() == before
 
 
-@pytest.mark.parametrize("device", ["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)], ids=repr)
-def test_the_cpu_is_another_type(name: str, device: Any) -> None:
+def calls(devices: Iterable[Any], names: Iterable[str] = FUNCTIONS) -> Iterator[tuple[str, Any]]:
+    """Yield each function with each device, and check after each call that it changed nothing."""
     before = state()
-    with pytest.raises(ValueError, match="cpu doesn't match the current accelerator cuda"):
-        FUNCTIONS[name](device)
-    assert state() == before
+    for name in names:
+        for device in devices:
+            yield name, device
+            assert state() == before, (name, device)
 
 
-@pytest.mark.parametrize("device", [2, *HUGE, "cuda:2", "cuda:99", torch.device("cuda", 2), Index(2)], ids=repr)
-def test_out_of_range(name: str, device: Any) -> None:
-    before = state()
-    with pytest.raises(ValueError, match=r"is out of range: 2 cuda devices are visible"):
-        FUNCTIONS[name](device)
-    assert state() == before
+def test_wrong_arguments() -> None:
+    for name, (device, error) in calls(WRONG):
+        if device == "0" and name in DIGITS_ARE_FINE:
+            assert FUNCTIONS[name](device) == FUNCTIONS[name](0)
+        else:
+            assert raised(name, device)[0] is error, (name, device)
 
 
-@pytest.mark.parametrize("device", NEGATIVE)
-def test_negative(name: str, device: int) -> None:
-    before = state()
-    if name in NEGATIVE_IS_FINE:
-        FUNCTIONS[name](device)
-    else:
-        with pytest.raises(ValueError, match=f"Device index {device} is out of range"):
+def test_the_cpu_is_another_type() -> None:
+    for name, device in calls(["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)]):
+        error, message = raised(name, device)
+        assert error is ValueError, (name, device)
+        assert message == "cpu doesn't match the current accelerator cuda.", (name, device)
+
+
+def test_out_of_range() -> None:
+    for name, device in calls([2, *HUGE, "cuda:2", "cuda:99", torch.device("cuda", 2), Index(2)]):
+        error, message = raised(name, device)
+        assert error is ValueError, (name, device)
+        assert message.endswith("is out of range: 2 cuda devices are visible"), (name, device)
+
+
+def test_negative() -> None:
+    for name, device in calls(NEGATIVE):
+        if name in NEGATIVE_IS_FINE:
             FUNCTIONS[name](device)
-    assert state() == before
+        else:
+            error, message = raised(name, device)
+            assert error is ValueError, (name, device)
+            assert message.startswith(f"Device index {device} is out of range"), (name, device)
 
 
-@pytest.mark.parametrize("device", [None, "cuda", torch.device("cuda")], ids=repr)
-def test_without_index(name: str, device: Any) -> None:
-    before = state()
-    if name in INDEX_IS_REQUIRED:
-        with pytest.raises(ValueError, match="Expected a device with an index"):
+def test_without_index() -> None:
+    for name, device in calls([None, "cuda", torch.device("cuda")]):
+        if name in INDEX_IS_REQUIRED:
+            error, message = raised(name, device)
+            assert error is ValueError, (name, device)
+            assert message.startswith("Expected a device with an index"), (name, device)
+        else:
             FUNCTIONS[name](device)
-    else:
-        FUNCTIONS[name](device)
-    assert state() == before
 
 
-@pytest.mark.parametrize("device", [1, "cuda:1", torch.device("cuda", 1), Index(1)], ids=repr)
-def test_all_ways_to_name_a_device_are_one(name: str, device: Any) -> None:
-    if name in ("get_device_properties", "device_index", "available_memory", "memory_stats", "memory_stats_as_nested_dict"):
-        FUNCTIONS[name](device)
-    else:
-        assert FUNCTIONS[name](device) == FUNCTIONS[name](1)
-    assert torch.cuda.current_device() == 1
+def test_a_device_can_be_named_in_several_ways() -> None:
+    changing = ("get_device_properties", "device_index", "available_memory", "memory_stats", "memory_stats_as_nested_dict")
+    for name, device in calls([1, "cuda:1", torch.device("cuda", 1), Index(1)]):
+        result = FUNCTIONS[name](device)
+        assert name in changing or result == FUNCTIONS[name](1), (name, device)

@@ -1,4 +1,4 @@
-"""Devices and their properties when the CPU stands in."""
+"""Devices and their properties under the CPU fallback."""
 
 from __future__ import annotations
 

@@ -87,16 +87,16 @@ def test_context_and_exceptions() -> None:
 def test_threads_have_current_devices_of_their_own() -> None:
     barrier = threading.Barrier(4)
 
-    def work(number: int) -> list[int]:
-        seen = []
+    def work(offset: int) -> list[int]:
+        results = []
         for turn in range(50):
-            with acc.device_index((number + turn) % 2):
+            with acc.device_index((offset + turn) % 2):
                 barrier.wait(30)
-                seen.append(torch.cuda.current_device() == (number + turn) % 2)
-        return seen
+                results.append(torch.cuda.current_device() == (offset + turn) % 2)
+        return results
 
     with ThreadPoolExecutor(4) as pool:
-        assert all(all(seen) for seen in pool.map(work, range(4)))
+        assert all(all(results) for results in pool.map(work, range(4)))
     assert torch.cuda.current_device() == 0
 
 

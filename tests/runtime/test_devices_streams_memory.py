@@ -1,4 +1,4 @@
-"""What the rooms of devices, streams and memory do before initialization, at it and after a fork: each in its own process."""
+"""What the modules of devices, streams and memory do before initialization, at it and after a fork: each in its own process."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import torch
 
 import accelerator as acc
 from accelerator._machine import torch_build
-from accelerator._torch import runtime
-from tests.support import in_child, plain_environment, run, simulated_environment
-from tests.support.device_arguments import (
+from accelerator._torch import state
+from tests.runtime.device_arguments import (
     DIGITS_ARE_FINE,
     FUNCTIONS,
     HUGE,
@@ -25,7 +24,10 @@ from tests.support.device_arguments import (
     WRONG,
     Index,
 )
+from tests.support import in_child, plain_environment, run, simulated_environment
 from tests.support.simulation_driver import is_driver_up
+
+pytestmark = pytest.mark.xdist_group("machines")
 
 build = torch_build.read()
 needs_simulation = pytest.mark.skipif(
@@ -323,23 +325,31 @@ def test_a_device_of_another_type_shows_no_inner_error() -> None:
 
 
 @uninitialized
-def test_only_the_look_changes_what_was_found() -> None:
-    assert runtime.look() == ("cuda", None, False)
-    assert runtime.look("cuda:1").given == 1
+def test_the_state_follows_the_environment_until_the_accelerator_is_initialized() -> None:
+    before = state.current("cuda:1")
+    assert before == ("cuda", 1, False)
     os.environ["ACCELERATOR_BACKEND"] = "cpu"
-    assert runtime.kind == "cuda"
-    assert not runtime.up
-    assert acc.is_available() is False
-    assert acc.device_count() == 0
-    assert acc.current_accelerator() is None
-    assert runtime.kind == "cuda"  # the questions have not
-    assert acc.device() == torch.device("cpu")
-    assert runtime.kind == "cpu"
-    assert runtime.look(5) == ("cpu", 0, False)
+    assert state.current(5) == ("cpu", 0, False)
+    assert before == ("cuda", 1, False)
+    assert not state.initialized
     del os.environ["ACCELERATOR_BACKEND"]
     torch.cuda.init()
-    assert acc.device() == torch.device("cuda")
-    assert runtime.look("cuda") == ("cuda", None, True)
+    assert state.current("cuda") == ("cuda", None, True)
+
+
+@uninitialized
+@pytest.mark.parametrize("variable", [("ACCELERATOR_BACKEND", "cpu"), ("CUDA_VISIBLE_DEVICES", "0")])
+def test_the_environment_changes_nothing_after_initialization(variable: tuple[str, str]) -> None:
+    acc.init()
+    os.environ.update([variable])
+    assert acc.device_count() == 2
+    assert acc.is_available()
+    assert acc.device(1) == torch.device("cuda", 1)
+    assert acc.device_name(1) == "cuda:1"
+    assert acc.get_device_index("cuda:1") == 1
+    assert acc.current_accelerator() == torch.device("cuda")
+    acc.set_device_index(1)
+    assert acc.current_device_index() == acc.get_device_index() == 1
 
 
 COMPILED = """
@@ -367,7 +377,7 @@ def test_compiled_context_is_the_first_use_on_the_cpu(device: str) -> None:
 
 
 @uninitialized
-def test_the_environment_can_make_the_cpu_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_choose_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATOR_BACKEND", "cpu")
     assert acc.device() == torch.device("cpu")
     assert acc.is_synchronized_device()
@@ -378,7 +388,7 @@ def test_the_environment_can_make_the_cpu_stand_in(monkeypatch: pytest.MonkeyPat
     assert not is_driver_up()
     refusing: list[Callable[[], object]] = [acc.cudart, acc.current_blas_handle, lambda: acc.external_stream(0)]
     for refused in refusing:
-        with pytest.raises(RuntimeError, match="the CPU stands in"):
+        with pytest.raises(RuntimeError, match="accelerator"):
             refused()
 
 

@@ -8,15 +8,15 @@ import torch
 import accelerator as acc
 
 
-def test_every_answer_is_a_bool() -> None:
-    for answer in (
+def test_every_result_is_a_bool() -> None:
+    for result in (
         acc.is_bf16_supported(),
         acc.is_bf16_supported(False),
         acc.is_fp16_supported(),
         acc.is_fp64_supported(),
         acc.is_tf32_supported(),
     ):
-        assert isinstance(answer, bool)
+        assert isinstance(result, bool)
     assert acc.is_bf16_supported()
     assert acc.is_fp64_supported()
     assert not acc.is_tf32_supported()

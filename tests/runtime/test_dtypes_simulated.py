@@ -13,7 +13,7 @@ def test_bf16_is_as_torch_cuda_says(including_emulation: bool) -> None:
     assert acc.is_bf16_supported(including_emulation) is torch.cuda.is_bf16_supported(including_emulation) is True
 
 
-def test_the_other_answers_are_bools_and_right() -> None:
+def test_the_other_results_are_bools_and_right() -> None:
     assert acc.is_fp16_supported() is True
     assert acc.is_fp64_supported() is True
     assert acc.is_tf32_supported() is True

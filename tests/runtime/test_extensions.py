@@ -1,4 +1,4 @@
-"""Op builders: registered ones, and those found in a package by name."""
+"""Op builders: registered ones, and those of a package by name."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import accelerator as acc
 from accelerator import extensions
 from tests.support import plain_environment, run
 
-KIND = "" if acc.device_count() else ".cpu"
+SUFFIX = "" if acc.device_count() else ".cpu"
 
 
 @pytest.fixture(autouse=True)
-def _anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _reset(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(extensions, "_registered", {})
     extensions._modules_of.cache_clear()
     yield
@@ -87,33 +87,33 @@ def test_the_latest_registration_counts_and_comes_before_the_package(package: Pa
 def test_wrong_registrations_are_refused() -> None:
     with pytest.raises(TypeError, match="callable"):
         acc.register_op_builder("MineBuilder", None)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="string"):
+    with pytest.raises(TypeError, match="must be a str"):
         acc.register_op_builder(list, list)  # type: ignore[arg-type]
 
 
 def test_one_module_is_imported_for_one_name(package: Path) -> None:
-    assert acc.op_builder_dir() == f"op_builder{KIND}"
-    found = acc.get_op_builder("AdamBuilder")
-    assert found.where == ("host" if KIND else "device")
-    assert _imported() == [f"op_builder{KIND}.adam"]
-    assert acc.create_op_builder("OtherBuilder").where == found.where
+    assert acc.op_builder_dir() == f"op_builder{SUFFIX}"
+    builder = acc.get_op_builder("AdamBuilder")
+    assert builder.where == ("host" if SUFFIX else "device")
+    assert _imported() == [f"op_builder{SUFFIX}.adam"]
+    assert acc.create_op_builder("OtherBuilder").where == builder.where
     assert acc.get_op_builder("HostOnlyBuilder").__name__ == "HostOnlyBuilder"
-    assert _imported() == [f"op_builder{KIND}.adam", "op_builder.cpu.host"]
+    assert _imported() == [f"op_builder{SUFFIX}.adam", "op_builder.cpu.host"]
 
 
 def test_a_builder_that_a_module_hands_on_is_found_there(package: Path) -> None:
     assert acc.get_op_builder("HandedBuilder").__module__ == "op_builder.parts"
-    assert _imported().pop() == f"op_builder{KIND}.handed"
+    assert _imported().pop() == f"op_builder{SUFFIX}.handed"
     # DeepSpeed's for the CPU has one that lies with CUDA's.
-    found = acc.get_op_builder("PagesBuilder")
-    assert found.__module__ == "op_builder.pages"
-    assert _imported()[0] == f"op_builder{KIND}.pages"
+    builder = acc.get_op_builder("PagesBuilder")
+    assert builder.__module__ == "op_builder.pages"
+    assert _imported()[0] == f"op_builder{SUFFIX}.pages"
 
 
 def test_what_ranks_on_the_cpu_communicate_by_is_theirs_alone(package: Path) -> None:
-    found = acc.get_op_builder("CommBuilder")
-    assert (found is not None) is bool(KIND)
-    assert _imported() == (["op_builder.cpu.comm"] if KIND else [])
+    builder = acc.get_op_builder("CommBuilder")
+    assert (builder is not None) is bool(SUFFIX)
+    assert _imported() == (["op_builder.cpu.comm"] if SUFFIX else [])
 
 
 def test_unknown_and_abstract_names_give_none(package: Path) -> None:
@@ -135,7 +135,7 @@ def test_anothers_package_of_that_name_is_left_alone(tmp_path: Path, monkeypatch
     monkeypatch.syspath_prepend(str(tmp_path))
     if imported:
         importlib.import_module("op_builder")
-    assert acc.op_builder_dir() == f"deepspeed.ops.op_builder{KIND}"
+    assert acc.op_builder_dir() == f"deepspeed.ops.op_builder{SUFFIX}"
     assert acc.get_op_builder("AdamBuilder") is None
 
 
@@ -143,11 +143,11 @@ def test_a_package_in_the_working_directory_is_not_imported(tmp_path: Path, monk
     _write(tmp_path / "op_builder" / "__init__.py", "__deepspeed__ = True\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
-    assert acc.op_builder_dir() == f"deepspeed.ops.op_builder{KIND}"
+    assert acc.op_builder_dir() == f"deepspeed.ops.op_builder{SUFFIX}"
     assert "op_builder" not in sys.modules
 
 
-def test_the_package_may_ask_while_it_is_being_imported(tmp_path: Path) -> None:
+def test_the_package_may_call_it_while_it_is_being_imported(tmp_path: Path) -> None:
     # DeepSpeed's does, for each of its builders.
     root = tmp_path / "deepspeed" / "ops" / "op_builder"
     _write(root.parent.parent / "__init__.py", "")
@@ -170,11 +170,11 @@ def test_build_extension_is_torchs_and_asking_for_it_is_silent() -> None:
         import contextlib, io, logging, os, torch
         import accelerator as acc
         os.environ["CUDA_HOME"] = "/"
-        ask, output = torch.cuda.is_available, io.StringIO()
+        is_available, output = torch.cuda.is_available, io.StringIO()
         logging.basicConfig(stream=output)
         with contextlib.redirect_stderr(output):
             assert acc.build_extension().__name__ == "BuildExtension"
-        assert torch.cuda.is_available is ask
+        assert torch.cuda.is_available is is_available
         assert acc.is_fork_safe()
         print(output.getvalue(), end="")
         """,
@@ -183,26 +183,26 @@ def test_build_extension_is_torchs_and_asking_for_it_is_silent() -> None:
     assert printed == ""
 
 
-def test_several_threads_may_ask_for_it_first() -> None:
+def test_several_threads_may_call_it_first() -> None:
     run(
         """
         import os, sys, threading, torch
         import accelerator as acc
-        acc.build_extension  # opens the room
+        acc.build_extension  # imports the module
         os.environ["CUDA_HOME"] = "/"
-        ask = torch.cuda.is_available
+        is_available = torch.cuda.is_available
         sys.setswitchinterval(1e-6)
-        ready, found = threading.Barrier(8), []
+        ready, builder = threading.Barrier(8), []
         def first():
             ready.wait()
-            found.append(acc.build_extension())
+            builder.append(acc.build_extension())
         threads = [threading.Thread(target=first) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(set(found)) == 1 and len(found) == 8, found
-        assert torch.cuda.is_available is ask
+        assert len(set(builder)) == 1 and len(builder) == 8, builder
+        assert torch.cuda.is_available is is_available
         assert acc.is_fork_safe()
         """,
         plain_environment(),

@@ -1,4 +1,4 @@
-"""Graphs where the CPU stands in: errors that say why, instead of replays that do nothing."""
+"""Graphs under the CPU fallback: errors that say why, instead of replays that do nothing."""
 
 from __future__ import annotations
 

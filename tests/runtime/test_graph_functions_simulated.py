@@ -76,9 +76,9 @@ def test_the_pool_of_the_graph_is_used_when_none_is_given() -> None:
     assert tuple(graph.pool()) == tuple(pool)
     assert kept.is_cuda
     other = acc.graph_pool_handle()
-    for given, used in ((other, other), (None, pool)):
+    for argument, used in ((other, other), (None, pool)):
         graph.reset()
-        with acc.capture_to_graph(graph, given):
+        with acc.capture_to_graph(graph, argument):
             kept = torch.ones(1024, device="cuda")
         assert tuple(graph.pool()) == tuple(used)
 
@@ -155,7 +155,7 @@ def refused_in(capture: Callable[[Any], AbstractContextManager[Any]], mode: Any,
     event.record()
     torch.cuda.synchronize()
 
-    def ask() -> None:
+    def query() -> None:
         try:
             event.query()
         except RuntimeError as error:
@@ -168,11 +168,11 @@ def refused_in(capture: Callable[[Any], AbstractContextManager[Any]], mode: Any,
         with capture(graph):
             torch.ones(1, device="cuda")
             if in_another_thread:
-                thread = threading.Thread(target=ask)
+                thread = threading.Thread(target=query)
                 thread.start()
                 thread.join()
             else:
-                ask()
+                query()
     except RuntimeError:
         spoiled = True
         try:

@@ -35,7 +35,7 @@ def test_lazy_call_is_at_once_now() -> None:
 
 @pytest.mark.parametrize("callback", [None, 1, "print"])
 def test_lazy_call_of_no_function(callback: Any) -> None:
-    with pytest.raises(TypeError, match="takes a function"):
+    with pytest.raises(TypeError, match="takes a callable"):
         acc.lazy_call(callback)
 
 
@@ -62,11 +62,11 @@ def test_blas_handle_is_torch_s() -> None:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
 def test_sync_debug_mode() -> None:
-    for number, word in enumerate(("default", "warn", "error")):
-        for mode in (number, word):
-            acc.set_sync_debug_mode((number + 1) % 3)
+    for value, word in enumerate(("default", "warn", "error")):
+        for mode in (value, word):
+            acc.set_sync_debug_mode((value + 1) % 3)
             acc.set_sync_debug_mode(mode)
-            assert acc.get_sync_debug_mode() == torch.cuda.get_sync_debug_mode() == number
+            assert acc.get_sync_debug_mode() == torch.cuda.get_sync_debug_mode() == value
     torch.cuda.set_sync_debug_mode("warn")
     assert acc.get_sync_debug_mode() == 1
 

@@ -1,4 +1,4 @@
-"""Memory when the CPU stands in: the device's counters are 0, and what there is is the host's."""
+"""Memory under the CPU fallback: the device's counters are 0, and what there is is the host's."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_the_host_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_there_is_no_limit() -> None:
     assert acc.set_per_process_memory_fraction(0.5) is None
     assert acc.get_per_process_memory_fraction() == 1.0
-    with pytest.raises(ValueError, match="fraction of the memory"):
+    with pytest.raises(ValueError, match="memory fraction must be"):
         acc.set_per_process_memory_fraction(1.5)
-    with pytest.raises(TypeError, match="fraction of the memory"):
+    with pytest.raises(TypeError, match="memory fraction must be"):
         acc.set_per_process_memory_fraction("1")  # type: ignore[arg-type]
 
 
@@ -52,8 +52,8 @@ def test_there_is_no_limit() -> None:
 def test_summary(abbreviated: bool) -> None:
     lines = acc.memory_summary(abbreviated=abbreviated).splitlines()
     assert {len(line) for line in lines} == {77}
-    numbers = [cell.split()[0] for line in lines if "llocat" in line for cell in line.split("|")[2:-1]]
-    assert set(numbers) - {"Cur", "Peak", "Tot"} == {"0"}
+    cells = [cell.split()[0] for line in lines if "llocat" in line for cell in line.split("|")[2:-1]]
+    assert set(cells) - {"Cur", "Peak", "Tot"} == {"0"}
     assert any("large pool" in line for line in lines) != abbreviated
 
 
@@ -71,7 +71,7 @@ def test_snapshots_are_empty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [{"enabled": "everything"}, {"context": 1}, {"stacks": 1}, {"max_entries": 0}], ids=repr)
 def test_no_way_to_record(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"is one of|is from"):
+    with pytest.raises(ValueError, match=r"must be one of|must be from"):
         acc.record_memory_history(**arguments)
 
 

@@ -1,4 +1,4 @@
-"""The rooms on an accelerator that is not CUDA's: a PrivateUse1 backend registered from Python."""
+"""The modules on an accelerator that is not CUDA's: a PrivateUse1 backend registered from Python."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ assert acc.default_generator() is Module.default_generators[0]
     )
 
 
-def test_the_other_rooms_answer_or_say_what_is_missing() -> None:
+def test_other_modules_work_or_name_what_is_missing() -> None:
     run(
         PRELUDE
         + """
@@ -139,6 +139,132 @@ def program(tensor):
 
 assert torch.compile(program, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [3, 3]
 assert entered == ["in", "out"], entered
+""",
+        plain_environment(),
+    )
+
+
+def test_without_generators_the_functions_of_its_module_are_used() -> None:
+    run(
+        PRELUDE
+        + """
+class Module2(Module):
+    states = {0: torch.tensor([1], dtype=torch.uint8)}
+    seeds = []
+    def get_rng_state(self, device):
+        return self.states[torch.device(device).index].clone()
+    def set_rng_state(self, new_state, device):
+        self.states[torch.device(device).index] = new_state
+    def manual_seed(self, seed):
+        self.seeds.append(seed)
+    def initial_seed(self):
+        return self.seeds[-1]
+
+del Module.default_generators
+torch.fakeacc.__class__ = Module2
+acc.manual_seed(5)
+acc.manual_seed_all(6)
+assert Module2.seeds == [5, 6] and acc.initial_seed() == 6
+state = torch.tensor([7], dtype=torch.uint8)
+acc.set_rng_state(state)
+assert acc.get_rng_state().tolist() == [7] and [each.tolist() for each in acc.get_rng_state_all()] == [[7]]
+with acc.fork_rng():
+    acc.seed()
+    acc.set_rng_state(torch.tensor([8], dtype=torch.uint8))
+assert Module2.states[0].tolist() == [7]
+try:
+    acc.default_generator()
+except RuntimeError as error:
+    assert "has no generator of fakeacc:0" in str(error), error
+else:
+    raise AssertionError
+""",
+        plain_environment(),
+    )
+
+
+def test_no_binding_gets_an_index_that_is_out_of_range() -> None:
+    run(
+        """
+import torch
+called = []
+def record(name):
+    def call(*arguments):
+        called.append((name, arguments))
+        return {} if "Stats" in name else 0
+    return call
+for name in [name for name in dir(torch._C) if name.startswith("_accelerator_") and name != "_accelerator_getAccelerator"]:
+    setattr(torch._C, name, record(name))
+"""
+        + PRELUDE.replace("import torch\n", "", 1)
+        + """
+from tests.runtime.device_arguments import FUNCTIONS, NEGATIVE_IS_FINE, raised
+acc.synchronize()
+assert acc.is_initialized(), "the backend has no lazy initialization"
+for name in FUNCTIONS:
+    if name in ("get_device_properties", "default_stream", "can_device_access_peer", "set_per_process_memory_fraction"):
+        continue
+    for device in (1, 57, 2**40, "fakeacc:57", torch.device("fakeacc", 3), *((-1, -2) if name not in NEGATIVE_IS_FINE else ())):
+        called.clear()
+        error, message = raised(name, device)
+        assert error is ValueError and "is out of range: 1 fakeacc device is visible" in message, (name, device, error, message)
+        assert not [each for each in called if each[1]], (name, device, called)
+""",
+        plain_environment(),
+    )
+
+
+def test_no_binding_of_cuda_is_called() -> None:
+    """As on torch 2.6, which has some bindings for CUDA only."""
+    run(
+        """
+import torch
+def fail(*arguments):
+    raise AssertionError("a binding of CUDA was called")
+for name in ("exchangeDevice", "maybeExchangeDevice", "getDeviceStats", "getMemoryInfo", "resetPeakStats",
+             "resetAccumulatedStats", "emptyCache", "emptyHostCache", "getDefaultGenerator"):
+    if hasattr(torch._C, "_accelerator_" + name):
+        delattr(torch._C, "_accelerator_" + name)
+for name in ("exchangeDevice", "maybeExchangeDevice", "memoryStats", "resetPeakMemoryStats", "resetAccumulatedMemoryStats",
+             "emptyCache"):
+    setattr(torch._C, "_cuda_" + name, fail)
+"""
+        + PRELUDE.replace("import torch\n", "", 1)
+        + """
+class Module2(Module):
+    calls = []
+    def empty_cache(self):
+        self.calls.append("empty_cache")
+    def reset_peak_memory_stats(self, index):
+        self.calls.append(("reset_peak_memory_stats", index))
+    def memory_allocated(self, index):
+        return 77
+
+torch.fakeacc.__class__ = Module2
+with acc.device_index(0):
+    acc.empty_cache()
+    acc.reset_peak_memory_stats(0)
+    acc.reset_accumulated_memory_stats()
+assert Module2.calls == ["empty_cache", ("reset_peak_memory_stats", 0)], Module2.calls
+assert acc.memory_stats() == {} and acc.memory_allocated(0) == 77
+""",
+        plain_environment(),
+    )
+
+
+def test_memory_counters_come_from_its_module_without_an_allocator() -> None:
+    run(
+        PRELUDE
+        + """
+try:
+    acc.memory_allocated()
+except RuntimeError as error:
+    assert "no torch.fakeacc.memory_allocated()" in str(error), error
+else:
+    raise AssertionError
+Module.memory_allocated = lambda self, index: 77
+Module.max_memory_reserved = lambda self, index: 99
+assert acc.memory_allocated("fakeacc:0") == 77 and acc.max_memory_reserved() == 99
 """,
         plain_environment(),
     )

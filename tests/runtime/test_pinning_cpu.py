@@ -1,4 +1,4 @@
-"""Pinned memory where the CPU stands in: plain memory, and the same tensors."""
+"""Pinned memory under the CPU fallback: plain memory, and the same tensors."""
 
 from __future__ import annotations
 

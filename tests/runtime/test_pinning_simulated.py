@@ -136,5 +136,5 @@ def test_what_is_no_address(wrong: Any) -> None:
 def test_addresses_out_of_range(wrong: int) -> None:
     for call in (lambda: acc.register_host_memory(wrong, 1), lambda: acc.register_host_memory(0, wrong),
                  lambda: acc.unregister_host_memory(wrong)):  # fmt: skip
-        with pytest.raises(ValueError, match="of memory is from 0"):
+        with pytest.raises(ValueError, match="of memory must be from 0"):
             call()

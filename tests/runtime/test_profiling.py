@@ -12,7 +12,7 @@ import torch
 
 import accelerator as acc
 from accelerator import profiling
-from accelerator._torch import runtime
+from accelerator._torch import bindings
 
 
 class Stack(list[str]):
@@ -28,18 +28,18 @@ class Stack(list[str]):
 @pytest.fixture
 def default(monkeypatch: pytest.MonkeyPatch) -> Stack:
     stack = Stack()
-    monkeypatch.setattr(runtime, "nvtx", SimpleNamespace(rangePushA=stack.append, rangePop=stack.pop))
+    monkeypatch.setattr(bindings, "nvtx", SimpleNamespace(rangePushA=stack.append, rangePop=stack.pop))
     return stack
 
 
 @pytest.fixture
 def domains(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Stack]]:
-    found: dict[str, Stack] = {}
+    domains: dict[str, Stack] = {}
     module: Any = ModuleType("nvtx")
-    module.get_domain = lambda name: found.setdefault(name, Stack())
+    module.get_domain = lambda name: domains.setdefault(name, Stack())
     monkeypatch.setitem(sys.modules, "nvtx", module)
     profiling._domain.cache_clear()
-    yield found
+    yield domains
     profiling._domain.cache_clear()
 
 
@@ -83,7 +83,7 @@ def test_without_the_package_domains_fall_back_on_push_and_on_pop(default: Stack
 
 @pytest.mark.usefixtures("no_domains")
 def test_without_nvtx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "nvtx", None)
+    monkeypatch.setattr(bindings, "nvtx", None)
     acc.range_push("one")
     acc.range_push("two", "A")
     acc.range_pop("A")
@@ -91,7 +91,7 @@ def test_without_nvtx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_torchs_own_nvtx_takes_ranges() -> None:
-    assert (runtime.nvtx is not None) == (torch.version.cuda is not None)
+    assert (bindings.nvtx is not None) == (torch.version.cuda is not None)
     acc.range_push("one")
     acc.range_pop()
 
@@ -107,9 +107,9 @@ def test_annotations_pop_on_exceptions_and_nest(default: Stack, domains: dict[st
 
 def test_annotations_decorate(default: Stack) -> None:
     @acc.annotate("count down")
-    def count_down(number: int) -> list[str]:
+    def count_down(depth: int) -> list[str]:
         """Count."""
-        return count_down(number - 1) if number else list(default)
+        return count_down(depth - 1) if depth else list(default)
 
     assert count_down.__name__ == "count_down"
     assert count_down(2) == ["count down"] * 3

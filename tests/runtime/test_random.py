@@ -271,7 +271,7 @@ assert acc.default_generator() is torch.default_generator
         run(code, simulated_environment({"ACCELERATOR_BACKEND": "cpu"}, gpus=2))
 
 
-def test_the_room_is_found_however_it_is_asked_for() -> None:
+def test_every_way_to_import_the_module() -> None:
     for first in ("acc.random", "acc.manual_seed", "importlib.import_module('accelerator.random')"):
         run(
             f"""

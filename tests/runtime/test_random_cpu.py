@@ -1,4 +1,4 @@
-"""Seeds, states and generators where the CPU stands in: those of the CPU's generator."""
+"""Seeds, states and generators under the CPU fallback: those of the CPU's generator."""
 
 from __future__ import annotations
 
@@ -86,5 +86,5 @@ def test_fork_rng_restores_the_cpu(devices: list[object] | None) -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_calling_the_room_gives_torch_random() -> None:
+def test_calling_the_module_returns_torch_random() -> None:
     assert acc.random() is torch.random  # type: ignore[operator]

@@ -195,6 +195,6 @@ def test_fork_rng_nests() -> None:
     assert _seeds() == [1, 1]
 
 
-def test_calling_the_room_gives_torch_random() -> None:
+def test_calling_the_module_returns_torch_random() -> None:
     assert acc.random() is torch.random  # type: ignore[operator]
     assert acc.random.manual_seed is acc.manual_seed

@@ -1,7 +1,8 @@
-"""Streams, and what lies below, when the CPU stands in."""
+"""Streams, and what lies below, under the CPU fallback."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -57,7 +58,7 @@ def test_events() -> None:
 
 
 def test_streams_of_others() -> None:
-    with pytest.raises(RuntimeError, match="the CPU stands in"):
+    with pytest.raises(RuntimeError, match="under the CPU fallback"):
         acc.external_stream(0)
     with pytest.raises(TypeError):
         acc.external_stream(None)  # type: ignore[arg-type]
@@ -76,13 +77,13 @@ def test_initialization() -> None:
     assert acc.is_initialized() is False
     assert acc.lazy_call(lambda: called.append(1)) is None
     assert called == [1]
-    with pytest.raises(TypeError, match="takes a function"):
+    with pytest.raises(TypeError, match="takes a callable"):
         acc.lazy_call(1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("function", [acc.cudart, acc.current_blas_handle])
 def test_libraries_of_cuda(function: Any) -> None:
-    with pytest.raises(RuntimeError, match="needs CUDA, and the CPU stands in"):
+    with pytest.raises(RuntimeError, match="needs CUDA, but there is no accelerator"):
         function()
 
 
@@ -91,12 +92,20 @@ def test_sync_debug_mode() -> None:
         assert acc.set_sync_debug_mode(mode) is None
         assert acc.get_sync_debug_mode() == 0
     for wrong in (3, -1, "loud"):
-        with pytest.raises(RuntimeError, match="sync debug mode is"):
+        with pytest.raises(RuntimeError, match="sync debug mode must be"):
             acc.set_sync_debug_mode(wrong)
     for wrong in (1.0, None, True):
-        with pytest.raises(TypeError, match="sync debug mode is"):
+        with pytest.raises(TypeError, match="sync debug mode must be"):
             acc.set_sync_debug_mode(wrong)  # type: ignore[arg-type]
 
 
 def test_ipc_collect() -> None:
     assert acc.ipc_collect() is None
+
+
+def test_elapsed_time_is_in_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter_ns", iter((1_000, 2_501_000)).__next__)
+    start, end = acc.Event(enable_timing=True), acc.Event(enable_timing=True)
+    start.record()
+    end.record()
+    assert start.elapsed_time(end) == 2.5

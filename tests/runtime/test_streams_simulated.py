@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import accelerator as acc
+from accelerator import streams
 
 
 def state() -> tuple[int, int, int]:
@@ -24,7 +25,7 @@ def address(stream: torch.Stream) -> int:
     ).cuda_stream
 
 
-KINDS: list[Callable[[int], torch.Stream]] = [
+CREATE: list[Callable[[int], torch.Stream]] = [
     lambda index: torch.Stream(torch.device("cuda", index)),
     lambda index: torch.cuda.Stream(index),
     lambda index: acc.Stream(acc.device(index)),
@@ -32,13 +33,13 @@ KINDS: list[Callable[[int], torch.Stream]] = [
 ]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("create", CREATE)
 @pytest.mark.parametrize("index", range(2))
-def test_context_restores(kind: Callable[[int], torch.Stream], index: int) -> None:
+def test_context_restores(create: Callable[[int], torch.Stream], index: int) -> None:
     torch.cuda.set_stream(torch.cuda.Stream(1))
     torch.cuda.set_stream(torch.cuda.Stream(0))
     before = state()
-    stream = kind(index)
+    stream = create(index)
     with acc.stream(stream) as nothing:
         assert nothing is None
         assert acc.current_device_index() == index
@@ -55,7 +56,7 @@ def test_context_is_torch_s() -> None:
     """The states that torch.cuda.stream goes through, and ours, with the same changes inside."""
     first, second, third = torch.cuda.Stream(0), torch.cuda.Stream(1), torch.cuda.Stream(1)
 
-    def seen(stream: Any) -> list[tuple[int, int, int]]:
+    def observed(stream: Any) -> list[tuple[int, int, int]]:
         states = [state()]
         with stream(second):
             states.append(state())
@@ -70,7 +71,7 @@ def test_context_is_torch_s() -> None:
             torch.cuda.set_stream(first)
         return [*states, state()]
 
-    assert seen(acc.stream) == seen(torch.cuda.stream)
+    assert observed(acc.stream) == observed(torch.cuda.stream)
 
 
 def test_context_restores_both_devices_whatever_happened_inside() -> None:
@@ -109,9 +110,9 @@ def test_context_shared_between_threads() -> None:
     contexts = [acc.stream(torch.cuda.Stream(1)), acc.stream(torch.cuda.Stream(0))]
     barrier = threading.Barrier(4)
 
-    def work(number: int) -> bool:
-        torch.cuda.set_device(number % 2)
-        torch.cuda.set_stream(torch.cuda.Stream(number % 2))
+    def work(position: int) -> bool:
+        torch.cuda.set_device(position % 2)
+        torch.cuda.set_stream(torch.cuda.Stream(position % 2))
         before, right = state(), True
         for turn in range(50):
             with contexts[turn % 2]:
@@ -209,3 +210,12 @@ def test_synchronize_and_events() -> None:
     assert begin.query()
     assert end.query()
     assert begin.elapsed_time(end) >= 0
+
+
+def test_a_negative_index_synchronizes_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    synchronized: list[int] = []
+    acc.set_device_index(1)
+    monkeypatch.setattr(streams, "_synchronize", synchronized.append)
+    for device in (-1, None, 0, "cuda:0", "cuda"):
+        acc.synchronize(device)
+    assert synchronized == [1, 1, 0, 0, 1]

@@ -1,4 +1,4 @@
-"""Typed constructors where the CPU stands in."""
+"""Typed constructors under the CPU fallback."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """``torch.compile(fullgraph=True)``: what it traces of torch's own calls it traces of ours, with the same values and the same
-state left behind. Which those are, torch is asked.
+state left behind. torch decides which those are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ PROGRAMS |= {
 # Their values are new ones each time, or what the other's tracing left behind.
 ONLY_TRACED = ("graph_pool_handle", "is_initialized")
 # They leave another state each time.
-SEEDED_ANEW = ("seed", "seed_all")
+SEEDED_RANDOMLY = ("seed", "seed_all")
 # Without a device torch.cuda's do nothing; ours give the CPU's state, which torch.compile does not trace, or an error.
 NOT_ON_THE_CPU = ("get_rng_state_all", "graph_pool_handle", "manual_seed")
 # torch 2.6 trips over a float that a function of others gives as a constant: it looks for an attribute that it has elsewhere.
@@ -89,7 +89,7 @@ def begin() -> tuple[Any, ...]:
 def differences() -> list[str]:
     """What torch traces and we do not, or otherwise, in this process."""
     warnings.simplefilter("ignore")
-    found: list[str] = []
+    differing: list[str] = []
     for name, program in PROGRAMS.items():
         for api in (torch.accelerator, torch.cuda):
             if not hasattr(api, name.partition(",")[0]):
@@ -104,35 +104,35 @@ def differences() -> list[str]:
             assert begin() == begun or name == "init", name
             ours_traces, ours = traced(acc, program)
             our_state = state()
-            if name in SEEDED_ANEW:
-                # Where the CPU stands in ours seeds it, and torch.cuda's nothing.
+            if name in SEEDED_RANDOMLY:
+                # Under the CPU fallback ours seeds the CPU, and torch.cuda's seeds nothing.
                 their_state, our_state = (their_state != begun or not acc.device_count(),), (our_state != begun,)
             if not ours_traces or our_state != their_state:
-                found.append(f"{name} of {api.__name__}: torch gives {theirs}")
+                differing.append(f"{name} of {api.__name__}: torch gives {theirs}")
             elif name not in ONLY_TRACED and api is torch.accelerator and ours != theirs:
-                found.append(f"{name} of {api.__name__}: {ours}, torch gives {theirs}")
+                differing.append(f"{name} of {api.__name__}: {ours}, torch gives {theirs}")
             print("traced", name, api.__name__, "" if their_state == begun else "with effects")
-    return found
+    return differing
 
 
-def _answers(environment: dict[str, str], prelude: str = "") -> list[str]:
-    code = f"import torch\n{prelude}\nfrom tests.runtime.test_tracing import differences\nprint('found', differences())"
+def _run_differences(environment: dict[str, str], prelude: str = "") -> list[str]:
+    code = f"import torch\n{prelude}\nfrom tests.runtime.test_tracing import differences\nprint('differing', differences())"
     return run(code, environment, timeout=300).splitlines()
 
 
 @pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch")
 def test_all_that_torch_traces_with_two_devices() -> None:
-    *answers, found = _answers(simulated_environment(gpus=2), "torch.cuda.init(); torch.cuda.set_device(1)")
-    assert found == "found []"
+    *lines, differing = _run_differences(simulated_environment(gpus=2), "torch.cuda.init(); torch.cuda.set_device(1)")
+    assert differing == "differing []"
     # 2.6 traces little, newer releases what these do at least.
     least = {"is_available", "current_device"} if build and build.version.startswith("2.6.") else {
         "is_available", "current_device_index", "current_accelerator", "current_stream", "synchronize", "set_stream",
     }  # fmt: skip
-    assert least <= {answer.split()[1] for answer in answers}
+    assert least <= {line.split()[1] for line in lines}
 
 
-def test_all_that_torch_traces_where_the_cpu_stands_in() -> None:
-    assert _answers(plain_environment())[-1] == "found []"
+def test_all_that_torch_traces_under_the_cpu_fallback() -> None:
+    assert _run_differences(plain_environment())[-1] == "differing []"
 
 
 def program_of_effects(tensor: torch.Tensor, side: Any) -> tuple[Any, ...]:
@@ -186,10 +186,10 @@ def test_effects_come_at_every_call_and_not_while_tracing() -> None:
         compiled = torch.compile(current, backend="eager", fullgraph=True)
         for index in (0, 1, 0):
             torch.cuda.set_device(index)
-            _, number, stream = compiled(torch.ones(2))
+            _, current_index, stream = compiled(torch.ones(2))
             # On torch 2.6 the stream is one of torch.cuda, which equals no other.
             wanted = torch.accelerator.current_stream()
-            assert (number, stream.stream_id, stream.device_index) == (index, wanted.stream_id, index)
+            assert (current_index, stream.stream_id, stream.device_index) == (index, wanted.stream_id, index)
             assert stream == wanted or torch.__version__.startswith("2.6.")
         """,
         simulated_environment(gpus=2),

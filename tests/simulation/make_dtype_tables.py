@@ -22,7 +22,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support import ROOT, operators
+from tests.simulation import operators
+from tests.support import ROOT
 
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo

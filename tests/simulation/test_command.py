@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,14 +19,14 @@ from tests.support.simulation import DEADLINE, REPOSITORY, linux_only, make_comp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.torch_free]
 
 torch_build = torch_build.read()
 takes_cuda_build = pytest.mark.skipif(
     torch_build is not None and not torch_build.cuda, reason="simulate refuses a torch that is not built for CUDA"
 )
 
-SIMULATE = "import sys; from accelerator.simulation._run import main; sys.exit(main(sys.argv[1:]))"
+SIMULATE = "import sys; from accelerator._command.simulate import main; sys.exit(main(sys.argv[1:]))"
 
 
 def simulate(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -59,6 +60,19 @@ def test_options_may_be_repeated() -> None:
 
 
 @takes_cuda_build
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ("", ["1", "zero", "1", "cpp"]),
+        ("--no-compute --fill nan --no-triton --compile triton", ["0", "nan", "0", "triton"]),
+    ],
+)
+def test_what_memory_and_kernels_do(options: str, expected: list[str]) -> None:
+    names = (f"ACCELERATOR_SIM_{name}" for name in ("COMPUTE", "FILL", "TRITON", "COMPILE"))
+    assert simulate(*options.split(), "--", "printenv", *names).stdout.split() == expected
+
+
+@takes_cuda_build
 def test_a_name_may_have_commas() -> None:
     program = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(1)))"
     assert simulate("--gpus", "2", "--name", "Foo, Bar", "--", sys.executable, "-c", program).stdout == "Foo, Bar\n"
@@ -75,7 +89,7 @@ def test_status_of_the_command(command: str, status: int) -> None:
 
 @takes_cuda_build
 def test_a_caller_that_ignores_the_end_of_children() -> None:
-    # The kernel then keeps no status of them and tells nobody; who is started by such a caller inherits that.
+    # The kernel then discards the status of children; processes that such a caller starts inherit this.
     program = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     done = python(program, sys.executable, "-c", SIMULATE, "--", "/bin/sh", "-c", "exit 7", env=dict(os.environ))
     assert done.returncode == 7, done.stderr
@@ -103,6 +117,8 @@ def test_input_and_output_belong_to_the_command() -> None:
         (["--gpus", "500", "--", "true"], 2, "gpus must be between 0 and 128, not 500"),
         (["--memory", "much", "--", "true"], 2, "memory must be bytes or a size"),
         (["--mig", "yes", "--", "true"], 2, "'yes' is not a number of instances or off"),
+        (["--fill", "ones", "--", "true"], 2, "invalid choice: 'ones' (choose from"),
+        (["--compile", "ptx", "--", "true"], 2, "invalid choice: 'ptx'"),
         (["--driver", "new", "--", "true"], 2, "invalid choice: 'new'"),
         (["--gpu", "2", "--", "true"], 2, "--gpu"),
         (["--", "no-such-command"], 127, "no-such-command: command not found"),
@@ -120,26 +136,32 @@ def test_help_says_what_computes() -> None:
     done = simulate("--help")
     assert done.returncode == 0
     assert "torch's ops compute" in done.stdout
-    for option in ("--gpus", "--memory", "--name", "--capability", "--mig", "--driver", "--nvml", "--no-compute", "--build"):
-        assert option in done.stdout
+    options = "gpus memory name capability mig nvlink numa driver nvml no-compute fill no-triton compile build"
+    assert set(re.findall(r"(?<=  --)[a-z-]+", done.stdout)) == set(options.split())
+
+
+def test_help_fits_80_columns() -> None:
+    lines = simulate("--help", COLUMNS="80").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert not [line for line in lines if re.search(r"\w-$", line)], "no word is broken"
 
 
 @pytest.mark.parametrize(
-    ("version", "kind"),
+    ("version", "built_for"),
     [
         ("cuda = None", "the CPU alone"),
         ("cuda = None; hip = '6.4'", "ROCm"),
         ("cuda: str | None = None; xpu = '2025'", "XPU"),
     ],
 )
-def test_torch_without_cuda_is_refused(version: str, kind: str, tmp_path: Path) -> None:
+def test_torch_without_cuda_is_refused(version: str, built_for: str, tmp_path: Path) -> None:
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("raise SystemExit('torch was imported')")
     (torch / "version.py").write_text(f"from __future__ import annotations\n__version__ = '2.9.1'\n{version}\n")
     done = simulate("--", "true", PYTHONPATH=f"{tmp_path}:{REPOSITORY}")
     assert done.returncode == 2
-    assert f"torch 2.9.1 of {sys.executable} is built for {kind}; install a CUDA build\n" in done.stderr
+    assert f"torch 2.9.1 of {sys.executable} is built for {built_for}; install a CUDA build\n" in done.stderr
     assert done.stderr.count("\n") == 1
 
 
@@ -152,15 +174,15 @@ def test_state_is_shared_and_removed() -> None:
 
 
 @takes_cuda_build
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_are_handed_on(number: signal.Signals) -> None:
-    program = f"import signal, sys; signal.signal({int(number)}, lambda *_: (print('tidied up'), sys.exit(5))); "
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signals_are_handed_on(signal_number: signal.Signals) -> None:
+    program = f"import signal, sys; signal.signal({int(signal_number)}, lambda *_: (print('tidied up'), sys.exit(5))); "
     program += "print('ready', flush=True); signal.pause()"
     command = [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
+        process.send_signal(signal_number)
         assert process.stdout.read() == "tidied up\n"
         assert process.wait(DEADLINE) == 5
 
@@ -169,12 +191,12 @@ def test_signals_are_handed_on(number: signal.Signals) -> None:
 def test_interrupting_at_the_terminal_reaches_the_command_once() -> None:
     import pty
 
-    # Handlers may be called once for two signals; waiting for signals tells them apart, and who sent them.
+    # A handler may run once for two signals; sigtimedwait returns each one with its sender.
     program = """
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 print("ready", flush=True)
-for number in range(5):
+for _ in range(5):
     codes = []
     while (received := signal.sigtimedwait({signal.SIGINT}, 0.5 if codes else 60)) is not None:
         codes.append(received.si_code)
@@ -185,11 +207,11 @@ for number in range(5):
         os.chdir(REPOSITORY)
         os.execv(sys.executable, [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", program])
     output = b""
-    for number in range(6):
+    for signal_number in range(6):
         deadline = time.monotonic() + DEADLINE
-        while output.count(b"\n") <= number and time.monotonic() < deadline:
+        while output.count(b"\n") <= signal_number and time.monotonic() < deadline:
             output += os.read(terminal, 1000)
-        if number < 5:
+        if signal_number < 5:
             os.write(terminal, b"\x03")
     said = output.replace(b"^C", b"").split(b"\r\n")
     assert said == [b"ready", *[b"from the kernel"] * 5, b""]
@@ -197,7 +219,7 @@ for number in range(5):
     os.close(terminal)
 
 
-# Where GPUs cannot be simulated
+# Machines that cannot simulate GPUs
 
 
 def no_compiler(directory: Path) -> dict[str, str]:
@@ -217,14 +239,14 @@ def failing_compiler(directory: Path) -> dict[str, str]:
 
 
 def unwritable_cache(directory: Path) -> dict[str, str]:
-    """Files where the cache directories would be."""
+    """Files with the names of the cache directories."""
     (directory / "accelerator").touch()
     (directory / f"accelerator-{os.geteuid()}").touch()
     return {"TMPDIR": str(directory)}
 
 
 def cache_with_a_blank(directory: Path) -> dict[str, str]:
-    """A path that the loader cannot take."""
+    """A path that LD_PRELOAD cannot contain."""
     return {"XDG_CACHE_HOME": str(directory / "my cache")}
 
 
@@ -234,7 +256,7 @@ def cache_with_a_blank(directory: Path) -> dict[str, str]:
     [
         (no_compiler, "none of cc, gcc and clang was found", 1),
         (unknown_compiler, "icc', which was not found", 1),
-        (failing_compiler, "failed (status 3):\ninternal error 7", 2),
+        (failing_compiler, "failed (status 3):\ninternal error 7", 3),
         (unwritable_cache, "set XDG_CACHE_HOME", 1),
         (cache_with_a_blank, "without blanks", 1),
     ],
@@ -244,5 +266,6 @@ def test_obstacles_are_named(obstacle: Callable[[Path], dict[str, str]], message
     assert done.returncode == 2
     assert done.stdout == ""
     assert message in done.stderr
-    assert done.stderr.startswith("python -m accelerator simulate: cannot simulate GPUs: ")
+    lines_of_error = [line for line in done.stderr.splitlines() if not line.startswith("accelerator: compiling")]
+    assert lines_of_error[0].startswith("python -m accelerator simulate: cannot simulate GPUs: ")
     assert done.stderr.count("\n") == lines

@@ -1,4 +1,4 @@
-"""How kernels come into a process on a simulated machine, and what happens where they do not."""
+"""How processes on a simulated machine load the kernels, and what happens if they cannot."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def python(program: str, *flags: str, env: dict[str, str]) -> subprocess.Complet
     return subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
 
 
-def test_kernels_compute_without_a_warning_of_theirs() -> None:
-    # torch warns by itself where NumPy is missing, and 2.6 of its own imports.
+def test_kernels_compute_without_warnings() -> None:
+    # torch itself warns if NumPy is missing.
     flags = ["-W", "error", "-W", "ignore:Failed to initialize NumPy:UserWarning"]
     done = python(ADDS, *flags, env=simulated_environment(gpus=1))
     assert (done.returncode, done.stdout) == (0, "[2.0, 2.0]\n"), done.stderr
     assert done.stderr == ""
 
 
-def test_loading_leaves_the_filters_of_warnings_as_torch_does() -> None:
+def test_loading_kernels_changes_no_warning_filter() -> None:
     program = """
         import warnings
         warnings.filterwarnings("error", "mine")
@@ -50,7 +50,7 @@ def test_importing_torch_initializes_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = """
         import os, torch
-        assert "_accelerator_simulation_kernels" in __import__("sys").modules
+        assert "_accelerator_simulation._kernels" in __import__("sys").modules
         assert not torch.cuda.is_initialized()
         child = os.fork()
         if child == 0:
@@ -63,7 +63,7 @@ def test_importing_torch_initializes_nothing(tmp_path: Path) -> None:
     assert len(processes) == 1, "the child alone initialized"
 
 
-def test_questions_do_not_import_torch() -> None:
+def test_queries_do_not_import_torch() -> None:
     program = """
         import sys
         import accelerator as acc
@@ -79,7 +79,7 @@ def test_questions_do_not_import_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_another_plugin_is_still_foreign(tmp_path: Path) -> None:
+def test_another_plugin_is_still_detected(tmp_path: Path) -> None:
     metadata = tmp_path / "other-1.dist-info"
     metadata.mkdir()
     (metadata / "entry_points.txt").write_text("[torch.backends]\nother = other:load\n")
@@ -99,9 +99,7 @@ def test_isolated_python_has_no_kernels_and_says_so() -> None:
 
 
 def test_without_computing_launches_succeed() -> None:
-    program = (
-        "import torch, sys; torch.ones(2, device='cuda') + 1; assert not [m for m in sys.modules if 'simulation_kernels' in m]"
-    )
+    program = "import torch, sys; torch.ones(2, device='cuda') + 1; assert not [m for m in sys.modules if '_accelerator_simulation' in m]"
     env = simulated_environment(gpus=1, compute=False)
     assert "PYTHONPATH" not in env or "_plugin" not in env["PYTHONPATH"]
     done = python(program, env=env)

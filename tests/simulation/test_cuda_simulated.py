@@ -57,10 +57,10 @@ class TestDevices:
         assert torch.cuda.current_device() == 0
 
     def test_devices_reach_each_other_but_not_themselves(self, runtime: ctypes.CDLL) -> None:
-        answer = ctypes.c_int(-1)
+        can_access = ctypes.c_int(-1)
         assert torch.cuda.can_device_access_peer(0, 1)
-        assert runtime.cudaDeviceCanAccessPeer(ctypes.byref(answer), 1, 1) == 0
-        assert answer.value == 0
+        assert runtime.cudaDeviceCanAccessPeer(ctypes.byref(can_access), 1, 1) == 0
+        assert can_access.value == 0
 
     def test_last_error_stays_until_it_is_fetched(self, runtime: ctypes.CDLL) -> None:
         assert runtime.cudaSetDevice(7) == 101
@@ -92,12 +92,12 @@ class TestDevices:
         assert driver.cuDevicePrimaryCtxRelease_v2(1) == 0
 
     def test_base_names_resolve_to_second_versions(self, driver: ctypes.CDLL) -> None:
-        found, status = ctypes.c_void_p(), ctypes.c_int(-1)
-        assert driver.cuGetProcAddress_v2(b"cuMemAlloc", ctypes.byref(found), 12000, 0, ctypes.byref(status)) == 0
-        assert found.value == ctypes.cast(driver.cuMemAlloc_v2, ctypes.c_void_p).value
+        function, status = ctypes.c_void_p(), ctypes.c_int(-1)
+        assert driver.cuGetProcAddress_v2(b"cuMemAlloc", ctypes.byref(function), 12000, 0, ctypes.byref(status)) == 0
+        assert function.value == ctypes.cast(driver.cuMemAlloc_v2, ctypes.c_void_p).value
         assert status.value == 0
-        assert driver.cuGetProcAddress_v2(b"cuNothing", ctypes.byref(found), 12000, 0, ctypes.byref(status)) == 500
-        assert (found.value, status.value) == (None, 1)
+        assert driver.cuGetProcAddress_v2(b"cuNothing", ctypes.byref(function), 12000, 0, ctypes.byref(status)) == 500
+        assert (function.value, status.value) == (None, 1)
 
 
 class TestMemory:
@@ -134,7 +134,7 @@ class TestMemory:
             torch.empty(3 * GIB, dtype=torch.uint8, device="cuda")
         message, free = str(error.value), torch.cuda.mem_get_info()[0] / GIB
         assert f"Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which {free:.2f} GiB is free" in message
-        assert "this process has 6.0" in message, "torch asks NVML what this process holds"
+        assert "this process has 6.0" in message, "torch reads from NVML what this process holds"
         assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
         del tensor
         # The cached 6 GiB are given back for this one.
@@ -147,6 +147,45 @@ class TestMemory:
         with open("/proc/self/statm") as file:
             assert (int(file.read().split()[1]) - before) * 4096 < 64 * MIB
         assert tensor.numel() == 4 * GIB
+
+    def test_managed_memory_is_charged(self, runtime: ctypes.CDLL) -> None:
+        free, address = torch.cuda.mem_get_info()[0], ctypes.c_void_p()
+        assert runtime.cudaMallocManaged(ctypes.byref(address), ctypes.c_size_t(64 * MIB), 1) == 0
+        assert free - torch.cuda.mem_get_info()[0] == 64 * MIB
+        assert runtime.cudaFree(address) == 0
+        assert torch.cuda.mem_get_info()[0] == free
+
+    @pytest.mark.parametrize("threshold", [0, 2 * MIB, 2**64 - 1])
+    def test_a_pool_keeps_up_to_its_release_threshold(self, runtime: ctypes.CDLL, threshold: int) -> None:
+        release_threshold, reserved, reserved_high, used, used_high = 4, 5, 6, 7, 8
+        pool = ctypes.c_void_p()
+        assert runtime.cudaDeviceGetDefaultMemPool(ctypes.byref(pool), 0) == 0
+
+        def read(attribute: int) -> int:
+            value = ctypes.c_uint64()
+            assert runtime.cudaMemPoolGetAttribute(pool, attribute, ctypes.byref(value)) == 0
+            return value.value
+
+        def write(attribute: int, value: int) -> None:
+            assert runtime.cudaMemPoolSetAttribute(pool, attribute, ctypes.byref(ctypes.c_uint64(value))) == 0
+
+        assert (read(reserved), read(used)) == (0, 0)
+        write(release_threshold, threshold)
+        blocks = [ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()]
+        for block in blocks:
+            assert runtime.cudaMallocAsync(ctypes.byref(block), ctypes.c_size_t(MIB), None) == 0
+        assert (read(reserved), read(used)) == (3 * MIB, 3 * MIB)
+        for block in blocks:
+            assert runtime.cudaFreeAsync(block, None) == 0
+        assert (read(reserved), read(used)) == (min(threshold, 3 * MIB), 0)
+        assert (read(reserved_high), read(used_high)) == (3 * MIB, 3 * MIB)
+        write(used_high, 0)
+        write(reserved_high, 0)
+        assert (read(reserved_high), read(used_high)) == (min(threshold, 3 * MIB), 0)
+        write(release_threshold, 0)
+        assert runtime.cudaMemPoolTrimTo(pool, ctypes.c_size_t(0)) == 0
+        assert read(reserved) == 0
+        write(reserved_high, 0)
 
     def test_freeing_what_was_not_allocated_is_an_error(self, runtime: ctypes.CDLL) -> None:
         tensor = torch.empty(2 * MIB, device="cuda")

@@ -1,4 +1,4 @@
-"""Describing a simulated machine, and compiling its libraries."""
+"""Description of a simulated machine, and compilation of its libraries."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from accelerator.simulation import _build, is_simulated
 from tests.support import environment
 from tests.support.simulation import DEADLINE, PRETEND, REPOSITORY, linux_only, make_compiler, plain, python
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.torch_free]
 
-ASK_SIMULATED = "from accelerator.simulation import is_simulated; print(is_simulated())"
-BUILD = "from accelerator.simulation import _build; print(_build.libraries())"
+PRINT_IS_SIMULATED = "from accelerator.simulation import is_simulated; print(is_simulated())"
+BUILD = "from accelerator.simulation import _build; print(_build.ensure_built())"
 
 
 def variable(name: str, *arguments: Any, **machine: Any) -> str | None:
-    """What one of the variables that describe the machine says."""
+    """Return one of the variables that describe the machine."""
     return environment(*arguments, **machine).get("ACCELERATOR_SIM_" + name)
 
 
@@ -41,7 +41,7 @@ def test_public_names() -> None:
 def test_importing_is_free(tmp_path: Path) -> None:
     program = "import sys, accelerator; before = set(sys.modules); import accelerator.simulation; "
     program += "print({'ctypes', 'subprocess', 'torch', 'pynvml'} & (set(sys.modules) - before))"
-    # Without the site module, for what is installed may import things at the start of every process.
+    # Without the site module: installed packages may import modules at the start of every process.
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],
         env={**plain(), "XDG_CACHE_HOME": str(tmp_path)},
@@ -70,6 +70,9 @@ def test_default_machine() -> None:
         "ACCELERATOR_SIM_NUMA": "1",
         "ACCELERATOR_SIM_CLOCK_REASONS": "0",
         "ACCELERATOR_SIM_COMPUTE": "1",
+        "ACCELERATOR_SIM_FILL": "zero",
+        "ACCELERATOR_SIM_TRITON": "1",
+        "ACCELERATOR_SIM_COMPILE": "cpp",
     }
 
 
@@ -117,7 +120,7 @@ def test_failures() -> None:
     assert variable("ERRORS", nvml="broken") == "nvmlInit*:9"
     assert variable("ERRORS", nvml="mismatch", driver="broken") == "cuInit:999,nvmlInit*:18"
     assert variable("ERRORS", errors={"cuInit": 3, "nvmlDevice*@0": 15}) == "cuInit:3,nvmlDevice*@0:15"
-    # The first entry that fits counts, so what the caller says goes first.
+    # The first matching entry counts, so the caller's entries come first.
     assert variable("ERRORS", errors="nvmlInit_v2:4,", nvml="broken") == "nvmlInit_v2:4,nvmlInit*:9"
 
 
@@ -168,9 +171,11 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"driver": "gone"}, "driver must be one of 'present', 'absent', 'old', 'broken', not 'gone'"),
         ({"nvml": "old"}, "nvml must be one of 'present', 'absent', 'broken', 'mismatch', not 'old'"),
         ({"driver_cuda": "thirteen"}, "driver_cuda must be two numbers"),
+        ({"fill": "ones"}, "fill must be one of 'zero', 'nan', not 'ones'"),
+        ({"compile": "ptx"}, "compile must be one of 'cpp', 'triton', not 'ptx'"),
         ({"errors": "cuInit"}, "errors has 'cuInit': an entry is function:code or function@gpu:code"),
         ({"errors": {"cu Init": 3}}, "errors has 'cu Init:3'"),
-        ({"errors": {"cuInit@1": 3}}, "errors has 'cuInit@1:3', but there are 1 GPUs"),
+        ({"errors": {"cuInit@1": 3}}, "errors has 'cuInit@1:3', but there are 1 GPUs, numbered from 0"),
         ({"errors": {f"f{i}": 1 for i in range(61)}}, "errors has 61 entries"),
     ],
 )
@@ -198,6 +203,10 @@ def test_impossible_values(arguments: dict[str, Any], message: str) -> None:
         ({"driver": None}, "driver must be a str, not NoneType"),
         ({"driver_cuda": 13.2}, "driver_cuda must be a str"),
         ({"errors": 3}, "errors must be a mapping of functions to codes, or a str, not int"),
+        ({"compute": 2}, "compute must be True or False, not 2"),
+        ({"compute": "no"}, "compute must be True or False, not 'no'"),
+        ({"triton": 1}, "triton must be True or False, not 1"),
+        ({"fill": 0}, "fill must be a str, not int"),
         ({"base": 3}, "base must be a mapping of variables to values, not int"),
         ({"log": 3}, "expected str, bytes or os.PathLike object, not int"),
     ],
@@ -261,32 +270,32 @@ def test_absence_hides_a_real_library(argument: str, library: str, tmp_path: Pat
 
 @pytest.mark.parametrize("machine", [{}, {"gpus": 0}, {"driver": "absent", "nvml": "absent"}, {"driver": "broken"}])
 def test_is_simulated_inside(machine: dict[str, Any]) -> None:
-    assert python(ASK_SIMULATED, env=environment(**machine, base=plain())).stdout == "True\n"
+    assert python(PRINT_IS_SIMULATED, env=environment(**machine, base=plain())).stdout == "True\n"
 
 
 def test_is_simulated_goes_by_the_process() -> None:
-    # The variables alone make no simulation, and taking them away ends none.
+    # The variables alone do not make a simulation, and removing them does not end one.
     inside = environment(base=plain())
     variables = {key: value for key, value in inside.items() if key.startswith("ACCELERATOR_SIM_")}
-    assert python(ASK_SIMULATED, env={**plain(), **variables}).stdout == "False\n"
-    assert python("import os; os.environ.clear(); " + ASK_SIMULATED, env=inside).stdout == "True\n"
+    assert python(PRINT_IS_SIMULATED, env={**plain(), **variables}).stdout == "False\n"
+    assert python("import os; os.environ.clear(); " + PRINT_IS_SIMULATED, env=inside).stdout == "True\n"
 
 
 def test_why_not(tmp_path: Path) -> None:
-    ask = "from accelerator import simulation; print(simulation.unavailable_reason())\n"
-    ask += "try: simulation.environment(); print('given')\nexcept RuntimeError as error: print(error)"
+    program = "from accelerator import simulation; print(simulation.unavailable_reason())\n"
+    program += "try: simulation.environment(); print('given')\nexcept RuntimeError as error: print(error)"
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise SystemExit('torch was imported')")
     version = tmp_path / "torch/version.py"
     env = {**plain(), "PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
     version.write_text("__version__ = '2.9.1'\ncuda = '13.0'\n")
-    assert python(ask, env=env).stdout == "None\ngiven\n"
+    assert python(program, env=env).stdout == "None\ngiven\n"
     bare = {**env, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "PATH": "/nowhere", "CC": ""}
     no_compiler = "simulated GPUs need a C compiler, and none of cc, gcc and clang was found; install one or set CC"
-    assert python(ask, env=bare).stdout == f"{no_compiler}\n" * 2
+    assert python(program, env=bare).stdout == f"{no_compiler}\n" * 2
     version.write_text("__version__ = '2.9.1'\ncuda = None\n")
     cpu = f"torch 2.9.1 of {sys.executable} is built for the CPU alone; install a CUDA build"
-    assert python(ask, env=bare).stdout == f"{cpu}\n" * 2
+    assert python(program, env=bare).stdout == f"{cpu}\n" * 2
 
 
 def test_in_a_zip_application(tmp_path: Path) -> None:
@@ -311,7 +320,7 @@ def test_is_simulated_here() -> None:
 
 
 def compilations(directory: Path) -> int:
-    """How many libraries the compiler made."""
+    """Return how many libraries were compiled."""
     calls = directory / "calls"
     return calls.read_text().count(" -o ") if calls.exists() else 0
 
@@ -326,7 +335,7 @@ def test_the_second_build_does_nothing(tmp_path: Path) -> None:
     second = python(BUILD, env=env)
     assert second.stdout == first.stdout
     assert compilations(tmp_path) == len(_build._LIBRARIES)
-    # Cleaners of cache directories take single files.
+    # Programs that clean caches delete single files.
     (root / "driver/libcuda.so.1").unlink()
     assert python(BUILD, env=env).stdout == first.stdout
     assert (root / "driver/libcuda.so.1").is_file()
@@ -340,7 +349,7 @@ def test_a_compiler_that_does_not_start(tmp_path: Path) -> None:
     assert f"RuntimeError: the C compiler {broken} does not start: Exec format error" in done.stderr
 
 
-def test_a_build_is_found_without_a_compiler(tmp_path: Path) -> None:
+def test_a_build_needs_no_compiler_later(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
     built = python(BUILD, env=env).stdout
     assert python(BUILD, env={**env, "PATH": "/nowhere", "CC": "no-such-compiler"}).stdout == built
@@ -353,8 +362,8 @@ def test_a_directory_for_machines_without_a_compiler(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     env = {**plain(), "PATH": "/nowhere", "ACCELERATOR_SIM_LIBRARIES": str(tmp_path / "prebuilt")}
     env["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    found = python(BUILD, env=env)
-    assert found.stdout == built.stdout, found.stderr
+    second = python(BUILD, env=env)
+    assert second.stdout == built.stdout, second.stderr
     assert not (tmp_path / "cache").exists()
     nested = "from tests.support import environment; child = environment(1); "
     nested += "print(child['LD_PRELOAD'], environment(2, base=child)['ACCELERATOR_SIM_LIBRARIES'])"
@@ -428,40 +437,35 @@ def test_the_cache_of_another_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
-@pytest.mark.parametrize("kind", ["directory", "link"])
-def test_somebody_was_there_first(kind: str, tmp_path: Path) -> None:
-    """Who made the directory that the cache is in could replace the cache after it was looked at."""
+@pytest.mark.parametrize("theirs_is", ["directory", "link"])
+def test_somebody_was_there_first(theirs_is: str, tmp_path: Path) -> None:
+    """The owner of the directory that contains the cache could replace the cache after it was checked."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
     theirs = tmp_path / f"tmp/accelerator-{os.geteuid()}"
-    (theirs if kind == "directory" else tmp_path / "elsewhere").mkdir()
-    if kind == "link":
+    (theirs if theirs_is == "directory" else tmp_path / "elsewhere").mkdir()
+    if theirs_is == "link":
         theirs.symlink_to(tmp_path / "elsewhere")
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "file/cache"), "TMPDIR": str(tmp_path / "tmp")}
     env["CC"] = str(make_compiler(tmp_path, PRETEND))
     (tmp_path / "file").touch()
     theirs.chmod(0o777)
     done = python(BUILD, env=env)
-    if kind == "directory":  # of this user, and open: it is closed
+    if theirs_is == "directory":  # owned by this user and writable by all: it is made private
         assert Path(done.stdout.strip()).is_relative_to(theirs), done.stderr
         assert theirs.stat().st_mode & 0o022 == 0
     os.chown(theirs, 1, 1, follow_symlinks=False)
     assert "belongs to another user" in python(BUILD, env=env).stderr.splitlines()[-1]
 
 
-def test_progress_is_shown_on_a_terminal_only(tmp_path: Path) -> None:
-    import pty
-
+def test_the_first_use_prints_one_line(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
-    terminal, side = pty.openpty()
-    subprocess.run([sys.executable, "-c", BUILD], env=env, cwd=REPOSITORY, stderr=side, timeout=DEADLINE, check=True)
-    os.close(side)
-    shown = os.read(terminal, 10000).decode()
-    os.close(terminal)
-    assert f"compiling the simulated GPUs, once: 3 of {len(_build._LIBRARIES)} parts" in shown
-    assert shown.endswith("\r\x1b[K")
+    first, second = python(BUILD, env=env), python(BUILD, env=env)
+    assert re.fullmatch(r"accelerator: compiling the simulated driver, about \d+ s, once\n", first.stderr)
+    assert (second.stdout, second.stderr) == (first.stdout, "")
     shutil.rmtree(tmp_path / "accelerator")
-    assert python(BUILD, env=env).stderr == ""
+    closed = python("import sys; sys.stderr.close(); " + BUILD, env=env)
+    assert closed.stdout == first.stdout
 
 
 def test_builds_at_once(tmp_path: Path) -> None:

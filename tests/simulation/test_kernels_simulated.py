@@ -456,7 +456,7 @@ class TestGraphs:
     def test_computations_go_with_their_graph(self) -> None:
         import sys
 
-        held = sys.modules["_accelerator_simulation_kernels.capture"]._computations
+        held = sys.modules["_accelerator_simulation._kernels.capture"]._computations
         x = torch.ones(3, device="cuda")
 
         def capture() -> torch.cuda.CUDAGraph:

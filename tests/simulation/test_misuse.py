@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 from tests.support import environment, simulated_environment
 from tests.support.discovery import compiled
@@ -22,7 +24,7 @@ def test_memory_is_released_at_exec(tmp_path: Path) -> None:
         n.nvmlInit()
         before = {USED}
         rows = "len(n.nvmlDeviceGetComputeRunningProcesses(handles()[0]))"
-        after = PRELUDE + f"n.nvmlInit(); answer([json.loads(sys.argv[1]), {USED}, {{rows}}])"
+        after = PRELUDE + f"n.nvmlInit(); report([json.loads(sys.argv[1]), {USED}, {{rows}}])"
         os.execv(sys.executable, [sys.executable, "-c", after, json.dumps(before)])
     """
     child = simulated_environment(state=tmp_path / "state")
@@ -32,7 +34,7 @@ def test_memory_is_released_at_exec(tmp_path: Path) -> None:
 def test_memory_after_exec_is_the_new_programs(tmp_path: Path) -> None:
     program = f"""
         allocate({64 * MIB})
-        after = PRELUDE + "allocate({32 * MIB}); n.nvmlInit(); answer({USED})"
+        after = PRELUDE + "allocate({32 * MIB}); n.nvmlInit(); report({USED})"
         os.execv(sys.executable, [sys.executable, "-c", after])
     """
     child = simulated_environment(state=tmp_path / "state")
@@ -47,7 +49,7 @@ def test_a_forked_child_does_not_release_its_parents_memory(tmp_path: Path) -> N
             n.nvmlInit()
             os.write(write, json.dumps({USED}).encode())
             os._exit(0)
-        answer(json.loads(os.read(read, 100)))
+        report(json.loads(os.read(read, 100)))
     """
     assert run(program, simulated_environment(state=tmp_path / "state")) == [64 * MIB]
 
@@ -78,23 +80,99 @@ def test_memory_that_is_freed_late_is_nobody_elses(tmp_path: Path) -> None:
         after = ctypes.CDLL({str(tmp_path / "after.so")!r})
         ctypes.c_size_t.in_dll(before, "held").value = pointer.value
         ctypes.c_size_t.in_dll(after, "held").value = allocate({256 * MIB})[1].value
-        answer(0)
+        report(0)
     """
     run(program, child)
     program = f"""
         cuda, pointer = allocate({800 * MIB})
-        answer(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t({400 * MIB})))
+        report(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t({400 * MIB})))
     """
     out_of_memory = 2
     assert run(program, child) == out_of_memory
 
 
-def test_a_state_that_became_unusable_is_an_error(tmp_path: Path) -> None:
-    child = environment(state=tmp_path / "state", base={})
-    (tmp_path / "state").mkdir()
-    done = python("import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))", env=child)
-    assert done.stdout == "304\n"
-    assert done.stderr == f"accelerator: the state of the simulated machine cannot be kept in {tmp_path / 'state'}\n"
+CU_INIT = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
+OPERATING_SYSTEM_ERROR = "304\n"
+
+
+def refused(state: Path, reason: str, **machine: Any) -> bool:
+    """Whether the driver does not start with this state, for this reason."""
+    # The path is not checked in Python: the file may change after the environment was made.
+    child = {**environment(base={}, **machine), "ACCELERATOR_SIM_STATE": str(state)}
+    done = python(CU_INIT, env=child)
+    expected = f"accelerator: the state of the simulated machine cannot be kept in {state}: {reason}\n"
+    return (done.stdout, done.stderr) == (OPERATING_SYSTEM_ERROR, expected)
+
+
+def test_a_state_in_an_ordinary_file_is_refused(tmp_path: Path) -> None:
+    for content in (b"a letter\n", b"x" * 10_000, b"\0" * 10_000, b"x" * 1_000_000):
+        (tmp_path / "letter").write_bytes(content)
+        assert refused(tmp_path / "letter", "it is another program's file")
+        assert (tmp_path / "letter").read_bytes() == content
+
+
+def test_a_state_that_is_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "directory").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "target").touch()
+    (tmp_path / "link").symlink_to("target")
+    (tmp_path / "dangling").symlink_to("nothing")
+    assert refused(tmp_path / "directory", "Is a directory")
+    assert refused(tmp_path / "fifo", "it is not a regular file")
+    assert refused(tmp_path / "link", "it is a symbolic link")
+    assert refused(tmp_path / "dangling", "it is a symbolic link")
+    assert refused(tmp_path / "nowhere/state", "No such file or directory")
+    assert (tmp_path / "target").read_bytes() == b""
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_state_of_another_machine_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert python(CU_INIT, env=environment(2, memory="1GiB", state=state, base={})).stdout == "0\n"
+    content = state.read_bytes()
+    reason = "it belongs to a machine with other GPUs, MIG instances or memory sizes"
+    for machine in ({"gpus": 1, "memory": "1GiB"}, {"gpus": 2, "memory": "2GiB"}, {"gpus": 2, "memory": "1GiB", "mig": 2}):
+        assert refused(state, reason, **machine)
+    assert state.read_bytes() == content
+    assert python(CU_INIT, env=environment(2, memory="1GiB", name="Other", state=state, base={})).stdout == "0\n"
+
+
+def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert python(CU_INIT, env=environment(state=state, base={})).stdout == "0\n"
+    content = bytearray(state.read_bytes())
+    content[8] += 1
+    state.write_bytes(content)
+    assert refused(state, "it is from another version of accelerator")
+    assert state.read_bytes() == content
+
+
+def test_an_unusable_state_is_reported_once(tmp_path: Path) -> None:
+    (tmp_path / "letter").write_text("a letter")
+    program = """
+        import pynvml as n
+        n.nvmlInit()
+        for _ in range(3):
+            n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0))
+    """
+    child = {**simulated_environment(), "ACCELERATOR_SIM_STATE": str(tmp_path / "letter")}
+    done = python(textwrap.dedent(program), env=child)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+
+
+def test_processes_that_start_at_once_share_one_state(tmp_path: Path) -> None:
+    program = PRELUDE + f"kept = allocate({64 * MIB}); report(1); sys.stdin.read()"
+    child = simulated_environment(state=tmp_path / "state")
+    command = [sys.executable, "-c", program]
+    users = [subprocess.Popen(command, env=child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(6)]
+    try:
+        for user in users:
+            assert user.stdout is not None
+            assert user.stdout.readline() == "1\n"
+        assert run(f"n.nvmlInit(); report({USED})", child) == [6 * 64 * MIB]
+    finally:
+        for user in users:
+            user.communicate("")
 
 
 def test_a_replaced_library_path_is_named() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import environment
 from tests.support.discovery import compiled
-from tests.support.simulation import DEADLINE, MIB, ask, linux_only
+from tests.support.simulation import DEADLINE, MIB, evaluate, linux_only
 
 pytestmark = linux_only
 
@@ -33,7 +33,7 @@ def query(fields: str, *options: str, **machine: Any) -> list[list[str]]:
 
 def test_the_figures_are_those_of_nvml() -> None:
     program = """
-        answer([[n.nvmlDeviceGetName(h), str(n.nvmlDeviceGetIndex(h)), n.nvmlDeviceGetUUID(h), n.nvmlDeviceGetPciInfo(h).busId,
+        report([[n.nvmlDeviceGetName(h), str(n.nvmlDeviceGetIndex(h)), n.nvmlDeviceGetUUID(h), n.nvmlDeviceGetPciInfo(h).busId,
                  str(n.nvmlDeviceGetMemoryInfo(h).total >> 20), str(n.nvmlDeviceGetMemoryInfo(h).free >> 20),
                  str(n.nvmlDeviceGetUtilizationRates(h).gpu), str(n.nvmlDeviceGetUtilizationRates(h).memory),
                  str(n.nvmlDeviceGetTemperature(h, 0)), str(n.nvmlDeviceGetFieldValues(h, [82])[0].value.uiVal),
@@ -44,7 +44,7 @@ def test_the_figures_are_those_of_nvml() -> None:
     fields = "name,index,uuid,pci.bus_id,memory.total,memory.free,utilization.gpu,utilization.memory,temperature.gpu,"
     fields += "temperature.memory,power.draw,enforced.power.limit,fan.speed,clocks.sm,clocks.max.mem,driver_version,compute_cap"
     machine: dict[str, Any] = {"memory": ["8GiB", "512MiB"], "name": ["Big", "Small"], "capability": ["9.0", "7.5"]}
-    assert query(fields, gpus=2, **machine) == ask(program, 2, **machine)
+    assert query(fields, gpus=2, **machine) == evaluate(program, 2, **machine)
 
 
 def test_header_and_units() -> None:
@@ -53,6 +53,11 @@ def test_header_and_units() -> None:
         "name, memory.used [MiB], utilization.gpu [%], serial, mig.mode.current",
         "Simulated GPU, 0 MiB, 20 %, [N/A], Disabled",
     ]
+
+
+def test_power_limits() -> None:
+    limits = "power.min_limit,power.max_limit,power.default_limit,power.limit"
+    assert query(limits) == [["200.00", "700.00", "700.00", "700.00"]]
 
 
 def test_errors_of_nvml_show() -> None:
@@ -88,10 +93,10 @@ def test_processes(tmp_path: Path) -> None:
         fields = "--query-compute-apps=pid,process_name,used_memory,gpu_uuid"
         run = lambda *words: subprocess.run(["nvidia-smi", *words], capture_output=True, text=True).stdout
         uuid = n.nvmlDeviceGetUUID(handles()[0])
-        answer([run(fields, "--format=csv").splitlines(), f"{{os.getpid()}}, {{sys.executable}}, 64 MiB, {{uuid}}",
+        report([run(fields, "--format=csv").splitlines(), f"{{os.getpid()}}, {{sys.executable}}, 64 MiB, {{uuid}}",
                 [line.split()[1:4] for line in run().splitlines() if "  C  " in line], str(os.getpid())])
     """
-    rows, expected, table, pid = ask(program, state=tmp_path / "state")
+    rows, expected, table, pid = evaluate(program, state=tmp_path / "state")
     assert rows == ["pid, process_name, used_memory [MiB], gpu_uuid", expected]
     assert table == [["0", pid, "C"]]
 

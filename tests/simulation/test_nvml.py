@@ -1,4 +1,4 @@
-"""The simulated NVML, asked through NVIDIA's own Python binding: session, errors, handles, telemetry."""
+"""The simulated NVML, called through NVIDIA's own Python binding: session, errors, handles, telemetry."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from tests.support import simulated_environment
-from tests.support.simulation import GIB, ask, ask_uninitialized, linux_only, run
+from tests.support.simulation import GIB, evaluate, evaluate_uninitialized, linux_only, run
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.torch_free]
 
 
 # The session
 
 
 def test_everything_needs_initialization() -> None:
-    assert ask_uninitialized("answer([code(n._LoadNvmlLibrary), code(n.nvmlDeviceGetCount), code(n.nvmlShutdown)])") == [
+    assert evaluate_uninitialized("report([code(n._LoadNvmlLibrary), code(n.nvmlDeviceGetCount), code(n.nvmlShutdown)])") == [
         0,
         1,
         1,
@@ -33,9 +33,9 @@ def test_initialization_is_counted() -> None:
         codes = []
         for step in (n.nvmlShutdown, n.nvmlDeviceGetCount, n.nvmlShutdown, n.nvmlDeviceGetCount, n.nvmlShutdown):
             codes.append(code(step))
-        answer(codes)
+        report(codes)
     """
-    assert ask(program) == [0, 0, 0, 1, 0]
+    assert evaluate(program) == [0, 0, 0, 1, 0]
 
 
 def test_old_spellings() -> None:
@@ -44,9 +44,9 @@ def test_old_spellings() -> None:
         codes = [library[name]() for name in ("nvmlInit", "nvmlInit_v2", "nvmlShutdown")]
         for name in ("nvmlDeviceGetCount", "nvmlDeviceGetCount_v2"):
             codes += [library[name](ctypes.byref(count)), count.value]
-        answer(codes)
+        report(codes)
     """
-    assert ask_uninitialized(program, 3) == [0, 0, 0, 0, 3, 0, 3]
+    assert evaluate_uninitialized(program, 3) == [0, 0, 0, 0, 3, 0, 3]
 
 
 def test_initialization_in_threads() -> None:
@@ -61,9 +61,9 @@ def test_initialization_in_threads() -> None:
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         codes = [code(n.nvmlDeviceGetCount), library.nvmlShutdown(), code(n.nvmlDeviceGetCount)]
-        answer(codes)
+        report(codes)
     """
-    assert ask(program) == [0, 0, 1]
+    assert evaluate(program) == [0, 0, 1]
 
 
 @pytest.mark.parametrize("again", [False, True])
@@ -78,21 +78,21 @@ def test_a_forked_child_has_no_session(again: bool) -> None:
             os.write(write, json.dumps(codes).encode())
             os._exit(0)
         os.wait()
-        answer([json.loads(os.read(read, 100)), code(n.nvmlDeviceGetCount)])
+        report([json.loads(os.read(read, 100)), code(n.nvmlDeviceGetCount)])
     """
-    assert ask(program) == [[1, 0, 0] if again else [1], 0]
+    assert evaluate(program) == [[1, 0, 0] if again else [1], 0]
 
 
 def test_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    pid = ask("n.nvmlInit(); n.nvmlShutdown(); answer(os.getpid())", log=log)
+    pid = evaluate("n.nvmlInit(); n.nvmlShutdown(); report(os.getpid())", log=log)
     assert log.read_text().splitlines() == [f"{pid} nvmlInit", f"{pid} nvmlInit", f"{pid} nvmlShutdown"]
 
 
 def test_delay() -> None:
     child = simulated_environment()
     child["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:9000,nvmlInit:300"
-    program = "import time; start = time.monotonic(); n.nvmlInit(); answer(time.monotonic() - start)"
+    program = "import time; start = time.monotonic(); n.nvmlInit(); report(time.monotonic() - start)"
     assert 0.3 <= run(program, child) < 5
 
 
@@ -101,34 +101,34 @@ def test_delay() -> None:
 
 @pytest.mark.parametrize(("nvml", "expected"), [("absent", 12), ("broken", 9), ("mismatch", 18)])
 def test_nvml_that_does_not_start(nvml: str, expected: int) -> None:
-    assert ask_uninitialized("answer(code(n.nvmlInit))", nvml=nvml) == expected
+    assert evaluate_uninitialized("report(code(n.nvmlInit))", nvml=nvml) == expected
 
 
 def test_injected_error_of_one_function() -> None:
-    program = "answer([code(n.nvmlDeviceGetCount), code(n.nvmlDeviceGetHandleByIndex, 0)])"
-    assert ask(program, errors={"nvmlDeviceGetCount_v2": 999}) == [999, 0]
+    program = "report([code(n.nvmlDeviceGetCount), code(n.nvmlDeviceGetHandleByIndex, 0)])"
+    assert evaluate(program, errors={"nvmlDeviceGetCount_v2": 999}) == [999, 0]
 
 
 def test_injected_error_of_one_gpu() -> None:
     program = """
-        answer([[code(f, h) for h in handles()] for f in (n.nvmlDeviceGetUUID, n.nvmlDeviceGetMemoryInfo)])
+        report([[code(f, h) for h in handles()] for f in (n.nvmlDeviceGetUUID, n.nvmlDeviceGetMemoryInfo)])
     """
     errors = {"nvmlDeviceGetUUID@1": 15, "nvmlDeviceGetMemory*@2": 3}
-    assert ask(program, 3, errors=errors) == [[0, 15, 0], [0, 0, 3]]
+    assert evaluate(program, 3, errors=errors) == [[0, 15, 0], [0, 0, 3]]
 
 
 def test_injected_error_of_a_handle() -> None:
     program = """
         uuid = n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByIndex(1))
-        answer([code(n.nvmlDeviceGetHandleByIndex, 0), code(n.nvmlDeviceGetHandleByUUID, uuid)])
+        report([code(n.nvmlDeviceGetHandleByIndex, 0), code(n.nvmlDeviceGetHandleByUUID, uuid)])
     """
-    assert ask(program, 2, errors="nvmlDeviceGetHandleByIndex_v2@0:15,nvmlDeviceGetHandleByUUID@1:4") == [15, 4]
+    assert evaluate(program, 2, errors="nvmlDeviceGetHandleByIndex_v2@0:15,nvmlDeviceGetHandleByUUID@1:4") == [15, 4]
 
 
 def test_error_texts() -> None:
-    program = "answer([n.nvmlErrorString(c) for c in (0, 1, 3, 9, 18, 30, 999, -1)])"
+    program = "report([n.nvmlErrorString(c) for c in (0, 1, 3, 9, 18, 30, 999, -1)])"
     texts = ["Success", "Uninitialized", "Not Supported", "Driver Not Loaded", "Driver/library version mismatch"]
-    assert ask(program) == [*texts, "Reset type not supported", "Unknown Error", "Unknown Error"]
+    assert evaluate(program) == [*texts, "Reset type not supported", "Unknown Error", "Unknown Error"]
 
 
 def test_wrong_arguments() -> None:
@@ -137,7 +137,7 @@ def test_wrong_arguments() -> None:
         library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle := ctypes.c_void_p()))
         wild = [ctypes.c_void_p(address) for address in (None, 8, handle.value + 1, handle.value + 8)]
         out = ctypes.create_string_buffer(96)
-        answer([
+        report([
             code(n.nvmlDeviceGetHandleByIndex, 1),
             [library.nvmlDeviceGetUUID(h, out, 96) for h in wild],
             library.nvmlDeviceGetUUID(handle, None, 96),
@@ -148,7 +148,7 @@ def test_wrong_arguments() -> None:
             library.nvmlSystemGetDriverVersion(out, 3),
         ])
     """
-    assert ask(program) == [2, [2, 2, 2, 2], 2, 7, 0, 2, 2, 7]
+    assert evaluate(program) == [2, [2, 2, 2, 2], 2, 7, 0, 2, 2, 7]
 
 
 # The system
@@ -156,74 +156,74 @@ def test_wrong_arguments() -> None:
 
 def test_versions() -> None:
     program = """
-        answer([n.nvmlSystemGetDriverVersion(), n.nvmlSystemGetNVMLVersion(), n.nvmlSystemGetCudaDriverVersion(),
+        report([n.nvmlSystemGetDriverVersion(), n.nvmlSystemGetNVMLVersion(), n.nvmlSystemGetCudaDriverVersion(),
                 n.nvmlSystemGetCudaDriverVersion_v2()])
     """
-    assert ask(program) == ["590.44.01", "13.590.44.01", 13020, 13020]
-    assert ask(program, driver="old") == ["470.57.02", "11.470.57.02", 11040, 11040]
-    assert ask(program, driver_cuda="12.8")[2] == 12080
+    assert evaluate(program) == ["590.44.01", "13.590.44.01", 13020, 13020]
+    assert evaluate(program, driver="old") == ["470.57.02", "11.470.57.02", 11040, 11040]
+    assert evaluate(program, driver_cuda="12.8")[2] == 12080
 
 
 def test_process_name() -> None:
     program = """
         library, few = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(4)
-        answer([n.nvmlSystemGetProcessName(os.getpid()), library.nvmlSystemGetProcessName(os.getpid(), few, 4),
+        report([n.nvmlSystemGetProcessName(os.getpid()), library.nvmlSystemGetProcessName(os.getpid(), few, 4),
                 few.value.decode(), code(n.nvmlSystemGetProcessName, 2**31 - 1)])
     """
-    assert ask(program) == [sys.executable, 0, sys.executable[:3], 6]
+    assert evaluate(program) == [sys.executable, 0, sys.executable[:3], 6]
 
 
 # Handles and identity
 
 
 def test_no_gpu() -> None:
-    assert ask("answer([n.nvmlDeviceGetCount(), code(n.nvmlDeviceGetHandleByIndex, 0)])", 0) == [0, 2]
+    assert evaluate("report([n.nvmlDeviceGetCount(), code(n.nvmlDeviceGetHandleByIndex, 0)])", 0) == [0, 2]
 
 
 def test_every_gpu_is_shown_whatever_cuda_may_see() -> None:
     child = simulated_environment(gpus=3)
     child["CUDA_VISIBLE_DEVICES"] = "1"
-    assert run("n.nvmlInit(); answer(n.nvmlDeviceGetCount())", child) == 3
+    assert run("n.nvmlInit(); report(n.nvmlDeviceGetCount())", child) == 3
 
 
 def test_identity() -> None:
     program = """
-        answer([[n.nvmlDeviceGetName(h), n.nvmlDeviceGetIndex(h), n.nvmlDeviceGetMinorNumber(h),
+        report([[n.nvmlDeviceGetName(h), n.nvmlDeviceGetIndex(h), n.nvmlDeviceGetMinorNumber(h),
                  n.nvmlDeviceGetCudaComputeCapability(h), n.nvmlDeviceGetMemoryInfo(h).total] for h in handles()])
     """
     machine = {"memory": ["8GiB", "1GiB"], "name": ["Big", "Small"], "capability": ["9.0", "7.5"]}
     small = ["Small", 1, 1, [7, 5], GIB]
-    assert ask(program, 3, **machine) == [["Big", 0, 0, [9, 0], 8 * GIB], small, ["Small", 2, 2, *small[3:]]]
+    assert evaluate(program, 3, **machine) == [["Big", 0, 0, [9, 0], 8 * GIB], small, ["Small", 2, 2, *small[3:]]]
 
 
 def test_uuids_are_unlike_and_find_their_gpus() -> None:
     program = """
         uuids = [n.nvmlDeviceGetUUID(h) for h in handles()]
-        answer([uuids, [n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(u)) for u in uuids],
+        report([uuids, [n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(u)) for u in uuids],
                 code(n.nvmlDeviceGetHandleByUUID, uuids[0][:12]), code(n.nvmlDeviceGetHandleByUUID, "GPU-ffff")])
     """
-    uuids, found, *codes = ask(program, 20)
+    uuids, indices, *codes = evaluate(program, 20)
     assert len(set(uuids)) == 20
     assert all(uuid.startswith("GPU-") and len(uuid) == 40 for uuid in uuids)
     assert uuids[0][4] == uuids[16][4]
-    assert found == list(range(20))
+    assert indices == list(range(20))
     assert codes == [6, 6]
 
 
 def test_pci_addresses_find_their_gpus() -> None:
     program = """
-        found = []
+        rows = []
         for handle in handles():
             info = n.nvmlDeviceGetPciInfo(handle)
             bus_id = info.busId
             ids = [bus_id, bus_id.lower(), info.busIdLegacy, bus_id.split(":", 1)[1]]
-            found.append([bus_id, info.domain, info.bus, info.device,
+            rows.append([bus_id, info.domain, info.bus, info.device,
                           *(n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByPciBusId(i)) for i in ids)])
-        answer([found, *(code(n.nvmlDeviceGetHandleByPciBusId, text) for text in ("0000:f0:00.0", "x"))])
+        report([rows, *(code(n.nvmlDeviceGetHandleByPciBusId, text) for text in ("0000:f0:00.0", "x"))])
     """
-    found, *codes = ask(program, 12)
-    assert found[11] == ["00000000:0C:00.0", 0, 12, 0, 11, 11, 11, 11]
-    assert [entry[4:] for entry in found] == [[gpu] * 4 for gpu in range(12)]
+    rows, *codes = evaluate(program, 12)
+    assert rows[11] == ["00000000:0C:00.0", 0, 12, 0, 11, 11, 11, 11]
+    assert [entry[4:] for entry in rows] == [[gpu] * 4 for gpu in range(12)]
     assert codes == [6, 2]
 
 
@@ -234,33 +234,35 @@ def test_old_forms_of_the_pci_address() -> None:
             info = (ctypes.c_char * 68)(*b"!" * 68)
             assert function(handles()[1], info) == 0
             filled.append([info.value.decode(), int.from_bytes(info.raw[20:24], "little"), info.raw.find(b"!!!!")])
-        answer(filled)
+        report(filled)
     """
-    assert ask(program, 2) == [["0000:02:00.0", 2, 32], ["0000:02:00.0", 2, 52]]
+    assert evaluate(program, 2) == [["0000:02:00.0", 2, 32], ["0000:02:00.0", 2, 52]]
 
 
 def test_every_function_that_the_binding_knows_is_there() -> None:
     program = """
         library = ctypes.CDLL("libnvidia-ml.so.1")
-        answer([name for name in names if not hasattr(library, name)])
+        report([name for name in names if not hasattr(library, name)])
     """
     source = Path(importlib.util.find_spec("pynvml").origin).read_text()
     names = sorted(set(re.findall(r"""_nvmlGetFunctionPointer\(\s*["'](nvml\w+)["']""", source)))
     assert len(names) >= 400
-    assert ask(f"names = {names}\n" + textwrap.dedent(program)) == [], "to be added to nvml_unsupported.c"
+    assert evaluate(f"names = {names}\n" + textwrap.dedent(program)) == [], (
+        "run tests/simulation/exported_names.py with newer headers"
+    )
 
 
 def test_what_is_not_simulated_says_so() -> None:
     program = """
         library, gpus = ctypes.CDLL("libnvidia-ml.so.1"), handles()
-        asked = [(n.nvmlDeviceGetSerial, gpus[0]), (n.nvmlDeviceGetSerial, gpus[1]), (n.nvmlDeviceGetSerial, None),
+        calls = [(n.nvmlDeviceGetSerial, gpus[0]), (n.nvmlDeviceGetSerial, gpus[1]), (n.nvmlDeviceGetSerial, None),
                  (n.nvmlUnitGetCount,), (n.nvmlDeviceGetHandleBySerial, "7"), (n.nvmlDeviceGetNumaNodeId, gpus[0]),
                  (n.nvmlDeviceGetGpuFabricInfoV, gpus[0], ctypes.byref(n.c_nvmlGpuFabricInfoV_t()))]
-        codes = [code(*call) for call in asked]
+        codes = [code(*call) for call in calls]
         n.nvmlShutdown()
-        answer([codes, code(n.nvmlDeviceGetSerial, gpus[0]), library.nvmlUnitGetCount()])
+        report([codes, code(n.nvmlDeviceGetSerial, gpus[0]), library.nvmlUnitGetCount()])
     """
-    assert ask(program, 2, errors={"nvmlDeviceGetSerial@1": 15}) == [[3, 15, 2, 3, 3, 3, 0], 1, 1]
+    assert evaluate(program, 2, errors={"nvmlDeviceGetSerial@1": 15}) == [[3, 15, 2, 3, 3, 3, 0], 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_what_is_not_simulated_says_so() -> None:
     [("7.0", 5), ("7.5", 6), ("8.0", 7), ("8.9", 8), ("9.0", 9), ("12.0", 10), ("4.0", 2**32 - 1)],
 )
 def test_architecture(capability: str, architecture: int) -> None:
-    assert ask("answer(n.nvmlDeviceGetArchitecture(handles()[0]))", capability=capability) == architecture
+    assert evaluate("report(n.nvmlDeviceGetArchitecture(handles()[0]))", capability=capability) == architecture
 
 
 # Telemetry
@@ -276,12 +278,12 @@ def test_architecture(capability: str, architecture: int) -> None:
 
 def test_figures_differ_between_gpus() -> None:
     program = """
-        answer([[n.nvmlDeviceGetUtilizationRates(h).gpu, n.nvmlDeviceGetUtilizationRates(h).memory,
+        report([[n.nvmlDeviceGetUtilizationRates(h).gpu, n.nvmlDeviceGetUtilizationRates(h).memory,
                  n.nvmlDeviceGetTemperature(h, 0), n.nvmlDeviceGetTemperatureV(h, 0), n.nvmlDeviceGetPowerUsage(h),
                  n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM), n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM)]
                 for h in handles()])
     """
-    assert ask(program, 3) == [
+    assert evaluate(program, 3) == [
         [13, 7, 30, 30, 60000, 1000, 1500],
         [20, 12, 31, 31, 61000, 1015, 1515],
         [27, 17, 32, 32, 62000, 1030, 1530],
@@ -291,30 +293,30 @@ def test_figures_differ_between_gpus() -> None:
 def test_modes_and_limits() -> None:
     program = """
         h = n.nvmlDeviceGetHandleByIndex(0)
-        answer([n.nvmlDeviceGetComputeMode(h), n.nvmlDeviceGetPersistenceMode(h), n.nvmlDeviceGetEnforcedPowerLimit(h),
+        report([n.nvmlDeviceGetComputeMode(h), n.nvmlDeviceGetPersistenceMode(h), n.nvmlDeviceGetEnforcedPowerLimit(h),
                 n.nvmlDeviceGetPowerManagementLimit(h), n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM),
                 code(n.nvmlDeviceGetClockInfo, h, 4), code(n.nvmlDeviceGetTemperature, h, 1)])
     """
-    assert ask(program) == [0, 1, 700000, 700000, 2600, 2, 2]
+    assert evaluate(program) == [0, 1, 700000, 700000, 2600, 2, 2]
 
 
 def test_versioned_structures() -> None:
     program = """
         h, library = n.nvmlDeviceGetHandleByIndex(0), ctypes.CDLL("libnvidia-ml.so.1")
         degrees, memory = n.c_nvmlTemperature_v1_t(), n.c_nvmlMemory_v2_t()
-        answer([library.nvmlDeviceGetTemperatureV(h, ctypes.byref(degrees)),
+        report([library.nvmlDeviceGetTemperatureV(h, ctypes.byref(degrees)),
                 library.nvmlDeviceGetMemoryInfo_v2(h, ctypes.byref(memory))])
     """
-    assert ask(program) == [25, 25]
+    assert evaluate(program) == [25, 25]
 
 
 def test_more_figures_differ_between_gpus() -> None:
     program = """
         fields = [n.NVML_FI_DEV_MEMORY_TEMP, n.NVML_FI_DEV_POWER_INSTANT, n.NVML_FI_DEV_POWER_CURRENT_LIMIT, 1]
-        answer([[n.nvmlDeviceGetFanSpeed(h), n.nvmlDeviceGetFanSpeed_v2(h, 0), n.nvmlDeviceGetNumFans(h),
+        report([[n.nvmlDeviceGetFanSpeed(h), n.nvmlDeviceGetFanSpeed_v2(h, 0), n.nvmlDeviceGetNumFans(h),
                  *([v.value.uiVal, v.nvmlReturn] for v in n.nvmlDeviceGetFieldValues(h, fields))] for h in handles()])
     """
-    assert ask(program, 2) == [
+    assert evaluate(program, 2) == [
         [25, 25, 1, [40, 0], [60000, 0], [700000, 0], [0, 3]],
         [26, 26, 1, [41, 0], [61000, 0], [700000, 0], [0, 3]],
     ]
@@ -322,16 +324,16 @@ def test_more_figures_differ_between_gpus() -> None:
 
 def test_what_holds_the_clocks_back() -> None:
     program = """
-        answer([[n.nvmlDeviceGetCurrentClocksEventReasons(h), n.nvmlDeviceGetCurrentClocksThrottleReasons(h)]
+        report([[n.nvmlDeviceGetCurrentClocksEventReasons(h), n.nvmlDeviceGetCurrentClocksThrottleReasons(h)]
                 for h in handles()])
     """
-    assert ask(program, 2, clock_reasons=[0, 0x44]) == [[0, 0], [0x44, 0x44]]
+    assert evaluate(program, 2, clock_reasons=[0, 0x44]) == [[0, 0], [0x44, 0x44]]
 
 
 def test_each_new_function_can_be_made_to_fail() -> None:
     program = """
         g, h = handles()
-        answer([code(f, *a) for f, a in [
+        report([code(f, *a) for f, a in [
             (n.nvmlDeviceGetFanSpeed, [h]), (n.nvmlDeviceGetFieldValues, (h, [82])), (n.nvmlDeviceGetNumFans, [h]),
             (n.nvmlDeviceGetCurrentClocksEventReasons, [h]), (n.nvmlDeviceGetCurrentClocksThrottleReasons, [h]),
             (n.nvmlDeviceGetMemoryAffinity, (h, 1, 0)), (n.nvmlDeviceGetCpuAffinity, (h, 1)),
@@ -342,7 +344,7 @@ def test_each_new_function_can_be_made_to_fail() -> None:
             (n.nvmlDeviceGetFanSpeed, [g]),
         ]])
     """
-    assert ask(program, 2, nvlink=True) == [0] * 16
+    assert evaluate(program, 2, nvlink=True) == [0] * 16
     failing = (
         "Fan",
         "Field",
@@ -358,16 +360,25 @@ def test_each_new_function_can_be_made_to_fail() -> None:
         "Power",
         "MPS",
     )
-    assert ask(program, 2, nvlink=True, errors={f"nvmlDeviceGet{name}*@1": 15 for name in failing}) == [15] * 15 + [0]
+    assert evaluate(program, 2, nvlink=True, errors={f"nvmlDeviceGet{name}*@1": 15 for name in failing}) == [15] * 15 + [0]
+
+
+def test_power_limits() -> None:
+    program = """
+        names = ["POWER_MIN_LIMIT", "POWER_MAX_LIMIT", "POWER_DEFAULT_LIMIT", "POWER_CURRENT_LIMIT"]
+        fields = [getattr(n, "NVML_FI_DEV_" + name) for name in names]
+        report([[value.nvmlReturn, value.value.uiVal] for value in n.nvmlDeviceGetFieldValues(handles()[0], fields)])
+    """
+    assert evaluate(program) == [[0, 200_000], [0, 700_000], [0, 700_000], [0, 700_000]]
 
 
 def test_a_mig_instance_has_memory_and_no_telemetry() -> None:
     program = """
         gpu = n.nvmlDeviceGetHandleByIndex(0)
         instance = next(iter(instances(gpu).values()))
-        answer([n.nvmlDeviceGetBAR1MemoryInfo(instance).bar1Total, n.nvmlDeviceGetMPSComputeRunningProcesses_v3(instance),
+        report([n.nvmlDeviceGetBAR1MemoryInfo(instance).bar1Total, n.nvmlDeviceGetMPSComputeRunningProcesses_v3(instance),
                 [code(f, instance) for f in (n.nvmlDeviceGetFanSpeed, n.nvmlDeviceGetCurrentClocksEventReasons)],
                 n.nvmlDeviceGetFieldValues(instance, [n.NVML_FI_DEV_MEMORY_TEMP])[0].nvmlReturn,
                 code(n.nvmlDeviceGetP2PStatus, instance, gpu, 2)])
     """
-    assert ask(program, mig=2) == [GIB, [], [3, 3], 3, 3]
+    assert evaluate(program, mig=2) == [GIB, [], [3, 3], 3, 3]

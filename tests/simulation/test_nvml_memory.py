@@ -1,4 +1,4 @@
-"""The simulated NVML, asked through NVIDIA's own Python binding: memory, processes, MIG."""
+"""The simulated NVML, called through NVIDIA's own Python binding: memory, processes, MIG."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support import simulated_environment
-from tests.support.simulation import GIB, MIB, PRELUDE, ask, linux_only, run
+from tests.support.simulation import GIB, MIB, PRELUDE, evaluate, linux_only, run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.torch_free]
 
 
 # Memory and processes
@@ -25,12 +25,12 @@ def test_memory_of_an_idle_gpu() -> None:
     program = """
         h = n.nvmlDeviceGetHandleByIndex(0)
         one, two = n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2)
-        answer([one.total, one.free, one.used, two.total, two.reserved, two.free, two.used])
+        report([one.total, one.free, one.used, two.total, two.reserved, two.free, two.used])
     """
     reserve = GIB // 2
-    assert ask(program, memory="8GiB") == [8 * GIB, 8 * GIB - reserve, reserve, 8 * GIB, reserve, 8 * GIB - reserve, 0]
+    assert evaluate(program, memory="8GiB") == [8 * GIB, 8 * GIB - reserve, reserve, 8 * GIB, reserve, 8 * GIB - reserve, 0]
     reserve = 4 * MIB
-    assert ask(program, memory="64MiB")[3:] == [64 * MIB, reserve, 64 * MIB - reserve, 0]
+    assert evaluate(program, memory="64MiB")[3:] == [64 * MIB, reserve, 64 * MIB - reserve, 0]
 
 
 def test_memory_in_use() -> None:
@@ -45,9 +45,9 @@ def test_memory_in_use() -> None:
         during = used()
         cuda.cuMemFree_v2(pointer)
         other = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0), n.nvmlMemory_v2).used
-        answer([before, during, used(), other])
+        report([before, during, used(), other])
     """
-    before, during, after, other = ask(program, 2)
+    before, during, after, other = evaluate(program, 2)
     assert before == [0, 0]
     assert other == 0
     assert during[0] == during[1] == after[0] + GIB
@@ -57,17 +57,17 @@ def test_memory_that_leaves_no_room_for_the_reserve() -> None:
     program = f"""
         kept = allocate({1000 * MIB})
         info = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0), n.nvmlMemory_v2)
-        answer([info.total - info.used - info.reserved, info.free, info.reserved])
+        report([info.total - info.used - info.reserved, info.free, info.reserved])
     """
-    assert ask(program, memory="1000MiB") == [0, 0, 0]
+    assert evaluate(program, memory="1000MiB") == [0, 0, 0]
 
 
 def test_processes_of_an_idle_gpu() -> None:
     program = """
         h = n.nvmlDeviceGetHandleByIndex(0)
-        answer([n.nvmlDeviceGetComputeRunningProcesses(h), n.nvmlDeviceGetGraphicsRunningProcesses(h)])
+        report([n.nvmlDeviceGetComputeRunningProcesses(h), n.nvmlDeviceGetGraphicsRunningProcesses(h)])
     """
-    assert ask(program) == [[], []]
+    assert evaluate(program) == [[], []]
 
 
 def test_every_version_of_the_process_list() -> None:
@@ -81,10 +81,10 @@ def test_every_version_of_the_process_list() -> None:
         count.value = 4
         second = library.nvmlDeviceGetComputeRunningProcesses(h, ctypes.byref(count), rows), count.value
         new = [f(h) for f in (n.nvmlDeviceGetComputeRunningProcesses_v2, n.nvmlDeviceGetComputeRunningProcesses_v3)]
-        answer([os.getpid(), first, second, rows[0].pid, rows[0].memory,
+        report([os.getpid(), first, second, rows[0].pid, rows[0].memory,
                 [[(p.pid, p.usedGpuMemory, p.gpuInstanceId, p.computeInstanceId) for p in rows] for rows in new]])
     """
-    pid, first, second, old_pid, memory, new = ask(program)
+    pid, first, second, old_pid, memory, new = evaluate(program)
     assert first == [7, 1]
     assert second == [0, 1]
     assert old_pid == pid
@@ -94,31 +94,31 @@ def test_every_version_of_the_process_list() -> None:
 
 def test_processes_of_a_machine_see_each_other(tmp_path: Path) -> None:
     child = simulated_environment(gpus=2, state=tmp_path / "state")
-    program = PRELUDE + f"kept = allocate({GIB}, 1); answer(os.getpid()); sys.stdout.flush(); sys.stdin.read()"
-    look = """
+    program = PRELUDE + f"kept = allocate({GIB}, 1); report(os.getpid()); sys.stdout.flush(); sys.stdin.read()"
+    program_of_observer = """
         n.nvmlInit()
-        answer([[[p.pid, p.usedGpuMemory] for p in n.nvmlDeviceGetComputeRunningProcesses(h)] for h in handles()])
+        report([[[p.pid, p.usedGpuMemory] for p in n.nvmlDeviceGetComputeRunningProcesses(h)] for h in handles()])
     """
     with subprocess.Popen(
         [sys.executable, "-c", program], env=child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as user:
         assert user.stdout is not None
         pid = json.loads(user.stdout.readline())
-        idle, used = run(look, child)
+        idle, used = run(program_of_observer, child)
         user.kill()
     assert idle == []
     assert [row[0] for row in used] == [pid]
     assert used[0][1] >= GIB
-    assert run(look, child) == [[], []]
+    assert run(program_of_observer, child) == [[], []]
 
 
-def test_looking_does_not_load_the_driver() -> None:
+def test_reading_does_not_load_the_driver() -> None:
     program = """
         h = n.nvmlDeviceGetHandleByIndex(0)
         n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetComputeRunningProcesses(h)
-        answer("libcuda.so" in open("/proc/self/maps").read())
+        report("libcuda.so" in open("/proc/self/maps").read())
     """
-    assert ask(program) is False
+    assert evaluate(program) is False
 
 
 # MIG
@@ -128,9 +128,9 @@ def test_looking_does_not_load_the_driver() -> None:
 def test_mig_mode(capability: str, mig: int | None, expected: object) -> None:
     program = """
         h = n.nvmlDeviceGetHandleByIndex(0)
-        answer(code(n.nvmlDeviceGetMigMode, h) or n.nvmlDeviceGetMigMode(h))
+        report(code(n.nvmlDeviceGetMigMode, h) or n.nvmlDeviceGetMigMode(h))
     """
-    assert ask(program, capability=capability, mig=mig) == expected
+    assert evaluate(program, capability=capability, mig=mig) == expected
 
 
 @pytest.mark.parametrize(
@@ -140,43 +140,43 @@ def test_mig_mode(capability: str, mig: int | None, expected: object) -> None:
 def test_instances_and_holes(mig: int, indices: list[int]) -> None:
     program = """
         gpu = n.nvmlDeviceGetHandleByIndex(0)
-        found = instances(gpu)
-        answer([list(found), [n.nvmlDeviceGetIndex(h) for h in found.values()],
-                [n.nvmlDeviceGetGpuInstanceId(h) for h in found.values()],
-                [n.nvmlDeviceGetComputeInstanceId(h) for h in found.values()],
+        devices = instances(gpu)
+        report([list(devices), [n.nvmlDeviceGetIndex(h) for h in devices.values()],
+                [n.nvmlDeviceGetGpuInstanceId(h) for h in devices.values()],
+                [n.nvmlDeviceGetComputeInstanceId(h) for h in devices.values()],
                 code(n.nvmlDeviceGetMigDeviceHandleByIndex, gpu, 7)])
     """
-    assert ask(program, mig=mig) == [indices, indices, [k + 1 for k in range(mig)], [0] * mig, 2]
+    assert evaluate(program, mig=mig) == [indices, indices, [k + 1 for k in range(mig)], [0] * mig, 2]
 
 
 def test_mig_off_has_no_instances() -> None:
     program = """
-        answer([[n.nvmlDeviceGetMaxMigDeviceCount(h), code(n.nvmlDeviceGetMigDeviceHandleByIndex, h, 0)]
+        report([[n.nvmlDeviceGetMaxMigDeviceCount(h), code(n.nvmlDeviceGetMigDeviceHandleByIndex, h, 0)]
                 for h in handles()])
     """
-    assert ask(program, 3, mig=[2, None], capability=["9.0", "9.0", "7.5"]) == [[7, 0], [0, 6], [0, 3]]
+    assert evaluate(program, 3, mig=[2, None], capability=["9.0", "9.0", "7.5"]) == [[7, 0], [0, 6], [0, 3]]
 
 
 def test_identity_of_instances() -> None:
     program = """
         gpu = n.nvmlDeviceGetHandleByIndex(1)
-        found = list(instances(gpu).values())
-        uuids = [n.nvmlDeviceGetUUID(h) for h in found]
+        devices = list(instances(gpu).values())
+        uuids = [n.nvmlDeviceGetUUID(h) for h in devices]
         older = [f"MIG-{n.nvmlDeviceGetUUID(gpu)}/{k + 1}/0" for k in range(2)]
-        answer([uuids, [n.nvmlDeviceGetName(h) for h in found],
+        report([uuids, [n.nvmlDeviceGetName(h) for h in devices],
                 [n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByUUID(u)) for u in uuids + older],
-                [n.nvmlDeviceGetIndex(n.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(h)) for h in found],
-                [n.nvmlDeviceIsMigDeviceHandle(h).value for h in [gpu, *found]],
-                n.nvmlDeviceGetMemoryInfo(found[0], n.nvmlMemory_v2).total,
+                [n.nvmlDeviceGetIndex(n.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(h)) for h in devices],
+                [n.nvmlDeviceIsMigDeviceHandle(h).value for h in [gpu, *devices]],
+                n.nvmlDeviceGetMemoryInfo(devices[0], n.nvmlMemory_v2).total,
                 code(n.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, gpu), code(n.nvmlDeviceGetGpuInstanceId, gpu),
-                n.nvmlDeviceGetCudaComputeCapability(found[0])])
+                n.nvmlDeviceGetCudaComputeCapability(devices[0])])
     """
-    uuids, names, found, gpus, kinds, *rest = ask(program, 2, mig=[None, 2], name="Big", memory="8GiB")
+    uuids, names, by_uuid, gpus, are_instances, *rest = evaluate(program, 2, mig=[None, 2], name="Big", memory="8GiB")
     assert all(uuid.startswith("MIG-") for uuid in uuids)
     assert names == ["Big MIG 1g"] * 2
-    assert found == uuids * 2
+    assert by_uuid == uuids * 2
     assert gpus == [1, 1]
-    assert kinds == [0, 1, 1]
+    assert are_instances == [0, 1, 1]
     assert rest == [GIB, 2, 3, [9, 0]]
 
 
@@ -188,9 +188,19 @@ def test_instances_have_memory_and_no_telemetry() -> None:
                   n.nvmlDeviceGetPowerUsage, lambda h: n.nvmlDeviceGetTemperatureV(h, 0),
                   lambda h: n.nvmlDeviceGetClockInfo(h, 1), lambda h: n.nvmlDeviceGetMaxClockInfo(h, 1),
                   n.nvmlDeviceGetMigMode, n.nvmlDeviceGetMemoryInfo]
-        answer([[code(f, h) for f in fields] for h in (gpu, instance)])
+        report([[code(f, h) for f in fields] for h in (gpu, instance)])
     """
-    assert ask(program, mig=2) == [[3, 0, 0, 0, 0, 0, 0, 0], [3, 3, 3, 3, 3, 3, 3, 0]]
+    assert evaluate(program, mig=2) == [[3, 0, 0, 0, 0, 0, 0, 0], [3, 3, 3, 3, 3, 3, 3, 0]]
+
+
+def test_an_instance_has_no_reserve() -> None:
+    program = """
+        gpu = n.nvmlDeviceGetHandleByIndex(0)
+        memory = [n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2) for h in [gpu, *instances(gpu).values()]]
+        report([[info.total, info.reserved, info.free] for info in memory])
+    """
+    whole, instance = [8 * GIB, GIB // 2, 8 * GIB - GIB // 2], [GIB, 0, GIB]
+    assert evaluate(program, mig=2) == [whole, instance, instance]
 
 
 def test_memory_and_processes_of_an_instance() -> None:
@@ -200,9 +210,9 @@ def test_memory_and_processes_of_an_instance() -> None:
         devices = [gpu, *instances(gpu).values()]
         rows = [[[p.pid, p.usedGpuMemory, p.gpuInstanceId, p.computeInstanceId]
                  for p in n.nvmlDeviceGetComputeRunningProcesses(h)] for h in devices]
-        answer([os.getpid(), rows, [n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2).used for h in devices]])
+        report([os.getpid(), rows, [n.nvmlDeviceGetMemoryInfo(h, n.nvmlMemory_v2).used for h in devices]])
     """
-    pid, processes, used = ask(program, mig=2)
+    pid, processes, used = evaluate(program, mig=2)
     assert used[0] == used[1] >= 100 * MIB
     assert used[2] == 0
     assert processes == [[[pid, used[0], 1, 0]], [[pid, used[0], 1, 0]], []]
@@ -215,8 +225,8 @@ def test_the_driver_has_as_much_free(bytes: int) -> None:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
         memory = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0))
-        answer([free.value, total.value, memory.free, memory.total])
+        report([free.value, total.value, memory.free, memory.total])
     """
-    free, total, *nvml = ask(program)
+    free, total, *nvml = evaluate(program)
     assert [free, total] == nvml
     assert free == {MIB: 8 * GIB - 512 * MIB - MIB}.get(bytes, 0)

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from tests.support.simulation import ask, linux_only
+from tests.support.simulation import evaluate, linux_only
 
 pytestmark = linux_only
 
 P2P = """
-    answer([[n.nvmlDeviceGetP2PStatus(a, b, {capability}) for b in handles()] for a in handles()])
+    report([[n.nvmlDeviceGetP2PStatus(a, b, {capability}) for b in handles()] for a in handles()])
 """
 
 
 def p2p(capability: str, gpus: int, **machine: Any) -> Any:
-    """NVML's answer for each pair of GPUs."""
-    return ask(P2P.format(capability=f"n.NVML_P2P_CAPS_INDEX_{capability}"), gpus, **machine)
+    """NVML's result for each pair of GPUs."""
+    return evaluate(P2P.format(capability=f"n.NVML_P2P_CAPS_INDEX_{capability}"), gpus, **machine)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_linked_pairs(nvlink: Any, linked: list[tuple[int, int]]) -> None:
 
 def test_pci_reaches_every_gpu() -> None:
     assert p2p("PCI", 2) == [[0, 0], [0, 0]]
-    # The binding's number for reading is a tuple by mistake.
+    # The binding's constant for reading is a tuple by mistake.
     assert p2p("WRITE", 2) == [[0, 0], [0, 0]]
 
 
@@ -54,9 +54,9 @@ def test_links_lead_to_the_other_gpus_of_the_group() -> None:
                          [n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByPciBusId(info.busId)) for info in pci],
                          [n.nvmlDeviceGetNvLinkCapability(gpu, link, n.NVML_NVLINK_CAP_P2P_SUPPORTED) for link in used],
                          n.nvmlDeviceGetFieldValues(gpu, [n.NVML_FI_DEV_NVLINK_LINK_COUNT])[0].value.uiVal])
-        answer(ends)
+        report(ends)
     """
-    assert ask(program, 4, nvlink=[7, 7, None, 7]) == [
+    assert evaluate(program, 4, nvlink=[7, 7, None, 7]) == [
         [[1, 1, 0, 0], 3, [0, 0], [1, 3], [1, 1], 2],
         [[1, 1, 0, 0], 3, [0, 0], [0, 3], [1, 1], 2],
         [[3, 3, 3, 3], 3, [], [], [], 0],
@@ -67,11 +67,11 @@ def test_links_lead_to_the_other_gpus_of_the_group() -> None:
 def test_wrong_links() -> None:
     program = """
         gpu = n.nvmlDeviceGetHandleByIndex(0)
-        answer([code(n.nvmlDeviceGetNvLinkState, gpu, 36), code(n.nvmlDeviceGetNvLinkRemotePciInfo, gpu, 36),
+        report([code(n.nvmlDeviceGetNvLinkState, gpu, 36), code(n.nvmlDeviceGetNvLinkRemotePciInfo, gpu, 36),
                 code(n.nvmlDeviceGetNvLinkRemotePciInfo, gpu, 1), code(n.nvmlDeviceGetNvLinkCapability, gpu, 0, 6),
                 code(n.nvmlDeviceGetP2PStatus, gpu, gpu, 5), code(n.nvmlDeviceGetP2PStatus, gpu, None, 2)])
     """
-    assert ask(program, 2, nvlink=True) == [2, 2, 3, 2, 2, 2]
+    assert evaluate(program, 2, nvlink=True) == [2, 2, 3, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_wrong_links() -> None:
 )
 def test_memory_affinity(numa: Any, nodes: list[int | None]) -> None:
     program = """
-        found = []
+        values = []
         for gpu in handles():
             failure = code(n.nvmlDeviceGetMemoryAffinity, gpu, 1, n.NVML_AFFINITY_SCOPE_NODE)
             assert failure in (0, 3)
-            found.append(None if failure else n.nvmlDeviceGetMemoryAffinity(gpu, 1, n.NVML_AFFINITY_SCOPE_NODE)[0])
-        answer(found)
+            values.append(None if failure else n.nvmlDeviceGetMemoryAffinity(gpu, 1, n.NVML_AFFINITY_SCOPE_NODE)[0])
+        report(values)
     """
-    assert ask(program, 3, numa=numa) == nodes
+    assert evaluate(program, 3, numa=numa) == nodes
 
 
 @pytest.mark.parametrize("numa", [0, 63])
@@ -95,35 +95,36 @@ def test_a_program_can_bind_itself_to_the_processors(numa: int) -> None:
         words = n.nvmlDeviceGetCpuAffinity(n.nvmlDeviceGetHandleByIndex(0), 16)
         cpus = [64 * word + bit for word in range(16) for bit in range(64) if words[word] >> bit & 1]
         os.sched_setaffinity(0, cpus)
-        answer(cpus)
+        report(cpus)
     """
-    cpus = ask(program, numa=numa)
+    cpus = evaluate(program, numa=numa)
     assert set(os.sched_getaffinity(0)) <= set(cpus)
     assert len(cpus) <= (os.cpu_count() or 1) or numa == 0
 
 
 def test_processors_of_an_unknown_node() -> None:
-    program = "answer([code(n.nvmlDeviceGetCpuAffinity, handles()[0], 1), code(n.nvmlDeviceGetCpuAffinity, handles()[0], 0)])"
-    assert ask(program, numa=None) == [3, 2]
+    program = "report([code(n.nvmlDeviceGetCpuAffinity, handles()[0], 1), code(n.nvmlDeviceGetCpuAffinity, handles()[0], 0)])"
+    assert evaluate(program, numa=None) == [3, 2]
 
 
 def test_topology() -> None:
     program = """
         gpus = handles()
-        answer([[n.nvmlDeviceGetTopologyCommonAncestor(gpus[0], other) for other in gpus],
+        report([[n.nvmlDeviceGetTopologyCommonAncestor(gpus[0], other) for other in gpus],
                 [[n.nvmlDeviceGetIndex(h) for h in n.nvmlDeviceGetTopologyNearestGpus(gpus[0], level)]
-                 for level in (n.NVML_TOPOLOGY_NODE, n.NVML_TOPOLOGY_SYSTEM, n.NVML_TOPOLOGY_SINGLE)]])
+                 for level in (n.NVML_TOPOLOGY_NODE, n.NVML_TOPOLOGY_SYSTEM, n.NVML_TOPOLOGY_SINGLE,
+                               n.NVML_TOPOLOGY_INTERNAL)]])
     """
-    assert ask(program, 4, numa=[0, 0, 1]) == [[0, 40, 50, 50], [[1], [2, 3], []]]
+    assert evaluate(program, 4, numa=[0, 0, 1]) == [[0, 40, 50, 50], [[1], [2, 3], [], []]]
 
 
 def test_the_driver_knows_the_node_too() -> None:
     program = """
-        cuda, value, found = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), []
+        cuda, value, values = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), []
         assert cuda.cuInit(0) == 0
         for device in range(3):
             assert cuda.cuDeviceGetAttribute(ctypes.byref(value), 134, device) == 0
-            found.append(value.value)
-        answer(found)
+            values.append(value.value)
+        report(values)
     """
-    assert ask(program, 3, numa=[2, (0, 1), None]) == [2, -1, -1]
+    assert evaluate(program, 3, numa=[2, (0, 1), None]) == [2, -1, -1]

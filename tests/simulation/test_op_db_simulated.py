@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support import operators
+from tests.simulation import operators
 
 SAMPLE_STEP = 8
 CHUNKS = 16

@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
-from tests.support.simulation_driver import DRIVER, ask, needs_cuda_torch
+from tests.support.simulation_driver import DRIVER, evaluate, needs_cuda_torch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,27 +35,27 @@ def events(log: Path) -> list[str]:
 class TestInitialization:
     def test_counting_before_initialization_is_an_error_and_initializes_nothing(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
-        assert ask("answer(count(), count(), cuda.cuInit(0), count())", gpus=2, log=log) == [[3, -1], [3, -1], 0, [0, 2]]
+        assert evaluate("report(count(), count(), cuda.cuInit(0), count())", gpus=2, log=log) == [[3, -1], [3, -1], 0, [0, 2]]
         assert events(log) == ["cuInit"]
 
     def test_initializing_twice_happens_once(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
-        assert ask("answer(cuda.cuInit(0), cuda.cuInit(0), cuda.cuInit(1))", log=log) == [0, 0, 1]
+        assert evaluate("report(cuda.cuInit(0), cuda.cuInit(0), cuda.cuInit(1))", log=log) == [0, 0, 1]
         assert events(log) == ["cuInit"]
 
     def test_no_gpu_is_an_error(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
-        assert ask("answer(cuda.cuInit(0), count())", gpus=0, log=log) == [100, [3, -1]]
+        assert evaluate("report(cuda.cuInit(0), count())", gpus=0, log=log) == [100, [3, -1]]
         assert events(log) == []
 
     def test_delay(self) -> None:
-        program = "import time; begin = time.monotonic(); cuda.cuInit(0); answer(time.monotonic() - begin)"
-        (seconds,) = ask(program, {"ACCELERATOR_SIM_INIT_DELAY": "nvmlInit:5000,cuInit:300"})
+        program = "import time; begin = time.monotonic(); cuda.cuInit(0); report(time.monotonic() - begin)"
+        (seconds,) = evaluate(program, {"ACCELERATOR_SIM_INIT_DELAY": "nvmlInit:5000,cuInit:300"})
         assert 0.3 <= seconds < 2
 
     def test_visible_devices_are_read_once(self) -> None:
-        program = "cuda.cuInit(0); os.environ['CUDA_VISIBLE_DEVICES'] = '0'; cuda.cuInit(0); answer(count())"
-        assert ask(program, gpus=3) == [[0, 3]]
+        program = "cuda.cuInit(0); os.environ['CUDA_VISIBLE_DEVICES'] = '0'; cuda.cuInit(0); report(count())"
+        assert evaluate(program, gpus=3) == [[0, 3]]
 
     @needs_cuda_torch
     def test_importing_torch_initializes_nothing(self, tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def in_child(function):
 """
 
     def test_a_child_of_an_initialized_process_is_refused(self) -> None:
-        program = "cuda.cuInit(0); answer(in_child(lambda: (cuda.cuInit(0), count(), allocate(1))), count())"
-        assert ask(self.CHILD + program, gpus=2) == [[3, [3, -1], 3], [0, 2]]
+        program = "cuda.cuInit(0); report(in_child(lambda: (cuda.cuInit(0), count(), allocate(1))), count())"
+        assert evaluate(self.CHILD + program, gpus=2) == [[3, [3, -1], 3], [0, 2]]
 
     @pytest.mark.parametrize("major", [12, 13])
     def test_the_runtime_refuses_too(self, major: int) -> None:
@@ -111,16 +111,16 @@ device = ctypes.c_int()
 def calls():
     return runtime.cudaGetDevice(ctypes.byref(device)), runtime.cudaDeviceSynchronize(), runtime.cudaGetLastError()
 runtime.cudaSetDevice(0)
-answer(calls(), in_child(calls))
+report(calls(), in_child(calls))
 """
-        assert ask(self.CHILD + program) == [[0, 0, 0], [3, 3, 3]]
+        assert evaluate(self.CHILD + program) == [[0, 0, 0], [3, 3, 3]]
 
     def test_a_child_forked_before_is_not(self) -> None:
-        assert ask(self.CHILD + "answer(in_child(lambda: (cuda.cuInit(0), count())))", gpus=2) == [[0, [0, 2]]]
+        assert evaluate(self.CHILD + "report(in_child(lambda: (cuda.cuInit(0), count())))", gpus=2) == [[0, [0, 2]]]
 
-    def test_a_process_that_found_no_device_poisons_nothing(self) -> None:
-        program = "cuda.cuInit(0); answer(in_child(lambda: cuda.cuInit(0)))"
-        assert ask(self.CHILD + program, gpus=0) == [100]
+    def test_a_process_without_devices_breaks_no_fork(self) -> None:
+        program = "cuda.cuInit(0); report(in_child(lambda: cuda.cuInit(0)))"
+        assert evaluate(self.CHILD + program, gpus=0) == [100]
 
     @needs_cuda_torch
     def test_torch_refuses_to_initialize_again(self) -> None:
@@ -173,17 +173,17 @@ class TestFailures:
     @pytest.mark.parametrize(("errors", "code"), [("cuInit:999", 999), ("cuI*:802", 802), ("cuInitialize:1", 0)])
     def test_initialization(self, errors: str, code: int, tmp_path: Path) -> None:
         log = tmp_path / "log"
-        assert ask("answer(cuda.cuInit(0))", errors=errors, log=log) == [code]
+        assert evaluate("report(cuda.cuInit(0))", errors=errors, log=log) == [code]
         assert events(log) == ([] if code else ["cuInit"])
 
     def test_one_gpu_of_two(self) -> None:
-        program = "cuda.cuInit(0); answer(use(0), allocate(1), use(1), allocate(1))"
-        assert ask(program, gpus=2, errors="cuMemAlloc_v2@1:2") == [0, 0, 0, 2]
-        assert ask(program, gpus=2, errors="cuDevicePrimaryCtxRetain@1:46") == [0, 0, 46, 0]
+        program = "cuda.cuInit(0); report(use(0), allocate(1), use(1), allocate(1))"
+        assert evaluate(program, gpus=2, errors="cuMemAlloc_v2@1:2") == [0, 0, 0, 2]
+        assert evaluate(program, gpus=2, errors="cuDevicePrimaryCtxRetain@1:46") == [0, 0, 46, 0]
 
     def test_gpus_are_named_physically(self) -> None:
-        program = "cuda.cuInit(0); answer(use(0), use(1))"
-        assert ask(program, {"CUDA_VISIBLE_DEVICES": "1,0"}, gpus=2, errors="cuDevicePrimaryCtxRetain@1:2") == [2, 0]
+        program = "cuda.cuInit(0); report(use(0), use(1))"
+        assert evaluate(program, {"CUDA_VISIBLE_DEVICES": "1,0"}, gpus=2, errors="cuDevicePrimaryCtxRetain@1:2") == [2, 0]
 
     @needs_cuda_torch
     @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ class TestFailures:
         assert message in run(source, simulated_environment(gpus=2, errors=errors))
 
     DRIVERS = (
-        ({"driver": "absent"}, "DiscoveryResult no NVIDIA driver on your system"),
+        ({"driver": "absent"}, "Found no NVIDIA driver on your system"),
         ({"driver": "old"}, "(found version 11040)"),
         ({"driver": "broken"}, "unknown error"),
         ({"gpus": 0}, "No CUDA GPUs are available"),
@@ -238,25 +238,25 @@ class TestSharedMachine:
 
     def test_memory_of_other_processes_counts(self, tmp_path: Path) -> None:
         environment = simulated_environment(memory="1GiB", state=tmp_path / "state")
-        source = DRIVER + f"cuda.cuInit(0); answer(use(0), allocate({600 * MIB}), free())\nsys.stdin.read()"
+        source = DRIVER + f"cuda.cuInit(0); report(use(0), allocate({600 * MIB}), free())\nsys.stdin.read()"
         command = [sys.executable, "-c", source]
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout
             assert other.stdin
             assert json.loads(other.stdout.readline()) == [0, 0, 424 * MIB - RESERVE]
-            program = DRIVER + f"cuda.cuInit(0); use(0); answer(free(), allocate({600 * MIB}), allocate({400 * MIB}))"
+            program = DRIVER + f"cuda.cuInit(0); use(0); report(free(), allocate({600 * MIB}), allocate({400 * MIB}))"
             assert json.loads(run(program, environment)) == [424 * MIB - RESERVE, 2, 0]
             other.stdin.close()
         assert json.loads(run(program, environment)) == [GIB - RESERVE, 0, 0]
 
     def test_memory_comes_back_when_a_process_is_killed(self, tmp_path: Path) -> None:
         environment = simulated_environment(memory="1GiB", state=tmp_path / "state")
-        source = DRIVER + f"cuda.cuInit(0); use(0); answer(allocate({GIB}))\nsys.stdin.read()"
+        source = DRIVER + f"cuda.cuInit(0); use(0); report(allocate({GIB}))\nsys.stdin.read()"
         command = [sys.executable, "-c", source]
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout
             assert json.loads(other.stdout.readline()) == [0]
-            program = DRIVER + f"cuda.cuInit(0); use(0); answer(free(), allocate({GIB}))"
+            program = DRIVER + f"cuda.cuInit(0); use(0); report(free(), allocate({GIB}))"
             assert json.loads(run(program, environment)) == [0, 2]
             other.send_signal(signal.SIGKILL)
             # Not waited for yet: what holds no memory any more is a zombie.
@@ -266,7 +266,7 @@ class TestSharedMachine:
             assert json.loads(run(program, environment)) == [GIB - RESERVE, 0]
 
     def test_without_a_state_file_each_process_has_the_machine_to_itself(self) -> None:
-        assert ask(f"cuda.cuInit(0); answer(use(0), allocate({GIB}), allocate(1))", memory="1GiB") == [0, 0, 2]
+        assert evaluate(f"cuda.cuInit(0); report(use(0), allocate({GIB}), allocate(1))", memory="1GiB") == [0, 0, 2]
 
 
 class TestVirtualMemory:
@@ -296,7 +296,7 @@ cuda.cuMemAddressReserve(ctypes.byref(base), size(16 * MIB), size(0), size(0), s
 
     def test_physical_memory_is_charged_once_and_until_its_last_use(self) -> None:
         program = """
-answer(base.value % (2 * MIB), create(MIB), create(4 * MIB), free(), map(handle, 0), map(handle, 4 * MIB), free(),
+report(base.value % (2 * MIB), create(MIB), create(4 * MIB), free(), map(handle, 0), map(handle, 4 * MIB), free(),
        cuda.cuMemsetD32Async(at(0), 7, size(MIB), None), read(8 * MIB - 4), map(handle, 0)[0],
        cuda.cuMemRelease(handle), free(), cuda.cuMemUnmap(at(0), size(8 * MIB)), free(),
        create(2**30), create(4 * MIB), cuda.cuMemAddressFree(base, size(16 * MIB)))
@@ -304,7 +304,7 @@ answer(base.value % (2 * MIB), create(MIB), create(4 * MIB), free(), map(handle,
         free = GIB - RESERVE
         used = free - 4 * MIB
         mapped = [0, 0]
-        assert ask(self.PROGRAM + program, memory="1GiB") == [
+        assert evaluate(self.PROGRAM + program, memory="1GiB") == [
             *(0, 1, 0, used, mapped, mapped, used),
             *(0, [0, 7], 1),
             *(0, used, 0, free),
@@ -313,21 +313,21 @@ answer(base.value % (2 * MIB), create(MIB), create(4 * MIB), free(), map(handle,
 
     def test_a_shared_descriptor_is_the_same_memory(self) -> None:
         program = """
-answer(create(4 * MIB), cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), handle, 1, size(0)),
+report(create(4 * MIB), cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), handle, 1, size(0)),
        cuda.cuMemImportFromShareableHandle(ctypes.byref(imported), ctypes.c_void_p(descriptor.value), 1), free(),
        map(handle, 0), map(imported, 4 * MIB), cuda.cuStreamWriteValue32(None, at(8), 5, 0), read(4 * MIB + 8))
 """
         mapped = [0, 0]
-        assert ask(self.PROGRAM + program, memory="1GiB") == [0, 0, 0, GIB - RESERVE - 4 * MIB, mapped, mapped, 0, [0, 5]]
+        assert evaluate(self.PROGRAM + program, memory="1GiB") == [0, 0, 0, GIB - RESERVE - 4 * MIB, mapped, mapped, 0, [0, 5]]
 
     def test_what_cannot_be_imported_leaves_no_descriptor(self) -> None:
         program = """
 empty = os.memfd_create("empty")
 before = os.listdir("/proc/self/fd")
-answer(cuda.cuMemImportFromShareableHandle(ctypes.byref(imported), ctypes.c_void_p(empty), 1),
+report(cuda.cuMemImportFromShareableHandle(ctypes.byref(imported), ctypes.c_void_p(empty), 1),
        cuda.cuMemImportFromShareableHandle(None, ctypes.c_void_p(empty), 1), os.listdir("/proc/self/fd") == before)
 """
-        assert ask(self.PROGRAM + program, memory="1GiB") == [1, 1, True]
+        assert evaluate(self.PROGRAM + program, memory="1GiB") == [1, 1, True]
 
 
 @needs_cuda_torch
@@ -386,36 +386,36 @@ class TestBetweenProcesses:
         import torch
         import torch.multiprocessing as mp
 
-        def child(questions, answers):
-            tensor, handle = questions.get()
+        def child(commands, results):
+            tensor, handle = commands.get()
             assert tensor.device == torch.device("cuda:0")
-            answers.put(tensor.cpu().tolist())
+            results.put(tensor.cpu().tolist())
             tensor.copy_(torch.arange(100.0))
             event = torch.cuda.Event.from_ipc_handle(0, handle)
-            answers.put(event.query())
-            assert questions.get() == "recorded"
-            answers.put(event.query())
+            results.put(event.query())
+            assert commands.get() == "recorded"
+            results.put(event.query())
             event.synchronize()
-            answers.put(event.query())
-            answers.put(tensor.cpu().tolist())
+            results.put(event.query())
+            results.put(tensor.cpu().tolist())
 
         if __name__ == "__main__":
             context = mp.get_context("spawn")
-            questions, answers = context.Queue(), context.Queue()
-            process = context.Process(target=child, args=(questions, answers))
+            commands, results = context.Queue(), context.Queue()
+            process = context.Process(target=child, args=(commands, results))
             process.start()
             tensor = torch.full((100,), 5.0).cuda()
             event = torch.cuda.Event(interprocess=True)
-            questions.put((tensor, event.ipc_handle()))
-            assert answers.get(timeout=60) == [5.0] * 100
-            print(answers.get(timeout=60))
+            commands.put((tensor, event.ipc_handle()))
+            assert results.get(timeout=60) == [5.0] * 100
+            print(results.get(timeout=60))
             assert torch.equal(tensor.cpu(), torch.arange(100.0))
             tensor.copy_(torch.full((100,), 8.0))
             torch.cuda._sleep(1_000_000_000)
             event.record()
-            questions.put("recorded")
-            print(answers.get(timeout=60), answers.get(timeout=60))
-            assert answers.get(timeout=60) == [8.0] * 100
+            commands.put("recorded")
+            print(results.get(timeout=60), results.get(timeout=60))
+            assert results.get(timeout=60) == [8.0] * 100
             process.join()
             sys.exit(process.exitcode)
     """

@@ -25,7 +25,7 @@ def write(directory: Path, source: str, name: str = "test_it.py") -> Path:
 
 
 def start(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest with the plug-in on what is in a directory."""
+    """Run pytest with the plug-in on the tests of a directory."""
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--rootdir", str(directory), *arguments]
     environment = plain_environment(**variables)
     environment.pop("PYTEST_XDIST_WORKER", None)  # this test's own
@@ -33,14 +33,14 @@ def start(directory: Path, *arguments: str, **variables: str) -> subprocess.Comp
 
 
 def counts(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
-    """What pytest says last, such as {"passed": 2}."""
+    """Return the counts of pytest's last line, such as {"passed": 2}."""
     last = [line for line in done.stdout.splitlines() if re.search(r" in [0-9.]+s", line)]
     assert last, done.stdout + done.stderr
-    return {word: int(number) for number, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|xpassed|error)", last[-1])}
+    return {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|xpassed|error)", last[-1])}
 
 
 def results(path: Path) -> list[tuple[str, list[tuple[str, str | None, str]]]]:
-    """Each test of a JUnit file with what is said of it, without times, addresses and process ids."""
+    """Return each test of a JUnit file and its outcome, without times, addresses and process ids."""
     return [
         (
             f"{case.get('classname')}.{case.get('name')}",
@@ -54,7 +54,7 @@ def clean(text: str) -> str:
     return re.sub(r"0x[0-9a-f]+|pid \d+", "...", text)
 
 
-EVERY_KIND = """
+EVERY_OUTCOME = """
     import os, sys, unittest, warnings
     import pytest
 
@@ -133,7 +133,7 @@ EVERY_KIND = """
 
 @on_simulated_gpus
 def test_everything_arrives_as_in_a_normal_run(tmp_path: Path) -> None:
-    write(tmp_path, EVERY_KIND)
+    write(tmp_path, EVERY_OUTCOME)
     normal = start(tmp_path, "--junitxml=normal.xml", "-rA")
     marked = start(tmp_path, "--junitxml=marked.xml", "-rA", MARKED="1")
     assert counts(marked) == counts(normal) == {"failed": 4, "passed": 7, "skipped": 3, "xfailed": 1, "error": 2}
@@ -294,7 +294,7 @@ def test_what_cannot_be_collected_there(tmp_path: Path) -> None:
     assert counts(done) == {"error": 3}, done.stdout
     assert "could not be collected on its simulated machine" in done.stdout
     assert "RuntimeError: one is too few" in done.stdout
-    assert "on its simulated machine it was not" in done.stdout
+    assert "its simulated machine did not: collection depends on the machine" in done.stdout
     assert "the server process of the test's simulated machine ended with status" in done.stdout
 
 
@@ -429,9 +429,9 @@ print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, ob
     assert first[0] == "1"
     assert lines[-1] == "4"
     assert lines[-2] == "5"
-    told = next(line.split()[1] for line in lines if line.startswith("given"))
-    assert told != first[1]
-    assert "cannot follow; name its module with -p" in done.stderr
+    printed = next(line.split()[1] for line in lines if line.startswith("given"))
+    assert printed != first[1]
+    assert "cannot get the plug-in" in done.stderr
 
 
 @on_simulated_gpus
@@ -443,7 +443,7 @@ def test_a_crash_of_the_session(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--simulate-memory", "1GiB"], "--simulate-gpus are, which is missing"),
+        (["--simulate-memory", "1GiB"], "of --simulate-gpus, which is missing"),
         (["--simulate-gpus", "x"], "invalid int value: 'x'"),
     ],
 )
@@ -468,21 +468,26 @@ def test_wrong_machines(arguments: list[str], message: str, tmp_path: Path) -> N
 
 
 @on_simulated_gpus
-@pytest.mark.parametrize(
-    ("mark", "message"),
-    [
-        ("simulated_machine(gpus=200)", "test_it.py::test_it: simulated_machine: gpus must be between 0 and 128"),
-        ("simulated_machine(graphics=2)", "unexpected keyword argument 'graphics'"),
-        ("min_gpus('2')", "test_it.py::test_it: min_gpus takes the number of GPUs"),
-        ("min_gpus", "min_gpus takes the number of GPUs"),
-        ("min_gpus(1, n=2)", "min_gpus takes the number of GPUs"),
-    ],
-)
-def test_wrong_marks(mark: str, message: str, tmp_path: Path) -> None:
-    write(tmp_path, f"import pytest\n@pytest.mark.{mark}\ndef test_it():\n    pass\n")
+def test_a_wrong_mark_fails_its_test_alone(tmp_path: Path) -> None:
+    messages = {
+        "simulated_machine(gpus=200)": "simulated_machine: gpus must be between 0 and 128, not 200",
+        "simulated_machine(compute='no')": "simulated_machine: compute must be True or False, not 'no'",
+        "simulated_machine(gpu=2)": "simulated_machine: got an unexpected keyword argument 'gpu'; the arguments are gpus, ",
+        "simulated_machine(1, 2)": "simulated_machine: too many positional arguments; the arguments are gpus, memory,",
+        "min_gpus('2')": "min_gpus takes the number of GPUs, as in min_gpus(2)",
+        "min_gpus": "min_gpus takes the number of GPUs, as in min_gpus(2)",
+        "min_gpus(1, n=2)": "min_gpus takes the number of GPUs, as in min_gpus(2)",
+    }
+    tests = [f"@pytest.mark.{mark}\ndef test_{n}(unused):\n    pass\n" for n, mark in enumerate(messages)]
+    fixture = "import pytest\n@pytest.fixture(scope='session')\ndef unused():\n    raise AssertionError('was set up')\n"
+    right = "@pytest.mark.simulated_machine(gpus=1)\ndef test_right():\n    pass\ndef test_plain():\n    pass\n"
+    write(tmp_path, fixture + "\n".join(tests) + right)
     done = start(tmp_path)
-    assert done.returncode == 4
-    assert message in done.stderr + done.stdout
+    assert counts(done) == {"passed": 2, "error": len(messages)}, done.stdout
+    assert done.returncode == 1
+    assert "was set up" not in done.stdout
+    for message in messages.values():
+        assert f"\n{message}" in done.stdout
 
 
 @on_simulated_gpus
@@ -490,7 +495,7 @@ def test_a_plug_in_that_a_conftest_loads(tmp_path: Path) -> None:
     write(tmp_path, "def test_it():\n    pass\n")
     (tmp_path / "conftest.py").write_text(f"pytest_plugins = ['{PLUGIN}']\n")
     command = [sys.executable, "-m", "pytest", "--simulate-gpus", "2", "--rootdir", str(tmp_path)]
-    environment = plain_environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # which would load it before, where it is installed
+    environment = plain_environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # otherwise an installed plug-in loads earlier
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 4
     assert f"add '-p {PLUGIN}'" in done.stderr

@@ -10,15 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support import simulated_environment, training_ranks, trainings
+from tests.simulation import training_ranks, trainings
+from tests.simulation.trainings import assert_same_losses, cross_entropy
+from tests.support import simulated_environment
 from tests.support.simulation import REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
-from tests.support.trainings import assert_same_losses, cross_entropy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = [linux_only, needs_cuda_torch]
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("rank trainings")]
 
 WORLD_SIZES = (2, pytest.param(4, marks=pytest.mark.slow))
 
@@ -27,7 +28,7 @@ WORLD_SIZES = (2, pytest.param(4, marks=pytest.mark.slow))
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of each rank."""
     file = tmp_path_factory.mktemp("ranks") / "results"
-    command = [sys.executable, "-m", "tests.support.training_ranks", str(request.param), str(file)]
+    command = [sys.executable, "-m", "tests.simulation.training_ranks", str(request.param), str(file)]
     environment = simulated_environment(gpus=request.param)
     child = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=280, check=False)
     assert child.returncode == 0, child.stderr[-6000:]

@@ -1,4 +1,4 @@
-"""Tools that others wrote to look at GPUs run clean on a simulated machine: those of them that are installed."""
+"""Third-party GPU monitors run cleanly on a simulated machine. Those that are not installed are skipped."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_tool_of_others(module: str, arguments: list[str], mig: int | None) ->
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
     if module == "torch" and mig and BUILD is not None and BUILD.version.startswith("2.6."):
-        pytest.skip("torch 2.6 counts the whole GPUs where the driver shows one MIG instance")
+        pytest.skip("torch 2.6 counts whole GPUs although the driver shows one MIG instance")
     child = simulated_environment(gpus=2, mig=mig)
     done = subprocess.run(
         [sys.executable, *arguments], env=child, capture_output=True, text=True, timeout=DEADLINE, check=False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -63,6 +64,14 @@ class TestStreams:
         assert (least.value, greatest.value) == (0, -5)
         assert torch.cuda.Stream(priority=-1).priority == -1
         assert torch.cuda.Stream().priority == 0
+
+    @pytest.mark.parametrize(("requested", "expected"), [(-3, -3), (-6, -5), (-1000, -5), (1, 0), (1000, 0)])
+    def test_priorities_are_clamped(self, runtime: ctypes.CDLL, requested: int, expected: int) -> None:
+        stream, priority = ctypes.c_void_p(), ctypes.c_int(77)
+        assert runtime.cudaStreamCreateWithPriority(ctypes.byref(stream), 1, requested) == 0
+        assert runtime.cudaStreamGetPriority(stream, ctypes.byref(priority)) == 0
+        assert priority.value == expected
+        assert runtime.cudaStreamDestroy(stream) == 0
 
     def test_unknown_stream_is_an_error(self, runtime: ctypes.CDLL) -> None:
         no_stream = ctypes.create_string_buffer(256)
@@ -133,6 +142,31 @@ class TestEvents:
         assert runtime.cudaEventDestroy(event) == 0
         assert runtime.cudaGetLastError() == 400
 
+    def test_elapsed_time_over_two_devices_is_an_error(self, runtime: ctypes.CDLL) -> None:
+        milliseconds, events = ctypes.c_float(), [ctypes.c_void_p(), ctypes.c_void_p()]
+        for device, event in enumerate(events):
+            with torch.cuda.device(device):
+                assert runtime.cudaEventCreate(ctypes.byref(event)) == 0
+                assert runtime.cudaEventRecord(event, None) == 0
+                assert runtime.cudaEventElapsedTime(ctypes.byref(milliseconds), event, event) == 0
+        assert runtime.cudaEventElapsedTime(ctypes.byref(milliseconds), *events) == 400
+        assert runtime.cudaGetLastError() == 400
+        for event in events:
+            assert runtime.cudaEventDestroy(event) == 0
+
+    def test_an_exported_event_gives_its_descriptor_back(self, runtime: ctypes.CDLL) -> None:
+        def descriptors() -> int:
+            return len(os.listdir("/proc/self/fd"))
+
+        interprocess_without_timing = 6
+        before, handle = descriptors(), (ctypes.c_char * 64)()
+        event = ctypes.c_void_p()
+        assert runtime.cudaEventCreateWithFlags(ctypes.byref(event), interprocess_without_timing) == 0
+        assert runtime.cudaIpcGetEventHandle(handle, event) == 0
+        assert descriptors() == before + 1
+        assert runtime.cudaEventDestroy(event) == 0
+        assert descriptors() == before
+
 
 class TestRandomStates:
     def test_state_round_trip(self) -> None:
@@ -201,6 +235,19 @@ class TestGraphs:
         source.fill_(9)
         graph.replay()
         assert target.cpu().eq(9).all()
+
+    def test_a_graph_releases_its_user_objects(self, runtime: ctypes.CDLL) -> None:
+        move, destroyed = 1, []
+        destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(destroyed.append)
+        stream, graph, user_object = torch.cuda.Stream(), ctypes.c_void_p(), ctypes.c_void_p()
+        self.begin(runtime, stream)
+        assert runtime.cudaStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph)) == 0
+        assert runtime.cudaUserObjectCreate(ctypes.byref(user_object), ctypes.c_void_p(7), destroy, 1, 1) == 0
+        assert runtime.cudaGraphRetainUserObject(graph, user_object, 2, 0) == 0
+        assert runtime.cudaGraphRetainUserObject(graph, user_object, 1, move) == 0
+        assert destroyed == []
+        assert runtime.cudaGraphDestroy(graph) == 0
+        assert destroyed == [7]
 
     # What goes wrong in a capture is tried without torch.cuda.graph: torch 2.6 does not recover from a failed capture.
     def begin(self, runtime: ctypes.CDLL, stream: torch.cuda.Stream) -> None:

@@ -1,95 +1,24 @@
 """Every symbol that the installed torch takes from CUDA is in the simulation, with the right version node.
 
-A symbol that the simulation forgot could otherwise be found in the real runtime of the wheel, which comes later in the
-loader's search, and fail only when a test happens to call it. Nothing of torch is loaded here: the ELF files are read.
+The loader would resolve a missing symbol in the real runtime of the wheel, which comes later in its search order, and only
+a test that calls the symbol would fail. These tests read the ELF files and do not load torch.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import mmap
+import json
 import re
-import struct
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from accelerator.simulation import _build
+from tests.simulation.elf import ElfSymbols, Symbol
+from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
 
 pytestmark = linux_only
-
-
-class Symbol(NamedTuple):
-    name: str
-    version: str  # "" if it has none
-
-
-class ElfSymbols:
-    """The dynamic symbols of a 64-bit little-endian ELF file."""
-
-    def __init__(self, path: Path) -> None:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if data[:6] != b"\x7fELF\x02\x01":
-                raise ValueError(f"{path} is not a 64-bit little-endian ELF file")
-            self._data = data
-            self._sections = self._read_sections()
-            versions = self._read_versions()
-            self.undefined: set[Symbol] = set()
-            self.defined: set[Symbol] = set()
-            for name, is_defined, index in self._read_symbols():
-                target = self.defined if is_defined else self.undefined
-                target.add(Symbol(name, versions.get(index, "")))
-            del self._data
-
-    def _read_sections(self) -> dict[int, tuple[int, int, int]]:
-        """Offset, size and linked section's offset by section type; each type read here occurs once."""
-        (table,) = struct.unpack_from("<Q", self._data, 0x28)
-        size, count = struct.unpack_from("<HH", self._data, 0x3A)
-        headers = [struct.unpack_from("<IIQQQQII", self._data, table + i * size) for i in range(count)]
-        return {h[1]: (h[4], h[5], headers[h[6]][4]) for h in headers}
-
-    def _text(self, offset: int) -> str:
-        return self._data[offset : self._data.find(b"\0", offset)].decode()
-
-    def _read_symbols(self) -> list[tuple[str, bool, int]]:
-        dynsym, versym = 11, 0x6FFFFFFF
-        offset, size, strings = self._sections[dynsym]
-        versions = self._sections.get(versym)
-        found = []
-        for i in range(1, size // 24):
-            name, _, _, section = struct.unpack_from("<IBBH", self._data, offset + 24 * i)
-            index = struct.unpack_from("<H", self._data, versions[0] + 2 * i)[0] & 0x7FFF if versions else 0
-            found.append((self._text(strings + name), section != 0, index))
-        return found
-
-    def _read_versions(self) -> dict[int, str]:
-        """Version names by index: the nodes a library asks for, and those it defines."""
-        verneed, verdef = 0x6FFFFFFE, 0x6FFFFFFD
-        names: dict[int, str] = {}
-        if verneed in self._sections:
-            entry, _, strings = self._sections[verneed]
-            while True:
-                _, count, _, first, following = struct.unpack_from("<HHIII", self._data, entry)
-                part = entry + first
-                for _ in range(count):
-                    _, _, index, name, step = struct.unpack_from("<IHHII", self._data, part)
-                    names[index] = self._text(strings + name)
-                    part += step
-                if not following:
-                    break
-                entry += following
-        if verdef in self._sections:
-            entry, _, strings = self._sections[verdef]
-            while True:
-                _, flags, index, _, _, first, following = struct.unpack_from("<HHHHIII", self._data, entry)
-                if not flags & 1:  # the first one is the library itself
-                    names[index] = self._text(strings + struct.unpack_from("<I", self._data, entry + first)[0])
-                if not following:
-                    break
-                entry += following
-        return names
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +40,7 @@ def imported(torch_directory: Path) -> dict[str, set[Symbol]]:
 
 @pytest.fixture(scope="module")
 def simulated() -> set[Symbol]:
-    root = _build.libraries()
+    root = _build.ensure_built()
     files = [*_build.PRELOADED, "driver/libcuda.so.1", "nvml/libnvidia-ml.so.1"]
     return set().union(*(ElfSymbols(root / file).defined for file in files))
 
@@ -145,7 +74,7 @@ def test_driver_symbols_of_the_compiler_library_are_complete(imported: dict[str,
     assert wanted - simulated == set()
 
 
-def test_entry_points_that_torch_looks_up_exist(torch_directory: Path, simulated: set[Symbol]) -> None:
+def test_entry_points_that_torch_needs_exist(torch_directory: Path, simulated: set[Symbol]) -> None:
     header = (torch_directory / "include" / "c10" / "cuda" / "driver_api.h").read_text()
     entry_points = re.findall(r"_\((cu[A-Z]\w*|nvml\w+)(, \d+)?\)", header)
     assert len(entry_points) > 20
@@ -165,3 +94,101 @@ def test_nothing_but_the_interface_is_exported(simulated: set[Symbol]) -> None:
     names = r"cuda[A-Z]|__cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|nccl[A-Z]|accelerator_sim"
     interface = re.compile(names + r"|lib.*\.so\.\d+$|pthread_exit$")
     assert {name for name in exported if not interface.match(name)} == set()
+
+
+# The libraries that the simulation replaces.
+NATIVE = Path(_build.__file__).parent / "native"
+REPLACED = {"libcudart.so.12", "libcudart.so.13", "libcupti.so.13"}
+
+
+def listed(name: str) -> set[str]:
+    """The names of a list that tests/simulation/exported_names.py wrote."""
+    text = (NATIVE / f"names_{name}.h").read_text()
+    return set(re.findall(r"^(?:NAME|DEVICE_NAME|VARIANT)\((\w+)", text, re.MULTILINE))
+
+
+def test_all_names_of_the_replaced_libraries_are_exported(torch_directory: Path, simulated: set[Symbol]) -> None:
+    wheels = torch_directory.parent / "nvidia"
+    libraries = [path for path in wheels.rglob("*.so.*") if path.name in REPLACED]
+    if not libraries:
+        pytest.skip("the CUDA libraries are not in wheels")
+    for library in libraries:
+        exported = ElfSymbols(library).defined
+        assert len(exported) > 200
+        # NVTX loads the injection functions by a path that it is given, not by the library's name.
+        names = {symbol for symbol in exported if symbol.name != symbol.version and "InjectionNvtx" not in symbol.name}
+        assert names - simulated == set(), library
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "count"),
+    [
+        ("cudart_12", "libcudart.so.12", 400),
+        ("cudart_13", "libcudart.so.13", 400),
+        ("cupti_13", "libcupti.so.13", 200),
+        ("cuda", "", 600),
+        ("nvml", "", 400),
+    ],
+)
+def test_all_listed_names_are_exported(name: str, node: str, count: int, simulated: set[Symbol]) -> None:
+    names = listed(name)
+    assert len(names) > count
+    assert {Symbol(function, node) for function in names} - simulated == set()
+
+
+def test_no_simulated_function_is_missing_in_the_lists(simulated: set[Symbol]) -> None:
+    # A misspelled function would be exported beside the stub of the right name.
+    names = set().union(*map(listed, ("cudart_12", "cudart_13", "cupti_13", "cuda", "nvml")))
+    ours = {symbol.name for symbol in simulated if re.match("(__)?cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]", symbol.name)}
+    assert ours - names == set()
+
+
+def test_what_is_not_simulated_is_not_supported() -> None:
+    program = """
+        import ctypes, json, sys
+        driver, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
+        codes = [driver.cuMemPrefetchAsync(), nvml.nvmlUnitGetCount()]
+        for major in (12, 13):
+            runtime = ctypes.CDLL(f"libcudart.so.{major}")
+            codes += [runtime.cudaGetLastError(), runtime.cudaMemPrefetchAsync(), runtime.cudaGetLastError()]
+        driver.cuInit(0), nvml.nvmlInit_v2()
+        device = ctypes.c_void_p()
+        nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+        codes += [driver.cuMemPrefetchAsync(), driver.cuMemPrefetchAsync_ptsz(), nvml.nvmlUnitGetCount(),
+                  nvml.nvmlDeviceGetSerial(device), nvml.nvmlDeviceGetSerial(None)]
+        codes += [ctypes.CDLL("libcupti.so.13").cuptiActivityEnable()]
+        print(json.dumps(codes))
+    """
+    codes = json.loads(run(program, simulated_environment()))
+    uninitialized, runtimes = [3, 1], [0, 801, 801, 0, 801, 801]
+    assert codes == uninitialized + runtimes + [801, 801, 3, 3, 2, 15]
+
+
+def test_a_variant_does_what_its_function_does() -> None:
+    program = """
+        import ctypes, json
+        runtime, address, data = ctypes.CDLL("libcudart.so.13"), ctypes.c_void_p(), ctypes.create_string_buffer(b"data")
+        codes = [runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(4))]
+        codes.append(runtime.cudaMemcpyAsync_ptsz(address, data, ctypes.c_size_t(4), 1, None))
+        target = ctypes.create_string_buffer(5)
+        codes.append(runtime.cudaMemcpy_ptds(target, address, ctypes.c_size_t(4), 2))
+        print(json.dumps([codes, target.value.decode()]))
+    """
+    assert json.loads(run(program, simulated_environment())) == [[0, 0, 0], "data"]
+
+
+def test_entry_points_by_name_are_the_simulated_ones() -> None:
+    # CUDA 13 has a cuCtxGetDevice_v2 with other parameters, which is not simulated.
+    program = """
+        import ctypes, json
+        driver = ctypes.CDLL("libcuda.so.1")
+        def address(name):
+            function, status = ctypes.c_void_p(), ctypes.c_int(-1)
+            results = ctypes.byref(function), 13000, ctypes.c_uint64(0), ctypes.byref(status)
+            return driver.cuGetProcAddress_v2(name.encode(), *results), function.value
+        names = {"cuCtxGetDevice": "cuCtxGetDevice", "cuMemAlloc": "cuMemAlloc_v2"}
+        names["cuMemPrefetchAsync"] = "cuMemPrefetchAsync_v2"
+        print(json.dumps([address(name) == (0, ctypes.cast(driver[function], ctypes.c_void_p).value)
+                          for name, function in names.items()]))
+    """
+    assert json.loads(run(program, simulated_environment())) == [True] * 3

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.support import trainings
-from tests.support.trainings import assert_same_losses, train
+from tests.simulation import trainings
+from tests.simulation.trainings import assert_same_losses, train
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

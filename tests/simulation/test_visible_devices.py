@@ -9,9 +9,9 @@ import pytest
 
 from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
-from tests.support.simulation_driver import ask, needs_cuda_torch, uuid_of
+from tests.support.simulation_driver import evaluate, needs_cuda_torch, uuid_of
 
-pytestmark = linux_only
+pytestmark = [linux_only, pytest.mark.torch_free]
 
 GIB = 2**30
 
@@ -73,33 +73,33 @@ class TestVisibleDevices:
     @pytest.mark.parametrize(("value", "expected"), CASES)
     def test_grammar(self, uuids: list[str], value: str | None, expected: list[int]) -> None:
         variables = {} if value is None else {"CUDA_VISIBLE_DEVICES": value.format(*uuids)}
-        program = "answer(cuda.cuInit(0), [uuid(i) for i in range(max(count()[1], 0))])"
+        program = "report(cuda.cuInit(0), [uuid(i) for i in range(max(count()[1], 0))])"
         wanted = [uuids[gpu].removeprefix("GPU-").replace("-", "") for gpu in expected]
-        assert ask(program, variables, gpus=4) == [0 if wanted else 100, wanted]
+        assert evaluate(program, variables, gpus=4) == [0 if wanted else 100, wanted]
 
     def test_one_gpu_makes_the_shortest_prefix_unique(self) -> None:
-        assert ask("cuda.cuInit(0); answer(count())", {"CUDA_VISIBLE_DEVICES": "GPU-"}, gpus=1) == [[0, 1]]
+        assert evaluate("cuda.cuInit(0); report(count())", {"CUDA_VISIBLE_DEVICES": "GPU-"}, gpus=1) == [[0, 1]]
 
     def test_a_prefix_that_two_gpus_share_is_ambiguous(self) -> None:
         uuids = [uuid_of(gpu, gpus=17) for gpu in (0, 16)]
         shared = os.path.commonprefix(uuids)  # noqa: RUF071 - of characters, for once
         assert len(shared) == len("GPU-") + 1
         for value, error in ((shared, 100), (uuids[0][: len(shared) + 1], 0)):
-            assert ask("answer(cuda.cuInit(0))", {"CUDA_VISIBLE_DEVICES": value}, gpus=17) == [error]
+            assert evaluate("report(cuda.cuInit(0))", {"CUDA_VISIBLE_DEVICES": value}, gpus=17) == [error]
 
     @pytest.mark.parametrize(
         ("order", "expected"),
         [(None, [2, 0, 3, 1]), ("FASTEST_FIRST", [2, 0, 3, 1]), ("PCI_BUS_ID", [0, 1, 2, 3]), ("pci_bus_id", [2, 0, 3, 1])],
     )
     def test_order(self, uuids: list[str], order: str | None, expected: list[int]) -> None:
-        program = "cuda.cuInit(0); answer(*[uuid(i) for i in range(4)])"
+        program = "cuda.cuInit(0); report(*[uuid(i) for i in range(4)])"
         variables = {"CUDA_DEVICE_ORDER": order} if order else {}
-        found = ask(program, variables, gpus=4, speed=[5, 1, 9, 5])
-        assert found == [uuids[gpu].removeprefix("GPU-").replace("-", "") for gpu in expected]
+        listed = evaluate(program, variables, gpus=4, speed=[5, 1, 9, 5])
+        assert listed == [uuids[gpu].removeprefix("GPU-").replace("-", "") for gpu in expected]
 
     def test_ordinals_count_in_cudas_order(self, uuids: list[str]) -> None:
-        found = ask("cuda.cuInit(0); answer(uuid(0))", {"CUDA_VISIBLE_DEVICES": "0"}, gpus=4, speed=[0, 0, 0, 1])
-        assert found == [uuids[3].removeprefix("GPU-").replace("-", "")]
+        listed = evaluate("cuda.cuInit(0); report(uuid(0))", {"CUDA_VISIBLE_DEVICES": "0"}, gpus=4, speed=[0, 0, 0, 1])
+        assert listed == [uuids[3].removeprefix("GPU-").replace("-", "")]
 
     @needs_cuda_torch
     def test_torch_numbers_the_visible_devices(self) -> None:
@@ -109,7 +109,7 @@ class TestVisibleDevices:
 
 
 class TestMig:
-    PROGRAM = "answer(cuda.cuInit(0), [uuid(i) for i in range(max(count()[1], 0))])"
+    PROGRAM = "report(cuda.cuInit(0), [uuid(i) for i in range(max(count()[1], 0))])"
 
     def hex_of(self, text: str) -> str:
         assert text.startswith(("MIG-", "GPU-"))
@@ -132,28 +132,28 @@ class TestMig:
         self, mig: list[int | None], visible: str | None, expected: tuple[int, int | None] | None
     ) -> None:
         variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-        error, found = ask(self.PROGRAM, variables, gpus=2, mig=mig)
+        error, listed = evaluate(self.PROGRAM, variables, gpus=2, mig=mig)
         assert error == (0 if expected else 100)
-        assert found == ([self.hex_of(uuid_of(*expected, gpus=2, mig=mig))] if expected else [])
+        assert listed == ([self.hex_of(uuid_of(*expected, gpus=2, mig=mig))] if expected else [])
 
     def test_instances_by_uuid(self) -> None:
         machine: dict[str, Any] = {"gpus": 2, "mig": 3}
         # NVML has the third instance of a GPU at its index 4.
         third = uuid_of(1, 4, **machine)
         for value in (third, third[:16], f"{third},{uuid_of(0, 0, **machine)}"):
-            assert ask(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": value}, **machine) == [0, [self.hex_of(third)]]
+            assert evaluate(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": value}, **machine) == [0, [self.hex_of(third)]]
 
     def test_instances_by_their_old_name(self) -> None:
         machine: dict[str, Any] = {"gpus": 2, "mig": 2}
         name = f"MIG-{uuid_of(1, **machine)}/2/0"
         second = self.hex_of(uuid_of(1, 2, **machine))
-        assert ask(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": name}, **machine) == [0, [second]]
-        assert ask(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": name[:-1]}, **machine) == [100, []]
-        assert ask(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": name.replace("/2/", "/3/")}, **machine) == [100, []]
+        assert evaluate(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": name}, **machine) == [0, [second]]
+        assert evaluate(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": name[:-1]}, **machine) == [100, []]
+        assert evaluate(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": name.replace("/2/", "/3/")}, **machine) == [100, []]
 
     def test_an_instance_has_an_eighth_of_the_memory(self) -> None:
-        program = "cuda.cuInit(0); answer(use(0), allocate(GIB), free(), allocate(1))".replace("GIB", str(GIB))
-        assert ask(program, mig=2, memory="8GiB") == [0, 0, 0, 2]
+        program = "cuda.cuInit(0); report(use(0), allocate(GIB), free(), allocate(1))".replace("GIB", str(GIB))
+        assert evaluate(program, mig=2, memory="8GiB") == [0, 0, 0, 2]
 
     @needs_cuda_torch
     def test_torch_sees_one_instance(self) -> None:

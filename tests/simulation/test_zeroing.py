@@ -6,7 +6,7 @@ import pytest
 
 from accelerator._machine import torch_build
 from tests.support import run, simulated_environment
-from tests.support.simulation import MIB, ask, linux_only
+from tests.support.simulation import MIB, evaluate, linux_only
 
 pytestmark = linux_only
 
@@ -60,8 +60,8 @@ set_bytes(0, 0x01010101, SIZE)
 full = resident()
 set_bytes(100, 0, SIZE - 200)
 empty = resident()
-answer([full - start > 200 << 20, empty - start < 16 << 20, bytes_at(96, 8).hex(), bytes_at(SIZE - 104, 8).hex(),
+report([full - start > 200 << 20, empty - start < 16 << 20, bytes_at(96, 8).hex(), bytes_at(SIZE - 104, 8).hex(),
         any(bytes_at(100, SIZE - 200))])
 """
     )
-    assert ask(program) == [True, True, "01010101" + 8 * "0", 8 * "0" + "01010101", False]
+    assert evaluate(program) == [True, True, "01010101" + 8 * "0", 8 * "0" + "01010101", False]

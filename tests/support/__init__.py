@@ -1,4 +1,4 @@
-"""Fresh processes for tests whose point is a fresh process."""
+"""Run code in fresh processes, simulated or not, and in forked children."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import accelerator.simulation
-from accelerator._machine import process
+from accelerator._machine import environment as machine_environment
 
 ROOT = Path(__file__).parents[2]
 
-# Refuses a torch that could not use the GPUs. What concerns NVML alone is tested under such a torch all the same.
+# The public function raises if this torch cannot use simulated GPUs. Tests of NVML run under such a torch too.
 environment: Any = accelerator.simulation.environment
 if accelerator.simulation.unavailable_reason() is not None:
     environment = environment.__wrapped__
 
-# What an outer process may have set and a test must not inherit.
-_READ_BY_US = process.ENVIRONMENT
+# Variables that a test must not inherit from the process that runs pytest.
+_READ_BY_US = machine_environment.VARIABLES
 
 
 def plain_environment(**variables: str) -> dict[str, str]:
-    """This process's environment without anything that changes what is visible, and without simulation."""
+    """Return this process's environment without simulation and without variables that hide devices."""
     machine = environment(driver="absent", nvml="absent", gpus=0, compute=False)
     kept = {name: value for name, value in machine.items() if not name.startswith("ACCELERATOR_SIM_")}
     kept.pop("LD_PRELOAD", None)
@@ -34,7 +34,7 @@ def plain_environment(**variables: str) -> dict[str, str]:
 
 
 def simulated_environment(variables: dict[str, str] | None = None, **options: Any) -> dict[str, str]:
-    """The environment of a process on simulated GPUs; the options are those of ``simulation.environment``."""
+    """Return the environment of a process on simulated GPUs; the options are those of ``simulation.environment``."""
     return _finished(environment(**options), variables or {})
 
 
@@ -46,7 +46,7 @@ def _finished(machine: dict[str, str], variables: dict[str, str]) -> dict[str, s
 
 
 def run(code: str, environment: dict[str, str], *arguments: str, timeout: float = 120) -> str:
-    """Run Python code in a fresh process and return what it printed; its failure is the test's failure."""
+    """Run Python code in a fresh process and return its output; the test fails if it fails."""
     program = [sys.executable, "-W", "error::UserWarning:accelerator", "-c", textwrap.dedent(code), *arguments]
     child = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
     assert child.returncode == 0, f"status {child.returncode}\n{child.stdout}\n{child.stderr}"
@@ -54,7 +54,7 @@ def run(code: str, environment: dict[str, str], *arguments: str, timeout: float 
 
 
 def in_child(function: Callable[[], object]) -> None:
-    """Call a function in a forked child; its failure is the test's failure, and says what the child's was."""
+    """Call a function in a forked child; the test fails with the child's traceback if it raises."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What the tests of discovery share: a machine's driver, asked in children that do nothing else."""
+"""Programs that query a machine's driver in children that do nothing else, and C code for tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ simulated_driver = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="the simulated driver is for Linux on x86-64"
 )
 
-# What programs begin with that ask the driver itself, in a forked child that ends at once.
+# The start of programs that query the driver in a forked child, which exits afterwards.
 DRIVER = textwrap.dedent(
     """
     import ctypes, json, os, sys
@@ -48,7 +48,7 @@ DRIVER = textwrap.dedent(
         return found
 
     def started():
-        # Loaded by whoever asks, initialized in this very call: only for a process that may be poisoned.
+        # Loads and initializes the driver in this process, which breaks fork.
         library, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
         code = library.cuInit(0)
         assert code in (0, 100), code
@@ -75,10 +75,10 @@ DRIVER = textwrap.dedent(
         return json.loads(text)
 
     def driver(**environment):
-        def ask():
+        def enumerate_devices():
             put(environment)
             return uuids(*started())
-        return in_child(ask)
+        return in_child(enumerate_devices)
 
     def plain(uuid):
         return uuid.partition("-")[2].replace("-", "")
@@ -86,21 +86,24 @@ DRIVER = textwrap.dedent(
 )
 
 
-def ask(code: str, environment: dict[str, str], *arguments: str, python: tuple[str, ...] = (sys.executable,)) -> Any:
-    """Run a program that may use the above in a fresh process and give the JSON that it printed."""
+def evaluate(code: str, environment: dict[str, str], *arguments: str, python: tuple[str, ...] = (sys.executable,)) -> Any:
+    """Run a program that may use DRIVER in a fresh process and return the JSON that it printed."""
     program = [*python, "-c", DRIVER + textwrap.dedent(code), *arguments]
     child = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert child.returncode == 0, f"status {child.returncode}\n{child.stdout}\n{child.stderr}"
     return json.loads(child.stdout)
 
 
-def ask_simulated(code: str, *arguments: str, variables: dict[str, str] | None = None, **machine: Any) -> Any:
-    """The same on simulated GPUs; the answer's own process is known to have initialized nothing if a log is given."""
-    return ask(code, simulated_environment(variables, **machine), *arguments)
+def evaluate_simulated(code: str, *arguments: str, variables: dict[str, str] | None = None, **machine: Any) -> Any:
+    """Run a program that may use DRIVER on simulated GPUs and return the JSON that it printed."""
+    return evaluate(code, simulated_environment(variables, **machine), *arguments)
+
+
+ask, ask_simulated = evaluate, evaluate_simulated
 
 
 def initializations(log: Path, pid: int) -> list[str]:
-    """What a process initialized: the events that the simulation logged for it, but for NVML, which anybody may start."""
+    """Return the initializations that the simulation logged for a process, except NVML's."""
     lines = log.read_text().splitlines() if log.exists() else []
     events = [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == str(pid)]
     return [event for event in events if not event.startswith("nvml")]
@@ -120,12 +123,12 @@ __attribute__((constructor)) static void noise(void)
 
 
 def noisy_library(folder: Path) -> Path:
-    """A library that prints when it is loaded, built in this folder."""
+    """Build a library that prints when it is loaded."""
     return compiled(NOISE, folder / "noise.so", "-shared", "-fPIC")
 
 
 def compiled(source: str, output: Path, *flags: str) -> Path:
-    """A program or library in C, built where there is a compiler; the test is skipped elsewhere."""
+    """Build a program or library in C; skip the test if there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
     text = output.with_suffix(".c")
     text.write_text(source)
@@ -134,7 +137,7 @@ def compiled(source: str, output: Path, *flags: str) -> Path:
 
 
 def original_pynvml() -> Path:
-    """The file of NVML's binding."""
+    """Return the file of NVML's Python binding."""
     import pynvml
 
     return Path(pynvml.__file__)

@@ -1,4 +1,4 @@
-"""Processes of their own, on simulated machines, for the tests of the simulation."""
+"""Run programs on simulated machines, for the tests of the simulation."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ linux_only = pytest.mark.skipif(
 REPOSITORY = Path(accelerator.simulation.__file__).parents[2]
 GIB = 2**30
 MIB = 2**20
-# What ends a test that would otherwise wait for ever.
+# Seconds until a process that hangs fails its test.
 DEADLINE = 120
 
 
 def python(program: str, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own."""
+    """Run a program in a fresh process."""
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
 
 
 def plain() -> dict[str, str]:
-    """An environment without a simulation, also when the tests run in one."""
+    """Return the environment without the simulation that the tests may run in."""
     return {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
 
 
 def make_compiler(directory: Path, body: str = 'exec cc "$@"') -> Path:
-    """Write a compiler that records its calls."""
+    """Write a compiler that records its calls, and return its path."""
     compiler = directory / "recorded-cc"
     compiler.write_text(f'#!/bin/sh\necho "$*" >> {directory}/calls\n{body}\n')
     compiler.chmod(0o755)
     return compiler
 
 
-# The body of a compiler that writes the file it is to make, and nothing sensible into it.
+# The body of a compiler that writes text instead of a library.
 PRETEND = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
 
-# What every program that asks NVML begins with.
+# The start of every program that calls NVML.
 PRELUDE = """
 import ctypes, json, os, sys
 import pynvml as n
@@ -68,13 +68,13 @@ def handles():
     return [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
 
 def instances(gpu):
-    found = {}
+    handles_by_index = {}
     for index in range(n.nvmlDeviceGetMaxMigDeviceCount(gpu)):
         try:
-            found[index] = n.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
+            handles_by_index[index] = n.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index)
         except n.NVMLError_NotFound:
             pass
-    return found
+    return handles_by_index
 
 def allocate(bytes, ordinal=0):
     cuda = ctypes.CDLL("libcuda.so.1")
@@ -86,23 +86,23 @@ def allocate(bytes, ordinal=0):
     assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(bytes)) == 0
     return cuda, pointer
 
-def answer(value):
+def report(value):
     print(json.dumps(value))
 """
 
 
-def ask(program: str, gpus: int = 1, **machine: Any) -> Any:
-    """Run a program on a simulated machine, with NVML initialized, and give what it answered."""
-    return ask_uninitialized("n.nvmlInit()\n" + textwrap.dedent(program), gpus, **machine)
+def evaluate(program: str, gpus: int = 1, **machine: Any) -> Any:
+    """Run a program on a simulated machine, with NVML initialized, and return what it reports."""
+    return evaluate_uninitialized("n.nvmlInit()\n" + textwrap.dedent(program), gpus, **machine)
 
 
-def ask_uninitialized(program: str, gpus: int = 1, **machine: Any) -> Any:
-    """Run a program on a simulated machine and give what it answered."""
+def evaluate_uninitialized(program: str, gpus: int = 1, **machine: Any) -> Any:
+    """Run a program on a simulated machine and return what it reports."""
     return run(program, simulated_environment(gpus=gpus, **machine))
 
 
 def run(program: str, child: dict[str, str]) -> Any:
-    """Run a program in an environment and give what it answered."""
+    """Run a program in an environment and return what it reports."""
     source = PRELUDE + textwrap.dedent(program)
     done = subprocess.run([sys.executable, "-c", source], env=child, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stderr

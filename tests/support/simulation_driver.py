@@ -1,4 +1,4 @@
-"""Small programs that ask the simulated CUDA driver through ctypes, for tests in processes of their own."""
+"""Programs that call the simulated CUDA driver through ctypes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ needs_cuda_torch = pytest.mark.skipif(_build is None or not _build.cuda, reason=
 
 
 def loaded_runtime() -> ctypes.CDLL:
-    """The CUDA runtime that this process's torch uses: the loader knows it by its name already."""
+    """Return the CUDA runtime that torch has loaded into this process."""
     import torch
 
     assert torch.version.cuda
@@ -24,12 +24,12 @@ def loaded_runtime() -> ctypes.CDLL:
 
 
 def is_driver_up() -> bool:
-    """Whether anything has initialized the CUDA driver in this process, by its own word: loading it does not."""
+    """Return whether the CUDA driver is initialized in this process, as the driver itself says."""
     not_initialized = 3
     return ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != not_initialized
 
 
-# What every program begins with; torch would take a second more to start.
+# The start of every program. It does not import torch, which takes a second.
 DRIVER = """
 import ctypes, json, os, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -39,9 +39,9 @@ def count():
     return cuda.cuDeviceGetCount(ctypes.byref(number)), number.value
 
 def uuid(ordinal):
-    found = (ctypes.c_ubyte * 16)()
-    assert cuda.cuDeviceGetUuid_v2(found, ordinal) == 0
-    return bytes(found).hex()
+    uuid_bytes = (ctypes.c_ubyte * 16)()
+    assert cuda.cuDeviceGetUuid_v2(uuid_bytes, ordinal) == 0
+    return bytes(uuid_bytes).hex()
 
 def use(ordinal):
     context = ctypes.c_void_p()
@@ -57,18 +57,18 @@ def free():
     assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
     return free.value
 
-def answer(*values):
+def report(*values):
     print(json.dumps(values), flush=True)
 """
 
 
-def ask(program: str, variables: dict[str, str] | None = None, **machine: Any) -> list[Any]:
-    """What a program that knows DRIVER answers on a simulated machine."""
+def evaluate(program: str, variables: dict[str, str] | None = None, **machine: Any) -> list[Any]:
+    """Run a program that may use DRIVER on a simulated machine and return what it reports."""
     return json.loads(run(DRIVER + program, simulated_environment(variables, **machine)))
 
 
 def uuid_of(gpu: int, instance: int | None = None, **machine: Any) -> str:
-    """The UUID of a GPU or MIG instance as NVML writes it."""
+    """Return the UUID of a GPU or MIG instance as NVML writes it."""
     handle = f"pynvml.nvmlDeviceGetHandleByIndex({gpu})"
     if instance is not None:
         handle = f"pynvml.nvmlDeviceGetMigDeviceHandleByIndex({handle}, {instance})"

@@ -282,8 +282,10 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = Call(op)
     with torch._C.DisableTorchFunction():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
-        if captures.value and call.device is not None and capture.is_capturing(call.device):
-            return call.record(args, kwargs)
+        if captures.value and call.device is not None:
+            if capture.is_capturing(call.device):
+                return call.record(args, kwargs)
+            capture.wait_for_pending(call.device)
         if op.waits_for_stream(args, kwargs):
             # torch's own wait, for set_sync_debug_mode and the trace of synchronizations.
             torch.cuda.current_stream(call.device).synchronize()
@@ -421,6 +423,8 @@ def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         if self.is_cuda and src.is_cuda and not _have_same_layout(self, src):
             compute(self, src.expand_as(self), non_blocking)
         else:
+            if captures.value:
+                capture.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
         return self
 

@@ -80,7 +80,8 @@ class Op:
         self.compute = self._compute
         # For plain arguments: the function of torch's Python API, which takes half of the time. Unlike the kernel, it is
         # subject to the CPU's autocast.
-        self.plain_function = decomposition or next((f for b in _BINDINGS if (f := getattr(b, short_name, None))), operator)
+        bindings = _BINDINGS if name.startswith("aten::") else ()
+        self.plain_function = decomposition or next((f for b in bindings if (f := getattr(b, short_name, None))), operator)
         self.is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}

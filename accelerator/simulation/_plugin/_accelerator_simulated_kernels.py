@@ -1,48 +1,46 @@
-"""What torch imports in a process on a simulated machine: loads the kernels that compute there.
+"""Entry point of the group ``torch.backends``: loads the simulated GPUs' kernels into a process on a simulated machine.
 
-torch imports every entry point of the group ``torch.backends``, and fails if one cannot be imported. The directory of this
-file, which has such an entry, is on the path of simulated machines alone. Their Python may be another than the one that has
-the package, or have it under another name: so the kernels are loaded by file name, and whatever goes wrong is kept for
-the message about the first kernel that cannot run.
+torch imports every entry point of that group, and ``import torch`` fails if one of them fails. Only simulated machines have
+this file's folder on their path. Their Python may lack the package or have it under another name, so the kernels are loaded
+by file name, and a failure is stored for the error message of the first kernel launch.
 """
 
 from __future__ import annotations
 
 
 def load() -> None:
-    """Give torch's CUDA ops in this process kernels that compute."""
+    """Replace torch's CUDA kernels in this process by kernels that compute."""
     try:
         _load()
-    except BaseException as error:  # torch could not be imported otherwise
-        _keep(f"{type(error).__name__}: {error}")
+    except BaseException as error:  # raising would make `import torch` fail
+        _store_problem(f"{type(error).__name__}: {error}")
 
 
 def _load() -> None:
-    import importlib.util
+    import importlib
     import os
     import sys
+    import types
 
     import torch
 
     if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or torch.version.cuda is None:
         return
-    root = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_kernels")
-    name = "_accelerator_simulation_kernels"
-    spec = importlib.util.spec_from_file_location(name, os.path.join(root, "__init__.py"), submodule_search_locations=[root])
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.install()
+    # A package of its own, without the content of simulation/__init__.py, which needs the whole of accelerator.
+    package = types.ModuleType("_accelerator_simulation")
+    package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    sys.modules[package.__name__] = package
+    for name in ("_kernels", "_compile"):
+        importlib.import_module(f"{package.__name__}.{name}").install()
 
 
-def _keep(problem: str) -> None:
-    """Tell the simulated runtime why there are no kernels; it prints that at the first launch that it has to refuse."""
+def _store_problem(problem: str) -> None:
+    """Store why the kernels are missing; the simulated runtime prints it at the first launch that it refuses."""
     try:
         import ctypes
 
         for major in (12, 13):
             runtime = ctypes.CDLL(f"libcudart.so.{major}")
             runtime.accelerator_simulation_cannot_compute(problem.encode())
-    except BaseException:  # not even the libraries are there: no kernel will be launched
+    except BaseException:  # the simulated runtime is not loaded either, so no kernel will be launched
         return

@@ -1,1 +1,1 @@
-"""What the pytest plug-in does once it is asked."""
+"""Implementation of the pytest plug-in, imported only if an option or mark uses it."""

@@ -1,4 +1,4 @@
-"""Messages between a session and the server of a simulated machine, both of this version and on this host."""
+"""Messages between a session and the server of a simulated machine, on one host and of one package version."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Order(NamedTuple):
-    """What a server is started with."""
+    """What a server needs to start."""
 
     arguments: list[str]
     paths: list[str]
@@ -17,14 +17,14 @@ class Order(NamedTuple):
     workerinput: dict[str, Any]
 
 
-class Ended(NamedTuple):
+class Outcome(NamedTuple):
     """How a test's process ended.
 
     Attributes:
-        problem: why it could not be started, or None.
-        status: as of `os.waitstatus_to_exitcode`.
-        records: what it reported: pickles, one after the other.
-        output: what it had printed and not reported: standard output and standard error.
+        problem: why it could not start, or None.
+        status: as returned by `os.waitstatus_to_exitcode`.
+        records: its reports: concatenated pickles.
+        output: standard output and standard error that no report contains.
     """
 
     problem: str | None
@@ -41,11 +41,11 @@ class Channel:
         self._file = end.makefile("rwb")
 
     def fileno(self) -> int:
-        """For `select`."""
+        """Return the descriptor, for `select`."""
         return self._end.fileno()
 
     def send(self, message: object) -> None:
-        """Send an object; nothing happens where the other side is gone, which `receive` tells."""
+        """Send an object. If the other side has ended, do nothing: `receive` returns None then."""
         try:
             pickle.dump(message, self._file)
             self._file.flush()
@@ -53,13 +53,13 @@ class Channel:
             pass
 
     def receive(self) -> Any:
-        """The next object from the other side, None once it is gone."""
+        """Return the next object from the other side, or None once it has ended."""
         try:
             return pickle.load(self._file)
         except (EOFError, OSError, pickle.UnpicklingError):
             return None
 
     def close(self) -> None:
-        """Leave."""
-        with self._end, contextlib.suppress(OSError):  # what was not sent yet has no reader any more
+        """Close this end."""
+        with self._end, contextlib.suppress(OSError):  # unsent data has no reader
             self._file.close()

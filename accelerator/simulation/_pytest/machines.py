@@ -1,7 +1,8 @@
-"""The simulated machines of a session: a server process for each, which forks a process for each test."""
+"""The simulated machines of a session: one server process for each machine, which forks one process for each test."""
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import pickle
@@ -16,26 +17,28 @@ from typing import Any
 import pytest
 
 from .._environment import environment, unavailable_reason
+from ..pytest_plugin import WRONG_MARK
 from . import python
-from .channel import Channel, Ended, Order
+from .channel import Channel, Order, Outcome
 
-# A server holds a torch and the tests' modules in memory; the one not used for longest makes room for a fifth.
-_ALIVE = 4
+# A server holds torch and the test modules in memory: the least recently used one ends before a fifth starts.
+_MAXIMUM_SERVERS = 4
 
 _GRACE_S = 30.0
+_SIGNATURE = inspect.signature(environment)
 
-_PDB = (
+_PDB_NOTE = (
     "The test ran in a process of its own, on its simulated machine, where --pdb cannot follow. For a debugger run it with\n"
     "the mark taken off, on such a machine: python -m accelerator simulate ... -- python -m pytest --pdb "
 )
 
-# A machine as its processes see it, and what `environment` is to be called with for it.
+# A machine is identified by the environment of its processes.
 _Machine = frozenset[tuple[str, str]]
 _machine = pytest.StashKey[_Machine]()
 
 
 class Machines:
-    """The machines of a session, and which tests run on which."""
+    """The simulated machines of a session and their tests."""
 
     def __init__(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         self._config = session.config
@@ -45,37 +48,44 @@ class Machines:
         self._started = 0
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         session.config.add_cleanup(self.close)
-        # Built on what there is now, so that what a test changes for itself makes no machine another one.
+        # A copy: a test that changes os.environ must not change later machines.
         self._base = dict(os.environ)
         reason = unavailable_reason()
         for item in items:
-            problem = reason or self._find(item)
+            problem = reason or self._find_machine(item)
             if problem is not None:
                 item.add_marker(pytest.mark.skip(reason=f"cannot simulate GPUs: {problem}"))
 
-    def _find(self, item: pytest.Item) -> str | None:
-        """Find the machine that a test asks for; gives the reason where there cannot be one."""
+    def _find_machine(self, item: pytest.Item) -> str | None:
+        """Find the machine that a test's mark describes; return why it cannot be simulated, if so."""
         mark = item.get_closest_marker("simulated_machine")
         assert mark is not None
+        keywords = {"base": self._base, **mark.kwargs}
         try:
-            machine = frozenset(environment(*mark.args, **{"base": self._base, **mark.kwargs}).items())
+            _SIGNATURE.bind(*mark.args, **keywords)
+        except TypeError as error:
+            item.stash[WRONG_MARK] = f"simulated_machine: {error}; the arguments are {', '.join(_SIGNATURE.parameters)}"
+            return None
+        try:
+            machine = frozenset(environment(*mark.args, **keywords).items())
         except (TypeError, ValueError) as error:
-            raise pytest.UsageError(f"{item.nodeid}: simulated_machine: {error}") from None
+            item.stash[WRONG_MARK] = f"simulated_machine: {error}"
+            return None
         except RuntimeError as error:
             return str(error)
         item.stash[_machine] = machine
-        self._parameters[machine] = mark.args, {"base": self._base, **mark.kwargs}
+        self._parameters[machine] = mark.args, keywords
         self._paths.setdefault(machine, {})[str(item.path)] = None
         return None
 
     def run(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-        """Run a test that has a machine and pass on what was reported of it, as ``pytest_runtest_protocol``."""
+        """Run a test on its machine, if it has one, and report its outcome. Implements ``pytest_runtest_protocol``."""
         machine = item.stash.get(_machine, None)
         if machine is None:
             return None
         hook = item.config.hook
         if hasattr(hook, "pytest_timeout_cancel_timer"):
-            # pytest-timeout has a timer in the test's own process, which needs no second one round the start of a server.
+            # pytest-timeout runs a timer in the test's own process; this one would include the start of the server.
             hook.pytest_timeout_cancel_timer(item=item)
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
         self._pass_on(item, self._server(machine).run(item.nodeid))
@@ -86,10 +96,10 @@ class Machines:
     def _server(self, machine: _Machine) -> _Server:
         server = self._servers.pop(machine, None)
         if server is None or server.is_spent:
-            while len(self._servers) >= _ALIVE:
+            while len(self._servers) >= _MAXIMUM_SERVERS:
                 self._end([self._servers.pop(next(iter(self._servers)))])
             server = self._start(machine)
-        self._servers[machine] = server  # the last of them is the one used last
+        self._servers[machine] = server  # the last entry is the most recently used
         return server
 
     def _start(self, machine: _Machine) -> _Server:
@@ -109,36 +119,36 @@ class Machines:
         )
         return _Server(order, environment(*arguments, **keywords), config.invocation_params.dir)
 
-    def _pass_on(self, item: pytest.Item, ended: Ended) -> None:
-        """Pass on what a test reported, and what became of its process if it did not report its end."""
+    def _pass_on(self, item: pytest.Item, outcome: Outcome) -> None:
+        """Forward the reports of a test, and report how its process ended if they are incomplete."""
         config, reported = item.config, ["setup", "call", "teardown"]
-        records = io.BytesIO(ended.records)
-        leaving: tuple[str, int | None] | None = None
+        records = io.BytesIO(outcome.records)
+        exit_request: tuple[str, int | None] | None = None
         while True:
             try:
-                kind, value = pickle.load(records)
-            except (EOFError, pickle.UnpicklingError):  # the end, or what the process was about to say when it ended
+                record_type, value = pickle.load(records)
+            except (EOFError, pickle.UnpicklingError):  # the end, or a record that the process did not finish
                 break
-            if kind == "warning":
+            if record_type == "warning":
                 _pass_on_warning(config, *value)
-            elif kind == "exit":
-                leaving = value
+            elif record_type == "exit":
+                exit_request = value
             else:
                 report = config.hook.pytest_report_from_serializable(config=config, data=value)
                 if report.when in reported:
                     del reported[: reported.index(report.when) + 1]
                 if report.failed and (config.option.usepdb or config.option.trace):
-                    report.sections.append(("--pdb", _PDB + item.nodeid))
+                    report.sections.append(("--pdb", _PDB_NOTE + item.nodeid))
                 item.ihook.pytest_runtest_logreport(report=report)
-        if leaving is not None:
-            pytest.exit(*leaving)
-        if ended.problem is not None or ended.status or "teardown" in reported:
-            for report in _failure(item, ended, reported):
+        if exit_request is not None:
+            pytest.exit(*exit_request)
+        if outcome.problem is not None or outcome.status or "teardown" in reported:
+            for report in _failure(item, outcome, reported):
                 item.ihook.pytest_runtest_logreport(report=report)
 
     def _end(self, servers: list[_Server]) -> None:
         for server in servers:
-            server.leave()
+            server.disconnect()
         for server in servers:
             server.wait()
 
@@ -152,11 +162,11 @@ class Machines:
 
 
 class _Server:
-    """A pytest on a simulated machine that has collected the tests of it and waits for their names."""
+    """A pytest on a simulated machine that has collected its tests and runs those requested by name."""
 
     def __init__(self, order: Order, machine: dict[str, str], directory: Path) -> None:
         self._has_served = False
-        self._problem: str | None = None  # once it has ended
+        self._problem: str | None = None  # set once it has ended
         ours, its = socket.socketpair()
         with its:
             self._process = subprocess.Popen(
@@ -171,28 +181,28 @@ class _Server:
 
     @property
     def is_spent(self) -> bool:
-        """Whether it ended after it had run tests, so that another one may run the rest."""
+        """Whether it ended after running tests, so that a new server may run the rest."""
         return self._problem is not None and self._has_served
 
-    def run(self, nodeid: str) -> Ended:
-        """Have it run a test."""
+    def run(self, nodeid: str) -> Outcome:
+        """Run a test on it."""
         if self._problem is None:
             self._channel.send(nodeid)
-            ended = self._channel.receive()
-            if ended is not None:
+            outcome = self._channel.receive()
+            if outcome is not None:
                 self._has_served = True
-                return ended
-            self.leave()
+                return outcome
+            self.disconnect()
             status = _status(self.wait())
-            self._problem = f"the server process of the test's simulated machine ended {status}; it may have said why above"
-        return Ended(self._problem)
+            self._problem = f"the server process of the test's simulated machine ended {status}; the output above may say why"
+        return Outcome(self._problem)
 
-    def leave(self) -> None:
-        """Tell it that there is nothing left to do."""
+    def disconnect(self) -> None:
+        """Close the connection, which ends it."""
         self._channel.close()
 
     def wait(self) -> int:
-        """Wait for its end."""
+        """Wait until it ends; kill it after a while."""
         try:
             return self._process.wait(_GRACE_S)
         except subprocess.TimeoutExpired:
@@ -200,17 +210,17 @@ class _Server:
             return self._process.wait()
 
 
-def _failure(item: pytest.Item, ended: Ended, missing: list[str]) -> list[pytest.TestReport]:
-    """What is reported of a test whose process did not come to its end: the phase that it was in has failed."""
+def _failure(item: pytest.Item, outcome: Outcome, missing: list[str]) -> list[pytest.TestReport]:
+    """Return the reports of a test whose process ended early: the phase that it was in has failed."""
     when = missing[0] if missing else "teardown"
-    problem = ended.problem or f"The test's process ended {_status(ended.status)} in its {when} and reported no more of it."
+    problem = outcome.problem or f"The test's process ended {_status(outcome.status)} in its {when} and did not report more."
     sections = [
-        (f"Captured {stream} {when}", text) for stream, text in zip(("stdout", "stderr"), ended.output, strict=True) if text
+        (f"Captured {stream} {when}", text) for stream, text in zip(("stdout", "stderr"), outcome.output, strict=True) if text
     ]
     keywords = dict.fromkeys(item.keywords, 1)
     whole: Any = pytest.TestReport
     reports = [whole(item.nodeid, item.location, keywords, "failed", problem, when, sections)]
-    if when != "teardown":  # the end of a test, for those who count them
+    if when != "teardown":  # plug-ins count a test at its teardown
         reports.append(whole(item.nodeid, item.location, keywords, "passed", None, "teardown"))
     return reports
 
@@ -225,17 +235,17 @@ def _status(code: int) -> str:
 
 
 def _tear_down(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """Tear down what earlier tests left for this one, which it had no use for, and the next one has neither."""
+    """Tear down fixtures of earlier tests that the next test does not need."""
     state: Any = item.session._setupstate  # pyright: ignore[reportPrivateUsage]
     call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown", reraise=(pytest.exit.Exception,))
     if call.excinfo is not None:
         item.ihook.pytest_runtest_logreport(report=item.ihook.pytest_runtest_makereport(item=item, call=call))
 
 
-def _pass_on_warning(config: pytest.Config, pickled: bytes, text: str, where: tuple[str, int], rest: dict[str, Any]) -> None:
+def _pass_on_warning(config: pytest.Config, pickled: bytes, text: str, source: tuple[str, int], rest: dict[str, Any]) -> None:
     try:
         message, category = pickle.loads(pickled)
-    except Exception:  # of a class that only the test's process knows: its text remains
+    except Exception:  # a class that only the test's process has: keep the text
         message, category = UserWarning(text), UserWarning
-    warning = warnings.WarningMessage(message, category, *where)
+    warning = warnings.WarningMessage(message, category, *source)
     config.hook.pytest_warning_recorded.call_historic(kwargs={"warning_message": warning, **rest})

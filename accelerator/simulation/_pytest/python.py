@@ -1,6 +1,6 @@
-"""Another Python like this one: with its flags and its path, as what runs there is to be the same tests.
+"""Command lines of further Python processes with this one's interpreter flags and module search path.
 
-Beside this one's path it keeps what its own environment puts there: the kernels of a simulated machine come in that way.
+The child also keeps the entries that its own PYTHONPATH adds: the simulated machine's kernels are loaded through one of them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ _PROGRAM = (
 
 
 def command(module: str, function: str, *arguments: str) -> list[str]:
-    """The command that calls a function of a module, which finds the arguments in ``sys.argv``."""
+    """Return the command that calls a function of a module with the arguments in ``sys.argv``."""
     flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
     return [sys.executable, *flags, "-c", _PROGRAM, json.dumps([sys.path, sys.argv[0], module, function]), *arguments]

@@ -1,4 +1,4 @@
-"""The server of a simulated machine: a pytest that collects once, then forks a process for each test it is told to run."""
+"""The server of a simulated machine: a pytest that collects once, then forks a process for each requested test."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import IO, Any
 import pytest
 
 from ... import discovery
-from ..pytest_plugin import SERVER
-from .channel import Channel, Ended, Order
+from ..pytest_plugin import SERVER_NAME
+from .channel import Channel, Order, Outcome
 
-# What the session does and a server does not.
-_ALONE: dict[str, Any] = {
+# Options that concern the session and are off in a server.
+_SESSION_OPTIONS: dict[str, Any] = {
     "usepdb": False,
     "trace": False,
     "numprocesses": None,
@@ -37,16 +37,16 @@ _ALONE: dict[str, Any] = {
     "maxfail": 0,
 }
 
-_POISONED = (
+_DRIVER_INITIALIZED = (
     "Collecting the tests initialized the CUDA driver, so that a process forked for a test could not use the simulated GPUs. "
-    "Ask for devices in tests and fixtures, not while a module is imported; torch.cuda.is_available() and everything in "
-    "accelerator's discovery may be asked anywhere."
+    "Use devices in tests and fixtures, not at import time; torch.cuda.is_available() and accelerator's queries are allowed "
+    "anywhere."
 )
 
 
 def main() -> int:
-    """Be the server."""
-    # An interrupt at the terminal is the session's affair; it leaves, and so does this.
+    """Run the server."""
+    # The session handles an interrupt at the terminal; when it ends, so does this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     order = channel.receive()
@@ -57,22 +57,22 @@ def main() -> int:
 
 
 class _Server:
-    """The plug-in that makes a pytest a server."""
+    """The plug-in that turns a pytest into a server."""
 
     def __init__(self, channel: Channel, order: Order) -> None:
-        self.__name__ = SERVER  # under which pytest registers it
+        self.__name__ = SERVER_NAME  # pytest registers the plug-in under this name
         self._channel = channel
         self._order = order
         self._items: dict[str, pytest.Item] = {}
         self._failed: list[str] = []
         self._config: Any = None
-        self._records: IO[bytes] | None = None  # of this process's test, if it is one
+        self._records: IO[bytes] | None = None  # set in the process of a test
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: Any) -> None:
-        """Be alone, and collect nothing but the files of this machine's tests."""
-        config.workerinput, config.workeroutput = self._order.workerinput, {}  # as others tell a part of a session
-        for name, value in _ALONE.items():
+        """Collect only the files of this machine's tests, without the session's options."""
+        config.workerinput, config.workeroutput = self._order.workerinput, {}  # how plug-ins recognize a part of a session
+        for name, value in _SESSION_OPTIONS.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
         config.option.basetemp = self._order.basetemp
@@ -81,66 +81,66 @@ class _Server:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:
-        """Leave the terminal to the session."""
+        """Block the terminal reporter: the session reports."""
         config.pluginmanager.set_blocked("terminalreporter")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep what could not be collected, for the tests that were to be there."""
+        """Keep collection errors for the tests that they prevent."""
         if report.failed:
             self._failed.append(f"{report.nodeid}:\n{report.longreprtext}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        """Serve until the session leaves."""
+        """Run requested tests until the session ends."""
         self._items = {item.nodeid: item for item in session.items}
         factory = getattr(self._config, "_tmp_path_factory", None)
         if factory is not None:
-            factory.getbasetemp()  # here, for the first use empties it
+            factory.getbasetemp()  # before the first fork: the first use empties it
         if importlib.util.find_spec("torch") is not None:
-            import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]  # once, for all tests
-        poisoned = None if discovery.is_fork_safe() else _POISONED
+            import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]  # once for all tests
+        refusal = None if discovery.is_fork_safe() else _DRIVER_INITIALIZED
         while (nodeid := self._channel.receive()) is not None:
             item = self._items.get(nodeid)
-            problem = poisoned or (self._missing() if item is None else None)
-            self._channel.send(self._run(item) if item is not None and problem is None else Ended(problem))
+            problem = refusal or (self._missing() if item is None else None)
+            self._channel.send(self._run(item) if item is not None and problem is None else Outcome(problem))
         return True
 
     def _missing(self) -> str:
         if self._failed:
             return "The test could not be collected on its simulated machine:\n" + "\n".join(self._failed)
-        return "The test was collected by the session, and on its simulated machine it was not."
+        return "The session collected this test, but its simulated machine did not: collection depends on the machine."
 
-    def _run(self, item: pytest.Item) -> Ended:
+    def _run(self, item: pytest.Item) -> Outcome:
         with tempfile.TemporaryFile() as records:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # of threads that were started while collecting
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about threads that collection started
                 pid = os.fork()
             if pid == 0:
-                self._be_test(item, records)
+                self._become_test(item, records)
             status = self._wait(pid)
             records.seek(0)
-            return Ended(None, status, records.read(), self._unreported())
+            return Outcome(None, status, records.read(), self._unreported())
 
     def _wait(self, pid: int) -> int:
         ended = os.pidfd_open(pid)
         try:
             ready, _, _ = select.select([ended, self._channel.fileno()], [], [])
-            if ended not in ready:  # the session says nothing during a test, unless it is gone
+            if ended not in ready:  # the session sends nothing during a test: it has ended
                 os.kill(pid, signal.SIGKILL)
         finally:
             os.close(ended)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _unreported(self) -> tuple[str, str]:
-        """What a process that ended early had printed: it shares the files that capture goes to."""
+        """Return the output of a process that ended early; it shares this process's capture files."""
         capture = self._config.pluginmanager.getplugin("capturemanager")
         if capture is None or not capture.is_globally_capturing():
             return "", ""
         out, err = capture.read_global_capture()
         return out, err
 
-    def _be_test(self, item: pytest.Item, records: IO[bytes]) -> None:
-        """Be the process of a test."""
+    def _become_test(self, item: pytest.Item, records: IO[bytes]) -> None:
+        """Run a test in the forked process, then exit."""
         status = 1
         try:
             self._records = records
@@ -150,33 +150,33 @@ class _Server:
             status = 0
         except pytest.exit.Exception as leaving:
             self._record("exit", (leaving.msg, leaving.returncode))
-        except BaseException:  # of pytest or a plug-in, not of the test
+        except BaseException:  # raised by pytest or a plug-in, not by the test
             traceback.print_exc()
         finally:
             for child in multiprocessing.active_children():
-                if child.daemon:  # Python's own end would not leave them behind either
+                if child.daemon:  # os._exit skips Python's own termination of daemons
                     child.terminate()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
 
-    def _record(self, kind: str, value: object) -> None:
+    def _record(self, record_type: str, value: object) -> None:
         if self._records is not None:
-            self._records.write(pickle.dumps((kind, value)))
+            self._records.write(pickle.dumps((record_type, value)))
             self._records.flush()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Take down what a test reports."""
+        """Record a report of a test."""
         self._record("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
 
     def pytest_warning_recorded(
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str, location: tuple[str, int, str] | None
     ) -> None:
-        """Take down what a test warns of."""
+        """Record a warning of a test."""
         try:
             pickled = pickle.dumps((warning_message.message, warning_message.category))
-        except Exception:  # a class of the test's own, or one that holds what cannot travel
+        except Exception:  # not picklable, such as a class local to the test
             pickled = b""
-        where = warning_message.filename, warning_message.lineno
+        location_in_file = warning_message.filename, warning_message.lineno
         rest = {"when": when, "nodeid": nodeid, "location": location}
-        self._record("warning", (pickled, str(warning_message.message), where, rest))
+        self._record("warning", (pickled, str(warning_message.message), location_in_file, rest))

@@ -1,4 +1,4 @@
-"""A whole session on simulated GPUs: pytest starts itself again there."""
+"""A whole session on simulated GPUs: pytest runs itself again there."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .._environment import environment
 from . import python
 
 
-class Simulated:
-    """The pytest that takes the place of this one."""
+class SimulatedSession:
+    """The pytest that replaces this one."""
 
     def __init__(self, arguments: list[str], gpus: int, memory: str) -> None:
         self._arguments = arguments
@@ -24,7 +24,7 @@ class Simulated:
         self._memory = memory
 
     def run(self) -> int:
-        """Run it, with this one's terminal, and return its exit status."""
+        """Run it on this one's terminal and return its exit status."""
         with tempfile.TemporaryDirectory(prefix="accelerator-simulation-") as directory:
             try:
                 machine = environment(self._gpus, memory=self._memory, state=Path(directory, "state"))
@@ -36,26 +36,26 @@ class Simulated:
             return _run.run(command, machine)
 
 
-def prepare(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> Simulated:
-    """Take note of what this pytest was asked for, and let it load and capture nothing itself."""
-    asked = config.known_args_namespace
-    simulated = Simulated(_arguments(config), asked.simulate_gpus, asked.simulate_memory or "8GiB")
+def take_over(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> SimulatedSession:
+    """Keep the arguments of this pytest for the one that replaces it, and stop this one from loading and capturing."""
+    options = config.known_args_namespace
+    simulated = SimulatedSession(_arguments(config), options.simulate_gpus, options.simulate_memory or "8GiB")
     args.clear()
-    nothing = parser.parse_known_args([], namespace=copy.copy(config.option))
-    nothing.noconftest, nothing.capture, nothing.confcutdir = True, "no", asked.confcutdir
-    config.known_args_namespace = nothing
+    inert = parser.parse_known_args([], namespace=copy.copy(config.option))
+    inert.noconftest, inert.capture, inert.confcutdir = True, "no", options.confcutdir
+    config.known_args_namespace = inert
     return simulated
 
 
 def _arguments(config: pytest.Config) -> list[str]:
-    """The arguments of another pytest that is to do the same; it reads ``addopts`` itself."""
+    """Return the arguments for the replacing pytest, which reads ``addopts`` itself."""
     plugins: list[str] = []
     for plugin in config.invocation_params.plugins or ():
         if isinstance(plugin, types.ModuleType):
             plugin = plugin.__name__
         if not isinstance(plugin, str):
             raise pytest.UsageError(
-                f"--simulate-gpus starts pytest anew, where the plug-in {plugin!r} cannot follow; name its module with -p"
+                f"--simulate-gpus starts another pytest, which cannot get the plug-in {plugin!r}; name its module with -p"
             )
         plugins += ["-p", plugin]
     return [*plugins, *map(os.fspath, config.invocation_params.args)]

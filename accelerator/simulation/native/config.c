@@ -36,7 +36,7 @@ static const char *variable(const char *name, const char *fallback)
     return value && *value ? value : fallback;
 }
 
-/* Copies the entry at *cursor, up to `separator`, and moves on; at the last entry the cursor stays, so that it repeats. */
+/* Copies the entry at *cursor, up to `separator`, and moves the cursor to the next one. The last entry repeats. */
 static void next_repeating(const char **cursor, char separator, char *entry, size_t size)
 {
     size_t length = (size_t)(strchrnul(*cursor, separator) - *cursor);
@@ -84,7 +84,7 @@ static void read_gpus(void)
     }
 }
 
-/* One rule is "function:code" or "function@gpu:code"; a function that ends in '*' stands for a prefix. */
+/* One rule is "function:code" or "function@gpu:code"; a function that ends in '*' is a prefix. */
 static bool parse_error_rule(char *text, struct error_rule *rule)
 {
     char *colon = strrchr(text, ':');
@@ -119,8 +119,8 @@ static void read_error_rules(void)
 
 static int read_delay(const char *function)
 {
-    const char *found = strstr(variable("INIT_DELAY", ""), function);
-    return found && found[strlen(function)] == ':' ? atoi(found + strlen(function) + 1) : 0;
+    const char *entry = strstr(variable("INIT_DELAY", ""), function);
+    return entry && entry[strlen(function)] == ':' ? atoi(entry + strlen(function) + 1) : 0;
 }
 
 static void read_environment(void)
@@ -153,8 +153,8 @@ static uint64_t scatter(uint64_t x)
 
 void sim_uuid(int gpu, int instance, unsigned char bytes[16], char text[SIM_UUID_SIZE])
 {
-    /* The first byte alone tells GPUs apart, so that short prefixes can be unique; GPUs 16 apart share the first digit,
-     * so that they can also be ambiguous. */
+    /* The first byte differs between GPUs, so that short prefixes can be unique. GPUs 16 apart share the first digit, so
+     * that prefixes can also be ambiguous. */
     static const char first_digits[] = {7, 12, 2, 9, 14, 4, 0, 11, 5, 15, 3, 8, 13, 1, 10, 6};
     unsigned char id[16];
     uint64_t seed = (uint64_t)gpu * (SIM_MAX_INSTANCES + 1) + (uint64_t)(instance + 1);
@@ -229,14 +229,14 @@ void sim_log(const char *format, ...)
     int length = snprintf(line, sizeof line, "%d ", (int)getpid());
     va_list arguments;
     va_start(arguments, format);
-    size_t room = sizeof line - (size_t)length - 1;
-    int written = vsnprintf(line + length, room, format, arguments);
+    size_t space = sizeof line - (size_t)length - 1;
+    int written = vsnprintf(line + length, space, format, arguments);
     va_end(arguments);
-    /* What was left out counts in the answer too. */
-    length += written < 0 ? 0 : (size_t)written < room ? written : (int)room - 1;
+    /* vsnprintf also counts the characters that did not fit. */
+    length += written < 0 ? 0 : (size_t)written < space ? written : (int)space - 1;
     line[length++] = '\n';
     if (write(file, line, (size_t)length) != length) {
-        /* A log that cannot be written must not disturb the program; the test that reads it will notice. */
+        /* A failing log must not disturb the program; the test that reads the log will fail. */
     }
     close(file);
 }

@@ -10,7 +10,7 @@
 
 #define SIM_EXPORT __attribute__((visibility("default")))
 
-/* SIM_MAX_GPUS, how many GPUs there can be, comes from the one who compiles this: _values.py has it. */
+/* The compiler's command line defines SIM_MAX_GPUS, the maximum number of GPUs, from _values.py. */
 enum {
     SIM_MAX_INSTANCES = 7, /* MIG instances of one GPU */
     SIM_WHOLE_GPU = -1,    /* in place of an instance number: the GPU itself */
@@ -28,8 +28,8 @@ struct sim_gpu {
     int speed;        /* orders CUDA's FASTEST_FIRST */
     int instances;    /* SIM_MIG_OFF, or the number of MIG instances (0: MIG on, no instance) */
     int link_group;   /* GPUs of one group have NVLink between them; SIM_NO_LINKS */
-    uint64_t nodes;   /* the NUMA nodes of the host that are nearest, a bit for each; 0: not known */
-    unsigned clock_reasons; /* what holds the clocks back, as NVML's bits */
+    uint64_t nodes;   /* the nearest NUMA nodes of the host, a bit for each; 0: unknown */
+    unsigned clock_reasons; /* why the clocks are throttled, as NVML's bits */
 };
 
 struct sim_config {
@@ -41,7 +41,7 @@ struct sim_config {
 
 const struct sim_config *sim_config(void);
 
-/* The UUID of a GPU (instance SIM_WHOLE_GPU) or of a MIG instance, as bytes (CUDA) and as text (NVML).
+/* Writes the UUID of a GPU (instance SIM_WHOLE_GPU) or of a MIG instance, as bytes (CUDA) and as text (NVML).
  * Either destination may be NULL. */
 void sim_uuid(int gpu, int instance, unsigned char bytes[16], char text[SIM_UUID_SIZE]);
 
@@ -49,7 +49,7 @@ void sim_pci_address(int gpu, unsigned *domain, unsigned *bus);
 uint64_t sim_memory_size(int gpu, int instance);
 void sim_display_name(int gpu, int instance, char *text, size_t size);
 
-/* The error that ACCELERATOR_SIM_ERRORS prescribes for this call, or 0. */
+/* Returns the error that ACCELERATOR_SIM_ERRORS injects into this call, or 0. */
 extern _Atomic int sim_error_rules; /* number of rules; negative until the environment was read */
 int sim_find_injected(const char *function, int physical_gpu);
 
@@ -58,7 +58,7 @@ static inline int sim_injected(const char *function, int physical_gpu)
     return sim_error_rules == 0 ? 0 : sim_find_injected(function, physical_gpu);
 }
 
-/* Sleeps as long as ACCELERATOR_SIM_INIT_DELAY says for `function` ("cuInit" or "nvmlInit"). */
+/* Sleeps for the time that ACCELERATOR_SIM_INIT_DELAY sets for `function` ("cuInit" or "nvmlInit"). */
 void sim_init_delay(const char *function);
 
 /* Appends "<pid> <event>" to ACCELERATOR_SIM_LOG. */

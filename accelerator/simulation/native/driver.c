@@ -1,38 +1,39 @@
-/* libcuda.so.1: initialization, versions, errors, the look-up of entry points, and the table for the runtime. */
+/* libcuda.so.1: initialization, versions, errors, entry points by name, and the table for the runtime. */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "driver_api.h"
 
-/* Says that a process runs on the simulation, to whoever looks the name up. */
+/* Marks the process as simulated: simulation.is_simulated() searches for this name. */
 SIM_EXPORT const char accelerator_simulation[] = "cuda";
 
 _Atomic int driver_status = ERROR_NOT_INITIALIZED;
 struct sim_state *driver_state;
 
-static bool is_poisoned; /* this process was forked from one that had initialized CUDA */
+static bool is_bad_fork; /* this process was forked from one that had initialized CUDA */
 static pthread_mutex_t initializing = PTHREAD_MUTEX_INITIALIZER;
 
-static void poison(void)
+static void disable_after_fork(void)
 {
-    is_poisoned = true;
+    is_bad_fork = true;
     driver_status = ERROR_NOT_INITIALIZED;
 }
 
 __attribute__((destructor)) static void leave_state(void)
 {
     if (driver_status == SUCCESS)
-        sim_state_forget_self(driver_state);
+        sim_state_drop_self(driver_state);
 }
 
 static CUresult initialize(void)
 {
-    if (is_poisoned)
+    if (is_bad_fork)
         return ERROR_NOT_INITIALIZED;
     if (driver_status == SUCCESS)
         return SUCCESS;
@@ -44,8 +45,8 @@ static CUresult initialize(void)
     driver_state = sim_state_open();
     if (!driver_state)
         return ERROR_OPERATING_SYSTEM;
-    sim_state_forget_self(driver_state);
-    pthread_atfork(NULL, NULL, poison);
+    sim_state_drop_self(driver_state);
+    pthread_atfork(NULL, NULL, disable_after_fork);
     sim_log("cuInit");
     driver_status = SUCCESS;
     return SUCCESS;
@@ -53,7 +54,7 @@ static CUresult initialize(void)
 
 SIM_EXPORT CUresult cuInit(unsigned flags)
 {
-    if (is_poisoned)
+    if (is_bad_fork)
         return ERROR_NOT_INITIALIZED;
     RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
     if (flags != 0)
@@ -73,32 +74,34 @@ SIM_EXPORT CUresult cuDriverGetVersion(int *version)
     return SUCCESS;
 }
 
-static CUresult error_text(int error, const char **text, bool name)
+SIM_EXPORT CUresult cuGetErrorName(CUresult code, const char **name)
 {
-    *text = NULL;
-    switch (error) {
-#define CASE(our_name, code, runtime_name, driver_name, description)                                                   \
-    case code:                                                                                                         \
-        *text = name ? #driver_name : description;                                                                     \
-        return SUCCESS;
-        SIM_ERRORS(CASE)
-#undef CASE
-    default:
+    const struct sim_error *error = sim_find_error(code);
+    if (!name)
         return ERROR_INVALID_VALUE;
-    }
+    *name = error ? error->driver_name : NULL;
+    return error ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
-SIM_EXPORT CUresult cuGetErrorName(CUresult error, const char **name)
+SIM_EXPORT CUresult cuGetErrorString(CUresult code, const char **text)
 {
-    return error_text(error, name, true);
+    const struct sim_error *error = sim_find_error(code);
+    if (!text)
+        return ERROR_INVALID_VALUE;
+    *text = error ? error->text : NULL;
+    return error ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
-SIM_EXPORT CUresult cuGetErrorString(CUresult error, const char **text)
+/* Whether the entry point is more than a stub. */
+static bool is_simulated(void *function)
 {
-    return error_text(error, text, false);
+    Dl_info info;
+    const ElfW(Sym) *symbol = NULL;
+    return function && dladdr1(function, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol &&
+           ELF64_ST_BIND(symbol->st_info) != STB_WEAK;
 }
 
-/* The driver's newest spelling of a base name wins: cuMemGetAddressRange stands for cuMemGetAddressRange_v2. */
+/* A base name means the newest version that is simulated: cuMemGetAddressRange is cuMemGetAddressRange_v2. */
 static void *find_entry_point(const char *name)
 {
     Dl_info self;
@@ -109,11 +112,9 @@ static void *find_entry_point(const char *name)
         return NULL;
     char versioned[128];
     snprintf(versioned, sizeof versioned, "%s_v2", name);
-    void *found = dlsym(library, versioned);
-    if (!found)
-        found = dlsym(library, name);
+    void *newest = dlsym(library, versioned), *function = dlsym(library, name);
     dlclose(library);
-    return found;
+    return newest && (is_simulated(newest) || !is_simulated(function)) ? newest : function;
 }
 
 SIM_EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
@@ -138,14 +139,16 @@ SIM_EXPORT CUresult cuGetProcAddress(const char *name, void **function, int vers
 SIM_EXPORT CUresult cuGetExportTable(const void **table, const void *id)
 {
     (void)id;
+    if (!table)
+        return ERROR_INVALID_VALUE;
     *table = NULL;
     return ERROR_NOT_FOUND;
 }
 
-/* There is nothing to tell, but PyTorch registers its callback at start and insists on success. */
+/* The simulation logs nothing, but PyTorch requires that registering its callback succeeds. */
 SIM_EXPORT CUresult cuLogsRegisterCallback(void *callback, void *argument, void **handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)argument;
     if (!callback)
         return ERROR_INVALID_VALUE;
@@ -156,7 +159,7 @@ SIM_EXPORT CUresult cuLogsRegisterCallback(void *callback, void *argument, void 
 
 SIM_EXPORT CUresult cuLogsUnregisterCallback(void *handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return handle ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
@@ -189,6 +192,8 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .find_memory = find_memory,
         .is_valid_range = is_valid_range,
         .set_pool = set_pool,
+        .set_idle = set_idle,
+        .free_idle = free_idle,
         .fill_with_zeros = accelerator_simulation_zero,
         .use_runtime = use_runtime,
         .export_memory = export_memory,

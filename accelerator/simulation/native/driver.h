@@ -1,4 +1,4 @@
-/* The inside of libcuda.so.1: what its files share. */
+/* What the files of libcuda.so.1 share. */
 #ifndef ACCELERATOR_SIM_DRIVER_H
 #define ACCELERATOR_SIM_DRIVER_H
 
@@ -7,53 +7,26 @@
 #include "config.h"
 #include "driver_errors.h"
 #include "driver_table.h"
+#include "errors.h"
 #include "state.h"
 
 typedef int CUresult;
 typedef int CUdevice;
 typedef uintptr_t CUdeviceptr;
-typedef struct sim_device *CUcontext; /* every context is a primary one, and stands for its device */
-typedef void *CUstream;               /* streams belong to the runtime; the driver never looks into one */
+typedef struct sim_device *CUcontext; /* every context is the primary one of its device */
+typedef void *CUstream;               /* streams belong to the runtime; they are opaque to the driver */
 
-/* driver.c. The answer of every entry point until cuInit succeeded, and in a child forked after that. */
+/* driver.c. Every entry point returns this error until cuInit succeeds, and in a child forked after that. */
 extern _Atomic int driver_status;
 extern struct sim_state *driver_state;
-
-static inline CUresult driver_enter(const char *function, int gpu)
-{
-    return driver_status != SUCCESS ? driver_status : sim_injected(function, gpu);
-}
-
-#define RETURN_IF_ERROR(expression)                                                                                    \
-    do {                                                                                                               \
-        CUresult error_ = (expression);                                                                                \
-        if (error_ != SUCCESS)                                                                                         \
-            return error_;                                                                                             \
-    } while (0)
-
-/* The first statement of an entry point that concerns no device, the device given, or that of the current context. */
-#define ENTER() RETURN_IF_ERROR(driver_enter(__func__, SIM_NO_GPU))
-#define ENTER_DEVICE(ordinal)                                                                                          \
-    do {                                                                                                               \
-        RETURN_IF_ERROR(driver_enter(__func__, device_gpu(ordinal)));                                                  \
-        if (!is_device(ordinal))                                                                                       \
-            return ERROR_INVALID_DEVICE;                                                                               \
-    } while (0)
-#define ENTER_CONTEXT()                                                                                                \
-    do {                                                                                                               \
-        struct sim_device *context_ = current_context();                                                               \
-        RETURN_IF_ERROR(driver_enter(__func__, context_ ? context_->gpu : SIM_NO_GPU));                                \
-        if (!context_)                                                                                                 \
-            return ERROR_INVALID_CONTEXT;                                                                              \
-    } while (0)
 
 /* visible.c */
 struct visible_device {
     int gpu, instance;
 };
 
-/* Fills in what CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER leave, in order; returns how many. */
-int visible_devices(struct visible_device found[SIM_MAX_GPUS]);
+/* Fills in the devices that CUDA_VISIBLE_DEVICES leaves, in CUDA_DEVICE_ORDER, and returns their number. */
+int visible_devices(struct visible_device visible[SIM_MAX_GPUS]);
 
 /* driver_device.c */
 extern struct sim_device devices[SIM_MAX_GPUS];
@@ -75,35 +48,71 @@ static inline int device_gpu(int ordinal)
 struct sim_device *current_context(void);
 void wait_until(int64_t time);
 
+static inline CUresult driver_enter(const char *function, int gpu)
+{
+    return driver_status != SUCCESS ? driver_status : sim_injected(function, gpu);
+}
+
+/* Every entry point calls one of these first. They return the error that ends the call: the driver is not initialized, an
+ * error is injected, there is no such device, or the thread has no context. */
+static inline CUresult enter(const char *function)
+{
+    return driver_enter(function, SIM_NO_GPU);
+}
+
+static inline CUresult enter_device(const char *function, int ordinal)
+{
+    RETURN_IF_ERROR(driver_enter(function, device_gpu(ordinal)));
+    return is_device(ordinal) ? SUCCESS : ERROR_INVALID_DEVICE;
+}
+
+static inline CUresult enter_context(const char *function)
+{
+    const struct sim_device *context = current_context();
+    RETURN_IF_ERROR(driver_enter(function, context ? context->gpu : SIM_NO_GPU));
+    return context ? SUCCESS : ERROR_INVALID_CONTEXT;
+}
+
 /* driver_memory.c. Blocks are the ranges of addresses that CUDA knows, ordered by address. */
 struct block {
     struct sim_memory memory;
-    int file;         /* the anonymous file that holds it once it was shared, or -1 */
-    uint64_t charged; /* bytes it takes on its device */
-    void *physical;   /* the handle that a mapped block shows */
+    int file;         /* the anonymous file that holds an exported block, or -1 */
+    uint64_t charged; /* bytes charged to its device */
+    void *physical;   /* the handle that is mapped here */
 };
 
 void memory_lock(void);
 void memory_unlock(void);
-/* The following are called with the lock held. */
+/* Callers of the block functions hold the lock. */
 struct block *block_find(const void *address);
-struct block *block_insert(enum sim_memory_kind kind, void *base, size_t size, int device);
+struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device);
 void block_remove(struct block *block);
+bool block_overlaps(const void *address, size_t size); /* whether a block lies in the range, maybe in part */
 
 size_t round_to_pages(size_t size);
 void *map_anonymous(size_t size);
+bool is_mapped_memory(const void *address, size_t size); /* by the operating system */
 int charge(int device, uint64_t bytes);
 void release(int device, uint64_t bytes);
-int find_memory(const void *address, struct sim_memory *found);
+int find_memory(const void *address, struct sim_memory *memory);
 int is_valid_range(const void *address, size_t size);
 void set_pool(void *address, void *pool);
+bool set_idle(void *address, bool is_idle);
+int free_idle(void *address);
 bool is_shared(const void *address);
 
-/* driver_zero.c. Exported for kernels that do the work of CUDA's in Python. */
+/* driver_zero.c. Exported for the kernel overrides in Python. */
 void accelerator_simulation_zero(void *address, size_t size);
 
 /* driver_stream.c */
 void use_runtime(const struct sim_runtime *used);
+/* Wait for NCCL's work, the only work that is not done at the call. */
+int wait_for_pending_on_device(int ordinal);
+int wait_for_pending_on_stream(CUstream stream);
+int free_to_pool(const struct sim_memory *memory);
+
+/* driver_virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */
+bool is_reserved(const void *address, size_t size);
 
 /* driver_share.c */
 int export_memory(const void *address, struct sim_ipc_handle *handle);

@@ -1,4 +1,4 @@
-/* The entry points that the table for the runtime mentions. */
+/* The entry points in the table for the runtime. */
 #ifndef ACCELERATOR_SIM_DRIVER_API_H
 #define ACCELERATOR_SIM_DRIVER_API_H
 

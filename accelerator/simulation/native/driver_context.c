@@ -1,4 +1,4 @@
-/* libcuda.so.1: primary contexts, and the stack of current contexts that each thread has. */
+/* libcuda.so.1: primary contexts, and each thread's stack of current contexts. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -29,7 +29,7 @@ static bool is_context(CUcontext context)
 
 SIM_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     if (!context)
         return ERROR_INVALID_VALUE;
     pthread_mutex_lock(&context_lock);
@@ -44,7 +44,7 @@ SIM_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device
 
 SIM_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     pthread_mutex_lock(&context_lock);
     CUresult result = devices[device].context_users > 0 ? SUCCESS : ERROR_INVALID_CONTEXT;
     if (result == SUCCESS && --devices[device].context_users == 0)
@@ -55,14 +55,14 @@ SIM_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 
 SIM_EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     devices[device].context_flags = flags;
     return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     if (flags)
         *flags = devices[device].context_flags;
     if (active)
@@ -72,7 +72,7 @@ SIM_EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags,
 
 SIM_EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!context)
         return ERROR_INVALID_VALUE;
     *context = current_context();
@@ -81,7 +81,7 @@ SIM_EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 
 SIM_EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (context && !is_context(context))
         return ERROR_INVALID_CONTEXT;
     if (!context && stack.depth > 0)
@@ -95,7 +95,7 @@ SIM_EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 
 SIM_EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!is_context(context))
         return ERROR_INVALID_CONTEXT;
     if (stack.depth == MAX_STACK)
@@ -106,7 +106,7 @@ SIM_EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
 
 SIM_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     if (context)
         *context = current_context();
     stack.depth--;
@@ -115,18 +115,20 @@ SIM_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
 
 SIM_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
+    if (!device)
+        return ERROR_INVALID_VALUE;
     *device = current_context()->ordinal;
     return SUCCESS;
 }
 
-/* The sizes that kernels may use: kept, and without an effect. */
+/* Limits of what kernels may use. They can be set and read and have no effect. */
 enum { LIMITS = 8 };
 static _Atomic size_t limits[SIM_MAX_GPUS][LIMITS] = {[0 ... SIM_MAX_GPUS - 1] = {1024, 7340032, 8388608, 2, 2048, 128}};
 
 SIM_EXPORT CUresult cuCtxSetLimit(unsigned limit, size_t value)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     if (limit >= LIMITS)
         return ERROR_INVALID_VALUE;
     limits[current_context()->ordinal][limit] = value;
@@ -135,7 +137,7 @@ SIM_EXPORT CUresult cuCtxSetLimit(unsigned limit, size_t value)
 
 SIM_EXPORT CUresult cuCtxGetLimit(size_t *value, unsigned limit)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     if (!value || limit >= LIMITS)
         return ERROR_INVALID_VALUE;
     *value = limits[current_context()->ordinal][limit];
@@ -154,7 +156,8 @@ void wait_until(int64_t time)
 
 SIM_EXPORT CUresult cuCtxSynchronize(void)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
+    RETURN_IF_ERROR(wait_for_pending_on_device(current_context()->ordinal));
     wait_until(current_context()->busy_until);
     return SUCCESS;
 }

@@ -1,4 +1,4 @@
-/* libcuda.so.1: devices and what they say of themselves. */
+/* libcuda.so.1: devices, their identity and attributes. */
 #include "driver.h"
 
 #include <stdio.h>
@@ -34,7 +34,7 @@ void devices_enumerate(void)
 
 SIM_EXPORT CUresult cuDeviceGetCount(int *count)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!count)
         return ERROR_INVALID_VALUE;
     *count = device_count;
@@ -43,14 +43,16 @@ SIM_EXPORT CUresult cuDeviceGetCount(int *count)
 
 SIM_EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
-    ENTER_DEVICE(ordinal);
+    RETURN_IF_ERROR(enter_device(__func__, ordinal));
+    if (!device)
+        return ERROR_INVALID_VALUE;
     *device = ordinal;
     return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     if (!name || size <= 0)
         return ERROR_INVALID_VALUE;
     snprintf(name, (size_t)size, "%s", devices[device].name);
@@ -59,29 +61,37 @@ SIM_EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 
 SIM_EXPORT CUresult cuDeviceGetUuid(unsigned char uuid[16], CUdevice device)
 {
-    ENTER_DEVICE(device);
-    /* The first version of this function knows GPUs only. */
+    RETURN_IF_ERROR(enter_device(__func__, device));
+    if (!uuid)
+        return ERROR_INVALID_VALUE;
+    /* The first version of this function returns the UUID of the GPU, even for a MIG instance. */
     sim_uuid(devices[device].gpu, SIM_WHOLE_GPU, uuid, NULL);
     return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
+    if (!uuid)
+        return ERROR_INVALID_VALUE;
     memcpy(uuid, devices[device].uuid, sizeof devices[device].uuid);
     return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
+    if (!bytes)
+        return ERROR_INVALID_VALUE;
     *bytes = devices[device].memory;
     return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
+    if (!major || !minor)
+        return ERROR_INVALID_VALUE;
     *major = devices[device].major;
     *minor = devices[device].minor;
     return SUCCESS;
@@ -89,14 +99,14 @@ SIM_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice d
 
 SIM_EXPORT CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     if (!text || size < 13)
         return ERROR_INVALID_VALUE;
     snprintf(text, (size_t)size, "%04X:%02X:00.0", devices[device].pci_domain, devices[device].pci_bus);
     return SUCCESS;
 }
 
-/* What all simulated GPUs have in common, by the driver's attribute number. What is absent is 0. */
+/* Attributes that all simulated GPUs share, indexed as in the driver. A missing one is 0. */
 static const int common_attributes[] = {
     [1] = 1024,           /* threads per block */
     [2] = 1024,           /* block dimensions */
@@ -152,7 +162,7 @@ static const int common_attributes[] = {
 
 enum { ATTRIBUTES_KNOWN = 150 };
 
-/* The host's NUMA node nearest to a GPU; -1 unless it is a single one. */
+/* The host's NUMA node nearest to a GPU, or -1 unless there is exactly one. */
 static int host_node(int gpu)
 {
     uint64_t nodes = sim_config()->gpus[gpu].nodes;
@@ -161,7 +171,7 @@ static int host_node(int gpu)
 
 SIM_EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     if (!value || attribute < 1 || attribute > ATTRIBUTES_KNOWN)
         return ERROR_INVALID_VALUE;
     switch (attribute) {

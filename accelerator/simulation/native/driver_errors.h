@@ -2,6 +2,8 @@
 #ifndef ACCELERATOR_SIM_DRIVER_ERRORS_H
 #define ACCELERATOR_SIM_DRIVER_ERRORS_H
 
+#include <stddef.h>
+
 /* X(our name, code, the runtime's name, the driver's name, text) */
 #define SIM_ERRORS(X)                                                                                                  \
     X(SUCCESS, 0, cudaSuccess, CUDA_SUCCESS, "no error")                                                               \
@@ -11,6 +13,8 @@
     X(DEINITIALIZED, 4, cudaErrorCudartUnloading, CUDA_ERROR_DEINITIALIZED, "driver shutting down")                    \
     X(INVALID_CONFIGURATION, 9, cudaErrorInvalidConfiguration, CUDA_ERROR_UNKNOWN, "invalid configuration argument")   \
     X(INVALID_SYMBOL, 13, cudaErrorInvalidSymbol, CUDA_ERROR_UNKNOWN, "invalid device symbol")                         \
+    X(INVALID_MEMCPY_DIRECTION, 21, cudaErrorInvalidMemcpyDirection, CUDA_ERROR_UNKNOWN,                               \
+      "invalid copy direction for memcpy")                                                                             \
     X(STUB_LIBRARY, 34, cudaErrorStubLibrary, CUDA_ERROR_STUB_LIBRARY, "CUDA driver is a stub library")                \
     X(INSUFFICIENT_DRIVER, 35, cudaErrorInsufficientDriver, CUDA_ERROR_UNKNOWN,                                        \
       "CUDA driver version is insufficient for CUDA runtime version")                                                  \
@@ -84,5 +88,22 @@ enum { SIM_ERRORS(SIM_ERROR_CODE) };
 #undef SIM_ERROR_CODE
 
 #define SUCCESS ERROR_SUCCESS
+
+struct sim_error {
+    int code;
+    const char *runtime_name, *driver_name, *text;
+};
+
+/* Returns NULL for an unknown code. */
+static inline const struct sim_error *sim_find_error(int code)
+{
+#define SIM_ERROR_ROW(name, code, runtime_name, driver_name, text) {code, #runtime_name, #driver_name, text},
+    static const struct sim_error errors[] = {SIM_ERRORS(SIM_ERROR_ROW)};
+#undef SIM_ERROR_ROW
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].code == code)
+            return &errors[i];
+    return NULL;
+}
 
 #endif

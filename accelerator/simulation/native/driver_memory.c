@@ -1,20 +1,19 @@
 /* libcuda.so.1: device and pinned memory.
  *
- * Device memory is host memory that is mapped lazily, so a large simulated GPU costs only what is written; what it has
- * left is a matter of bookkeeping. One address space holds everything, as under CUDA's unified addressing. */
+ * Device memory is host memory that is mapped lazily, so that a large simulated GPU costs only what is written. What is
+ * free follows from the recorded charges. One address space holds everything, as under CUDA's unified addressing. */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "arrays.h"
 #include "driver_api.h"
 
-static struct block **blocks;
-static size_t block_count, block_capacity;
+static struct sorted blocks; /* by address */
 static uint64_t last_id;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -28,60 +27,38 @@ void memory_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
-/* The number of blocks that begin at or below the address. */
-static size_t blocks_up_to(const void *address)
-{
-    size_t low = 0, high = block_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (blocks[middle]->memory.base <= (const char *)address)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 struct block *block_find(const void *address)
 {
-    size_t place = blocks_up_to(address);
-    if (place == 0)
-        return NULL;
-    struct block *block = blocks[place - 1];
-    return (const char *)address < block->memory.base + block->memory.size ? block : NULL;
+    struct sorted_item *item = sorted_at_or_below(&blocks, (uintptr_t)address);
+    struct block *block = item ? item->value : NULL;
+    return block && (const char *)address < block->memory.base + block->memory.size ? block : NULL;
 }
 
-struct block *block_insert(enum sim_memory_kind kind, void *base, size_t size, int device)
+struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device)
 {
-    if (block_count == block_capacity) {
-        size_t capacity = block_capacity ? 2 * block_capacity : 256;
-        struct block **grown = realloc(blocks, capacity * sizeof *blocks);
-        if (!grown)
-            return NULL;
-        blocks = grown;
-        block_capacity = capacity;
-    }
     struct block *block = calloc(1, sizeof *block);
-    if (!block)
+    if (!block || !sorted_insert(&blocks, (uintptr_t)base, block)) {
+        free(block);
         return NULL;
-    block->memory = (struct sim_memory){kind, base, size, device, ++last_id, NULL};
+    }
+    block->memory = (struct sim_memory){type, base, size, device, ++last_id, NULL, false};
     block->file = -1;
-
-    size_t place = blocks_up_to(base);
-    memmove(&blocks[place + 1], &blocks[place], (block_count - place) * sizeof *blocks);
-    blocks[place] = block;
-    block_count++;
     return block;
 }
 
 void block_remove(struct block *block)
 {
-    size_t place = blocks_up_to(block->memory.base) - 1;
-    block_count--;
-    memmove(&blocks[place], &blocks[place + 1], (block_count - place) * sizeof *blocks);
+    sorted_remove(&blocks, sorted_index(&blocks, (uintptr_t)block->memory.base));
     if (block->file >= 0)
         close(block->file);
     free(block);
+}
+
+bool block_overlaps(const void *address, size_t size)
+{
+    struct sorted_item *item = sorted_at_or_below(&blocks, (uintptr_t)address + size - 1);
+    const struct block *block = item ? item->value : NULL;
+    return block && block->memory.base + block->memory.size > (const char *)address;
 }
 
 size_t round_to_pages(size_t size)
@@ -106,8 +83,8 @@ void release(int device, uint64_t bytes)
     sim_state_release(driver_state, devices[device].gpu, devices[device].instance, bytes);
 }
 
-/* Maps memory and records it; `charged` is what it takes of the current device. */
-static CUresult allocate(enum sim_memory_kind kind, size_t size, uint64_t charged, void **address)
+/* Maps memory and records it. Charges `charged` bytes to the current device. */
+static CUresult allocate(enum sim_memory_type type, size_t size, uint64_t charged, void **address)
 {
     int device = current_context()->ordinal;
     if (charged > 0 && charge(device, charged) != 0)
@@ -117,7 +94,7 @@ static CUresult allocate(enum sim_memory_kind kind, size_t size, uint64_t charge
     struct block *block = NULL;
     if (base) {
         memory_lock();
-        block = block_insert(kind, base, size, device);
+        block = block_insert(type, base, size, device);
         if (block)
             block->charged = charged;
         memory_unlock();
@@ -133,12 +110,13 @@ static CUresult allocate(enum sim_memory_kind kind, size_t size, uint64_t charge
     return SUCCESS;
 }
 
-/* Frees the block that begins at the address, if it is of one of the two kinds. */
-static CUresult deallocate(void *address, enum sim_memory_kind kind, enum sim_memory_kind other_kind)
+/* Frees the block that begins at the address, if it is of one of the two types and as idle as expected. */
+static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_memory_type other_type, bool is_idle)
 {
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.base == address && (block->memory.kind == kind || block->memory.kind == other_kind);
+    bool fits = block && block->memory.base == address && block->memory.is_idle == is_idle &&
+                (block->memory.type == type || block->memory.type == other_type);
     if (fits) {
         size_t size = round_to_pages(block->memory.size);
         int device = block->memory.device;
@@ -152,9 +130,14 @@ static CUresult deallocate(void *address, enum sim_memory_kind kind, enum sim_me
     return fits ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
+int free_idle(void *address)
+{
+    return deallocate(address, SIM_DEVICE_MEMORY, SIM_DEVICE_MEMORY, true);
+}
+
 SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     if (!address || size == 0)
         return ERROR_INVALID_VALUE;
     if (size > current_context()->memory)
@@ -164,9 +147,9 @@ SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 
 SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT();
-    (void)flags;
-    if (!address || size == 0)
+    RETURN_IF_ERROR(enter_context(__func__));
+    enum { ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
+    if (!address || size == 0 || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
         return ERROR_INVALID_VALUE;
     if (size > current_context()->memory)
         return ERROR_OUT_OF_MEMORY;
@@ -175,15 +158,18 @@ SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigne
 
 SIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
 {
-    ENTER();
-    return deallocate((void *)address, SIM_DEVICE_MEMORY, SIM_MANAGED_MEMORY);
+    RETURN_IF_ERROR(enter(__func__));
+    struct sim_memory memory;
+    if (find_memory((void *)address, &memory) && memory.pool)
+        return memory.base == (void *)address ? free_to_pool(&memory) : ERROR_INVALID_VALUE;
+    return deallocate((void *)address, SIM_DEVICE_MEMORY, SIM_MANAGED_MEMORY, false);
 }
 
 SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT();
-    (void)flags;
-    if (!address || size == 0)
+    RETURN_IF_ERROR(enter_context(__func__));
+    enum { ALL_FLAGS = 7 };
+    if (!address || size == 0 || (flags & ~ALL_FLAGS))
         return ERROR_INVALID_VALUE;
     if (size > SIZE_MAX / 2)
         return ERROR_OUT_OF_MEMORY;
@@ -192,25 +178,21 @@ SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 
 SIM_EXPORT CUresult cuMemFreeHost(void *address)
 {
-    ENTER();
-    return deallocate(address, SIM_PINNED_MEMORY, SIM_PINNED_MEMORY);
-}
-
-static bool overlaps_block(const char *address, size_t size)
-{
-    size_t place = blocks_up_to(address + size - 1);
-    return place > 0 && blocks[place - 1]->memory.base + blocks[place - 1]->memory.size > address;
+    RETURN_IF_ERROR(enter(__func__));
+    return deallocate(address, SIM_PINNED_MEMORY, SIM_PINNED_MEMORY, false);
 }
 
 SIM_EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT();
-    (void)flags;
-    if (!address || size == 0)
+    RETURN_IF_ERROR(enter_context(__func__));
+    enum { ALL_FLAGS = 15 };
+    if (!address || size == 0 || size > UINTPTR_MAX - (uintptr_t)address || (flags & ~ALL_FLAGS))
         return ERROR_INVALID_VALUE;
     memory_lock();
     CUresult result = SUCCESS;
-    if (overlaps_block(address, size))
+    if (is_reserved(address, size) || !is_mapped_memory(address, size))
+        result = ERROR_INVALID_VALUE;
+    else if (block_overlaps(address, size))
         result = ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     else if (!block_insert(SIM_REGISTERED_MEMORY, address, size, current_context()->ordinal))
         result = ERROR_OUT_OF_MEMORY;
@@ -220,10 +202,10 @@ SIM_EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned fl
 
 SIM_EXPORT CUresult cuMemHostUnregister(void *address)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.base == address && block->memory.kind == SIM_REGISTERED_MEMORY;
+    bool fits = block && block->memory.base == address && block->memory.type == SIM_REGISTERED_MEMORY;
     if (fits)
         block_remove(block);
     memory_unlock();
@@ -232,7 +214,9 @@ SIM_EXPORT CUresult cuMemHostUnregister(void *address)
 
 SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
+    if (!free || !total)
+        return ERROR_INVALID_VALUE;
     struct sim_device *device = current_context();
     struct sim_memory_figures memory = sim_state_memory(driver_state, device->gpu, device->instance);
     *total = memory.total;
@@ -240,33 +224,46 @@ SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     return SUCCESS;
 }
 
-int find_memory(const void *address, struct sim_memory *found)
+int find_memory(const void *address, struct sim_memory *memory)
 {
     memory_lock();
     struct block *block = block_find(address);
-    if (block)
-        *found = block->memory;
+    bool is_in_use = block && !block->memory.is_idle;
+    if (is_in_use)
+        *memory = block->memory;
     memory_unlock();
-    return block != NULL;
+    return is_in_use;
+}
+
+bool is_mapped_memory(const void *address, size_t size)
+{
+    enum { PAGE = 4096 };
+    uintptr_t first = (uintptr_t)address / PAGE * PAGE;
+    /* Checks the mappings and does nothing else: Linux ignores MS_ASYNC. */
+    return msync((void *)first, (uintptr_t)address + size - first, MS_ASYNC) == 0;
 }
 
 int is_valid_range(const void *address, size_t size)
 {
+    if (size > UINTPTR_MAX - (uintptr_t)address)
+        return false;
     const char *reached = address, *end = reached + size;
     memory_lock();
     struct block *block = block_find(address);
-    bool is_host = block == NULL;
-    /* A tensor in an expandable segment may lie in several mapped blocks, one behind the other; what else happens to
-     * lie behind a block is another allocation. */
+    bool is_known = block != NULL, is_valid = !is_known || !block->memory.is_idle;
+    if (!is_known && is_reserved(address, size))
+        is_valid = false;
+    /* A tensor in an expandable segment may span several mapped blocks. A neighbor of another type is another
+     * allocation. */
     while (block && reached < end) {
-        bool is_mapped = block->memory.kind == SIM_MAPPED_MEMORY;
+        bool is_mapped = block->memory.type == SIM_MAPPED_MEMORY;
         reached = (const char *)block->memory.base + block->memory.size;
         block = is_mapped ? block_find(reached) : NULL;
-        if (block && block->memory.kind != SIM_MAPPED_MEMORY)
+        if (block && block->memory.type != SIM_MAPPED_MEMORY)
             block = NULL;
     }
     memory_unlock();
-    return is_host || reached >= end;
+    return is_valid && (is_known ? reached >= end : size == 0 || is_mapped_memory(address, size));
 }
 
 void set_pool(void *address, void *pool)
@@ -278,7 +275,18 @@ void set_pool(void *address, void *pool)
     memory_unlock();
 }
 
-/* Whether the block that holds the address lives in a file by now. */
+bool set_idle(void *address, bool is_idle)
+{
+    memory_lock();
+    struct block *block = block_find(address);
+    bool changes = block && block->memory.is_idle != is_idle;
+    if (changes)
+        block->memory.is_idle = is_idle;
+    memory_unlock();
+    return changes;
+}
+
+/* Whether the block that holds the address was moved to a file. */
 bool is_shared(const void *address)
 {
     memory_lock();

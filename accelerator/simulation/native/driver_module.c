@@ -1,5 +1,5 @@
-/* libcuda.so.1: modules and kernels compiled at run time. They load, and cannot be run: where the machine computes a launch
- * fails, elsewhere it does nothing. */
+/* libcuda.so.1: modules and kernels compiled at run time. They load but do not run: a launch fails if the machine
+ * computes, and does nothing otherwise. */
 #include "driver.h"
 
 #include <pthread.h>
@@ -7,12 +7,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Modules are opaque to their users; all of them can be one. Of a function there is its name. */
+/* Modules are opaque to their users, so one represents all. Functions are known by name. */
 static char any_module;
 
 struct function {
     struct function *next;
-    bool is_named; /* in a message, that it cannot be run */
+    bool is_named; /* in a message on stderr */
     char name[];
 };
 
@@ -50,34 +50,40 @@ static bool computes(void)
     return value && strcmp(value, "1") == 0;
 }
 
-#define LOADS_MODULE(name, ...)                                                                                        \
-    SIM_EXPORT CUresult name(__VA_ARGS__)                                                                              \
-    {                                                                                                                  \
-        ENTER_CONTEXT();                                                                                               \
-        if (!module || !image)                                                                                         \
-            return ERROR_INVALID_VALUE;                                                                                \
-        *module = &any_module;                                                                                         \
-        return SUCCESS;                                                                                                \
-    }
+static CUresult load_module(const char *function, void **module, const void *image)
+{
+    RETURN_IF_ERROR(enter_context(function));
+    if (!module || !image)
+        return ERROR_INVALID_VALUE;
+    *module = &any_module;
+    return SUCCESS;
+}
 
-LOADS_MODULE(cuModuleLoad, void **module, const char *image)
-LOADS_MODULE(cuModuleLoadData, void **module, const void *image)
+SIM_EXPORT CUresult cuModuleLoad(void **module, const char *path)
+{
+    return load_module(__func__, module, path);
+}
+
+SIM_EXPORT CUresult cuModuleLoadData(void **module, const void *image)
+{
+    return load_module(__func__, module, image);
+}
+
 SIM_EXPORT CUresult cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values)
 {
-    ENTER();
     (void)count, (void)options, (void)values;
-    return cuModuleLoadData(module, image);
+    return load_module(__func__, module, image);
 }
 
 SIM_EXPORT CUresult cuModuleUnload(void *module)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     return module == &any_module ? SUCCESS : ERROR_INVALID_HANDLE;
 }
 
 SIM_EXPORT CUresult cuModuleGetFunction(void **function, void *module, const char *name)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     if (!function || !name)
         return ERROR_INVALID_VALUE;
     if (module != &any_module)
@@ -104,7 +110,7 @@ static int function_attribute(int attribute)
 
 SIM_EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, void *function)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     if (!value || !function)
         return ERROR_INVALID_VALUE;
     *value = function_attribute(attribute);
@@ -113,20 +119,20 @@ SIM_EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, void *function
 
 SIM_EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, void *kernel, CUdevice device)
 {
-    ENTER_DEVICE(device);
+    RETURN_IF_ERROR(enter_device(__func__, device));
     return cuFuncGetAttribute(value, attribute, kernel);
 }
 
 SIM_EXPORT CUresult cuFuncSetAttribute(void *function, int attribute, int value)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     (void)attribute, (void)value;
     return function ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
 SIM_EXPORT CUresult cuFuncSetCacheConfig(void *function, int config)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     (void)config;
     return function ? SUCCESS : ERROR_INVALID_VALUE;
 }
@@ -135,7 +141,7 @@ SIM_EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned gri
                                    unsigned block_y, unsigned block_z, unsigned shared_memory, CUstream stream,
                                    void **parameters, void **extra)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     (void)shared_memory, (void)stream, (void)parameters, (void)extra;
     uint64_t threads = (uint64_t)block_x * block_y * block_z;
     if (!function || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > 1024)
@@ -147,7 +153,7 @@ SIM_EXPORT CUresult cuLaunchCooperativeKernel(void *function, unsigned grid_x, u
                                               unsigned block_x, unsigned block_y, unsigned block_z,
                                               unsigned shared_memory, CUstream stream, void **parameters)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_memory, stream,
                           parameters, NULL);
 }
@@ -163,7 +169,7 @@ struct launch_configuration {
 SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *launch, void *function, void **parameters,
                                      void **extra)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!launch)
         return ERROR_INVALID_VALUE;
     return cuLaunchKernel(function, launch->grid[0], launch->grid[1], launch->grid[2], launch->block[0],
@@ -172,7 +178,7 @@ SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *launch, 
 
 SIM_EXPORT CUresult cuOccupancyMaxActiveClusters(int *clusters, void *function, const struct launch_configuration *launch)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     if (!clusters || !function || !launch)
         return ERROR_INVALID_VALUE;
     *clusters = current_context()->processors;
@@ -182,7 +188,7 @@ SIM_EXPORT CUresult cuOccupancyMaxActiveClusters(int *clusters, void *function, 
 SIM_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int block_size,
                                                                 size_t shared_memory)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     (void)shared_memory;
     if (!blocks || !function || block_size <= 0)
         return ERROR_INVALID_VALUE;

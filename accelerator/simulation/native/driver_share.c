@@ -1,7 +1,7 @@
 /* libcuda.so.1: device memory between processes.
  *
- * A block that is exported moves into an anonymous file at the addresses it has. The handle names the process and the
- * descriptor; the importer opens the file under /proc. */
+ * An exported block moves to an anonymous file and keeps its addresses. The handle names the process and the descriptor;
+ * the importer opens the file under /proc. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -23,7 +23,7 @@ struct handle {
 
 _Static_assert(sizeof(struct handle) <= sizeof(struct sim_ipc_handle), "a handle is carried in 64 bytes");
 
-/* Copies only what is not zero: the file, like the memory, then takes no more than was written. */
+/* Skips zero pages, so that the file takes no more memory than was written. */
 static void copy_used_pages(char *target, const char *source, size_t size)
 {
     enum { PAGE = 4096 };
@@ -63,7 +63,7 @@ int export_memory(const void *address, struct sim_ipc_handle *handle)
     memory_lock();
     struct block *block = block_find(address);
     CUresult result = ERROR_INVALID_VALUE;
-    if (block && block->memory.kind == SIM_DEVICE_MEMORY)
+    if (block && block->memory.type == SIM_DEVICE_MEMORY)
         result = move_to_file(block);
     if (result == SUCCESS) {
         const struct sim_device *device = &devices[block->memory.device];
@@ -120,7 +120,7 @@ int close_imported(void *address)
 {
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.base == address && block->memory.kind == SIM_IMPORTED_MEMORY;
+    bool fits = block && block->memory.base == address && block->memory.type == SIM_IMPORTED_MEMORY;
     if (fits) {
         size_t size = round_to_pages(block->memory.size);
         block_remove(block);

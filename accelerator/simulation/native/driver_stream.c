@@ -1,5 +1,4 @@
-/* libcuda.so.1: streams for programs that ask the driver for them. They are the runtime's: of the one in use, else of the
- * first that is in the process. */
+/* libcuda.so.1: streams. The runtime owns them: the one in use, or else the first one in the process. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -20,46 +19,74 @@ static const struct sim_runtime *find_runtime(void)
     return runtime;
 }
 
-#define FORWARD(call)                                                                                                  \
-    do {                                                                                                               \
-        ENTER_CONTEXT();                                                                                               \
-        const struct sim_runtime *runtime_ = find_runtime();                                                           \
-        return runtime_ ? runtime_->call : ERROR_NOT_SUPPORTED;                                                        \
-    } while (0)
+int wait_for_pending_on_device(int ordinal)
+{
+    return runtime ? runtime->wait_for_pending_on_device(ordinal) : SUCCESS;
+}
+
+int wait_for_pending_on_stream(CUstream stream)
+{
+    return runtime ? runtime->wait_for_pending_on_stream(stream) : SUCCESS;
+}
+
+int free_to_pool(const struct sim_memory *memory)
+{
+    const struct sim_runtime *functions = find_runtime();
+    return functions ? functions->free_to_pool(memory) : ERROR_NOT_SUPPORTED;
+}
+
+static CUresult enter_runtime(const char *function, const struct sim_runtime **functions)
+{
+    RETURN_IF_ERROR(enter_context(function));
+    *functions = find_runtime();
+    return *functions ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
 
 SIM_EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
-    FORWARD(create_stream(stream, flags, 0));
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->create_stream(stream, flags, 0);
 }
 
 SIM_EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
 {
-    FORWARD(create_stream(stream, flags, priority));
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->create_stream(stream, flags, priority);
 }
 
 SIM_EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
 {
-    FORWARD(destroy_stream(stream));
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->destroy_stream(stream);
 }
 
 SIM_EXPORT CUresult cuStreamQuery(CUstream stream)
 {
-    FORWARD(query_stream(stream));
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->query_stream(stream);
 }
 
 SIM_EXPORT CUresult cuStreamSynchronize(CUstream stream)
 {
-    FORWARD(synchronize_stream(stream));
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->synchronize_stream(stream);
 }
 
 SIM_EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status)
 {
-    FORWARD(is_capturing(stream, status));
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->is_capturing(stream, status);
 }
 
 SIM_EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
-    ENTER_CONTEXT();
+    RETURN_IF_ERROR(enter_context(__func__));
     if (least)
         *least = 0;
     if (greatest)

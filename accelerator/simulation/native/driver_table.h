@@ -1,22 +1,23 @@
-/* What the simulated runtime needs of the simulated driver, so that devices, contexts and memory have one owner.
+/* The functions of the simulated driver that the simulated runtime calls. The driver owns devices, contexts and memory.
  *
- * libcuda.so.1 exports accelerator_sim_driver(), which answers a pointer to this table; a driver without that symbol is
- * not ours, and the runtime treats it as missing. Functions named after a driver entry point are that entry point. */
+ * libcuda.so.1 exports accelerator_sim_driver(), which returns a pointer to this table. The runtime treats a driver
+ * without that symbol as missing. A function named after a driver entry point is that entry point. */
 #ifndef ACCELERATOR_SIM_DRIVER_TABLE_H
 #define ACCELERATOR_SIM_DRIVER_TABLE_H
 
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #define SIM_DRIVER_SYMBOL "accelerator_sim_driver"
 
 enum {
-    SIM_CLOCK_KHZ = 1000000, /* one clock cycle lasts a nanosecond */
+    SIM_CLOCK_KHZ = 1000000, /* a clock cycle lasts a nanosecond, as _sleep assumes */
     SIM_WARP_SIZE = 32,
 };
 
-/* One CUDA device: a GPU or a MIG instance. Constant after cuInit but for the atomics. */
+/* One CUDA device: a GPU or a MIG instance. Constant after cuInit, except for the atomics. */
 struct sim_device {
     int ordinal;
     int gpu, instance; /* physical */
@@ -26,40 +27,44 @@ struct sim_device {
     int major, minor;
     int processors; /* streaming multiprocessors */
     unsigned pci_domain, pci_bus;
-    _Atomic int context_users; /* retains of the primary context; it is active while there are any */
+    _Atomic int context_users; /* references to the primary context, which is active if there are any */
     _Atomic unsigned context_flags;
     _Atomic int64_t busy_until; /* when the last work on the device ends: nanoseconds of CLOCK_MONOTONIC */
 };
 
-enum sim_memory_kind {
+enum sim_memory_type {
     SIM_DEVICE_MEMORY,
     SIM_MANAGED_MEMORY,
-    SIM_MAPPED_MEMORY,   /* of the virtual memory functions */
-    SIM_IMPORTED_MEMORY, /* another process' */
+    SIM_MAPPED_MEMORY,   /* by cuMemMap */
+    SIM_IMPORTED_MEMORY, /* exported by another process */
     SIM_PINNED_MEMORY,
     SIM_REGISTERED_MEMORY, /* the caller's host memory, pinned in place */
 };
 
 struct sim_memory {
-    enum sim_memory_kind kind;
+    enum sim_memory_type type;
     char *base;
     size_t size;
     int device;
     uint64_t id;
     void *pool; /* the pool it was allocated from, or NULL */
+    bool is_idle; /* freed, and kept by its pool */
 };
 
 struct sim_ipc_handle {
     char bytes[64];
 };
 
-/* What the driver needs of the runtime, whose streams they are. */
+/* The functions of the runtime that the driver calls: the runtime owns the streams. */
 struct sim_runtime {
     int (*create_stream)(void **stream, unsigned flags, int priority);
     int (*destroy_stream)(void *stream);
     int (*query_stream)(void *stream);
     int (*synchronize_stream)(void *stream);
     int (*is_capturing)(void *stream, int *status);
+    int (*wait_for_pending_on_device)(int ordinal);
+    int (*wait_for_pending_on_stream)(void *stream);
+    int (*free_to_pool)(const struct sim_memory *memory);
 };
 
 struct sim_driver {
@@ -82,11 +87,14 @@ struct sim_driver {
     struct sim_device *devices;
     struct sim_device *(*current)(void); /* of the calling thread's context, or NULL */
 
-    /* Finds the memory that holds `address`; answers 0 if CUDA does not know it. */
-    int (*find_memory)(const void *address, struct sim_memory *found);
-    /* Whether a copy may touch the range: host memory that CUDA does not know always, other memory within bounds. */
+    /* Finds the memory that holds `address`; returns 0 if CUDA does not know it. */
+    int (*find_memory)(const void *address, struct sim_memory *memory);
+    /* Whether a copy may use the range: memory that CUDA knows, within its bounds, or mapped host memory. */
     int (*is_valid_range)(const void *address, size_t size);
     void (*set_pool)(void *address, void *pool);
+    /* Marks a block of a pool as idle or in use. Returns false if it was so already. */
+    bool (*set_idle)(void *address, bool is_idle);
+    int (*free_idle)(void *address);
     void (*fill_with_zeros)(void *address, size_t size);
     void (*use_runtime)(const struct sim_runtime *runtime);
 

@@ -1,10 +1,9 @@
-/* A preloaded library of its own: keeps a process from aborting when it ends.
+/* A preloaded library that keeps a process from aborting when it ends.
  *
- * torch's autograd threads drop what is left of a backward pass after they have told the main thread that it is done,
- * and may need Python's lock for that. If Python is being finalized by then, CPython (until 3.13) ends such a thread with
- * pthread_exit, whose unwinding meets a C++ destructor that must not be left so: std::terminate. A simulated backward
- * pass takes no time, so short programs on busy machines would often end like that. The thread sleeps instead, as it
- * does from CPython 3.14 on. */
+ * An autograd thread of torch cleans up after it has reported the end of a backward pass, and may need Python's lock for
+ * that. If Python is finalizing, CPython before 3.14 ends such a thread with pthread_exit. Unwinding then leaves a C++
+ * destructor by an exception, which calls std::terminate. A simulated backward pass takes no time, so short programs on
+ * busy machines would often abort. The thread sleeps instead, as it does from CPython 3.14 on. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>

@@ -9,11 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Says that a process runs on the simulation, to whoever looks the name up. */
+/* Marks the process as simulated: simulation.is_simulated() searches for this name. */
 SIM_EXPORT const char accelerator_simulation[] = "nvml";
 
-/* The session belongs to the process that opened it: its id in the upper half, how many nvmlInit calls are open in the
- * lower. One word and no lock, so that a fork at any moment leaves a state the child can use: it has no session. */
+/* The upper half is the id of the process that opened the session, the lower half its number of open nvmlInit calls. One
+ * word without a lock is valid in a child forked at any moment, which then has no session. */
 static _Atomic uint64_t session;
 
 static bool is_own(uint64_t value)
@@ -24,9 +24,7 @@ static bool is_own(uint64_t value)
 static int open_session(const char *function)
 {
     sim_init_delay("nvmlInit");
-    int failure = sim_injected(function, SIM_NO_GPU);
-    if (failure != 0)
-        return failure;
+    RETURN_IF_ERROR(sim_injected(function, SIM_NO_GPU));
 
     uint64_t old = session, new;
     do
@@ -48,32 +46,31 @@ SIM_EXPORT int nvmlInit_v2(void)
 
 SIM_EXPORT int nvmlInitWithFlags(unsigned flags)
 {
-    (void)flags; /* whether to attach to GPUs, which makes no difference here */
+    (void)flags; /* whether to attach to GPUs: no difference here */
     return open_session(__func__);
 }
 
-/* Shutting down more often than initializing is documented not to be an error. */
+/* By documentation, more shutdowns than initializations are not an error. */
 SIM_EXPORT int nvmlShutdown(void)
 {
     uint64_t old = session, new;
     do {
         if (!is_own(old))
             return NVML_UNINITIALIZED;
-        int failure = sim_injected(__func__, SIM_NO_GPU);
-        if (failure != 0)
-            return failure;
+        RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
         new = (uint32_t)old > 0 ? old - 1 : old;
     } while (!atomic_compare_exchange_weak(&session, &old, new));
     sim_log("nvmlShutdown");
     return NVML_OK;
 }
 
-int nvml_enter(const char *function, int gpu)
+int nvml_enter(const char *function, bool has_valid_arguments)
 {
-    uint64_t now = session;
-    if ((uint32_t)now == 0 || !is_own(now))
+    uint64_t current = session;
+    if ((uint32_t)current == 0 || !is_own(current))
         return NVML_UNINITIALIZED;
-    return sim_injected(function, gpu);
+    RETURN_IF_ERROR(sim_injected(function, SIM_NO_GPU));
+    return has_valid_arguments ? NVML_OK : NVML_INVALID_ARGUMENT;
 }
 
 SIM_EXPORT const char *nvmlErrorString(int result)
@@ -124,14 +121,14 @@ int nvml_put_text(const char *text, char *buffer, unsigned size)
 
 SIM_EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned size)
 {
-    NVML_ENTER(version);
+    RETURN_IF_ERROR(nvml_enter(__func__, version));
     return nvml_put_text(sim_config()->driver_version, version, size);
 }
 
-/* The library's own version: the CUDA major and the version of the driver that it comes with. */
+/* The library's version consists of the CUDA major and the driver's version. */
 SIM_EXPORT int nvmlSystemGetNVMLVersion(char *version, unsigned size)
 {
-    NVML_ENTER(version);
+    RETURN_IF_ERROR(nvml_enter(__func__, version));
     char text[sizeof sim_config()->driver_version + 16];
     snprintf(text, sizeof text, "%d.%s", sim_config()->cuda_version / 1000, sim_config()->driver_version);
     return nvml_put_text(text, version, size);
@@ -139,15 +136,15 @@ SIM_EXPORT int nvmlSystemGetNVMLVersion(char *version, unsigned size)
 
 SIM_EXPORT int nvmlSystemGetCudaDriverVersion(int *version)
 {
-    NVML_ENTER(version);
+    RETURN_IF_ERROR(nvml_enter(__func__, version));
     *version = sim_config()->cuda_version;
     return NVML_OK;
 }
 
-/* Asks the driver's library, which a container that was given NVML only does not have. */
+/* Fails without the driver's library, which a container with NVML alone lacks. */
 SIM_EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
-    NVML_ENTER(version);
+    RETURN_IF_ERROR(nvml_enter(__func__, version));
     void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
     if (!driver)
         return NVML_LIBRARY_NOT_FOUND;
@@ -156,10 +153,10 @@ SIM_EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
     return NVML_OK;
 }
 
-/* The first word of a process's command line, cropped to the buffer. */
+/* The first word of a process's command line, cut to the size of the buffer. */
 SIM_EXPORT int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size)
 {
-    NVML_ENTER(name && size > 0);
+    RETURN_IF_ERROR(nvml_enter(__func__, name && size > 0));
     char path[32], text[4096];
     snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);

@@ -1,13 +1,14 @@
-/* What the files of the simulated NVML share: result codes, handles, and what every function does first.
+/* What the files of the simulated NVML share: result codes, handles, and the first calls of every function.
  *
- * NVML shows every GPU whatever CUDA_VISIBLE_DEVICES says. A handle is an address that stands for a GPU or one of its
- * MIG instances and is good for the life of the process, without a table that threads could disagree about. */
+ * NVML lists every GPU, whatever CUDA_VISIBLE_DEVICES is. A handle is an address that encodes a GPU or one of its MIG
+ * instances. It is valid as long as the process, and needs no table and no lock. */
 #ifndef ACCELERATOR_SIM_NVML_H
 #define ACCELERATOR_SIM_NVML_H
 
 #include <stdbool.h>
 
 #include "config.h"
+#include "errors.h"
 
 enum {
     NVML_OK = 0,
@@ -32,26 +33,12 @@ struct nvml_device {
 nvml_handle nvml_encode(int gpu, int instance);
 bool nvml_decode(nvml_handle handle, struct nvml_device *device);
 
-/* The result with which `function` has to end at once, or NVML_OK: not initialized in this process, not a handle, or an
- * error that ACCELERATOR_SIM_ERRORS prescribes. */
-int nvml_enter(const char *function, int gpu);
-int nvml_enter_device(const char *function, nvml_handle handle, struct nvml_device *device);
-
-/* How every function begins; both leave it if it must not go on. `condition` is what has to hold of the arguments. */
-#define NVML_ENTER(condition)                                                                                         \
-    do {                                                                                                              \
-        int failure = nvml_enter(__func__, SIM_NO_GPU);                                                               \
-        if (failure != NVML_OK || !(condition))                                                                       \
-            return failure != NVML_OK ? failure : NVML_INVALID_ARGUMENT;                                              \
-    } while (0)
-
-#define NVML_ENTER_DEVICE(device, handle, condition)                                                                  \
-    struct nvml_device device;                                                                                        \
-    do {                                                                                                              \
-        int failure = nvml_enter_device(__func__, handle, &device);                                                   \
-        if (failure != NVML_OK || !(condition))                                                                       \
-            return failure != NVML_OK ? failure : NVML_INVALID_ARGUMENT;                                              \
-    } while (0)
+/* Every function calls one of these first. They return the error that ends the call: NVML is not initialized in this
+ * process, the arguments are not valid, the handle is not one, or an error is injected. The last two functions are for
+ * calls that concern a GPU or MIG instance, and a GPU only. */
+int nvml_enter(const char *function, bool has_valid_arguments);
+int nvml_enter_device(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device);
+int nvml_enter_gpu(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device);
 
 static inline bool nvml_is_instance(const struct nvml_device *device)
 {
@@ -68,14 +55,6 @@ static inline bool nvml_has_mig(const struct nvml_device *device)
     return nvml_gpu(device)->major >= NVML_FIRST_MIG_MAJOR;
 }
 
-/* How functions begin that know nothing of MIG instances. */
-#define NVML_ENTER_GPU(device, handle, condition)                                                                     \
-    NVML_ENTER_DEVICE(device, handle, condition);                                                                     \
-    do {                                                                                                              \
-        if (nvml_is_instance(&device))                                                                                \
-            return NVML_NOT_SUPPORTED;                                                                                \
-    } while (0)
-
 /* Copies text into a caller's buffer. */
 int nvml_put_text(const char *text, char *buffer, unsigned size);
 
@@ -89,7 +68,7 @@ _Static_assert(sizeof(struct nvml_pci_info) == 68, "the layout of version 3");
 
 struct nvml_pci_info nvml_pci_info(int gpu);
 
-/* nvml_topology.c. How many NVLinks a GPU has in use. */
+/* nvml_topology.c. The number of active NVLinks of a GPU. */
 int nvml_link_count(int gpu);
 
 #endif

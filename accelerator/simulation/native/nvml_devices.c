@@ -1,4 +1,4 @@
-/* Handles of GPUs, and who a GPU or MIG instance is. */
+/* Handles and identity of GPUs and MIG instances. */
 #define _GNU_SOURCE
 #include "nvml.h"
 
@@ -27,23 +27,24 @@ bool nvml_decode(nvml_handle handle, struct nvml_device *device)
            (device->instance == SIM_WHOLE_GPU || device->instance < nvml_gpu(device)->instances);
 }
 
-int nvml_enter_device(const char *function, nvml_handle handle, struct nvml_device *device)
+int nvml_enter_device(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device)
 {
-    int failure = nvml_enter(function, SIM_NO_GPU);
-    if (failure != NVML_OK)
-        return failure;
+    RETURN_IF_ERROR(nvml_enter(function, true));
     if (!nvml_decode(handle, device))
         return NVML_INVALID_ARGUMENT;
-    return sim_injected(function, device->gpu);
+    RETURN_IF_ERROR(sim_injected(function, device->gpu));
+    return has_valid_arguments ? NVML_OK : NVML_INVALID_ARGUMENT;
+}
+
+int nvml_enter_gpu(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device)
+{
+    RETURN_IF_ERROR(nvml_enter_device(function, handle, has_valid_arguments, device));
+    return nvml_is_instance(device) ? NVML_NOT_SUPPORTED : NVML_OK;
 }
 
 static int get_count(const char *function, unsigned *count)
 {
-    int failure = nvml_enter(function, SIM_NO_GPU);
-    if (failure != NVML_OK)
-        return failure;
-    if (!count)
-        return NVML_INVALID_ARGUMENT;
+    RETURN_IF_ERROR(nvml_enter(function, count));
     *count = (unsigned)sim_config()->gpu_count;
     return NVML_OK;
 }
@@ -58,23 +59,18 @@ SIM_EXPORT int nvmlDeviceGetCount_v2(unsigned *count)
     return get_count(__func__, count);
 }
 
-/* The end of every look-up: an error may be prescribed for the GPU that was found. */
-static int give_handle(const char *function, int gpu, int instance, nvml_handle *handle)
+/* An error may be injected for this GPU alone. */
+static int put_handle(const char *function, int gpu, int instance, nvml_handle *handle)
 {
-    int failure = sim_injected(function, gpu);
-    if (failure == 0)
-        *handle = nvml_encode(gpu, instance);
-    return failure;
+    RETURN_IF_ERROR(sim_injected(function, gpu));
+    *handle = nvml_encode(gpu, instance);
+    return NVML_OK;
 }
 
 static int by_index(const char *function, unsigned index, nvml_handle *handle)
 {
-    int failure = nvml_enter(function, SIM_NO_GPU);
-    if (failure != NVML_OK)
-        return failure;
-    if (!handle || index >= (unsigned)sim_config()->gpu_count)
-        return NVML_INVALID_ARGUMENT;
-    return give_handle(function, (int)index, SIM_WHOLE_GPU, handle);
+    RETURN_IF_ERROR(nvml_enter(function, handle && index < (unsigned)sim_config()->gpu_count));
+    return put_handle(function, (int)index, SIM_WHOLE_GPU, handle);
 }
 
 SIM_EXPORT int nvmlDeviceGetHandleByIndex(unsigned index, nvml_handle *handle)
@@ -87,8 +83,8 @@ SIM_EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvml_handle *handle
     return by_index(__func__, index, handle);
 }
 
-/* Instances also answer to the form of drivers before R470: MIG-<UUID of the GPU>/<GPU instance>/<compute instance>. */
-static bool answers_to(const char *uuid, int gpu, int instance)
+/* Instances also have the UUID form of drivers before R470: MIG-<UUID of the GPU>/<GPU instance>/<compute instance>. */
+static bool has_uuid(const char *uuid, int gpu, int instance)
 {
     char own[SIM_UUID_SIZE], gpu_uuid[SIM_UUID_SIZE], older[SIM_UUID_SIZE + 24];
     sim_uuid(gpu, instance, NULL, own);
@@ -103,12 +99,12 @@ static bool answers_to(const char *uuid, int gpu, int instance)
 
 SIM_EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, nvml_handle *handle)
 {
-    NVML_ENTER(uuid && handle);
+    RETURN_IF_ERROR(nvml_enter(__func__, uuid && handle));
     for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++)
         for (int instance = SIM_WHOLE_GPU; instance == SIM_WHOLE_GPU || instance < sim_config()->gpus[gpu].instances;
              instance++)
-            if (answers_to(uuid, gpu, instance))
-                return give_handle(__func__, gpu, instance, handle);
+            if (has_uuid(uuid, gpu, instance))
+                return put_handle(__func__, gpu, instance, handle);
     return NVML_NOT_FOUND;
 }
 
@@ -122,17 +118,13 @@ static bool parse_bus_id(const char *text, unsigned *domain, unsigned *bus, unsi
 
 static int by_bus_id(const char *function, const char *bus_id, nvml_handle *handle)
 {
-    int failure = nvml_enter(function, SIM_NO_GPU);
-    if (failure != NVML_OK)
-        return failure;
     unsigned domain, bus, device;
-    if (!bus_id || !handle || !parse_bus_id(bus_id, &domain, &bus, &device))
-        return NVML_INVALID_ARGUMENT;
+    RETURN_IF_ERROR(nvml_enter(function, bus_id && handle && parse_bus_id(bus_id, &domain, &bus, &device)));
     for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++) {
         unsigned gpu_domain, gpu_bus;
         sim_pci_address(gpu, &gpu_domain, &gpu_bus);
         if (gpu_domain == domain && gpu_bus == bus && device == 0)
-            return give_handle(function, gpu, SIM_WHOLE_GPU, handle);
+            return put_handle(function, gpu, SIM_WHOLE_GPU, handle);
     }
     return NVML_NOT_FOUND;
 }
@@ -149,7 +141,8 @@ SIM_EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvml_handle 
 
 SIM_EXPORT int nvmlDeviceGetUUID(nvml_handle handle, char *uuid, unsigned size)
 {
-    NVML_ENTER_DEVICE(device, handle, uuid);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, uuid, &device));
     char text[SIM_UUID_SIZE];
     sim_uuid(device.gpu, device.instance, NULL, text);
     return nvml_put_text(text, uuid, size);
@@ -157,7 +150,8 @@ SIM_EXPORT int nvmlDeviceGetUUID(nvml_handle handle, char *uuid, unsigned size)
 
 SIM_EXPORT int nvmlDeviceGetName(nvml_handle handle, char *name, unsigned size)
 {
-    NVML_ENTER_DEVICE(device, handle, name);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, name, &device));
     char text[SIM_NAME_SIZE + 16];
     sim_display_name(device.gpu, device.instance, text, sizeof text);
     return nvml_put_text(text, name, size);
@@ -165,7 +159,8 @@ SIM_EXPORT int nvmlDeviceGetName(nvml_handle handle, char *name, unsigned size)
 
 SIM_EXPORT int nvmlDeviceGetMinorNumber(nvml_handle handle, unsigned *minor)
 {
-    NVML_ENTER_DEVICE(device, handle, minor);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, minor, &device));
     if (nvml_is_instance(&device))
         return NVML_NOT_SUPPORTED;
     *minor = (unsigned)device.gpu;
@@ -174,21 +169,25 @@ SIM_EXPORT int nvmlDeviceGetMinorNumber(nvml_handle handle, unsigned *minor)
 
 SIM_EXPORT int nvmlDeviceGetCudaComputeCapability(nvml_handle handle, int *major, int *minor)
 {
-    NVML_ENTER_DEVICE(device, handle, major && minor);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, major && minor, &device));
     *major = nvml_gpu(&device)->major;
     *minor = nvml_gpu(&device)->minor;
     return NVML_OK;
 }
 
-/* NVML's number of the generation of GPUs that a compute capability belongs to. */
+/* NVML's constant for the GPU generation of a compute capability. */
 SIM_EXPORT int nvmlDeviceGetArchitecture(nvml_handle handle, unsigned *architecture)
 {
     enum { TURING = 6, ADA = 8, UNKNOWN = -1 };
-    static const int of_major[] = {[3] = 2, [5] = 3, [6] = 4, [7] = 5, [8] = 7, [9] = 9, [10] = 10, [12] = 10};
-    NVML_ENTER_DEVICE(device, handle, architecture);
+    static const int generations[] = {[3] = 2, [5] = 3, [6] = 4, [7] = 5, [8] = 7, [9] = 9, [10] = 10, [12] = 10};
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, architecture, &device));
     int major = nvml_gpu(&device)->major, minor = nvml_gpu(&device)->minor;
-    int found = major < (int)(sizeof of_major / sizeof *of_major) ? of_major[major] : 0;
-    *architecture = (unsigned)(major == 7 && minor >= 5 ? TURING : major == 8 && minor == 9 ? ADA : found ? found : UNKNOWN);
+    int generation = major < (int)(sizeof generations / sizeof *generations) ? generations[major] : 0;
+    *architecture = (unsigned)(major == 7 && minor >= 5 ? TURING : major == 8 && minor == 9 ? ADA
+                               : generation                ? generation
+                                                           : UNKNOWN);
     return NVML_OK;
 }
 
@@ -204,17 +203,19 @@ struct nvml_pci_info nvml_pci_info(int gpu)
 
 SIM_EXPORT int nvmlDeviceGetPciInfo_v3(nvml_handle handle, struct nvml_pci_info *info)
 {
-    NVML_ENTER_DEVICE(device, handle, info);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
     *info = nvml_pci_info(device.gpu);
     return NVML_OK;
 }
 
-/* The versions before: the same beginning, without the long form of the address. */
+/* Older versions end before the long form of the address. */
 enum { PCI_INFO_V1 = 32, PCI_INFO_V2 = 52 };
 
 SIM_EXPORT int nvmlDeviceGetPciInfo_v2(nvml_handle handle, void *info)
 {
-    NVML_ENTER_DEVICE(device, handle, info);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
     struct nvml_pci_info now = nvml_pci_info(device.gpu);
     memset(info, 0, PCI_INFO_V2);
     memcpy(info, &now, offsetof(struct nvml_pci_info, bus_id));
@@ -223,7 +224,8 @@ SIM_EXPORT int nvmlDeviceGetPciInfo_v2(nvml_handle handle, void *info)
 
 SIM_EXPORT int nvmlDeviceGetPciInfo(nvml_handle handle, void *info)
 {
-    NVML_ENTER_DEVICE(device, handle, info);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
     struct nvml_pci_info now = nvml_pci_info(device.gpu);
     memcpy(info, &now, PCI_INFO_V1);
     return NVML_OK;

@@ -5,7 +5,7 @@
 
 #include "state.h"
 
-static struct sim_memory_figures look_at_memory(const struct nvml_device *device)
+static struct sim_memory_figures read_memory(const struct nvml_device *device)
 {
     return sim_state_memory(sim_state_find(), device->gpu, device->instance);
 }
@@ -15,11 +15,12 @@ struct memory_v1 {
 };
 
 /* The older call counts the reserve as used. */
-SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_handle handle, struct memory_v1 *answer)
+SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_handle handle, struct memory_v1 *info)
 {
-    NVML_ENTER_DEVICE(device, handle, answer);
-    struct sim_memory_figures memory = look_at_memory(&device);
-    *answer = (struct memory_v1){memory.total, memory.free, memory.used + memory.reserved};
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
+    struct sim_memory_figures memory = read_memory(&device);
+    *info = (struct memory_v1){memory.total, memory.free, memory.used + memory.reserved};
     return NVML_OK;
 }
 
@@ -29,21 +30,23 @@ struct memory_v2 {
 };
 _Static_assert(sizeof(struct memory_v2) == 40, "the layout of version 2");
 
-SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct memory_v2 *answer)
+SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct memory_v2 *info)
 {
-    NVML_ENTER_DEVICE(device, handle, answer);
-    if (answer->version != (sizeof *answer | 2 << 24))
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
+    if (info->version != (sizeof *info | 2 << 24))
         return NVML_VERSION_MISMATCH;
-    answer->memory = look_at_memory(&device);
+    info->memory = read_memory(&device);
     return NVML_OK;
 }
 
-/* The window through which the host reaches the memory: as large, and unused. */
-SIM_EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvml_handle handle, struct memory_v1 *answer)
+/* The host's window into the memory is as large as the memory and unused. */
+SIM_EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvml_handle handle, struct memory_v1 *info)
 {
-    NVML_ENTER_DEVICE(device, handle, answer);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
     uint64_t size = sim_memory_size(device.gpu, device.instance);
-    *answer = (struct memory_v1){.total = size, .free = size};
+    *info = (struct memory_v1){.total = size, .free = size};
     return NVML_OK;
 }
 
@@ -60,14 +63,14 @@ struct process_v2 {
 };
 _Static_assert(sizeof(struct process_v2) == 24, "the layout of versions 2 and 3");
 
-/* The rows of a device, as many as there are; *rows is to be freed. */
+/* Returns the number of rows of a device. The caller frees *rows. */
 static int read_processes(const struct nvml_device *device, struct sim_usage **rows)
 {
     int instance = nvml_is_instance(device) ? device->instance : SIM_ANY_INSTANCE;
     struct sim_state *state = sim_state_find();
     int capacity = 0, count;
     *rows = NULL;
-    /* Processes come and go between two looks. */
+    /* Processes start and end between two calls. */
     while ((count = sim_state_processes(state, device->gpu, instance, *rows, capacity)) > capacity) {
         free(*rows);
         capacity = count + 8;
@@ -94,16 +97,12 @@ static void put_v2(void *array, int at, const struct sim_usage *row)
     };
 }
 
-/* Too small an array is answered with the size needed, which is how callers ask for it. */
+/* If the array is too small, fills in the size that is needed; callers begin with an empty array. */
 static int get_processes(const char *function, nvml_handle handle, unsigned *count, void *array,
                          void (*put)(void *array, int at, const struct sim_usage *row))
 {
     struct nvml_device device;
-    int failure = nvml_enter_device(function, handle, &device);
-    if (failure != NVML_OK)
-        return failure;
-    if (!count || (*count > 0 && !array))
-        return NVML_INVALID_ARGUMENT;
+    RETURN_IF_ERROR(nvml_enter_device(function, handle, count && (*count == 0 || array), &device));
 
     struct sim_usage *rows;
     unsigned capacity = *count;
@@ -130,14 +129,20 @@ SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_handle handle, unsig
     return get_processes(__func__, handle, count, rows, put_v2);
 }
 
-/* Nothing draws on a simulated GPU, and nothing computes there through MPS. */
+/* Nothing draws on a simulated GPU, and no process computes there through MPS. */
+static int get_no_processes(const char *function, nvml_handle handle, unsigned *count)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(function, handle, count, &device));
+    *count = 0;
+    return NVML_OK;
+}
+
 #define NO_PROCESSES(name)                                                                                             \
     SIM_EXPORT int name(nvml_handle handle, unsigned *count, void *rows)                                               \
     {                                                                                                                  \
         (void)rows;                                                                                                    \
-        NVML_ENTER_DEVICE(device, handle, count);                                                                      \
-        *count = 0;                                                                                                    \
-        return NVML_OK;                                                                                                \
+        return get_no_processes(__func__, handle, count);                                                              \
     }
 
 NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses)

@@ -1,10 +1,10 @@
-/* What a GPU does at the moment, except for its memory. A simulated GPU does nothing, so the figures are made up: they
- * depend on the GPU alone and differ between GPUs, so that a test can tell whose figure it was given. */
+/* Telemetry, except for memory. A simulated GPU is idle, so the figures are invented. They are constant and differ between
+ * GPUs, so that a test can recognize the GPU that a figure belongs to. */
 #include "nvml.h"
 
 #include <time.h>
 
-/* The figures of GPU number i. */
+/* The figures of GPU i. */
 static unsigned utilization(int i)
 {
     return (7u * (unsigned)i + 13) % 101; /* percent */
@@ -37,7 +37,7 @@ static unsigned power(int i)
 
 static const unsigned power_limit = 700000, least_power_limit = 200000; /* milliwatts */
 
-/* Megahertz, by NVML's number of the clock: graphics, SM, memory, video. */
+/* Megahertz, indexed as in NVML: graphics, SM, memory, video. */
 enum { CLOCKS = 4 };
 
 static unsigned clock_rate(int i, unsigned type)
@@ -55,10 +55,11 @@ struct utilization_rates {
     unsigned gpu, memory;
 };
 
-/* Not known of a GPU that is divided into instances either. */
+/* Also unavailable for a GPU in MIG mode. */
 SIM_EXPORT int nvmlDeviceGetUtilizationRates(nvml_handle handle, struct utilization_rates *rates)
 {
-    NVML_ENTER_GPU(device, handle, rates);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, rates, &device));
     if (nvml_gpu(&device)->instances != SIM_MIG_OFF)
         return NVML_NOT_SUPPORTED;
     rates->gpu = utilization(device.gpu);
@@ -68,7 +69,8 @@ SIM_EXPORT int nvmlDeviceGetUtilizationRates(nvml_handle handle, struct utilizat
 
 SIM_EXPORT int nvmlDeviceGetTemperature(nvml_handle handle, unsigned sensor, unsigned *degrees)
 {
-    NVML_ENTER_GPU(device, handle, degrees && sensor == 0);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, degrees && sensor == 0, &device));
     *degrees = temperature(device.gpu);
     return NVML_OK;
 }
@@ -78,48 +80,54 @@ struct versioned_temperature {
     int degrees;
 };
 
-SIM_EXPORT int nvmlDeviceGetTemperatureV(nvml_handle handle, struct versioned_temperature *answer)
+SIM_EXPORT int nvmlDeviceGetTemperatureV(nvml_handle handle, struct versioned_temperature *reading)
 {
-    NVML_ENTER_GPU(device, handle, answer);
-    if (answer->version != (sizeof *answer | 1 << 24))
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, reading, &device));
+    if (reading->version != (sizeof *reading | 1 << 24))
         return NVML_VERSION_MISMATCH;
-    if (answer->sensor != 0)
+    if (reading->sensor != 0)
         return NVML_INVALID_ARGUMENT;
-    answer->degrees = (int)temperature(device.gpu);
+    reading->degrees = (int)temperature(device.gpu);
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetPowerUsage(nvml_handle handle, unsigned *milliwatts)
 {
-    NVML_ENTER_GPU(device, handle, milliwatts);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, milliwatts, &device));
     *milliwatts = power(device.gpu);
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetPowerManagementLimit(nvml_handle handle, unsigned *milliwatts)
 {
-    NVML_ENTER_GPU(device, handle, milliwatts);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, milliwatts, &device));
     *milliwatts = power_limit;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetEnforcedPowerLimit(nvml_handle handle, unsigned *milliwatts)
 {
-    NVML_ENTER_GPU(device, handle, milliwatts);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, milliwatts, &device));
     *milliwatts = power_limit;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetClockInfo(nvml_handle handle, unsigned type, unsigned *megahertz)
 {
-    NVML_ENTER_GPU(device, handle, megahertz && type < CLOCKS);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, megahertz && type < CLOCKS, &device));
     *megahertz = clock_rate(device.gpu, type);
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetMaxClockInfo(nvml_handle handle, unsigned type, unsigned *megahertz)
 {
-    NVML_ENTER_GPU(device, handle, megahertz && type < CLOCKS);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, megahertz && type < CLOCKS, &device));
     *megahertz = maximum_clock_rate(device.gpu, type);
     return NVML_OK;
 }
@@ -127,15 +135,17 @@ SIM_EXPORT int nvmlDeviceGetMaxClockInfo(nvml_handle handle, unsigned type, unsi
 /* Any number of processes may use the GPU. */
 SIM_EXPORT int nvmlDeviceGetComputeMode(nvml_handle handle, unsigned *mode)
 {
-    NVML_ENTER_GPU(device, handle, mode);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, mode, &device));
     *mode = 0;
     return NVML_OK;
 }
 
-/* The driver keeps the GPU up while nobody uses it. */
+/* The driver keeps an unused GPU initialized. */
 SIM_EXPORT int nvmlDeviceGetPersistenceMode(nvml_handle handle, unsigned *mode)
 {
-    NVML_ENTER_GPU(device, handle, mode);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, mode, &device));
     *mode = 1;
     return NVML_OK;
 }
@@ -143,46 +153,44 @@ SIM_EXPORT int nvmlDeviceGetPersistenceMode(nvml_handle handle, unsigned *mode)
 /* From 0, the highest, to 15. */
 SIM_EXPORT int nvmlDeviceGetPerformanceState(nvml_handle handle, unsigned *state)
 {
-    NVML_ENTER_GPU(device, handle, state);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, state, &device));
     *state = 0;
     return NVML_OK;
 }
 
-/* The one fan. */
+/* A GPU has one fan. */
 SIM_EXPORT int nvmlDeviceGetNumFans(nvml_handle handle, unsigned *count)
 {
-    NVML_ENTER_GPU(device, handle, count);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, count, &device));
     *count = 1;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetFanSpeed(nvml_handle handle, unsigned *percent)
 {
-    NVML_ENTER_GPU(device, handle, percent);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, percent, &device));
     *percent = fan_speed(device.gpu);
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetFanSpeed_v2(nvml_handle handle, unsigned fan, unsigned *percent)
 {
-    NVML_ENTER_GPU(device, handle, percent && fan == 0);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, percent && fan == 0, &device));
     *percent = fan_speed(device.gpu);
     return NVML_OK;
 }
 
-/* Why the clocks are not at their highest; the names with Throttle are the older ones. */
-static int clock_reasons(const char *function, nvml_handle handle, uint64_t *reasons, bool possible)
+/* Why the clocks are throttled. The functions with Throttle in their names are older. */
+static int clock_reasons(const char *function, nvml_handle handle, uint64_t *reasons, bool is_supported)
 {
     struct nvml_device device;
-    int failure = nvml_enter_device(function, handle, &device);
-    if (failure != NVML_OK)
-        return failure;
-    if (!reasons)
-        return NVML_INVALID_ARGUMENT;
-    if (nvml_is_instance(&device))
-        return NVML_NOT_SUPPORTED;
+    RETURN_IF_ERROR(nvml_enter_gpu(function, handle, reasons, &device));
     enum { ALL = 0x1ff };
-    *reasons = possible ? ALL : nvml_gpu(&device)->clock_reasons;
+    *reasons = is_supported ? ALL : nvml_gpu(&device)->clock_reasons;
     return NVML_OK;
 }
 
@@ -206,14 +214,14 @@ SIM_EXPORT int nvmlDeviceGetSupportedClocksThrottleReasons(nvml_handle handle, u
     return clock_reasons(__func__, handle, reasons, true);
 }
 
-/* Figures that are asked for by number, several at once, each with a result of its own. */
+/* NVML reads several figures at once, each by its field id and with its own result. */
 struct field_value {
     unsigned field, scope;
     int64_t timestamp, latency; /* microseconds */
     int type, result;
     union {
-        unsigned number;
-        uint64_t whole;
+        unsigned u32;
+        uint64_t u64;
     } value;
 };
 _Static_assert(sizeof(struct field_value) == 40, "NVML's layout");
@@ -227,14 +235,14 @@ static bool read_field(int gpu, unsigned field, unsigned *value)
     case 91:
         *value = (unsigned)nvml_link_count(gpu);
         return true;
-    case 185: /* on average */
-    case 186: /* at this moment */
+    case 185: /* power, average */
+    case 186: /* power, now */
         *value = power(gpu);
         return true;
-    case 187:
+    case 187: /* power limit: minimum */
         *value = least_power_limit;
         return true;
-    case 188: /* the highest possible, by default, now */
+    case 188: /* power limit: maximum, default, current */
     case 189:
     case 190:
         *value = power_limit;
@@ -247,17 +255,18 @@ static bool read_field(int gpu, unsigned field, unsigned *value)
 SIM_EXPORT int nvmlDeviceGetFieldValues(nvml_handle handle, int count, struct field_value *values)
 {
     enum { UNSIGNED_INT = 1 };
-    NVML_ENTER_DEVICE(device, handle, values && count > 0);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, values && count > 0, &device));
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     for (int i = 0; i < count; i++) {
-        unsigned number = 0;
-        bool known = !nvml_is_instance(&device) && read_field(device.gpu, values[i].field, &number);
+        unsigned value = 0;
+        bool is_known = !nvml_is_instance(&device) && read_field(device.gpu, values[i].field, &value);
         values[i].timestamp = now.tv_sec * 1000000 + now.tv_nsec / 1000;
         values[i].latency = 0;
         values[i].type = UNSIGNED_INT;
-        values[i].result = known ? NVML_OK : NVML_NOT_SUPPORTED;
-        values[i].value.whole = number;
+        values[i].result = is_known ? NVML_OK : NVML_NOT_SUPPORTED;
+        values[i].value.u64 = value;
     }
     return NVML_OK;
 }

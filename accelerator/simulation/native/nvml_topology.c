@@ -1,6 +1,6 @@
-/* What lies between GPUs, and between a GPU and the host: NVLink, PCI, NUMA nodes.
+/* Connections between GPUs, and between a GPU and the host: NVLink, PCI, NUMA nodes.
  *
- * GPUs of one link group have a link of their own to each other GPU of it, as far as a GPU's links go. */
+ * A GPU has one link to each other GPU of its link group, until its links are used up. */
 #define _GNU_SOURCE
 #include "nvml.h"
 
@@ -33,42 +33,50 @@ int nvml_link_count(int gpu)
     return count;
 }
 
-/* How the functions on one link begin. `end` is the GPU that it leads to. */
-#define ENTER_LINK(device, end, handle, link, condition)                                                              \
-    NVML_ENTER_GPU(device, handle, (condition) && (link) < MOST_LINKS_OF_ANY_GPU);                                    \
-    if (nvml_gpu(&device)->link_group == SIM_NO_LINKS || (link) >= LINKS_PER_GPU)                                     \
-        return NVML_NOT_SUPPORTED;                                                                                    \
-    int end = link_end(device.gpu, link)
+/* Enters a call that concerns one link. `end` is the GPU that it leads to, or SIM_NO_GPU. */
+static int enter_link(const char *function, nvml_handle handle, unsigned link, bool has_valid_arguments, int *end)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(function, handle, has_valid_arguments && link < MOST_LINKS_OF_ANY_GPU, &device));
+    if (nvml_gpu(&device)->link_group == SIM_NO_LINKS || link >= LINKS_PER_GPU)
+        return NVML_NOT_SUPPORTED;
+    *end = link_end(device.gpu, link);
+    return NVML_OK;
+}
 
 SIM_EXPORT int nvmlDeviceGetNvLinkState(nvml_handle handle, unsigned link, unsigned *is_active)
 {
-    ENTER_LINK(device, end, handle, link, is_active);
+    int end;
+    RETURN_IF_ERROR(enter_link(__func__, handle, link, is_active, &end));
     *is_active = end != SIM_NO_GPU;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetNvLinkVersion(nvml_handle handle, unsigned link, unsigned *version)
 {
-    ENTER_LINK(device, end, handle, link, version);
+    int end;
+    RETURN_IF_ERROR(enter_link(__func__, handle, link, version, &end));
     if (end == SIM_NO_GPU)
         return NVML_NOT_SUPPORTED;
     *version = 4;
     return NVML_OK;
 }
 
-/* Peers' memory and the host's, and atomic operations on both; no bridges. */
-SIM_EXPORT int nvmlDeviceGetNvLinkCapability(nvml_handle handle, unsigned link, unsigned capability, unsigned *answer)
+/* Links give access to the memory of peers and host, with atomic operations, and no bridges. */
+SIM_EXPORT int nvmlDeviceGetNvLinkCapability(nvml_handle handle, unsigned link, unsigned capability, unsigned *is_capable)
 {
     enum { PEER_ACCESS, SYSTEM_ACCESS, PEER_ATOMICS, SYSTEM_ATOMICS, CAPABILITIES = 6 };
-    ENTER_LINK(device, end, handle, link, answer && capability < CAPABILITIES);
-    *answer = end != SIM_NO_GPU && capability <= SYSTEM_ATOMICS;
+    int end;
+    RETURN_IF_ERROR(enter_link(__func__, handle, link, is_capable && capability < CAPABILITIES, &end));
+    *is_capable = end != SIM_NO_GPU && capability <= SYSTEM_ATOMICS;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_handle handle, unsigned link, int *type)
 {
     enum { A_GPU = 0 };
-    ENTER_LINK(device, end, handle, link, type);
+    int end;
+    RETURN_IF_ERROR(enter_link(__func__, handle, link, type, &end));
     if (end == SIM_NO_GPU)
         return NVML_NOT_SUPPORTED;
     *type = A_GPU;
@@ -78,16 +86,12 @@ SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_handle handle, unsigned 
 static int remote_pci_info(const char *function, nvml_handle handle, unsigned link, void *info, size_t size)
 {
     struct nvml_device device;
-    int failure = nvml_enter_device(function, handle, &device);
-    if (failure != NVML_OK)
-        return failure;
-    if (!info || link >= MOST_LINKS_OF_ANY_GPU)
-        return NVML_INVALID_ARGUMENT;
+    RETURN_IF_ERROR(nvml_enter_device(function, handle, info && link < MOST_LINKS_OF_ANY_GPU, &device));
     int end = nvml_is_instance(&device) ? SIM_NO_GPU : link_end(device.gpu, link);
     if (end == SIM_NO_GPU)
         return NVML_NOT_SUPPORTED;
-    struct nvml_pci_info found = nvml_pci_info(end);
-    memcpy(info, &found, size);
+    struct nvml_pci_info remote = nvml_pci_info(end);
+    memcpy(info, &remote, size);
     return NVML_OK;
 }
 
@@ -96,19 +100,21 @@ SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvml_handle handle, unsigned 
     return remote_pci_info(__func__, handle, link, info, sizeof *info);
 }
 
-/* The older one's structure ends before the long form of the address. */
+/* The structure of the first version ends before the long form of the address. */
 SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo(nvml_handle handle, unsigned link, void *info)
 {
     return remote_pci_info(__func__, handle, link, info, offsetof(struct nvml_pci_info, bus_id));
 }
 
-/* Every GPU reaches every other over PCI; only NVLink brings its own accesses and atomic operations. */
+/* PCI connects all GPUs; only NVLink has atomic operations. */
 SIM_EXPORT int nvmlDeviceGetP2PStatus(nvml_handle handle, nvml_handle other, unsigned capability, int *status)
 {
     enum { READ, WRITE, NVLINK, ATOMICS, PCI, CAPABILITIES };
     enum { POSSIBLE = 0, IMPOSSIBLE = 5 };
     struct nvml_device second;
-    NVML_ENTER_GPU(device, handle, status && capability < CAPABILITIES && nvml_decode(other, &second));
+    struct nvml_device device;
+    bool is_valid = status && capability < CAPABILITIES && nvml_decode(other, &second);
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, is_valid, &device));
     if (nvml_is_instance(&second))
         return NVML_NOT_SUPPORTED;
     bool takes_links = capability == NVLINK || capability == ATOMICS;
@@ -116,7 +122,7 @@ SIM_EXPORT int nvmlDeviceGetP2PStatus(nvml_handle handle, nvml_handle other, uns
     return NVML_OK;
 }
 
-/* NVML's levels of what two GPUs share. */
+/* NVML's levels of the nearest common ancestor. */
 enum { SAME_GPU = 0, SAME_NODE = 40, SAME_MACHINE = 50 };
 
 static unsigned common_level(int gpu, int other)
@@ -128,24 +134,26 @@ static unsigned common_level(int gpu, int other)
 SIM_EXPORT int nvmlDeviceGetTopologyCommonAncestor(nvml_handle handle, nvml_handle other, unsigned *level)
 {
     struct nvml_device second;
-    NVML_ENTER_GPU(device, handle, level && nvml_decode(other, &second));
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, level && nvml_decode(other, &second), &device));
     *level = common_level(device.gpu, second.gpu);
     return NVML_OK;
 }
 
-SIM_EXPORT int nvmlDeviceGetTopologyNearestGpus(nvml_handle handle, unsigned level, unsigned *count, nvml_handle *found)
+SIM_EXPORT int nvmlDeviceGetTopologyNearestGpus(nvml_handle handle, unsigned level, unsigned *count, nvml_handle *gpus)
 {
-    NVML_ENTER_GPU(device, handle, count && level <= SAME_MACHINE);
-    unsigned capacity = found ? *count : 0;
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, count && level <= SAME_MACHINE, &device));
+    unsigned capacity = gpus ? *count : 0;
     *count = 0;
     for (int other = 0; other < sim_config()->gpu_count; other++) {
         if (other == device.gpu || common_level(device.gpu, other) != level)
             continue;
         if (*count < capacity)
-            found[*count] = nvml_encode(other, SIM_WHOLE_GPU);
+            gpus[*count] = nvml_encode(other, SIM_WHOLE_GPU);
         ++*count;
     }
-    return found && *count > capacity ? NVML_INSUFFICIENT_SIZE : NVML_OK;
+    return gpus && *count > capacity ? NVML_INSUFFICIENT_SIZE : NVML_OK;
 }
 
 enum { WORD_BITS = 64, SCOPES = 2 };
@@ -156,7 +164,7 @@ static void put_bit(uint64_t *set, unsigned words, unsigned long bit)
         set[bit / WORD_BITS] |= UINT64_C(1) << bit % WORD_BITS;
 }
 
-/* Adds the processors of one of this host's own nodes. */
+/* Adds the processors of one NUMA node of this host. Returns false if there is no such node. */
 static bool add_node(unsigned node, uint64_t *set, unsigned words)
 {
     char path[64];
@@ -179,16 +187,12 @@ static bool add_node(unsigned node, uint64_t *set, unsigned words)
     return any;
 }
 
-/* The processors of the nodes, so that programs that bind themselves to them go on; all where this host has no such
- * node. */
+/* The processors of the GPU's nodes, or all if this host has none of these nodes: a program that binds itself to them
+ * must keep running. */
 static int cpu_affinity(const char *function, nvml_handle handle, unsigned words, uint64_t *set, unsigned scope)
 {
     struct nvml_device device;
-    int failure = nvml_enter_device(function, handle, &device);
-    if (failure != NVML_OK)
-        return failure;
-    if (!set || words == 0 || scope >= SCOPES)
-        return NVML_INVALID_ARGUMENT;
+    RETURN_IF_ERROR(nvml_enter_device(function, handle, set && words > 0 && scope < SCOPES, &device));
     if (nvml_gpu(&device)->nodes == 0)
         return NVML_NOT_SUPPORTED;
     memset(set, 0, words * sizeof *set);
@@ -213,7 +217,8 @@ SIM_EXPORT int nvmlDeviceGetCpuAffinityWithinScope(nvml_handle handle, unsigned 
 
 SIM_EXPORT int nvmlDeviceGetMemoryAffinity(nvml_handle handle, unsigned words, uint64_t *set, unsigned scope)
 {
-    NVML_ENTER_DEVICE(device, handle, set && words > 0 && scope < SCOPES);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, set && words > 0 && scope < SCOPES, &device));
     if (nvml_gpu(&device)->nodes == 0)
         return NVML_NOT_SUPPORTED;
     memset(set, 0, words * sizeof *set);
@@ -221,7 +226,7 @@ SIM_EXPORT int nvmlDeviceGetMemoryAffinity(nvml_handle handle, unsigned words, u
     return NVML_OK;
 }
 
-/* Not part of a fabric of several machines. */
+/* Simulated GPUs belong to no fabric of several machines. */
 struct fabric_info {
     unsigned version;
     unsigned char cluster[16];
@@ -233,7 +238,8 @@ struct fabric_info {
 SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_handle handle, struct fabric_info *info)
 {
     enum { NO_FABRIC = 0 };
-    NVML_ENTER_GPU(device, handle, info);
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, info, &device));
     *info = (struct fabric_info){.version = info->version, .status = NVML_NOT_SUPPORTED, .state = NO_FABRIC};
     return NVML_OK;
 }

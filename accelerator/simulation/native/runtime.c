@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Says that a process runs on the simulation, to whoever looks the name up. */
+/* Marks the process as simulated: simulation.is_simulated() searches for this name. */
 EXPORT const char accelerator_simulation[] = "cudart";
 
 enum { NOT_TRIED = -1 };
@@ -20,7 +20,7 @@ static _Atomic int status = NOT_TRIED; /* a failed initialization stays failed *
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int device_count;
 
-static _Thread_local int last_error, last_context_error, thread_device;
+static _Thread_local int last_error, thread_device;
 
 cudaError_t fail(cudaError_t error)
 {
@@ -28,13 +28,13 @@ cudaError_t fail(cudaError_t error)
     return error;
 }
 
-static void poison(void)
+static void disable_after_fork(void)
 {
     status = ERROR_NOT_INITIALIZED;
     is_ready_and_plain = false;
 }
 
-/* A wrapper that replaces LD_LIBRARY_PATH instead of adding to it takes the driver away. */
+/* The driver is missing if a wrapper replaces LD_LIBRARY_PATH instead of adding to it. */
 static void hint_at_replaced_path(void)
 {
     const char *path = getenv("LD_LIBRARY_PATH");
@@ -74,7 +74,7 @@ static cudaError_t initialize(void)
     if (error == SUCCESS)
         error = driver->cuDeviceGetCount(&device_count);
     if (error == SUCCESS) {
-        pthread_atfork(NULL, NULL, poison);
+        pthread_atfork(NULL, NULL, disable_after_fork);
         driver->log("cudart");
         driver->use_runtime(accelerator_sim_runtime());
         is_ready_and_plain = !driver->has_injections();
@@ -96,7 +96,7 @@ cudaError_t enter_slowly(const char *function)
     return driver->injected(function, (device ? device : &driver->devices[thread_device])->gpu);
 }
 
-/* For NCCL: both majors are in every process, and a stream belongs to the one that the program uses. */
+/* For NCCL: both majors are in every process, and streams belong to the one in use. */
 EXPORT bool accelerator_sim_runtime_is_used(void)
 {
     return status != NOT_TRIED;
@@ -113,7 +113,7 @@ int chosen_device(void)
     return device ? device->ordinal : thread_device;
 }
 
-/* Gives the device a primary context, of which the runtime holds one reference, and makes it the thread's. */
+/* Makes the device's primary context current. The runtime holds one reference to each. */
 static cudaError_t make_current(int ordinal)
 {
     static bool is_retained[SIM_MAX_GPUS];
@@ -128,40 +128,40 @@ static cudaError_t make_current(int ordinal)
     return error == SUCCESS ? driver->cuCtxSetCurrent(device) : error;
 }
 
-struct sim_device *make_context(void)
+cudaError_t make_context(struct sim_device **device)
 {
-    last_context_error = make_current(thread_device);
-    return last_context_error == SUCCESS ? driver->current() : NULL;
-}
-
-cudaError_t context_error(void)
-{
-    return last_context_error;
+    RETURN_IF_ERROR(make_current(thread_device));
+    *device = driver->current();
+    return SUCCESS;
 }
 
 EXPORT cudaError_t cudaSetDevice(int ordinal)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     struct sim_device *device = driver->current();
     if (device && device->ordinal == ordinal)
         return SUCCESS;
     if (ordinal < 0 || ordinal >= device_count)
         return fail(ERROR_INVALID_DEVICE);
-    RETURN_IF_ERROR(make_current(ordinal));
+    RETURN_IF_ERROR(finish(make_current(ordinal)));
     thread_device = ordinal;
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaGetDevice(int *ordinal)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
+    if (!ordinal)
+        return fail(ERROR_INVALID_VALUE);
     *ordinal = chosen_device();
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaGetDeviceCount(int *count)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
+    if (!count)
+        return fail(ERROR_INVALID_VALUE);
     *count = device_count;
     return SUCCESS;
 }
@@ -178,41 +178,31 @@ EXPORT cudaError_t cudaPeekAtLastError(void)
     return last_error;
 }
 
-EXPORT const char *cudaGetErrorName(cudaError_t error)
+EXPORT const char *cudaGetErrorName(cudaError_t code)
 {
-    switch (error) {
-#define CASE(our_name, code, runtime_name, driver_name, text)                                                          \
-    case code:                                                                                                         \
-        return #runtime_name;
-        SIM_ERRORS(CASE)
-#undef CASE
-    default:
-        return "unrecognized error code";
-    }
+    const struct sim_error *error = sim_find_error(code);
+    return error ? error->runtime_name : "unrecognized error code";
 }
 
-EXPORT const char *cudaGetErrorString(cudaError_t error)
+EXPORT const char *cudaGetErrorString(cudaError_t code)
 {
-    switch (error) {
-#define CASE(our_name, code, runtime_name, driver_name, text)                                                          \
-    case code:                                                                                                         \
-        return text;
-        SIM_ERRORS(CASE)
-#undef CASE
-    default:
-        return "unrecognized error code";
-    }
+    const struct sim_error *error = sim_find_error(code);
+    return error ? error->text : "unrecognized error code";
 }
 
 EXPORT cudaError_t cudaRuntimeGetVersion(int *version)
 {
+    if (!version)
+        return fail(ERROR_INVALID_VALUE);
     *version = CUDART == 12 ? 12040 : 13020;
     return SUCCESS;
 }
 
-/* Works without a driver, whose version is then 0, and initializes nothing. */
+/* Initializes nothing. The version is 0 without a driver. */
 EXPORT cudaError_t cudaDriverGetVersion(int *version)
 {
+    if (!version)
+        return fail(ERROR_INVALID_VALUE);
     *version = 0;
     return load_driver() == SUCCESS ? finish(driver->cuDriverGetVersion(version)) : SUCCESS;
 }
@@ -221,9 +211,9 @@ EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **fun
                                                     unsigned long long flags, int *status_out)
 {
     enum { SYMBOL_NOT_FOUND = 1 };
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     cudaError_t error = driver->cuGetProcAddress(name, function, (int)version, flags, status_out);
-    /* A missing name is an answer here, and no error. */
+    /* A missing name is not an error here. */
     if (error == ERROR_NOT_FOUND && status_out)
         *status_out = SYMBOL_NOT_FOUND;
     return finish(error == ERROR_NOT_FOUND ? SUCCESS : error);
@@ -231,18 +221,18 @@ EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **fun
 
 EXPORT cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status_out)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaGetDriverEntryPointByVersion(name, function, CUDART * 1000, flags, status_out);
 }
 
 EXPORT cudaError_t cudaProfilerStart(void)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaProfilerStop(void)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return SUCCESS;
 }

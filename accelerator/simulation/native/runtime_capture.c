@@ -1,7 +1,7 @@
 /* The CUDA runtime: capture of streams.
  *
- * What is captured becomes a chain, in the order of the calls, whatever the streams; that is one valid order of any
- * graph that CUDA would build. */
+ * Captured work becomes a chain in the order of the calls, across streams. That is a valid order of the graph that CUDA
+ * would build. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -23,9 +23,7 @@ struct capture {
     struct capture *next;
 };
 
-/* Exported under a name of its own for the kernels, which look at it before each op. */
 _Atomic int active_captures;
-extern _Atomic int accelerator_simulation_captures __attribute__((alias("active_captures"), visibility("default")));
 
 static struct capture *captures;
 static uint64_t last_id;
@@ -89,6 +87,7 @@ static cudaError_t begin(struct stream *stream, struct graph *graph, int mode)
     capture->next = captures;
     captures = capture;
     active_captures++;
+    accelerator_simulation_attention++;
     return SUCCESS;
 }
 
@@ -109,14 +108,16 @@ static cudaError_t begin_capture(void *handle, const struct sim_device *device, 
 
 EXPORT cudaError_t cudaStreamBeginCapture(void *handle, int mode)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     return finish(begin_capture(handle, device, NULL, mode));
 }
 
 EXPORT cudaError_t cudaStreamBeginCaptureToGraph(void *handle, struct graph *graph, struct node *const *dependencies,
                                                  const void *edges, size_t count, int mode)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     (void)dependencies, (void)edges, (void)count;
     return finish(graph ? begin_capture(handle, device, graph, mode) : ERROR_INVALID_VALUE);
 }
@@ -132,7 +133,7 @@ static cudaError_t may_end(const struct capture *capture, const struct stream *s
     return SUCCESS;
 }
 
-/* Takes the capture apart. Its graph is worth having only if nothing went wrong. */
+/* Removes the capture. Returns its graph only if the capture is valid. */
 static cudaError_t end(struct capture *capture, struct graph **graph)
 {
     cudaError_t error = capture->status == INVALIDATED ? ERROR_CAPTURE_INVALIDATED : SUCCESS;
@@ -148,6 +149,7 @@ static cudaError_t end(struct capture *capture, struct graph **graph)
         link = &(*link)->next;
     *link = capture->next;
     active_captures--;
+    accelerator_simulation_attention--;
 
     if (error != SUCCESS && !capture->extends_graph)
         graph_release(capture->graph);
@@ -158,7 +160,8 @@ static cudaError_t end(struct capture *capture, struct graph **graph)
 
 EXPORT cudaError_t cudaStreamEndCapture(void *handle, struct graph **graph)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     struct stream *stream = find_stream(handle, device);
     if (!stream || !graph)
         return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
@@ -204,7 +207,7 @@ cudaError_t capture_event(struct stream *stream, struct event *event)
     return error;
 }
 
-/* The work in front of the event is now waited for by `stream`, so that its own stream owes it no longer. */
+/* `stream` now waits for the work before the event. */
 static void join(struct capture *capture, struct stream *stream, struct event *event)
 {
     struct stream *other = event->captured_on;
@@ -270,7 +273,7 @@ cudaError_t refuse_captured_stream(struct stream *stream)
     return capture ? ERROR_CAPTURE_UNSUPPORTED : SUCCESS;
 }
 
-static cudaError_t look_up(void *handle, const struct sim_device *device, int *status, unsigned long long *id,
+static cudaError_t read_capture(void *handle, const struct sim_device *device, int *status, unsigned long long *id,
                            struct graph **graph, struct node *const **dependencies, size_t *count)
 {
     struct stream *stream = find_stream(handle, device);
@@ -300,29 +303,32 @@ static cudaError_t look_up(void *handle, const struct sim_device *device, int *s
 
 EXPORT cudaError_t cudaStreamIsCapturing(void *handle, int *status)
 {
-    ENTER_CONTEXT(device);
-    return finish(look_up(handle, device, status, NULL, NULL, NULL, NULL));
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    return finish(read_capture(handle, device, status, NULL, NULL, NULL, NULL));
 }
 
 #if CUDART == 12
 EXPORT cudaError_t cudaStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id, struct graph **graph,
                                                struct node *const **dependencies, size_t *count)
 {
-    ENTER_CONTEXT(device);
-    return finish(look_up(handle, device, status, id, graph, dependencies, count));
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    return finish(read_capture(handle, device, status, id, graph, dependencies, count));
 }
 #else
 EXPORT cudaError_t cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id, struct graph **graph,
                                             struct node *const **dependencies, const void **edges, size_t *count)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (edges)
         *edges = NULL;
-    return finish(look_up(handle, device, status, id, graph, dependencies, count));
+    return finish(read_capture(handle, device, status, id, graph, dependencies, count));
 }
 #endif
 
-/* In a chain the dependencies are always those that there are. */
+/* A chain has no other dependencies. */
 #if CUDART == 12
 EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node **nodes, size_t count, unsigned flags)
 #else
@@ -330,7 +336,8 @@ EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node
                                                        size_t count, unsigned flags)
 #endif
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     (void)nodes, (void)count, (void)flags;
 #if CUDART != 12
     (void)edges;
@@ -341,7 +348,7 @@ EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node
 
 EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!mode || *mode < GLOBAL || *mode > RELAXED)
         return fail(ERROR_INVALID_VALUE);
     int previous = thread_mode;

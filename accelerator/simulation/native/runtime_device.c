@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* cudaDeviceProp, of which the interface fixes the layout. Texture and surface limits are left 0. CUDA 13 dropped some
- * fields, which only CUDA 12 has here, and made others of the reserved area at the end. */
+/* cudaDeviceProp, whose layout is part of the interface. Texture and surface limits are 0. CUDA 13 dropped some fields and
+ * added others in the reserved area at the end. */
 #if CUDART == 12
 #define ONLY_12(declaration) declaration;
 enum { PROPERTIES_SIZE = 1032, TEXTURE_AND_SURFACE_INTS = 40, RESERVED_INTS = 63 };
@@ -92,7 +92,7 @@ _Static_assert(offsetof(struct properties, processors) == (CUDART == 12 ? 388 : 
 _Static_assert(offsetof(struct properties, shared_memory_per_processor) == (CUDART == 12 ? 640 : 624),
                "as in CUDA's ABI");
 
-/* The driver's numbers of attributes. */
+/* Attributes, numbered as in the driver. */
 enum attribute {
     CONSTANT_MEMORY = 9,
     WARP_SIZE = 10,
@@ -110,10 +110,10 @@ enum attribute {
     RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
 };
 
-static int attribute(const struct sim_device *device, int number)
+static int read_attribute(const struct sim_device *device, int attribute)
 {
     int value = 0;
-    driver->cuDeviceGetAttribute(&value, number, device->ordinal);
+    driver->cuDeviceGetAttribute(&value, attribute, device->ordinal);
     return value;
 }
 
@@ -122,13 +122,13 @@ static void describe(struct properties *properties, const struct sim_device *dev
     *properties = (struct properties){
         .total_memory = device->memory,
         .shared_memory_per_block = 49152,
-        .registers_per_block = attribute(device, REGISTERS_PER_BLOCK),
-        .warp_size = attribute(device, WARP_SIZE),
+        .registers_per_block = read_attribute(device, REGISTERS_PER_BLOCK),
+        .warp_size = read_attribute(device, WARP_SIZE),
         .memory_pitch = 2147483647,
         .threads_per_block = 1024,
         .block_dimensions = {1024, 1024, 64},
         .grid_dimensions = {2147483647, 65535, 65535},
-        .constant_memory = (size_t)attribute(device, CONSTANT_MEMORY),
+        .constant_memory = (size_t)read_attribute(device, CONSTANT_MEMORY),
         .major = device->major,
         .minor = device->minor,
         .texture_alignment = 512,
@@ -140,33 +140,33 @@ static void describe(struct properties *properties, const struct sim_device *dev
         .ecc = 1,
         .pci_bus = (int)device->pci_bus,
         .pci_domain = (int)device->pci_domain,
-        .copy_engines = attribute(device, COPY_ENGINES),
+        .copy_engines = read_attribute(device, COPY_ENGINES),
         .unified_addressing = 1,
-        .memory_bus_width = attribute(device, MEMORY_BUS_WIDTH),
-        .l2_cache_size = attribute(device, L2_CACHE_SIZE),
-        .threads_per_processor = attribute(device, THREADS_PER_PROCESSOR),
+        .memory_bus_width = read_attribute(device, MEMORY_BUS_WIDTH),
+        .l2_cache_size = read_attribute(device, L2_CACHE_SIZE),
+        .threads_per_processor = read_attribute(device, THREADS_PER_PROCESSOR),
         .stream_priorities = 1,
         .global_l1_cache = 1,
         .local_l1_cache = 1,
-        .shared_memory_per_processor = (size_t)attribute(device, SHARED_MEMORY_PER_PROCESSOR),
-        .registers_per_processor = attribute(device, REGISTERS_PER_PROCESSOR),
+        .shared_memory_per_processor = (size_t)read_attribute(device, SHARED_MEMORY_PER_PROCESSOR),
+        .registers_per_processor = read_attribute(device, REGISTERS_PER_PROCESSOR),
         .managed_memory = 1,
         .concurrent_managed_access = 1,
         .compute_preemption = 1,
         .host_pointer_for_registered_memory = 1,
         .cooperative_launch = 1,
-        .shared_memory_per_block_opted_in = (size_t)attribute(device, SHARED_MEMORY_PER_BLOCK_OPTED_IN),
-        .blocks_per_processor = attribute(device, BLOCKS_PER_PROCESSOR),
-        .reserved_shared_memory_per_block = (size_t)attribute(device, RESERVED_SHARED_MEMORY_PER_BLOCK),
+        .shared_memory_per_block_opted_in = (size_t)read_attribute(device, SHARED_MEMORY_PER_BLOCK_OPTED_IN),
+        .blocks_per_processor = read_attribute(device, BLOCKS_PER_PROCESSOR),
+        .reserved_shared_memory_per_block = (size_t)read_attribute(device, RESERVED_SHARED_MEMORY_PER_BLOCK),
         .host_register = 1,
         .memory_pools = 1,
         .memory_pool_handle_types = 1,
         .ipc_events = 1,
         .cluster_launch = 1,
 #if CUDART == 12
-        .clock_rate = attribute(device, CLOCK_RATE),
+        .clock_rate = read_attribute(device, CLOCK_RATE),
         .device_overlap = 1,
-        .memory_clock_rate = attribute(device, MEMORY_CLOCK_RATE),
+        .memory_clock_rate = read_attribute(device, MEMORY_CLOCK_RATE),
         .single_to_double_ratio = 2,
 #endif
     };
@@ -174,36 +174,37 @@ static void describe(struct properties *properties, const struct sim_device *dev
     memcpy(properties->uuid, device->uuid, sizeof properties->uuid);
 }
 
-#define REQUIRE_DEVICE(ordinal)                                                                                        \
-    do {                                                                                                               \
-        if ((ordinal) < 0 || (ordinal) >= visible_device_count())                                                      \
-            return fail(ERROR_INVALID_DEVICE);                                                                         \
-    } while (0)
+cudaError_t check_device(int ordinal)
+{
+    return finish(ordinal >= 0 && ordinal < visible_device_count() ? SUCCESS : ERROR_INVALID_DEVICE);
+}
 
 EXPORT cudaError_t cudaGetDeviceProperties(struct properties *properties, int ordinal)
 {
-    ENTER();
-    REQUIRE_DEVICE(ordinal);
+    RETURN_IF_ERROR(enter(__func__));
+    RETURN_IF_ERROR(check_device(ordinal));
+    if (!properties)
+        return fail(ERROR_INVALID_VALUE);
     describe(properties, &driver->devices[ordinal]);
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaGetDeviceProperties_v2(struct properties *properties, int ordinal)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaGetDeviceProperties(properties, ordinal);
 }
 
-EXPORT cudaError_t cudaDeviceGetAttribute(int *value, int number, int ordinal)
+EXPORT cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int ordinal)
 {
-    ENTER();
-    return finish(driver->cuDeviceGetAttribute(value, number, ordinal));
+    RETURN_IF_ERROR(enter(__func__));
+    return finish(driver->cuDeviceGetAttribute(value, attribute, ordinal));
 }
 
 EXPORT cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int ordinal)
 {
-    ENTER();
-    REQUIRE_DEVICE(ordinal);
+    RETURN_IF_ERROR(enter(__func__));
+    RETURN_IF_ERROR(check_device(ordinal));
     const struct sim_device *device = &driver->devices[ordinal];
     if (!text || size < 13)
         return fail(ERROR_INVALID_VALUE);
@@ -213,7 +214,7 @@ EXPORT cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int ordinal)
 
 EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (least)
         *least = 0;
     if (greatest)
@@ -227,20 +228,23 @@ static bool can_access(int ordinal, int peer)
     return ordinal != peer;
 }
 
-EXPORT cudaError_t cudaDeviceCanAccessPeer(int *answer, int ordinal, int peer)
+EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int ordinal, int peer)
 {
-    ENTER();
-    REQUIRE_DEVICE(ordinal);
-    REQUIRE_DEVICE(peer);
-    *answer = can_access(ordinal, peer);
+    RETURN_IF_ERROR(enter(__func__));
+    RETURN_IF_ERROR(check_device(ordinal));
+    RETURN_IF_ERROR(check_device(peer));
+    if (!can)
+        return fail(ERROR_INVALID_VALUE);
+    *can = can_access(ordinal, peer);
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
     static _Atomic bool is_enabled[SIM_MAX_GPUS][SIM_MAX_GPUS];
-    ENTER_CONTEXT(device);
-    REQUIRE_DEVICE(peer);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    RETURN_IF_ERROR(check_device(peer));
     if (flags != 0)
         return fail(ERROR_INVALID_VALUE);
     if (!can_access(device->ordinal, peer))
@@ -251,8 +255,10 @@ EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 
 EXPORT cudaError_t cudaDeviceSynchronize(void)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     RETURN_IF_ERROR(unsafe_call());
+    RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
     if (device->busy_until != 0)
         sleep_until(device->busy_until);
     return SUCCESS;

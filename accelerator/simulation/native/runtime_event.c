@@ -19,7 +19,7 @@ struct handle {
     int file;
 };
 
-/* Events are reused and never given back, so that a handle can be checked even after it was destroyed. */
+/* Events are reused and never freed, so that the handle of a destroyed event can be checked. */
 static struct event *free_events;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -49,7 +49,8 @@ static struct event *new_event(int device, unsigned flags)
 
 EXPORT cudaError_t cudaEventCreateWithFlags(struct event **handle, unsigned flags)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!handle || (flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS)) ||
         ((flags & INTERPROCESS) && !(flags & DISABLE_TIMING)))
         return fail(ERROR_INVALID_VALUE);
@@ -59,7 +60,7 @@ EXPORT cudaError_t cudaEventCreateWithFlags(struct event **handle, unsigned flag
 
 EXPORT cudaError_t cudaEventCreate(struct event **handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaEventCreateWithFlags(handle, 0);
 }
 
@@ -73,11 +74,12 @@ static void leave_sharing(struct event *event)
 
 EXPORT cudaError_t cudaEventDestroy(void *handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     struct event *event = find_event(handle);
     if (!event)
         return fail(ERROR_INVALID_HANDLE);
     event->magic = 0;
+    drop_pending(&event->pending);
     leave_sharing(event);
     pthread_mutex_lock(&lock);
     event->next = free_events;
@@ -89,7 +91,8 @@ EXPORT cudaError_t cudaEventDestroy(void *handle)
 EXPORT cudaError_t cudaEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags)
 {
     enum { EXTERNAL = 1 };
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     struct event *event = find_event(handle);
     struct stream *stream = find_stream(stream_handle, device);
     if (!event || !stream || event->device != stream->device)
@@ -97,38 +100,43 @@ EXPORT cudaError_t cudaEventRecordWithFlags(void *handle, void *stream_handle, u
     if (stream->capture && !(flags & EXTERNAL))
         return finish(capture_event(stream, event));
     event->capture_id = 0;
-    return finish(submit(stream, &(struct work){.kind = WORK_RECORD, .event = event}));
+    return finish(submit(stream, &(struct work){.type = WORK_RECORD, .event = event}));
 }
 
 EXPORT cudaError_t cudaEventRecord(void *handle, void *stream_handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaEventRecordWithFlags(handle, stream_handle, 0);
 }
 
-/* Declares `event`, found by the handle, for a call that looks at what is captured. */
-#define ENTER_EVENT(handle)                                                                                            \
-    ENTER_CONTEXT(device);                                                                                             \
-    struct event *event = find_event(handle);                                                                          \
-    if (!event)                                                                                                        \
-        return fail(ERROR_INVALID_HANDLE);                                                                             \
-    RETURN_IF_ERROR(unsafe_call());                                                                                    \
-    RETURN_IF_ERROR(refuse_captured_event(event))
+/* Enters a call that waits for an event or queries it. */
+static cudaError_t enter_event(const char *function, void *handle, struct event **event)
+{
+    RETURN_IF_ERROR(enter_context(function, NULL));
+    *event = find_event(handle);
+    if (!*event)
+        return fail(ERROR_INVALID_HANDLE);
+    RETURN_IF_ERROR(unsafe_call());
+    return finish(refuse_captured_event(*event));
+}
 
 static bool is_reached(const struct event *event)
 {
-    return *event->time == 0 || *event->time <= now();
+    return event->pending.count == 0 && (*event->time == 0 || *event->time <= now());
 }
 
 EXPORT cudaError_t cudaEventQuery(void *handle)
 {
-    ENTER_EVENT(handle);
+    struct event *event;
+    RETURN_IF_ERROR(enter_event(__func__, handle, &event));
     return finish(is_reached(event) ? SUCCESS : ERROR_NOT_READY);
 }
 
 EXPORT cudaError_t cudaEventSynchronize(void *handle)
 {
-    ENTER_EVENT(handle);
+    struct event *event;
+    RETURN_IF_ERROR(enter_event(__func__, handle, &event));
+    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending)));
     if (!is_reached(event))
         sleep_until(*event->time);
     return SUCCESS;
@@ -141,14 +149,14 @@ static bool is_timed(const struct event *event)
 
 EXPORT cudaError_t cudaEventElapsedTime(float *milliseconds, void *start_handle, void *end_handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     struct event *start = find_event(start_handle), *end = find_event(end_handle);
     if (!milliseconds)
         return fail(ERROR_INVALID_VALUE);
     if (!start || !end || start->device != end->device)
         return fail(ERROR_INVALID_HANDLE);
-    RETURN_IF_ERROR(refuse_captured_event(start));
-    RETURN_IF_ERROR(refuse_captured_event(end));
+    RETURN_IF_ERROR(finish(refuse_captured_event(start)));
+    RETURN_IF_ERROR(finish(refuse_captured_event(end)));
     if (!is_timed(start) || !is_timed(end))
         return fail(ERROR_INVALID_HANDLE);
     if (!is_reached(start) || !is_reached(end))
@@ -157,7 +165,7 @@ EXPORT cudaError_t cudaEventElapsedTime(float *milliseconds, void *start_handle,
     return SUCCESS;
 }
 
-/* The time moves into an anonymous file; it means the same to every process of the machine. */
+/* Moves the time to an anonymous file. CLOCK_MONOTONIC is the same in every process. */
 static cudaError_t share(struct event *event)
 {
     if (event->file >= 0)
@@ -180,14 +188,15 @@ static cudaError_t share(struct event *event)
 
 EXPORT cudaError_t cudaIpcGetEventHandle(struct sim_ipc_handle *target, void *handle)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     struct event *event = find_event(handle);
     if (!target || !event || !(event->flags & INTERPROCESS))
         return fail(ERROR_INVALID_HANDLE);
+    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending))); /* other processes cannot */
     pthread_mutex_lock(&lock);
     cudaError_t error = share(event);
     pthread_mutex_unlock(&lock);
-    RETURN_IF_ERROR(error);
+    RETURN_IF_ERROR(finish(error));
     struct handle exported = {HANDLE_MAGIC, getpid(), event->file};
     memset(target, 0, sizeof *target);
     memcpy(target, &exported, sizeof exported);
@@ -196,7 +205,8 @@ EXPORT cudaError_t cudaIpcGetEventHandle(struct sim_ipc_handle *target, void *ha
 
 EXPORT cudaError_t cudaIpcOpenEventHandle(struct event **handle, struct sim_ipc_handle source)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     struct handle exported;
     memcpy(&exported, &source, sizeof exported);
     if (!handle || exported.magic != HANDLE_MAGIC)

@@ -5,19 +5,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "arrays.h"
+
 struct user_object {
     int references;
     void *argument;
     void (*destroy)(void *argument);
 };
 
-/* Instances share the graph they are made from, of which they see the nodes there were at that time. */
+/* An instance shares its graph and uses the nodes that existed when it was made. */
 struct graph {
     int references;
     struct node **nodes;
     size_t node_count, node_capacity;
     struct user_object **objects; /* one entry for each reference */
-    size_t object_count;
+    size_t object_count, object_capacity;
 };
 
 struct instance {
@@ -37,14 +39,8 @@ struct graph *graph_new(void)
 
 bool graph_append(struct graph *graph, const struct work *work)
 {
-    if (graph->node_count == graph->node_capacity) {
-        size_t capacity = graph->node_capacity ? 2 * graph->node_capacity : 16;
-        struct node **grown = realloc(graph->nodes, capacity * sizeof(struct node *));
-        if (!grown)
-            return false;
-        graph->nodes = grown;
-        graph->node_capacity = capacity;
-    }
+    if (!array_reserve((void **)&graph->nodes, &graph->node_capacity, graph->node_count + 1, sizeof *graph->nodes))
+        return false;
     struct node *node = malloc(sizeof *node);
     if (!node)
         return false;
@@ -80,7 +76,7 @@ void graph_release(struct graph *graph)
     for (size_t i = 0; i < graph->object_count; i++)
         release_object(graph->objects[i], 1);
     for (size_t i = 0; i < graph->node_count; i++) {
-        if (graph->nodes[i]->work.kind == WORK_COMPUTATION)
+        if (graph->nodes[i]->work.type == WORK_COMPUTATION)
             computation_released(graph->nodes[i]->work.computation.id);
         free(graph->nodes[i]);
     }
@@ -91,7 +87,7 @@ void graph_release(struct graph *graph)
 
 EXPORT cudaError_t cudaGraphInstantiateWithFlags(struct instance **handle, struct graph *graph, unsigned long long flags)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     (void)flags;
     struct instance *instance = handle && graph ? malloc(sizeof *instance) : NULL;
     if (!instance)
@@ -106,24 +102,25 @@ EXPORT cudaError_t cudaGraphInstantiateWithFlags(struct instance **handle, struc
 
 EXPORT cudaError_t cudaGraphInstantiate(struct instance **handle, struct graph *graph, unsigned long long flags)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaGraphInstantiateWithFlags(handle, graph, flags);
 }
 
 EXPORT cudaError_t cudaGraphLaunch(struct instance *instance, void *stream_handle)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     struct stream *stream = find_stream(stream_handle, device);
     if (!instance || !stream)
         return fail(ERROR_INVALID_HANDLE);
     for (size_t i = 0; i < instance->node_count; i++)
-        RETURN_IF_ERROR(submit(stream, &instance->graph->nodes[i]->work));
+        RETURN_IF_ERROR(finish(submit(stream, &instance->graph->nodes[i]->work)));
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaGraphDestroy(struct graph *graph)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!graph)
         return fail(ERROR_INVALID_VALUE);
     graph_release(graph);
@@ -132,7 +129,7 @@ EXPORT cudaError_t cudaGraphDestroy(struct graph *graph)
 
 EXPORT cudaError_t cudaGraphExecDestroy(struct instance *instance)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!instance)
         return fail(ERROR_INVALID_VALUE);
     graph_release(instance->graph);
@@ -140,7 +137,7 @@ EXPORT cudaError_t cudaGraphExecDestroy(struct instance *instance)
     return SUCCESS;
 }
 
-/* Fills in as many nodes as the caller has room for, or, without an array, tells how many there are. */
+/* Fills in as many nodes as the caller's array holds, or, without an array, their number. */
 static void list_nodes(struct node *const *nodes, size_t available, struct node **target, size_t *count)
 {
     if (!target || available < *count)
@@ -151,7 +148,7 @@ static void list_nodes(struct node *const *nodes, size_t available, struct node 
 
 EXPORT cudaError_t cudaGraphGetNodes(struct graph *graph, struct node **nodes, size_t *count)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!graph || !count)
         return fail(ERROR_INVALID_VALUE);
     list_nodes(graph->nodes, graph->node_count, nodes, count);
@@ -164,7 +161,7 @@ EXPORT cudaError_t cudaGraphNodeGetDependencies(struct node *node, struct node *
 EXPORT cudaError_t cudaGraphNodeGetDependencies(struct node *node, struct node **nodes, uint64_t *edges, size_t *count)
 #endif
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!node || !count)
         return fail(ERROR_INVALID_VALUE);
     list_nodes(&node->previous, node->previous != NULL, nodes, count);
@@ -179,14 +176,14 @@ EXPORT cudaError_t cudaGraphDebugDotPrint(struct graph *graph, const char *path,
 {
     static const char *const names[] = {"KERNEL", "MEMCPY", "MEMSET", "HOST", "EVENT_RECORD", "EVENT_WAIT",
                                         "KERNEL"};
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)flags;
     FILE *file = graph && path ? fopen(path, "w") : NULL;
     if (!file)
         return fail(ERROR_INVALID_VALUE);
     fputs("digraph dot {\n", file);
     for (size_t i = 0; i < graph->node_count; i++) {
-        fprintf(file, "\"node_%zu\" [label=\"%s\"];\n", i, names[graph->nodes[i]->work.kind]);
+        fprintf(file, "\"node_%zu\" [label=\"%s\"];\n", i, names[graph->nodes[i]->work.type]);
         if (i > 0)
             fprintf(file, "\"node_%zu\" -> \"node_%zu\";\n", i - 1, i);
     }
@@ -198,7 +195,7 @@ EXPORT cudaError_t cudaGraphDebugDotPrint(struct graph *graph, const char *path,
 EXPORT cudaError_t cudaUserObjectCreate(struct user_object **handle, void *argument, void (*destroy)(void *argument),
                                         unsigned references, unsigned flags)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)flags;
     struct user_object *object = handle && destroy && references > 0 ? malloc(sizeof *object) : NULL;
     if (!object)
@@ -210,7 +207,7 @@ EXPORT cudaError_t cudaUserObjectCreate(struct user_object **handle, void *argum
 
 EXPORT cudaError_t cudaUserObjectRelease(struct user_object *object, unsigned count)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!object)
         return fail(ERROR_INVALID_VALUE);
     release_object(object, (int)count);
@@ -220,34 +217,38 @@ EXPORT cudaError_t cudaUserObjectRelease(struct user_object *object, unsigned co
 EXPORT cudaError_t cudaGraphRetainUserObject(struct graph *graph, struct user_object *object, unsigned count, unsigned flags)
 {
     enum { MOVE = 1 };
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!graph || !object || count == 0)
         return fail(ERROR_INVALID_VALUE);
     pthread_mutex_lock(&lock);
-    struct user_object **grown = realloc(graph->objects, (graph->object_count + count) * sizeof *grown);
-    if (grown) {
-        graph->objects = grown;
+    bool has_space = array_reserve((void **)&graph->objects, &graph->object_capacity, graph->object_count + count,
+                                   sizeof *graph->objects);
+    if (has_space) {
         for (unsigned i = 0; i < count; i++)
             graph->objects[graph->object_count++] = object;
-        /* Moved references were the caller's own. */
+        /* A moved reference was the caller's. */
         object->references += flags & MOVE ? 0 : (int)count;
     }
     pthread_mutex_unlock(&lock);
-    return finish(grown ? SUCCESS : ERROR_OUT_OF_MEMORY);
+    return finish(has_space ? SUCCESS : ERROR_OUT_OF_MEMORY);
 }
 
-/* Memory is never allocated by a graph here: what is allocated during capture is allocated once, at the call. */
+/* Graphs allocate no memory: an allocation during capture happens once, at the call. */
 EXPORT cudaError_t cudaDeviceGetGraphMemAttribute(int ordinal, int attribute, void *value)
 {
-    ENTER();
-    (void)ordinal, (void)attribute;
+    RETURN_IF_ERROR(enter(__func__));
+    (void)attribute;
+    RETURN_IF_ERROR(check_device(ordinal));
+    if (!value)
+        return fail(ERROR_INVALID_VALUE);
     *(uint64_t *)value = 0;
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaDeviceSetGraphMemAttribute(int ordinal, int attribute, void *value)
 {
-    ENTER();
-    (void)ordinal, (void)attribute, (void)value;
-    return SUCCESS;
+    RETURN_IF_ERROR(enter(__func__));
+    (void)attribute;
+    RETURN_IF_ERROR(check_device(ordinal));
+    return finish(value ? SUCCESS : ERROR_INVALID_VALUE);
 }

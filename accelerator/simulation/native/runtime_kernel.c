@@ -1,9 +1,9 @@
-/* The CUDA runtime: kernels compiled into the program. None can be run here.
+/* The CUDA runtime: kernels compiled into the program. They do not run.
  *
- * Where the machine computes, torch's ops have kernels of Python's, so that a launch which arrives here would leave memory
- * uncomputed: it fails, and says which kernel it was. Elsewhere kernels launch and compute nothing.
+ * On a machine that computes, kernel overrides in Python do the work of torch's ops. A launch that arrives here would
+ * leave memory uncomputed, so it fails and prints the name of the kernel. Other machines launch kernels that do nothing.
  *
- * The registration functions run while a library is loaded, tens of thousands of times, and must initialize nothing. */
+ * Loading a library calls the registration functions tens of thousands of times; they must initialize nothing. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -13,63 +13,65 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arrays.h"
+
 struct dim3 {
     unsigned x, y, z;
 };
 
-/* torch.cuda._sleep launches a kernel that spins for a number of clock cycles: the one way for a program to keep a
- * simulated stream busy. All instances of the kernel are remembered, by the address of their host function. */
+/* Libraries register their kernels in any thread. Guards all tables of this file. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* torch.cuda._sleep launches a kernel that spins for a number of clock cycles. Nothing else keeps a simulated stream busy.
+ * The instances of this kernel, by the addresses of their host functions. */
 enum { MAX_SPIN_KERNELS = 16, MAX_THREADS_PER_BLOCK = 1024 };
 static const void *spin_kernels[MAX_SPIN_KERNELS];
 static int spin_kernel_count;
 
 static bool is_spin_kernel(const void *function)
 {
-    for (int i = 0; i < spin_kernel_count; i++)
-        if (spin_kernels[i] == function)
-            return true;
-    return false;
+    bool is_spin = false;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < spin_kernel_count && !is_spin; i++)
+        is_spin = spin_kernels[i] == function;
+    pthread_mutex_unlock(&lock);
+    return is_spin;
 }
 
-/* The names of all kernels, for the message about one that cannot be run. The texts are the program's own. */
+/* The names of all kernels, for the message about one that does not run. The texts belong to the program. */
 static struct {
     const void *function;
     const char *name;
 } *kernels;
 static size_t kernel_count, kernel_capacity;
 
-static void remember_name(const void *function, const char *name)
+static void record_name(const void *function, const char *name)
 {
-    if (kernel_count == kernel_capacity) {
-        size_t capacity = kernel_capacity ? 2 * kernel_capacity : 4096;
-        void *grown = realloc(kernels, capacity * sizeof *kernels);
-        if (!grown)
-            return; /* the kernel fails without a message */
-        kernels = grown;
-        kernel_capacity = capacity;
-    }
+    if (!array_reserve((void **)&kernels, &kernel_capacity, kernel_count + 1, sizeof *kernels))
+        return; /* the kernel fails without a message */
     kernels[kernel_count].function = function;
     kernels[kernel_count++].name = name;
 }
 
 static bool computes(void)
 {
-    static int answer = -1;
-    if (answer < 0) {
+    static int is_set = -1;
+    if (is_set < 0) {
         const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
-        answer = value && strcmp(value, "1") == 0;
+        is_set = value && strcmp(value, "1") == 0;
     }
-    return answer;
+    return is_set;
 }
 
-/* Why the kernels that compute are not in this process, if they are not; set by what should have loaded them. */
+/* Why the kernel overrides could not be loaded, or NULL. */
 static char *missing;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 EXPORT void accelerator_simulation_cannot_compute(const char *reason)
 {
+    pthread_mutex_lock(&lock);
     free(missing);
     missing = strdup(reason);
+    pthread_mutex_unlock(&lock);
 }
 
 static cudaError_t refuse(const void *function)
@@ -78,7 +80,7 @@ static cudaError_t refuse(const void *function)
     for (size_t i = 0; i < kernel_count; i++)
         if (kernels[i].function == function && kernels[i].name) {
             const char *name = kernels[i].name;
-            kernels[i].name = NULL; /* it is named once */
+            kernels[i].name = NULL; /* each kernel is reported once */
             void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
             char *(*demangle)(const char *, char *, size_t *, int *) =
                 (char *(*)(const char *, char *, size_t *, int *))(library ? dlsym(library, "__cxa_demangle") : NULL);
@@ -93,22 +95,14 @@ static cudaError_t refuse(const void *function)
     return ERROR_NOT_SUPPORTED;
 }
 
-/* Computations in captured graphs: the numbers of those whose graphs are gone wait here for who holds them. */
+/* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */
 static uint64_t *released;
 static size_t released_count, released_capacity;
 
 void computation_released(uint64_t id)
 {
     pthread_mutex_lock(&lock);
-    if (released_count == released_capacity) {
-        size_t capacity = released_capacity ? 2 * released_capacity : 64;
-        uint64_t *grown = realloc(released, capacity * sizeof *grown);
-        if (grown) {
-            released = grown;
-            released_capacity = capacity;
-        }
-    }
-    if (released_count < released_capacity)
+    if (array_reserve((void **)&released, &released_capacity, released_count + 1, sizeof *released))
         released[released_count++] = id;
     pthread_mutex_unlock(&lock);
 }
@@ -123,14 +117,15 @@ EXPORT size_t accelerator_simulation_released(uint64_t *ids, size_t capacity)
     return count;
 }
 
-/* Puts a computation on a stream that captures. */
+/* Submits a computation to a stream that captures. */
 EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(uint64_t id), uint64_t id)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     struct stream *stream = find_stream(handle, device);
     if (!stream || !compute)
         return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
-    return finish(submit(stream, &(struct work){.kind = WORK_COMPUTATION, .computation = {compute, id}}));
+    return finish(submit(stream, &(struct work){.type = WORK_COMPUTATION, .computation = {compute, id}}));
 }
 
 EXPORT void **__cudaRegisterFatBinary(void *binary)
@@ -162,10 +157,12 @@ EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *de
 {
     (void)handle, (void)device_function, (void)thread_limit, (void)thread, (void)block, (void)block_size,
         (void)grid_size, (void)warp_size;
+    pthread_mutex_lock(&lock);
     if (spin_kernel_count < MAX_SPIN_KERNELS && strstr(name, "spin_kernel"))
         spin_kernels[spin_kernel_count++] = function;
     else if (computes())
-        remember_name(function, name);
+        record_name(function, name);
+    pthread_mutex_unlock(&lock);
 }
 
 static _Thread_local struct {
@@ -212,13 +209,14 @@ static cudaError_t launch(const void *function, struct dim3 grid, struct dim3 bl
     if (!is_spin && computes())
         return refuse(function);
     int64_t cycles = is_spin ? *(const int64_t *)arguments[0] : 0;
-    return submit(stream, &(struct work){.kind = WORK_KERNEL, .kernel = {cycles * 1000000 / SIM_CLOCK_KHZ}});
+    return submit(stream, &(struct work){.type = WORK_KERNEL, .kernel = {cycles > 0 ? cycles : 0}});
 }
 
 EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
                                     size_t shared_memory, void *stream)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     (void)shared_memory;
     return finish(launch(function, grid, block, arguments, stream, device));
 }
@@ -226,11 +224,11 @@ EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, stru
 EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block,
                                                void **arguments, size_t shared_memory, void *stream)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaLaunchKernel(function, grid, block, arguments, shared_memory, stream);
 }
 
-/* How code compiled for CUDA 13 launches: a kernel is fetched once, and here is its host function again. */
+/* Code compiled for CUDA 13 fetches a kernel once and launches it. Here a kernel is its host function. */
 EXPORT cudaError_t __cudaGetKernel(const void **kernel, const void *function)
 {
     *kernel = function;
@@ -240,7 +238,7 @@ EXPORT cudaError_t __cudaGetKernel(const void **kernel, const void *function)
 EXPORT cudaError_t __cudaLaunchKernel(const void *kernel, struct dim3 grid, struct dim3 block, void **arguments,
                                       size_t shared_memory, void *stream)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaLaunchKernel(kernel, grid, block, arguments, shared_memory, stream);
 }
 
@@ -255,7 +253,7 @@ struct launch_configuration {
 EXPORT cudaError_t cudaLaunchKernelExC(const struct launch_configuration *configuration, const void *function,
                                        void **arguments)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!configuration)
         return fail(ERROR_INVALID_VALUE);
     return cudaLaunchKernel(function, configuration->grid, configuration->block, arguments,
@@ -275,7 +273,8 @@ _Static_assert(sizeof(struct function_attributes) == 144, "as in CUDA's ABI");
 
 EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes, const void *function)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!attributes || !function)
         return fail(attributes ? ERROR_INVALID_DEVICE_FUNCTION : ERROR_INVALID_VALUE);
     int version = device->major * 10 + device->minor;
@@ -291,14 +290,14 @@ EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes,
 
 EXPORT cudaError_t cudaFuncSetAttribute(const void *function, int attribute, int value)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     (void)attribute, (void)value;
     return finish(function ? SUCCESS : ERROR_INVALID_DEVICE_FUNCTION);
 }
 
 EXPORT cudaError_t cudaKernelSetAttributeForDevice(const void *kernel, int attribute, int value, int ordinal)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)ordinal;
     return cudaFuncSetAttribute(kernel, attribute, value);
 }
@@ -308,7 +307,7 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *b
                                                                           unsigned flags)
 {
     enum { THREADS_PER_PROCESSOR = 2048 };
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     (void)shared_memory, (void)flags;
     if (!blocks || !function || block_size <= 0)
         return fail(ERROR_INVALID_VALUE);
@@ -319,6 +318,6 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *b
 EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *function, int block_size,
                                                                  size_t shared_memory)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, block_size, shared_memory, 0);
 }

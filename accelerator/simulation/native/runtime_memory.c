@@ -1,11 +1,11 @@
-/* The CUDA runtime: memory of the device and of the host. The driver keeps the books. */
+/* The CUDA runtime: memory of the device and of the host. The driver records it. */
 #include "runtime.h"
 
 #include <string.h>
 
 EXPORT cudaError_t cudaMalloc(void **address, size_t size)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     RETURN_IF_ERROR(unsafe_call());
     if (!address)
         return fail(ERROR_INVALID_VALUE);
@@ -15,7 +15,7 @@ EXPORT cudaError_t cudaMalloc(void **address, size_t size)
 
 EXPORT cudaError_t cudaMallocManaged(void **address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     RETURN_IF_ERROR(unsafe_call());
     return finish(driver->cuMemAllocManaged((uintptr_t *)address, size, flags));
 }
@@ -24,10 +24,12 @@ EXPORT cudaError_t cudaMallocManaged(void **address, size_t size, unsigned flags
 EXPORT cudaError_t cudaFree(void *address)
 {
     struct sim_memory memory;
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
+    RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
     if (device->busy_until != 0)
         sleep_until(device->busy_until);
     if (driver->find_memory(address, &memory) && memory.pool)
@@ -37,7 +39,7 @@ EXPORT cudaError_t cudaFree(void *address)
 
 EXPORT cudaError_t cudaHostAlloc(void **address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     RETURN_IF_ERROR(unsafe_call());
     if (!address)
         return fail(ERROR_INVALID_VALUE);
@@ -47,42 +49,44 @@ EXPORT cudaError_t cudaHostAlloc(void **address, size_t size, unsigned flags)
 
 EXPORT cudaError_t cudaMallocHost(void **address, size_t size)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaHostAlloc(address, size, 0);
 }
 
 EXPORT cudaError_t cudaFreeHost(void *address)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
+    RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
     return finish(driver->cuMemFreeHost(address));
 }
 
 EXPORT cudaError_t cudaHostRegister(void *address, size_t size, unsigned flags)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     RETURN_IF_ERROR(unsafe_call());
     return finish(driver->cuMemHostRegister(address, size, flags));
 }
 
 EXPORT cudaError_t cudaHostUnregister(void *address)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     RETURN_IF_ERROR(unsafe_call());
     return finish(driver->cuMemHostUnregister(address));
 }
 
 static bool is_on_host(const struct sim_memory *memory)
 {
-    return memory->kind == SIM_PINNED_MEMORY || memory->kind == SIM_REGISTERED_MEMORY;
+    return memory->type == SIM_PINNED_MEMORY || memory->type == SIM_REGISTERED_MEMORY;
 }
 
 EXPORT cudaError_t cudaHostGetDevicePointer(void **target, void *address, unsigned flags)
 {
     struct sim_memory memory;
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     if (!target || flags != 0 || !driver->find_memory(address, &memory) || !is_on_host(&memory))
         return fail(ERROR_INVALID_VALUE);
     *target = address;
@@ -91,7 +95,7 @@ EXPORT cudaError_t cudaHostGetDevicePointer(void **target, void *address, unsign
 
 EXPORT cudaError_t cudaMemGetInfo(size_t *free, size_t *total)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     return finish(driver->cuMemGetInfo(free, total));
 }
 
@@ -108,7 +112,7 @@ EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attribute
 {
     enum { UNKNOWN = 0, HOST = 1, DEVICE = 2, MANAGED = 3, NO_DEVICE = -2 };
     struct sim_memory memory;
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!attributes)
         return fail(ERROR_INVALID_VALUE);
     memset(attributes, 0, sizeof *attributes);
@@ -118,7 +122,7 @@ EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attribute
         attributes->host_address = address;
         return SUCCESS;
     }
-    attributes->type = is_on_host(&memory) ? HOST : memory.kind == SIM_MANAGED_MEMORY ? MANAGED : DEVICE;
+    attributes->type = is_on_host(&memory) ? HOST : memory.type == SIM_MANAGED_MEMORY ? MANAGED : DEVICE;
     attributes->device = memory.device;
     attributes->device_address = address;
     attributes->host_address = attributes->type == DEVICE ? NULL : address;
@@ -127,13 +131,13 @@ EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attribute
 
 EXPORT cudaError_t cudaIpcGetMemHandle(struct sim_ipc_handle *handle, void *address)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     return finish(handle ? driver->export_memory(address, handle) : ERROR_INVALID_VALUE);
 }
 
 EXPORT cudaError_t cudaIpcOpenMemHandle(void **address, struct sim_ipc_handle handle, unsigned flags)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     (void)flags;
     RETURN_IF_ERROR(unsafe_call());
     return finish(address ? driver->import_memory(&handle, address) : ERROR_INVALID_VALUE);
@@ -141,7 +145,7 @@ EXPORT cudaError_t cudaIpcOpenMemHandle(void **address, struct sim_ipc_handle ha
 
 EXPORT cudaError_t cudaIpcCloseMemHandle(void *address)
 {
-    ENTER_CONTEXT(device);
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
     RETURN_IF_ERROR(unsafe_call());
     return finish(driver->close_imported(address));
 }

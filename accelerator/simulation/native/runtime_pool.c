@@ -1,17 +1,12 @@
-/* The CUDA runtime: each device's default memory pool, on which PyTorch's cudaMallocAsync backend rests.
+/* The CUDA runtime: each device's default memory pool, which PyTorch's cudaMallocAsync backend uses.
  *
- * A freed block stays in the pool, for the next allocation of about its size, as long as the pool holds no more than its
- * release threshold. */
+ * A freed block stays in the pool, for an allocation of about its size, while the pool holds no more than its release
+ * threshold. */
 #include "runtime.h"
 
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 
-struct spare {
-    void *base;
-    size_t size;
-};
+#include "arrays.h"
 
 struct level {
     uint64_t now, highest;
@@ -19,10 +14,9 @@ struct level {
 
 struct pool {
     uint64_t threshold;
-    uint64_t reuse[3]; /* stored for those who ask, without effect */
+    uint64_t reuse[3]; /* can be set and read, without effect */
     struct level reserved, used;
-    struct spare *spares; /* ordered by size */
-    size_t spare_count, spare_capacity;
+    struct sorted spares; /* freed blocks by size */
 };
 
 static struct pool pools[SIM_MAX_GPUS];
@@ -35,64 +29,28 @@ static void raise_level(struct level *level, uint64_t bytes)
         level->highest = level->now;
 }
 
-static size_t spares_smaller_than(const struct pool *pool, size_t size)
-{
-    size_t low = 0, high = pool->spare_count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (pool->spares[middle].size < size)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
-static void take_out(struct pool *pool, size_t place)
-{
-    pool->spare_count--;
-    memmove(&pool->spares[place], &pool->spares[place + 1], (pool->spare_count - place) * sizeof *pool->spares);
-}
-
-static bool put_in(struct pool *pool, void *base, size_t size)
-{
-    if (pool->spare_count == pool->spare_capacity) {
-        size_t capacity = pool->spare_capacity ? 2 * pool->spare_capacity : 64;
-        struct spare *grown = realloc(pool->spares, capacity * sizeof *grown);
-        if (!grown)
-            return false;
-        pool->spares = grown;
-        pool->spare_capacity = capacity;
-    }
-    size_t place = spares_smaller_than(pool, size);
-    memmove(&pool->spares[place + 1], &pool->spares[place], (pool->spare_count - place) * sizeof *pool->spares);
-    pool->spares[place] = (struct spare){base, size};
-    pool->spare_count++;
-    return true;
-}
-
 static void trim(struct pool *pool, uint64_t keep)
 {
-    while (pool->spare_count > 0 && pool->reserved.now > keep) {
-        struct spare spare = pool->spares[--pool->spare_count];
-        driver->cuMemFree((uintptr_t)spare.base);
-        pool->reserved.now -= spare.size;
+    while (pool->spares.count > 0 && pool->reserved.now > keep) {
+        struct sorted_item spare = sorted_remove(&pool->spares, pool->spares.count - 1);
+        driver->free_idle(spare.value);
+        pool->reserved.now -= spare.key;
     }
 }
 
-/* Takes a spare block that is not much larger than asked for, or gets memory from the driver. */
+/* Reuses a freed block that is not much larger than requested, or gets memory from the driver. */
 static cudaError_t allocate(struct pool *pool, void **address, size_t size)
 {
-    size_t place = spares_smaller_than(pool, size);
-    if (place < pool->spare_count && pool->spares[place].size - size <= size / 4) {
-        struct spare spare = pool->spares[place];
-        take_out(pool, place);
-        raise_level(&pool->used, spare.size);
-        *address = spare.base;
+    size_t index = sorted_index(&pool->spares, size);
+    if (index < pool->spares.count && pool->spares.items[index].key - size <= size / 4) {
+        struct sorted_item spare = sorted_remove(&pool->spares, index);
+        driver->set_idle(spare.value, false);
+        raise_level(&pool->used, spare.key);
+        *address = spare.value;
         return SUCCESS;
     }
     cudaError_t error = driver->cuMemAlloc((uintptr_t *)address, size);
-    if (error == ERROR_OUT_OF_MEMORY && pool->spare_count > 0) {
+    if (error == ERROR_OUT_OF_MEMORY && pool->spares.count > 0) {
         trim(pool, 0);
         error = driver->cuMemAlloc((uintptr_t *)address, size);
     }
@@ -117,7 +75,8 @@ static size_t round_up(size_t size)
 
 EXPORT cudaError_t cudaMallocAsync(void **address, size_t size, void *handle)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!address || !find_stream(handle, device))
         return fail(address ? ERROR_INVALID_HANDLE : ERROR_INVALID_VALUE);
     *address = NULL;
@@ -135,34 +94,41 @@ cudaError_t pool_free(const struct sim_memory *memory)
 {
     struct pool *pool = memory->pool;
     pthread_mutex_lock(&lock);
-    pool->used.now -= memory->size;
-    if (!put_in(pool, memory->base, memory->size)) {
-        driver->cuMemFree((uintptr_t)memory->base);
-        pool->reserved.now -= memory->size;
+    bool was_in_use = driver->set_idle(memory->base, true);
+    if (was_in_use) {
+        pool->used.now -= memory->size;
+        if (!sorted_insert(&pool->spares, memory->size, memory->base)) {
+            driver->free_idle(memory->base);
+            pool->reserved.now -= memory->size;
+        }
+        trim(pool, pool->threshold);
     }
-    trim(pool, pool->threshold);
     pthread_mutex_unlock(&lock);
-    return SUCCESS;
+    return was_in_use ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
 EXPORT cudaError_t cudaFreeAsync(void *address, void *handle)
 {
     struct sim_memory memory;
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!find_stream(handle, device))
         return fail(ERROR_INVALID_HANDLE);
     if (!address)
         return SUCCESS;
     if (!driver->find_memory(address, &memory) || memory.base != address)
         return fail(ERROR_INVALID_VALUE);
+    RETURN_IF_ERROR(finish(wait_for_pending(&find_stream(handle, device)->pending))); /* other streams may get the block */
     return finish(memory.pool ? pool_free(&memory) : driver->cuMemFree((uintptr_t)address));
 }
 
 EXPORT cudaError_t cudaDeviceGetDefaultMemPool(struct pool **pool, int ordinal)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (ordinal < 0 || ordinal >= visible_device_count())
         return fail(ERROR_INVALID_DEVICE);
+    if (!pool)
+        return fail(ERROR_INVALID_VALUE);
     *pool = &pools[ordinal];
     return SUCCESS;
 }
@@ -179,22 +145,22 @@ enum pool_attribute {
 
 EXPORT cudaError_t cudaMemPoolGetAttribute(struct pool *pool, int attribute, void *value)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!is_pool(pool) || !value)
         return fail(ERROR_INVALID_VALUE);
-    uint64_t *number = value;
+    uint64_t *bytes = value;
     cudaError_t error = SUCCESS;
     pthread_mutex_lock(&lock);
     if (attribute == RELEASE_THRESHOLD)
-        *number = pool->threshold;
+        *bytes = pool->threshold;
     else if (attribute == RESERVED_NOW)
-        *number = pool->reserved.now;
+        *bytes = pool->reserved.now;
     else if (attribute == RESERVED_HIGHEST)
-        *number = pool->reserved.highest;
+        *bytes = pool->reserved.highest;
     else if (attribute == USED_NOW)
-        *number = pool->used.now;
+        *bytes = pool->used.now;
     else if (attribute == USED_HIGHEST)
-        *number = pool->used.highest;
+        *bytes = pool->used.highest;
     else if (attribute >= REUSE_FOLLOWS_EVENTS && attribute <= REUSE_INTERNAL_DEPENDENCIES)
         *(int *)value = (int)pool->reuse[attribute - REUSE_FOLLOWS_EVENTS];
     else
@@ -205,7 +171,7 @@ EXPORT cudaError_t cudaMemPoolGetAttribute(struct pool *pool, int attribute, voi
 
 EXPORT cudaError_t cudaMemPoolSetAttribute(struct pool *pool, int attribute, void *value)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!is_pool(pool) || !value)
         return fail(ERROR_INVALID_VALUE);
     cudaError_t error = SUCCESS;
@@ -227,14 +193,14 @@ EXPORT cudaError_t cudaMemPoolSetAttribute(struct pool *pool, int attribute, voi
 /* Every device can reach every other here. */
 EXPORT cudaError_t cudaMemPoolSetAccess(struct pool *pool, const void *descriptions, size_t count)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     (void)descriptions, (void)count;
     return finish(is_pool(pool) ? SUCCESS : ERROR_INVALID_VALUE);
 }
 
 EXPORT cudaError_t cudaMemPoolTrimTo(struct pool *pool, size_t keep)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     if (!is_pool(pool))
         return fail(ERROR_INVALID_VALUE);
     pthread_mutex_lock(&lock);

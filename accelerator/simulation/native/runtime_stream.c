@@ -1,4 +1,4 @@
-/* The CUDA runtime: streams, and doing their work. */
+/* The CUDA runtime: streams and their work. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -10,7 +10,7 @@
 
 enum { STREAM_MAGIC = 0x5354524d, NANOSECONDS = 1000000000 };
 
-/* Streams are reused and never given back, so that a handle can be checked even after it was destroyed. */
+/* Streams are reused and never freed, so that the handle of a destroyed stream can be checked. */
 static struct stream *free_streams;
 static struct stream legacy_streams[SIM_MAX_GPUS];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -31,8 +31,8 @@ void sleep_until(int64_t time)
 
 static void advance(_Atomic int64_t *time, int64_t to)
 {
-    int64_t seen = *time;
-    while (seen < to && !atomic_compare_exchange_weak(time, &seen, to))
+    int64_t current = *time;
+    while (current < to && !atomic_compare_exchange_weak(time, &current, to))
         ;
 }
 
@@ -48,7 +48,7 @@ __attribute__((constructor)) static void number_legacy_streams(void)
         legacy_streams[i].device = i;
 }
 
-/* The handles 0, 1 and 2 are the default stream under its three names. */
+/* The handles 0, 1 and 2 are three names of the default stream. */
 struct stream *find_stream(void *handle, const struct sim_device *device)
 {
     if ((uintptr_t)handle <= 2)
@@ -74,12 +74,18 @@ static int64_t reached_at(const struct stream *stream)
     return stream->idle_at > time ? stream->idle_at : time;
 }
 
+static int64_t add_saturated(int64_t time, int64_t duration)
+{
+    int64_t sum;
+    return __builtin_add_overflow(time, duration, &sum) ? INT64_MAX : sum;
+}
+
 cudaError_t run(struct stream *stream, const struct work *work)
 {
-    switch (work->kind) {
+    switch (work->type) {
     case WORK_KERNEL:
         if (work->kernel.duration > 0)
-            delay_stream(stream, reached_at(stream) + work->kernel.duration);
+            delay_stream(stream, add_saturated(reached_at(stream), work->kernel.duration));
         break;
     case WORK_COPY:
         copy(work);
@@ -91,7 +97,7 @@ cudaError_t run(struct stream *stream, const struct work *work)
             memset(work->fill.target, work->fill.value, work->fill.size);
         break;
     case WORK_HOST:
-        work->host.function(work->host.argument);
+        call_host_function(stream, work);
         break;
     case WORK_RECORD:
         *work->event->time = reached_at(stream);
@@ -110,16 +116,18 @@ cudaError_t submit(struct stream *stream, const struct work *work)
 {
     if (__builtin_expect(stream->capture != NULL, 0))
         return capture_work(stream, work);
-    return run(stream, work);
+    cudaError_t error = __builtin_expect(waiting_count != 0, 0) ? prepare_work(stream, work) : SUCCESS;
+    return error == SUCCESS ? run(stream, work) : error;
 }
 
 cudaError_t wait_for_stream(struct stream *stream)
 {
     if (stream->capture)
         return refuse_captured_stream(stream);
-    if (stream->idle_at != 0)
+    cudaError_t error = wait_for_pending(&stream->pending);
+    if (error == SUCCESS && stream->idle_at != 0)
         sleep_until(stream->idle_at);
-    return SUCCESS;
+    return error;
 }
 
 static struct stream *new_stream(void)
@@ -135,7 +143,8 @@ static struct stream *new_stream(void)
 EXPORT cudaError_t cudaStreamCreateWithPriority(struct stream **handle, unsigned flags, int priority)
 {
     enum { LOWEST = 0, HIGHEST = -5, NON_BLOCKING = 1 };
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!handle || flags > NON_BLOCKING)
         return fail(ERROR_INVALID_VALUE);
     struct stream *stream = new_stream();
@@ -151,25 +160,27 @@ EXPORT cudaError_t cudaStreamCreateWithPriority(struct stream **handle, unsigned
 
 EXPORT cudaError_t cudaStreamCreateWithFlags(struct stream **handle, unsigned flags)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaStreamCreateWithPriority(handle, flags, 0);
 }
 
 EXPORT cudaError_t cudaStreamCreate(struct stream **handle)
 {
-    ENTER();
+    RETURN_IF_ERROR(enter(__func__));
     return cudaStreamCreateWithPriority(handle, 0, 0);
 }
 
 EXPORT cudaError_t cudaStreamDestroy(void *handle)
 {
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     struct stream *stream = find_stream(handle, device);
     if (!stream || stream == &legacy_streams[device->ordinal])
         return fail(ERROR_INVALID_HANDLE);
     if (stream->capture)
-        RETURN_IF_ERROR(refuse_captured_stream(stream));
+        RETURN_IF_ERROR(finish(refuse_captured_stream(stream)));
     stream->magic = 0;
+    drop_pending(&stream->pending);
     pthread_mutex_lock(&lock);
     stream->next = free_streams;
     free_streams = stream;
@@ -177,62 +188,73 @@ EXPORT cudaError_t cudaStreamDestroy(void *handle)
     return SUCCESS;
 }
 
-/* Declares `stream`, found by the handle. */
-#define ENTER_STREAM(handle)                                                                                           \
-    ENTER_CONTEXT(device);                                                                                             \
-    struct stream *stream = find_stream(handle, device);                                                               \
-    if (!stream)                                                                                                       \
-        return fail(ERROR_INVALID_HANDLE)
+static cudaError_t enter_stream(const char *function, void *handle, struct stream **stream)
+{
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(function, &device));
+    *stream = find_stream(handle, device);
+    return finish(*stream ? SUCCESS : ERROR_INVALID_HANDLE);
+}
 
 EXPORT cudaError_t cudaStreamGetPriority(void *handle, int *priority)
 {
-    ENTER_STREAM(handle);
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!priority)
+        return fail(ERROR_INVALID_VALUE);
     *priority = stream->priority;
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaStreamQuery(void *handle)
 {
-    ENTER_STREAM(handle);
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
     if (stream->capture)
         return fail(refuse_captured_stream(stream));
-    return stream->idle_at != 0 && stream->idle_at > now() ? fail(ERROR_NOT_READY) : SUCCESS;
+    bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && stream->idle_at > now());
+    return is_busy ? fail(ERROR_NOT_READY) : SUCCESS;
 }
 
 EXPORT cudaError_t cudaStreamSynchronize(void *handle)
 {
-    ENTER_STREAM(handle);
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
     return finish(wait_for_stream(stream));
 }
 
 EXPORT cudaError_t cudaStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
 {
     enum { EXTERNAL = 1 };
-    ENTER_STREAM(handle);
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
     struct event *event = find_event(event_handle);
     if (!event)
         return fail(ERROR_INVALID_HANDLE);
     if (!(flags & EXTERNAL) && (stream->capture || event->capture_id != 0))
         return finish(capture_wait(stream, event));
-    return finish(submit(stream, &(struct work){.kind = WORK_WAIT, .event = event}));
+    return finish(submit(stream, &(struct work){.type = WORK_WAIT, .event = event}));
 }
 
 EXPORT cudaError_t cudaLaunchHostFunc(void *handle, void (*function)(void *argument), void *argument)
 {
-    ENTER_STREAM(handle);
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
     if (!function)
         return fail(ERROR_INVALID_VALUE);
-    return finish(submit(stream, &(struct work){.kind = WORK_HOST, .host = {function, argument}}));
+    return finish(submit(stream, &(struct work){.type = WORK_HOST, .host = {function, argument, false}}));
 }
 
 EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *stream, cudaError_t status, void *argument),
                                          void *argument, unsigned flags)
 {
-    ENTER_STREAM(handle);
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
     if (!callback || flags != 0)
         return fail(ERROR_INVALID_VALUE);
     if (stream->capture)
         return fail(refuse_captured_stream(stream));
+    RETURN_IF_ERROR(finish(wait_for_pending(&stream->pending)));
     callback(handle, SUCCESS, argument);
     return SUCCESS;
 }
@@ -242,7 +264,8 @@ static int create_stream(void **handle, unsigned flags, int priority)
     return cudaStreamCreateWithPriority((struct stream **)handle, flags, priority);
 }
 
-/* For the driver. */
+cudaError_t cudaStreamIsCapturing(void *handle, int *status);
+
 EXPORT const struct sim_runtime *accelerator_sim_runtime(void)
 {
     static const struct sim_runtime table = {
@@ -251,6 +274,9 @@ EXPORT const struct sim_runtime *accelerator_sim_runtime(void)
         .query_stream = cudaStreamQuery,
         .synchronize_stream = cudaStreamSynchronize,
         .is_capturing = cudaStreamIsCapturing,
+        .wait_for_pending_on_device = wait_for_pending_on_device,
+        .wait_for_pending_on_stream = wait_for_pending_on_stream,
+        .free_to_pool = pool_free,
     };
     return &table;
 }

@@ -7,7 +7,7 @@
 struct symbol {
     const void *host_variable;
     size_t size;
-    void *copies[SIM_MAX_GPUS]; /* one for each device, made when it is first asked for */
+    void *copies[SIM_MAX_GPUS]; /* one for each device, allocated at its first use */
     struct symbol *next;
 };
 
@@ -49,19 +49,23 @@ static cudaError_t find_address(void **address, size_t *size, const void *host_v
 EXPORT cudaError_t cudaGetSymbolAddress(void **address, const void *symbol)
 {
     size_t size;
-    ENTER_CONTEXT(device);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    if (!address)
+        return fail(ERROR_INVALID_VALUE);
     return finish(find_address(address, &size, symbol, device->ordinal));
 }
 
-cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int kind);
+cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int direction);
 
-EXPORT cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *source, size_t count, size_t offset, int kind)
+EXPORT cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *source, size_t count, size_t offset, int direction)
 {
     void *address;
     size_t size;
-    ENTER_CONTEXT(device);
-    RETURN_IF_ERROR(find_address(&address, &size, symbol, device->ordinal));
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    RETURN_IF_ERROR(finish(find_address(&address, &size, symbol, device->ordinal)));
     if (offset > size || count > size - offset)
         return fail(ERROR_INVALID_VALUE);
-    return cudaMemcpy((char *)address + offset, source, count, kind);
+    return cudaMemcpy((char *)address + offset, source, count, direction);
 }

@@ -19,9 +19,9 @@ static int not_found()
 
 nvml_function *smi_find(const char *name)
 {
-    nvml_function *found;
-    *(void **)&found = dlsym(library, name);
-    return found ? found : not_found;
+    nvml_function *function;
+    *(void **)&function = dlsym(library, name);
+    return function ? function : not_found;
 }
 
 const char *smi_error(int code)
@@ -63,13 +63,13 @@ static int start(void)
 /* Whether an entry of -i names the GPU: by index, UUID or bus address. */
 static bool is_named(const char *entry, unsigned index, nvml_handle handle)
 {
-    nvml_handle found = NULL;
+    nvml_handle named = NULL;
     char *end;
     if (strtoul(entry, &end, 10) == index && end != entry && *end == '\0')
         return true;
-    if (NVML(nvmlDeviceGetHandleByUUID, entry, &found) == NVML_OK)
-        return found == handle;
-    return strchr(entry, ':') && NVML(nvmlDeviceGetHandleByPciBusId_v2, entry, &found) == NVML_OK && found == handle;
+    if (NVML(nvmlDeviceGetHandleByUUID, entry, &named) == NVML_OK)
+        return named == handle;
+    return strchr(entry, ':') && NVML(nvmlDeviceGetHandleByPciBusId_v2, entry, &named) == NVML_OK && named == handle;
 }
 
 static int find_gpus(const char *chosen)
@@ -108,8 +108,8 @@ static void print_cell(bool is_first, const char *text, const char *unit, bool h
         printf(" %s", unit);
 }
 
-/* Asks for a field of the process, or of the GPU if there is none. */
-static bool ask(const char *field, const struct smi_gpu *gpu, const struct smi_process *process, char text[SMI_TEXT],
+/* Reads a field of the process, or of the GPU if `process` is NULL. */
+static bool query_field(const char *field, const struct smi_gpu *gpu, const struct smi_process *process, char text[SMI_TEXT],
                 const char **unit)
 {
     *unit = "";
@@ -122,20 +122,20 @@ static char *next_field(char **rest)
     return field ? field + strspn(field, " ") : NULL;
 }
 
-/* Names the first field that there is not. */
+/* Returns whether all fields exist. Prints the first unknown one. */
 static bool are_known(const char *fields, const struct smi_process *process)
 {
     char *copy = strdup(fields), *rest = copy, text[SMI_TEXT];
     const char *unit;
     bool is_known = true;
     for (char *field; is_known && (field = next_field(&rest));)
-        if (!(is_known = ask(field, &smi_gpus[0], process, text, &unit)))
+        if (!(is_known = query_field(field, &smi_gpus[0], process, text, &unit)))
             printf("Field \"%s\" is not a valid field to query.\n", field);
     free(copy);
     return is_known;
 }
 
-/* Prints a row of the fields: their names where `names` is set, else their values. */
+/* Prints a row with the names of the fields if `names` is set, else with their values. */
 static void print_row(const char *fields, bool names, const struct smi_gpu *gpu, const struct smi_process *process,
                       struct format format)
 {
@@ -143,7 +143,7 @@ static void print_row(const char *fields, bool names, const struct smi_gpu *gpu,
     const char *unit;
     bool is_first = true;
     for (char *field; (field = next_field(&rest)); is_first = false) {
-        ask(field, gpu, process, text, &unit);
+        query_field(field, gpu, process, text, &unit);
         if (names) {
             snprintf(text, sizeof text, *unit ? "%s [%s]" : "%s", field, unit);
             print_cell(is_first, text, "", false);
@@ -173,7 +173,7 @@ static bool query(const char *fields, bool of_processes, struct format format)
     return true;
 }
 
-/* The value of an option that is given as --name=value or as the two words "--name value"; NULL if it is another one. */
+/* Returns the value of the option `name`, written as --name=value or as two words, or NULL for another option. */
 static const char *value_of(const char *name, char **argv, int *at)
 {
     size_t length = strlen(name);

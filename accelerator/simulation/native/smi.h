@@ -1,5 +1,5 @@
-/* What the files of the simulated nvidia-smi share. It asks NVML as any program would, so that whatever befalls NVML on a
- * simulated machine shows here too. */
+/* What the files of the simulated nvidia-smi share. It calls NVML as any program does, so that it also shows the errors
+ * injected into NVML. */
 #ifndef ACCELERATOR_SIM_SMI_H
 #define ACCELERATOR_SIM_SMI_H
 
@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SMI_MAX_PROCESSES = 4096 /* as many as state.c keeps account of */, SMI_TEXT = 256 };
+enum { SMI_MAX_PROCESSES = 4096 /* as many as state.c records */, SMI_TEXT = 256 };
 
 enum {
     NVML_OK = 0,
@@ -26,7 +26,7 @@ nvml_function *smi_find(const char *name);
 
 const char *smi_error(int code);
 
-/* The GPUs that -i chose, or all. */
+/* The GPUs that -i selects, or all. */
 struct smi_gpu {
     nvml_handle handle;
     unsigned index;
@@ -47,7 +47,7 @@ struct smi_process {
 };
 int smi_processes(nvml_handle gpu, struct smi_process rows[SMI_MAX_PROCESSES], unsigned *count);
 
-/* Answers a field of --query-gpu or --query-compute-apps; false if there is no such. `unit` may be "". */
+/* Read a field of --query-gpu or --query-compute-apps. Return false if there is no such field. `unit` may be "". */
 bool smi_query_gpu(const char *field, const struct smi_gpu *gpu, char text[SMI_TEXT], const char **unit);
 bool smi_query_process(const char *field, const struct smi_gpu *gpu, const struct smi_process *row, char text[SMI_TEXT],
                        const char **unit);

@@ -1,11 +1,11 @@
-/* The simulated nvidia-smi: the fields that can be asked for. */
+/* The simulated nvidia-smi: the fields of queries. */
 #include "smi.h"
 
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-/* What stands in the place of a figure that NVML did not give. */
+/* Formats a figure, or the text for one that NVML did not return. */
 static void put(char text[SMI_TEXT], int failure, const char *format, double value)
 {
     if (failure == NVML_NOT_SUPPORTED || failure == NVML_FUNCTION_NOT_FOUND)
@@ -22,32 +22,32 @@ static void put_text(char text[SMI_TEXT], int failure)
         put(text, failure, "", 0);
 }
 
-typedef void query(nvml_handle gpu, int number, char text[SMI_TEXT]);
+typedef void query(nvml_handle gpu, int selector, char text[SMI_TEXT]);
 
-static void query_text(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_text(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
-    put_text(text, number == 'n'   ? NVML(nvmlDeviceGetName, gpu, text, SMI_TEXT)
-                   : number == 'u' ? NVML(nvmlDeviceGetUUID, gpu, text, SMI_TEXT)
-                   : number == 's' ? NVML(nvmlDeviceGetSerial, gpu, text, SMI_TEXT)
-                   : number == 'v' ? NVML(nvmlDeviceGetVbiosVersion, gpu, text, SMI_TEXT)
+    put_text(text, selector == 'n'   ? NVML(nvmlDeviceGetName, gpu, text, SMI_TEXT)
+                   : selector == 'u' ? NVML(nvmlDeviceGetUUID, gpu, text, SMI_TEXT)
+                   : selector == 's' ? NVML(nvmlDeviceGetSerial, gpu, text, SMI_TEXT)
+                   : selector == 'v' ? NVML(nvmlDeviceGetVbiosVersion, gpu, text, SMI_TEXT)
                                    : NVML(nvmlSystemGetDriverVersion, text, SMI_TEXT));
 }
 
-static void query_number(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_number(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned value = 0;
-    int failure = number == 'c' ? NVML(nvmlDeviceGetCount_v2, &value) : NVML(nvmlDeviceGetIndex, gpu, &value);
+    int failure = selector == 'c' ? NVML(nvmlDeviceGetCount_v2, &value) : NVML(nvmlDeviceGetIndex, gpu, &value);
     put(text, failure, "%.0f", value);
 }
 
-static void query_time(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_time(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
-    (void)gpu, (void)number;
+    (void)gpu, (void)selector;
     time_t now = time(NULL);
     strftime(text, SMI_TEXT, "%Y/%m/%d %H:%M:%S.000", localtime(&now));
 }
 
-static void query_bus(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_bus(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     struct {
         char legacy[16];
@@ -56,47 +56,47 @@ static void query_bus(nvml_handle gpu, int number, char text[SMI_TEXT])
     } info;
     int failure = NVML(nvmlDeviceGetPciInfo_v3, gpu, &info);
     put_text(text, failure);
-    if (!failure && number == 'i')
+    if (!failure && selector == 'i')
         strcpy(text, info.bus_id);
     else if (!failure)
-        snprintf(text, SMI_TEXT, number == 'd' ? "0x%04X" : "0x%02X", number == 'd' ? info.domain
-                                                                      : number == 'b' ? info.bus
+        snprintf(text, SMI_TEXT, selector == 'd' ? "0x%04X" : "0x%02X", selector == 'd' ? info.domain
+                                                                      : selector == 'b' ? info.bus
                                                                                       : info.device);
 }
 
-static void query_capability(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_capability(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
-    (void)number;
+    (void)selector;
     int major = 0, minor = 0;
     int failure = NVML(nvmlDeviceGetCudaComputeCapability, gpu, &major, &minor);
     put(text, failure, "%.1f", major + minor / 10.0);
 }
 
-static void query_memory(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_memory(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     struct smi_memory memory;
     int failure = smi_memory(gpu, &memory);
-    uint64_t bytes = number == 't' ? memory.total : number == 'u' ? memory.used : number == 'f' ? memory.free : memory.reserved;
+    uint64_t bytes = selector == 't' ? memory.total : selector == 'u' ? memory.used : selector == 'f' ? memory.free : memory.reserved;
     put(text, failure, "%.0f", (double)(bytes >> 20));
 }
 
-static void query_utilization(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_utilization(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned rates[2] = {0};
     int failure = NVML(nvmlDeviceGetUtilizationRates, gpu, rates);
-    put(text, failure, "%.0f", rates[number]);
+    put(text, failure, "%.0f", rates[selector]);
 }
 
-static void query_temperature(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_temperature(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned degrees = 0;
-    (void)number;
+    (void)selector;
     int failure = NVML(nvmlDeviceGetTemperature, gpu, 0, &degrees);
     put(text, failure, "%.0f", degrees);
 }
 
-/* One of NVML's numbered figures, which are milliwatts for the power and whole for the rest. */
-static void query_field(nvml_handle gpu, int number, char text[SMI_TEXT])
+/* Reads one of NVML's fields: milliwatts for power, integers for the others. */
+static void query_field(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     enum { MEMORY_TEMPERATURE = 82 };
     struct {
@@ -104,87 +104,87 @@ static void query_field(nvml_handle gpu, int number, char text[SMI_TEXT])
         int64_t timestamp, latency;
         int type, result;
         uint64_t value;
-    } field = {.field = (unsigned)number};
+    } field = {.field = (unsigned)selector};
     int failure = NVML(nvmlDeviceGetFieldValues, gpu, 1, &field);
-    bool is_power = number != MEMORY_TEMPERATURE;
+    bool is_power = selector != MEMORY_TEMPERATURE;
     put(text, failure ? failure : field.result, is_power ? "%.2f" : "%.0f",
         is_power ? (double)(unsigned)field.value / 1000 : (double)(unsigned)field.value);
 }
 
-static void query_power(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_power(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned milliwatts = 0;
-    int failure = number == 'd'   ? NVML(nvmlDeviceGetPowerUsage, gpu, &milliwatts)
-                  : number == 'e' ? NVML(nvmlDeviceGetEnforcedPowerLimit, gpu, &milliwatts)
+    int failure = selector == 'd'   ? NVML(nvmlDeviceGetPowerUsage, gpu, &milliwatts)
+                  : selector == 'e' ? NVML(nvmlDeviceGetEnforcedPowerLimit, gpu, &milliwatts)
                                   : NVML(nvmlDeviceGetPowerManagementLimit, gpu, &milliwatts);
     put(text, failure, "%.2f", milliwatts / 1000.0);
 }
 
-static void query_clock(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_clock(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned megahertz = 0;
-    int failure = NVML(nvmlDeviceGetClockInfo, gpu, number, &megahertz);
+    int failure = NVML(nvmlDeviceGetClockInfo, gpu, selector, &megahertz);
     put(text, failure, "%.0f", megahertz);
 }
 
-static void query_highest_clock(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_highest_clock(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned megahertz = 0;
-    int failure = NVML(nvmlDeviceGetMaxClockInfo, gpu, number, &megahertz);
+    int failure = NVML(nvmlDeviceGetMaxClockInfo, gpu, selector, &megahertz);
     put(text, failure, "%.0f", megahertz);
 }
 
-static void query_clock_reasons(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_clock_reasons(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     uint64_t reasons = 0;
-    (void)number;
+    (void)selector;
     int failure = NVML(nvmlDeviceGetCurrentClocksEventReasons, gpu, &reasons);
     snprintf(text, SMI_TEXT, "0x%016llX", (unsigned long long)reasons);
     put_text(text, failure);
 }
 
-static void query_fan(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_fan(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned percent = 0;
-    (void)number;
+    (void)selector;
     int failure = NVML(nvmlDeviceGetFanSpeed, gpu, &percent);
     put(text, failure, "%.0f", percent);
 }
 
-static void query_state(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_state(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned state = 0;
-    (void)number;
+    (void)selector;
     put(text, NVML(nvmlDeviceGetPerformanceState, gpu, &state), "P%.0f", state);
 }
 
-static void query_mig(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_mig(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned modes[2] = {0};
     int failure = NVML(nvmlDeviceGetMigMode, gpu, &modes[0], &modes[1]);
-    strcpy(text, modes[number] ? "Enabled" : "Disabled");
+    strcpy(text, modes[selector] ? "Enabled" : "Disabled");
     put_text(text, failure);
 }
 
-static void query_mode(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_mode(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned mode = 0;
-    int failure = number == 'p' ? NVML(nvmlDeviceGetPersistenceMode, gpu, &mode) : NVML(nvmlDeviceGetComputeMode, gpu, &mode);
+    int failure = selector == 'p' ? NVML(nvmlDeviceGetPersistenceMode, gpu, &mode) : NVML(nvmlDeviceGetComputeMode, gpu, &mode);
     static const char *const compute_modes[] = {"Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process"};
-    strcpy(text, number == 'p' ? mode ? "Enabled" : "Disabled" : compute_modes[mode & 3]);
+    strcpy(text, selector == 'p' ? mode ? "Enabled" : "Disabled" : compute_modes[mode & 3]);
     put_text(text, failure);
 }
 
-static void query_nothing(nvml_handle gpu, int number, char text[SMI_TEXT])
+static void query_nothing(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
-    (void)gpu, (void)number;
+    (void)gpu, (void)selector;
     strcpy(text, "[N/A]");
 }
 
 static const struct field {
     const char *name, *unit;
-    query *ask;
-    int number;
+    query *read;
+    int selector;
 } fields[] = {
     {"timestamp", "", query_time, 0},
     {"driver_version", "", query_text, 'd'},
@@ -256,7 +256,7 @@ bool smi_query_gpu(const char *name, const struct smi_gpu *gpu, char text[SMI_TE
 {
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
         if (strcmp(fields[i].name, name) == 0) {
-            fields[i].ask(gpu->handle, fields[i].number, text);
+            fields[i].read(gpu->handle, fields[i].selector, text);
             *unit = fields[i].unit;
             return true;
         }

@@ -13,7 +13,7 @@ static const char *field(const char *name, const struct smi_gpu *gpu, char text[
     return text;
 }
 
-/* The MIG instance of the GPU at a place; false if there is none. */
+/* Finds the MIG instance at an index of the GPU. Returns false if there is none. */
 static bool find_instance(nvml_handle gpu, unsigned place, nvml_handle *instance)
 {
     return NVML(nvmlDeviceGetMigDeviceHandleByIndex, gpu, place, instance) == NVML_OK;
@@ -39,22 +39,22 @@ int smi_list(void)
     return 0;
 }
 
-/* A line of the table: text and the rest of the width, within bars. */
+/* Prints a line of the table: text, padded to the width, between bars. */
 static void line(const char *text)
 {
     enum { WIDTH = 92 };
     printf("|%-*.*s|\n", WIDTH, WIDTH, text);
 }
 
-static void rule(char kind)
+static void rule(char character)
 {
     putchar('+');
     for (int i = 0; i < 92; i++)
-        putchar(kind);
+        putchar(character);
     puts("+");
 }
 
-/* The names of the figures in the two lines of a GPU. */
+/* The fields in the two lines of a GPU. */
 enum { NAME, PERSISTENCE, BUS, FAN, TEMPERATURE, STATE, DRAW, LIMIT, USED, TOTAL, BUSY, FIGURES };
 static const char *const figures[FIGURES] = {"name",       "persistence_mode", "pci.bus_id",   "fan.speed",
                                              "temperature.gpu", "pstate",      "power.draw",   "power.limit",
@@ -62,15 +62,15 @@ static const char *const figures[FIGURES] = {"name",       "persistence_mode", "
 
 static void describe(const struct smi_gpu *gpu)
 {
-    char found[FIGURES][SMI_TEXT], text[SMI_TEXT];
+    char values[FIGURES][SMI_TEXT], text[SMI_TEXT];
     for (int i = 0; i < FIGURES; i++)
-        field(figures[i], gpu, found[i]);
-    snprintf(text, sizeof text, " %3u  %-34.34s %3s | %16.16s %5s | %20s", gpu->index, found[NAME],
-             found[PERSISTENCE][0] == 'E' ? "On" : "Off", found[BUS], "Off", "N/A");
+        field(figures[i], gpu, values[i]);
+    snprintf(text, sizeof text, " %3u  %-34.34s %3s | %16.16s %5s | %20s", gpu->index, values[NAME],
+             values[PERSISTENCE][0] == 'E' ? "On" : "Off", values[BUS], "Off", "N/A");
     line(text);
     snprintf(text, sizeof text, " %3.3s%%   %4.4sC  %-4.4s    %8.8sW / %8.8sW | %7.7sMiB / %7.7sMiB | %4.4s%%      Default",
-             found[FAN], found[TEMPERATURE], found[STATE], found[DRAW], found[LIMIT], found[USED], found[TOTAL],
-             found[BUSY]);
+             values[FAN], values[TEMPERATURE], values[STATE], values[DRAW], values[LIMIT], values[USED], values[TOTAL],
+             values[BUSY]);
     line(text);
 }
 

@@ -17,20 +17,32 @@
 
 #include "config.h"
 
-enum { MAX_ROWS = 4096 };
+static const char magic[8] = "ACCSIM\n";
+enum { VERSION = 1, MAX_ROWS = 4096 };
 
 /* A row is free while its pid is 0. Writers hold the lock; readers do not need it. */
 struct row {
     _Atomic pid_t pid;
-    _Atomic uint64_t image; /* what the process runs: exec begins another one, which holds no memory */
+    _Atomic uint64_t image; /* identifies the program: exec starts another one, which holds no memory */
     _Atomic int gpu;
     _Atomic int instance;
     _Atomic int contexts;
     _Atomic uint64_t memory;
 };
 
+/* The part of the configuration that the rows depend on. All processes of a machine must agree on it. */
+struct machine {
+    int gpu_count;
+    struct {
+        uint64_t memory;
+        int instances;
+    } gpus[SIM_MAX_GPUS];
+};
+
 struct sim_state {
-    _Atomic int is_ready;
+    char magic[8]; /* written last, when the state is ready */
+    uint32_t version, size;
+    struct machine machine;
     pthread_mutex_t lock;
     _Atomic int row_count; /* rows at or above it were never used */
     struct row rows[MAX_ROWS];
@@ -40,10 +52,21 @@ static struct sim_state own_state;
 static struct sim_state *opened;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
+static struct machine this_machine(void)
+{
+    const struct sim_config *config = sim_config();
+    struct machine machine;
+    memset(&machine, 0, sizeof machine); /* also the padding, for memcmp */
+    machine.gpu_count = config->gpu_count;
+    for (int i = 0; i < config->gpu_count; i++) {
+        machine.gpus[i].memory = config->gpus[i].memory;
+        machine.gpus[i].instances = config->gpus[i].instances;
+    }
+    return machine;
+}
+
 static void prepare(struct sim_state *state)
 {
-    if (state->is_ready)
-        return;
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
@@ -51,7 +74,10 @@ static void prepare(struct sim_state *state)
     pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&state->lock, &attributes);
     pthread_mutexattr_destroy(&attributes);
-    state->is_ready = 1;
+    state->machine = this_machine();
+    state->version = VERSION;
+    state->size = sizeof *state;
+    memcpy(state->magic, magic, sizeof magic);
 }
 
 static const char *state_path(void)
@@ -60,30 +86,71 @@ static const char *state_path(void)
     return path && *path ? path : NULL;
 }
 
-static struct sim_state *map_file(const char *path)
+/* Why the file cannot hold this machine's state, or NULL. */
+static const char *find_problem(const struct sim_state *state)
 {
-    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    if (file < 0)
-        return NULL;
+    struct machine machine = this_machine();
+    if (memcmp(state->magic, magic, sizeof magic) != 0)
+        return "it is another program's file";
+    if (state->version != VERSION || state->size != sizeof *state)
+        return "it is from another version of accelerator";
+    if (memcmp(&state->machine, &machine, sizeof machine) != 0)
+        return "it belongs to a machine with other GPUs, MIG instances or memory sizes";
+    return NULL;
+}
 
-    struct sim_state *state = MAP_FAILED;
+/* Maps a new state or one of the same machine, and changes no other file. The caller holds the file's lock. */
+static const char *map_locked(int file, struct sim_state **state)
+{
+    struct stat status;
+    if (fstat(file, &status) != 0)
+        return strerror(errno);
+    if (!S_ISREG(status.st_mode))
+        return "it is not a regular file";
+    bool is_new = status.st_size == 0;
+    if (!is_new && status.st_size < (off_t)sizeof **state)
+        return "it is another program's file";
+    if (is_new && ftruncate(file, sizeof **state) != 0)
+        return strerror(errno);
+    *state = mmap(NULL, sizeof **state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (*state == MAP_FAILED)
+        return strerror(errno);
+    /* A process may have been killed between ftruncate and prepare. */
+    static const char no_magic[sizeof magic];
+    if (is_new || (status.st_size == sizeof **state && memcmp((*state)->magic, no_magic, sizeof no_magic) == 0))
+        prepare(*state);
+    const char *problem = find_problem(*state);
+    if (problem)
+        munmap(*state, sizeof **state);
+    return problem;
+}
+
+static const char *map_file(const char *path, struct sim_state **state)
+{
+    /* O_NONBLOCK: opening a FIFO must not wait for its other end. */
+    int file = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    if (file < 0)
+        return errno == ELOOP ? "it is a symbolic link" : strerror(errno);
     flock(file, LOCK_EX);
-    if (ftruncate(file, sizeof *state) == 0)
-        state = mmap(NULL, sizeof *state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (state != MAP_FAILED)
-        prepare(state);
+    const char *problem = map_locked(file, state);
     flock(file, LOCK_UN);
     close(file);
-    return state == MAP_FAILED ? NULL : state;
+    return problem;
 }
 
 struct sim_state *sim_state_open(void)
 {
+    static bool is_reported;
+    const char *problem = NULL;
     pthread_mutex_lock(&opening);
     if (!opened && state_path()) {
-        opened = map_file(state_path());
-        if (!opened)
-            fprintf(stderr, "accelerator: the state of the simulated machine cannot be kept in %s\n", state_path());
+        struct sim_state *state;
+        problem = map_file(state_path(), &state);
+        if (!problem)
+            opened = state;
+        else if (!is_reported)
+            fprintf(stderr, "accelerator: the state of the simulated machine cannot be kept in %s: %s\n", state_path(), problem);
+        is_reported = problem != NULL;
     } else if (!opened) {
         prepare(&own_state);
         opened = &own_state;
@@ -116,10 +183,9 @@ static void unlock(struct sim_state *state)
     pthread_mutex_unlock(&state->lock);
 }
 
-/* Reads what the kernel says of a process: false if there is none. A process that ended but was not waited for yet counts
- * as none. `image` tells programs apart that one process runs one after the other, by where its code and its stack lie; 0
- * if that may not be known. */
-static bool look_at_process(pid_t pid, uint64_t *image)
+/* Returns false if the process does not exist or is a zombie. `image` identifies the program by the addresses of its code
+ * and stack, because exec keeps the process id; it is 0 without the permission to read them. */
+static bool read_process(pid_t pid, uint64_t *image)
 {
     char path[32], text[1024];
     *image = 0;
@@ -138,9 +204,9 @@ static bool look_at_process(pid_t pid, uint64_t *image)
     if (field[2] == 'Z' || field[2] == 'X')
         return false;
     uint64_t code_start = 0, stack_start = 0; /* fields 26 and 28 */
-    for (int number = 3; number <= 28 && field && (field = strchr(field + 1, ' ')); number++) {
-        code_start = number == 26 ? strtoull(field, NULL, 10) : code_start;
-        stack_start = number == 28 ? strtoull(field, NULL, 10) : stack_start;
+    for (int position = 3; position <= 28 && field && (field = strchr(field + 1, ' ')); position++) {
+        code_start = position == 26 ? strtoull(field, NULL, 10) : code_start;
+        stack_start = position == 28 ? strtoull(field, NULL, 10) : stack_start;
     }
     *image = stack_start ? stack_start ^ code_start << 1 : 0;
     return true;
@@ -149,10 +215,10 @@ static bool look_at_process(pid_t pid, uint64_t *image)
 static uint64_t own_image(void)
 {
     static _Atomic uint64_t image; /* a forked child has the same */
-    uint64_t found = image;
-    if (found == 0 && look_at_process(getpid(), &found))
-        image = found;
-    return found;
+    uint64_t own = image;
+    if (own == 0 && read_process(getpid(), &own))
+        image = own;
+    return own;
 }
 
 static bool is_alive(const struct row *row)
@@ -160,7 +226,7 @@ static bool is_alive(const struct row *row)
     uint64_t image;
     if (row->pid == getpid())
         return row->image == own_image();
-    return look_at_process(row->pid, &image) && (image == 0 || row->image == 0 || image == row->image);
+    return read_process(row->pid, &image) && (image == 0 || row->image == 0 || image == row->image);
 }
 
 static bool row_matches(const struct row *row, int gpu, int instance)
@@ -199,7 +265,7 @@ static struct row *claim(struct sim_state *state, int gpu, int instance)
     return row;
 }
 
-/* The row of this process, or NULL: there is none before it was charged, and none after it has left. */
+/* Returns NULL before the process is first charged and after it has dropped its rows. */
 static struct row *find_own_row(struct sim_state *state, int gpu, int instance)
 {
     pid_t self = getpid();
@@ -221,7 +287,7 @@ static struct row *own_row(struct sim_state *state, int gpu, int instance)
     return row;
 }
 
-/* What is recorded, dead processes included. */
+/* Sums the recorded memory, including that of ended processes. */
 static uint64_t recorded(struct sim_state *state, int gpu, int instance)
 {
     uint64_t sum = 0;
@@ -265,7 +331,7 @@ void sim_state_add_context(struct sim_state *state, int gpu, int instance, int c
     unlock(state);
 }
 
-void sim_state_forget_self(struct sim_state *state)
+void sim_state_drop_self(struct sim_state *state)
 {
     pid_t self = getpid();
     lock(state);

@@ -1,7 +1,7 @@
 /* CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, as the driver reads them.
  *
- * Where the CUDA guide leaves the grammar open (repeats, mixed kinds, blanks before UUIDs), this follows the reading of
- * PyTorch's own parser. */
+ * The CUDA guide leaves some of the grammar open: repeats, mixed types, blanks before UUIDs. These cases follow PyTorch's
+ * own parser. */
 #define _GNU_SOURCE
 #include <limits.h>
 #include <stdio.h>
@@ -41,7 +41,7 @@ static void free_entries(struct entries *entries)
     free(entries->text);
 }
 
-/* Fills in the physical GPUs in the order in which CUDA numbers them. */
+/* Fills in the physical GPUs in CUDA's order. */
 static int cuda_order(int order[SIM_MAX_GPUS])
 {
     const struct sim_config *config = sim_config();
@@ -91,8 +91,8 @@ static bool names(const char *entry, int gpu, int instance)
     return has_prefix(uuid, entry) || (instance != SIM_WHOLE_GPU && is_old_instance_name(entry, gpu, instance));
 }
 
-/* Finds the one GPU, or with `mig` the one instance, that the entry abbreviates. */
-static bool find_by_uuid(const char *entry, bool mig, struct visible_device *found)
+/* Finds the only GPU, or with `mig` the only instance, whose UUID begins with the entry. */
+static bool find_by_uuid(const char *entry, bool mig, struct visible_device *device)
 {
     int matches = 0;
     for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++) {
@@ -100,7 +100,7 @@ static bool find_by_uuid(const char *entry, bool mig, struct visible_device *fou
         int last = mig ? sim_config()->gpus[gpu].instances - 1 : SIM_WHOLE_GPU;
         for (int instance = first; instance <= last; instance++)
             if (names(entry, gpu, instance)) {
-                *found = (struct visible_device){gpu, instance};
+                *device = (struct visible_device){gpu, instance};
                 matches++;
             }
     }
@@ -115,7 +115,7 @@ static bool contains(const struct list *list, struct visible_device device)
     return false;
 }
 
-/* A list of UUIDs ends at the first entry of another kind; the same text twice, or the same device, empties it. */
+/* A list of UUIDs ends at the first entry of another type; the same text or device twice empties it. */
 static void read_uuids(const struct entries *entries, const char *prefix, struct list *list)
 {
     bool mig = prefix[0] == 'M';
@@ -125,8 +125,8 @@ static void read_uuids(const struct entries *entries, const char *prefix, struct
             if (strcmp(entries->items[i], entries->items[usable]) == 0)
                 return;
 
-    struct visible_device seen[SIM_MAX_GPUS * SIM_MAX_INSTANCES];
-    struct list named = {seen, 0};
+    struct visible_device matched[SIM_MAX_GPUS * SIM_MAX_INSTANCES];
+    struct list named = {matched, 0};
     for (int i = 0; i < usable; i++) {
         struct visible_device device;
         if (!find_by_uuid(entries->items[i], mig, &device))
@@ -145,7 +145,7 @@ static void read_uuids(const struct entries *entries, const char *prefix, struct
     }
 }
 
-/* Reads like strtol, but for blanks, of which only ASCII ones count. Returns -1 for what ends the list. */
+/* Reads like strtol, but skips only ASCII blanks. Returns -1 for an entry that ends the list. */
 static long read_ordinal(const char *entry)
 {
     entry += strspn(entry, " \t\n\v\f\r");
@@ -162,7 +162,7 @@ static long read_ordinal(const char *entry)
     return negative && value != 0 ? -1 : value;
 }
 
-/* A list of ordinals ends at the first that is none; a repeated value empties it, even if no GPU has that number. */
+/* A list of ordinals ends at the first entry that is not one. A repeated value empties it, even a value beyond the GPUs. */
 static void read_ordinals(const struct entries *entries, const int *order, int gpu_count, struct list *list)
 {
     long *values = calloc((size_t)entries->count, sizeof *values);
@@ -203,11 +203,11 @@ static void apply_mig_rule(struct list *list)
         }
 }
 
-int visible_devices(struct visible_device found[SIM_MAX_GPUS])
+int visible_devices(struct visible_device visible[SIM_MAX_GPUS])
 {
     int order[SIM_MAX_GPUS];
     int gpu_count = cuda_order(order);
-    struct list list = {found, 0};
+    struct list list = {visible, 0};
 
     const char *value = getenv("CUDA_VISIBLE_DEVICES");
     if (value)

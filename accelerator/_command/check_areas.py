@@ -1,0 +1,215 @@
+"""The areas that ``check`` exercises, each through the public names; one function an area.
+
+An area returns what it measured, in a few words, and raises ``Wrong`` if a result is not what it must be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from . import acc
+
+
+class Wrong(Exception):
+    """A result is not what it must be."""
+
+
+def expect(condition: object, what: str) -> None:
+    """Raise unless the condition holds; ``python -O`` does not switch it off."""
+    if not condition:
+        raise Wrong(what)
+
+
+def discovery() -> str:
+    visible = acc.visible_devices()
+    expect(acc.is_available() == (acc.unavailable_reason() is None), "is_available() and unavailable_reason() disagree")
+    expect(len(visible) == acc.device_count(), f"{len(visible)} visible devices, but device_count() is {acc.device_count()}")
+    expect([device.index for device in visible] == list(range(len(visible))), "visible devices are not numbered in order")
+    return f"{len(visible)} visible, driver {acc.driver_version() or 'none'}"
+
+
+def launching() -> str:
+    name = acc.visible_devices_envs()[0]
+    environment = acc.set_visible_devices_envs({name: "3,5"}, [1])
+    expect(environment[name] == "5", f"device 1 of '3,5' became {environment[name]!r}")
+    backend = acc.communication_backend_name()
+    version = acc.communication_backend_version()
+    return backend if version is None else f"{backend} {'.'.join(map(str, version))}"
+
+
+def fork() -> str:
+    if not hasattr(os, "fork"):
+        return "not on this platform"
+    expect(acc.is_fork_safe(), "the queries so far have made fork unsafe")
+    child = os.fork()
+    if child == 0:
+        is_bad = True
+        try:
+            is_bad = acc.is_in_bad_fork()
+        finally:  # the child must not go on as a second check
+            os._exit(is_bad)
+    expect(os.waitpid(child, 0)[1] == 0, "a child forked after all these queries could not use the accelerator")
+    return "safe after all these queries"
+
+
+def monitoring(index: int) -> str:
+    telemetry = acc.telemetry(index)
+    known = [field for field, value in zip(acc.Telemetry._fields, telemetry, strict=True) if value is not None]
+    expect(telemetry.device_memory_used is None or telemetry.device_memory_used >= 0, "negative memory used")
+    return f"{len(known)} of {len(acc.Telemetry._fields)} fields"
+
+
+def devices_in_turn(indices: Sequence[int]) -> str:
+    first = acc.current_device_index()
+    for index in indices:
+        with acc.device_index(index):
+            expect(acc.current_device_index() == index, f"device_index({index}) did not make it the current device")
+            with acc.device_index(indices[0]):
+                expect(acc.current_device_index() == indices[0], "nested device_index() did not change the device")
+            expect(acc.current_device_index() == index, "nested device_index() did not restore the device")
+            expect(len(acc.get_device_capability(index)["supported_dtypes"]) > 0, "no supported dtype")
+    expect(acc.current_device_index() == first, "device_index() did not restore the current device")
+    return f"{len(indices)} in turn"
+
+
+def streams(index: int) -> str:
+    before = acc.current_stream()
+    expect(isinstance(before, acc.Stream), "the current stream is not an acc.Stream")
+    stream = acc.Stream()
+    acc.set_stream(stream)
+    expect(acc.current_stream() == stream, "set_stream() did not make the stream the current one")
+    start, end = acc.Event(enable_timing=True), acc.Event(enable_timing=True)
+    start.record(stream)
+    end.record(stream)
+    acc.synchronize()
+    elapsed = start.elapsed_time(end)
+    acc.set_stream(before)
+    expect(elapsed >= 0 and end.query(), "events are out of order")
+    return f"two events {elapsed:.3f} ms apart"
+
+
+def memory(index: int) -> str:
+    import torch
+
+    device = acc.device(index)
+    before = acc.memory_allocated()
+    tensor = torch.empty(2**20, dtype=torch.uint8, device=device)
+    growth = acc.memory_allocated() - before
+    free, total = acc.get_memory_info()
+    expect(
+        growth == (0 if device.type == "cpu" else tensor.numel()), f"a tensor of 1 MiB changed memory_allocated() by {growth}"
+    )
+    expect(0 <= free <= total, f"{free} bytes free of {total}")
+    del tensor
+    acc.empty_cache()
+    expect(acc.memory_allocated() == before, "memory_allocated() did not go back")
+    return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+
+
+def arithmetic(index: int) -> str:
+    import torch
+
+    ones, matrix = torch.ones(8, 8), torch.arange(64.0).reshape(8, 8)
+    if not _computes(index):
+        return "not computed on these simulated GPUs"
+    device = acc.device(index)
+    product = (ones.to(device) @ matrix.to(device)).relu().cpu()
+    expect(product.equal((ones @ matrix).relu()), "a matrix product differs from the CPU's")
+    return "a matrix product equals the CPU's"
+
+
+def _computes(index: int) -> bool:
+    """Whether kernels compute; simulated GPUs may be started without."""
+    import torch
+
+    return not acc.simulation.is_simulated() or torch.full((3,), 7.0, device=acc.device(index)).tolist() == [7.0] * 3
+
+
+def random(index: int) -> str:
+    before = acc.get_rng_state(index)
+    acc.manual_seed_all(7)
+    expect(acc.initial_seed() == 7, f"after manual_seed_all(7) initial_seed() is {acc.initial_seed()}")
+    seeded = acc.get_rng_state()
+    with acc.fork_rng():
+        acc.manual_seed(8)
+        expect(not seeded.equal(acc.get_rng_state()), "another seed gave the same state")
+    expect(seeded.equal(acc.get_rng_state()), "fork_rng() did not restore the state")
+    acc.set_rng_state(before, index)
+    expect(before.equal(acc.get_rng_state()), "set_rng_state() did not restore the state")
+    return "seeded and restored"
+
+
+def dtypes(index: int) -> str:
+    supported = acc.supported_dtypes()
+    expect(supported, "no dtype to train in")
+    return ", ".join(str(dtype).removeprefix("torch.") for dtype in supported)
+
+
+def tensors(index: int) -> str:
+    import torch
+
+    tensor = acc.FloatTensor([1.0, 2.0])
+    expect(acc.on_accelerator(tensor), "FloatTensor() is not on the device")
+    expect(tensor.cpu().tolist() == [1.0, 2.0], "FloatTensor() does not hold its data")
+    pinned = acc.pin_memory(torch.ones(16))
+    expect(acc.is_pinned(pinned) == acc.is_available(), "pin_memory() did not pin")
+    return "typed and pinned"
+
+
+def graphs(index: int) -> str:
+    import torch
+
+    if not acc.is_available():
+        return "not on the CPU"
+    device = acc.device(index)
+    source, target = torch.zeros(8, dtype=torch.uint8), torch.empty(8, dtype=torch.uint8, device=device)
+    source = source.pin_memory()
+    graph = acc.Graph()
+    before = acc.current_stream()
+    acc.set_stream(acc.Stream())
+    with graph:
+        target.copy_(source, non_blocking=True)
+    acc.set_stream(before)
+    source.fill_(7)
+    graph.replay()
+    acc.synchronize()
+    expect(target.cpu().tolist() == [7] * 8, "a replayed copy did not copy")
+    return "a captured copy replayed"
+
+
+def profiling() -> str:
+    with acc.annotate("accelerator check"):
+        acc.range_push("inner")
+        acc.range_pop()
+    return "ranges pushed and popped"
+
+
+def extensions() -> str:
+    # A package of builders may print while it is imported.
+    with contextlib.redirect_stdout(io.StringIO()):
+        builder = acc.get_op_builder("NoSuchBuilder")
+    expect(builder is None, "get_op_builder() returned a builder for an unknown name")
+    package = acc.op_builder_dir()
+    # get_op_builder() has imported the package if it exists.
+    return f"op builders in {package}" if package in sys.modules else "registered op builders only"
+
+
+def checkpointing(index: int) -> str:
+    import torch
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        return (x.sin() * 2).exp()
+
+    inputs = [acc.FloatTensor([0.1, 0.2]).requires_grad_() for _ in range(2)]
+    torch.autograd.backward(layer(inputs[0]).sum())
+    torch.autograd.backward(acc.checkpointing.checkpoint(layer, inputs[1]).sum())
+    plain, recomputed = inputs[0].grad, inputs[1].grad
+    expect(plain is not None and recomputed is not None, "backward left no gradient")
+    if not _computes(index):
+        return "a gradient"
+    expect(torch.equal(plain, recomputed), f"gradients differ: {recomputed}, without checkpointing {plain}")  # type: ignore[arg-type]
+    return "a gradient equal to the one without checkpointing"

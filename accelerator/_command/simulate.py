@@ -1,0 +1,204 @@
+"""The command line of ``python -m accelerator simulate``: run a command on a simulated machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..simulation import _build, environment
+from ..simulation._run import run
+from . import terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_USAGE = 2
+
+_DESCRIPTION = """\
+Run COMMAND on a machine with simulated GPUs, under the real CUDA build of
+torch.
+
+torch's ops compute, on the CPU and in the simulated memory. torch.compile
+generates code for the CPU that runs on that memory, and Triton kernels run in
+Triton's interpreter. An op that is not simulated raises NotImplementedError.
+Other compiled kernels (an extension, cupy, numba) fail and are named."""
+_EPILOG = """\
+Options that take a value for each GPU separate the values by commas (names do
+not) or are repeated; the last value repeats:
+  python -m accelerator simulate --gpus 4 --memory 80GiB,24GiB -- pytest
+A machine without any NVIDIA driver: --driver absent --nvml absent
+
+The exit status is COMMAND's: 128 + N if signal N ended it, 126 if it is not
+executable, 127 if it was not found. It is 2 on wrong usage or if GPUs cannot be
+simulated here: this takes Linux on x86-64, a torch built for CUDA, and a C
+compiler the first time."""
+
+
+def main(argv: list[str]) -> int:
+    """Run a command on a simulated machine.
+
+    Args:
+        argv: What follows ``python -m accelerator simulate`` on the command line.
+
+    Returns:
+        The command's exit status, 128 + N if signal N ended it; 126 or 127 if it cannot be started, as a shell does;
+        2 if the usage is wrong or GPUs cannot be simulated here.
+
+    Example:
+        >>> from accelerator._command.simulate import main
+        >>> main(["--gpus", "2", "--", "true"])
+        0
+    """
+    parser = _parser()
+    try:
+        options = parser.parse_args(argv)
+        command: list[str] = options.command
+        if command[:1] == ["--"]:
+            del command[0]
+        if options.build is not None:
+            if command:
+                parser.error("--build takes no command")
+            return _build_into(options.build)
+        if not command or not command[0]:
+            parser.error("no command: give one after --")
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    with tempfile.TemporaryDirectory(prefix="accelerator-simulation-") as directory:
+        try:
+            child = environment(
+                options.gpus,
+                memory=_split(options.memory or ["8GiB"]),
+                name=options.name or ["Simulated GPU"],
+                capability=_split(options.capability or ["9.0"]),
+                mig=[None if word == "off" else int(word) for word in _split(options.mig or ["off"])],
+                nvlink=_nvlink_groups(_split(options.nvlink or ["off"])),
+                numa=[int(word) for word in _split(options.numa or ["0"])],
+                driver=options.driver,
+                nvml=options.nvml,
+                compute=not options.no_compute,
+                fill=options.fill,
+                triton=not options.no_triton,
+                compile=options.compile,
+                state=Path(directory, "state"),
+            )
+        except ValueError as error:
+            return _report_error(str(error))
+        except RuntimeError as error:
+            return _report_error(f"cannot simulate GPUs: {error}")
+        return run(command, child)
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = terminal.Parser(
+        prog="python -m accelerator simulate",
+        usage="%(prog)s [OPTIONS] -- COMMAND...",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs, 0 included (1)")
+    add("--memory", action="append", metavar="SIZE", help="memory of a GPU, such as 512MiB (8GiB)")
+    add("--name", action="append", metavar="NAME", help='name of a GPU; repeat it for the next GPU ("Simulated GPU")')
+    add("--capability", action="append", metavar="X.Y", help="compute capability of a GPU (9.0)")
+    add("--mig", action="append", type=_mig, metavar="K", help="MIG instances of a GPU, or off (off)")
+    add("--nvlink", action="append", type=_nvlink, metavar="GROUP", help="group of GPUs linked by NVLink, all or off (off)")
+    add("--numa", action="append", type=_numa_nodes, metavar="NODE", help="NUMA node of a GPU (0)")
+    add(
+        "--driver",
+        choices=("present", "absent", "old", "broken"),
+        default="present",
+        metavar="STATE",
+        help="the CUDA driver: present, absent, old (older than torch needs) or broken (fails to start) (present)",
+    )
+    add(
+        "--nvml",
+        choices=("present", "absent", "broken", "mismatch"),
+        default="present",
+        metavar="STATE",
+        help="the NVML library: present, absent, broken (fails to start) or mismatch (with its kernel driver) (present)",
+    )
+    add("--no-compute", action="store_true", help="kernel launches succeed and compute nothing: to test device management")
+    add(
+        "--fill",
+        choices=("zero", "nan"),
+        default="zero",
+        help="content of new device memory; nan exposes reads of uninitialized memory (zero)",
+    )
+    add("--no-triton", action="store_true", help="launching a Triton kernel fails")
+    add(
+        "--compile",
+        choices=("cpp", "triton"),
+        default="cpp",
+        help="what torch.compile generates: C++ for the CPU, or the Triton code of a real GPU, which the interpreter runs "
+        "slowly (cpp)",
+    )
+    add(
+        "--build",
+        metavar="DIR",
+        help="compile the simulated libraries into DIR and run nothing; ACCELERATOR_SIM_LIBRARIES=DIR uses them",
+    )
+    add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
+    return parser
+
+
+def _mig(text: str) -> str:
+    """Check a value of --mig."""
+    if re.fullmatch(r"(off|[0-9]+)(,(off|[0-9]+))*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of instances or off")
+    return text
+
+
+def _nvlink(text: str) -> str:
+    """Check a value of --nvlink."""
+    if re.fullmatch(r"all|(off|[0-9]+)(,(off|[0-9]+))*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not all, off, or a group for each GPU")
+    return text
+
+
+def _nvlink_groups(words: Sequence[str]) -> bool | list[int | None]:
+    """Convert the values of --nvlink."""
+    if list(words) == ["all"]:
+        return True
+    if "all" in words:
+        raise ValueError("nvlink must be all, or off or a group for each GPU, not both")
+    return [None if word == "off" else int(word) for word in words]
+
+
+def _numa_nodes(text: str) -> str:
+    """Check a value of --numa."""
+    if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a node for each GPU")
+    return text
+
+
+def _split(values: Sequence[str]) -> list[str]:
+    """Split values at commas."""
+    return [word.strip() for value in values for word in value.split(",")]
+
+
+def _build_into(directory: str) -> int:
+    """Compile the libraries for machines without a compiler."""
+    reason = _build.platform_problem()
+    if reason is not None:
+        return _report_error(f"cannot simulate GPUs: {reason}")
+    try:
+        print(_build.build(Path(os.path.abspath(directory))))
+    except (OSError, RuntimeError) as error:
+        return _report_error(f"cannot build into {directory}: {error}")
+    return 0
+
+
+def _report_error(message: str) -> int:
+    """Print one line that says what is wrong, and return the exit status."""
+    print(f"python -m accelerator simulate: {message}", file=sys.stderr)
+    return _USAGE

@@ -1,0 +1,78 @@
+"""First imports that a fork can wait for.
+
+CPython locks a module while it is imported. A child forked meanwhile would inherit the lock of a thread that is gone, and its
+own import of that module would never return. So a fork waits until the present import is done, for a moment at most. A query
+imports one module at a time, and passes a gate before each; a waiting fork closes the gate.
+"""
+
+from __future__ import annotations
+
+from _thread import RLock  # importing threading takes longer than all of this module
+from time import monotonic
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_FORK_WAITS_S = 0.1
+
+_importing, _gate = RLock(), RLock()
+
+# What the first query imports, each module after those that it imports itself, so that no step takes long.
+_FIRST = (
+    *("collections", "functools", "contextlib", "enum", "re", "typing", "json", "threading", "importlib.util"),
+    *("._machine.driver_child", "._machine.grammar", "._machine.discovery_result", "._machine.nvml", "._machine.probe"),
+    *("._machine.telemetry", "._machine.torch_build", "._machine.cuda", "._machine.amdsmi", "._machine.rocm"),
+    *(
+        "._machine.environment",
+        "._machine.discovery_cache",
+        "._machine.host_memory",
+        "._machine.description",
+        "._machine.device_argument",
+    ),
+    *("._machine.usability", "._machine.dynamo", "._machine.torch_runtime", ".discovery"),
+)
+
+
+def import_public(name: str, package: str) -> Any:
+    """Import a module of public functions; only for modules that do not import torch, which takes longer than a fork waits."""
+    return import_modules(*_FIRST, f".{name}", package=package)
+
+
+def import_modules(*names: str, package: str | None = None) -> Any:
+    """Import modules one after the other and return the last; a fork waits for one of them at most."""
+    module: Any = None
+    for name in names:
+        with _gate:
+            pass
+        with _importing:
+            from importlib import import_module
+
+            module = import_module(name, package)
+    return module
+
+
+def before_fork() -> None:
+    """Close the gate and wait for the present import."""
+    until = monotonic() + _FORK_WAITS_S
+    _gate.acquire(timeout=_FORK_WAITS_S)
+    _importing.acquire(timeout=max(until - monotonic(), 0))
+
+
+def after_fork_in_parent() -> None:
+    """Open the gate again."""
+    _release(_importing)
+    _release(_gate)
+
+
+def reset_after_fork() -> None:
+    """Replace the locks in a forked child."""
+    global _importing, _gate
+    _importing, _gate = RLock(), RLock()
+
+
+def _release(lock: Any) -> None:
+    try:
+        lock.release()
+    except RuntimeError:  # this thread did not acquire it in time
+        pass

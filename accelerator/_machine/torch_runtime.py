@@ -1,0 +1,59 @@
+"""What queries read from an initialized runtime, through the public functions of the torch that is already imported.
+
+``_torch`` has nothing to register: only an imported torch can be initialized, and its public functions are enough. Callers
+check ``process.is_initialized()`` first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import process
+from .discovery_result import NotSupported
+
+
+def current_index() -> int:
+    """The index of the current device."""
+    index: int = _torch().accelerator.current_device_index()
+    return index
+
+
+def memory_info(index: int) -> tuple[int, int]:
+    """Free and total bytes of a device: from torch's generic function, else from that of the accelerator's module.
+
+    Raises:
+        NotSupported: if this torch has neither for this accelerator.
+    """
+    torch, module = _torch(), process.torch_device_module()
+    own = getattr(module, "mem_get_info", None) or getattr(getattr(module, "memory", None), "mem_get_info", None)
+    figures = _call(getattr(torch.accelerator, "get_memory_info", None), index) or _call(own, index)
+    if figures is None:
+        device_type = process.torch_accelerator_type()
+        raise NotSupported(f"torch {torch.__version__} does not report the memory of {device_type} devices")
+    return figures
+
+
+def _call(function: Callable[[int], tuple[int, int]] | None, index: int) -> tuple[int, int] | None:
+    """What a memory function returns; None if torch lacks it, or the backend behind it does not have it."""
+    if function is None:
+        return None
+    try:
+        free, total = function(index)
+    except RuntimeError as error:
+        # A backend without an allocator that torch knows, or whose allocator has no such figure.
+        if isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error):
+            return None
+        raise
+    return free, total
+
+
+def is_integrated(index: int) -> bool:
+    """Whether a device shares the host's memory; False if its properties do not say."""
+    properties = getattr(process.torch_device_module(), "get_device_properties", None)
+    return bool(properties and getattr(properties(index), "is_integrated", False))
+
+
+def _torch() -> Any:
+    return sys.modules["torch"]

@@ -1,0 +1,149 @@
+"""Ops that run on the simulated GPU inside code that was compiled for the CPU.
+
+Such an op has the schema of a CUDA op and takes CPU tensors. It calls the CUDA op on CUDA tensors over the same memory and
+copies the results. It is used for random ops, which draw from the GPU's generator, for ops without a CPU kernel, for
+collectives, and for ops of other libraries, whose CUDA kernel may differ from their CPU kernel.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from .._kernels import capture
+
+__all__ = ["NAMESPACE", "device_op", "library", "run_on_device", "runs_on_device"]
+
+NAMESPACE = "simulated_gpu"
+_COMPILED_NAMESPACES = ("prims", "inductor", "_inductor_test", "quantized_decomposed", NAMESPACE)
+_COLLECTIVES = ("_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+_DROPOUT_PROBABILITIES = ("dropout_p", "p")
+
+_library: Any = None  # made at first use
+_ops: dict[str, Any] = {}
+
+
+def runs_on_device(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether an op of a graph runs on the simulated GPU."""
+    if not isinstance(op, torch._ops.OpOverload):
+        return False
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return not _draws_nothing(op, args, kwargs) or not _has_cpu_kernel(op)
+    if op.namespace == "aten":
+        return not _has_cpu_kernel(op)
+    return op.namespace not in _COMPILED_NAMESPACES and op._opname != "wait_tensor"
+
+
+def _has_cpu_kernel(op: Any) -> bool:
+    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
+
+
+def _draws_nothing(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether an op draws random numbers only for dropout, and its probability is zero."""
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.name in _DROPOUT_PROBABILITIES:
+            value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+            return isinstance(value, float) and value == 0.0 and "attention" in op.name()
+    return False
+
+
+def library() -> Any:
+    """Return the library of the device ops."""
+    global _library
+    if _library is None:
+        make: Any = torch.library.Library
+        _library = make(NAMESPACE, "FRAGMENT")
+    return _library
+
+
+def device_op(op: Any, index: int) -> Any:
+    """Return the op that runs a CUDA op on a GPU and takes and returns CPU tensors."""
+    name = re.sub(r"\W+", "_", f"{op.name()}_{index}")
+    if name not in _ops:
+        schema = str(op._schema)
+        function = _waiting(op) if op.namespace in _COLLECTIVES else op
+        if op.namespace == "aten":
+            function = _with_strides(op)
+        library().define(name + schema[schema.index("(") :], tags=tuple(op.tags))
+        library().impl(name, run_on_device(function, torch.device("cuda", index), op.name()), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", op, lib=library())
+        _ops[name] = getattr(torch.ops.simulated_gpu, name).default
+    return _ops[name]
+
+
+def _waiting(op: Any) -> Callable[..., Any]:
+    """Return a collective that waits for its results."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return pytree.tree_map_only(torch.Tensor, torch.ops._c10d_functional.wait_tensor, op(*args, **kwargs))
+
+    return run
+
+
+def _with_strides(op: Any) -> Callable[..., Any]:
+    """Return an op whose results have the strides that its meta kernel says, which compiled code relies on."""
+    known: dict[Any, list[Any]] = {}
+
+    def describe(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.size(), value.stride(), value.dtype
+        return value if isinstance(value, Hashable) else None
+
+    def to_meta(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        return torch.device("meta") if isinstance(value, torch.device) else value
+
+    def strides(args: Any, kwargs: Any) -> list[Any]:
+        key = tuple(map(describe, pytree.tree_leaves((args, kwargs))))
+        if key not in known:
+            try:
+                meta_args, meta_kwargs = pytree.tree_map(to_meta, (args, kwargs))
+                results = pytree.tree_leaves(op(*meta_args, **meta_kwargs))
+            except NotImplementedError:  # no meta kernel
+                results = []
+            known[key] = [each.stride() if isinstance(each, torch.Tensor) else None for each in results]
+        return known[key]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        results, spec = pytree.tree_flatten(op(*args, **kwargs))
+        for position, stride in enumerate(strides(args, kwargs)):
+            result = results[position]
+            if isinstance(result, torch.Tensor) and stride is not None and result.stride() != stride:
+                results[position] = torch.empty_strided(result.size(), stride, dtype=result.dtype, device=result.device).copy_(
+                    result
+                )
+        return pytree.tree_unflatten(results, spec)
+
+    return run
+
+
+def run_on_device(function: Callable[..., Any], device: torch.device, name: str) -> Callable[..., Any]:
+    """Return a function that calls another one with CUDA tensors for its CPU tensors, and returns CPU tensors."""
+
+    def to_device(value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+            return _device_alias(value, device)
+        return device if isinstance(value, torch.device) else value
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.cuda.device(device):
+            if capture.captures.value and torch.cuda.is_current_stream_capturing():
+                raise NotImplementedError(f"{name} is not simulated in compiled code while a stream captures")
+            args, kwargs = pytree.tree_map(to_device, (args, kwargs))
+            return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, function(*args, **kwargs))
+
+    return run
+
+
+def _device_alias(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a CUDA tensor over the memory of a CPU tensor: simulated device memory is host memory."""
+    if not tensor.numel():
+        return tensor.to(device)
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), device, elements * tensor.element_size())
+    return torch.empty(0, dtype=tensor.dtype, device=device).set_(storage, 0, tensor.size(), tensor.stride())

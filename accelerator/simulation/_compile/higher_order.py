@@ -1,0 +1,130 @@
+"""Higher-order ops that run on the simulated GPU inside code that was compiled for the CPU.
+
+Inductor compiles flex_attention's backward only for GPUs, and the ops that save and restore random states would use the CPU's
+generator. Such a call becomes one op, which takes its tensors and sizes as lists and calls the higher-order op on CUDA tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.fx
+from torch.utils import _pytree as pytree
+
+from .device_ops import NAMESPACE, library, run_on_device
+
+__all__ = ["convert_higher_order", "let_generators_reach_device_ops"]
+
+_ON_DEVICE = ("flex_attention", "flex_attention_backward", "run_and_save_rng_state", "run_with_rng_state")
+_SCHEMA = "(Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
+
+_functions: set[str] = set()
+
+
+def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, index: int) -> bool:
+    """Replace a call of a higher-order op that runs on the device; return whether it was one."""
+    target: Any = node.target
+    if not isinstance(target, torch._ops.HigherOrderOperator) or target._name not in _ON_DEVICE:
+        return False
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    leaves = [getattr(module, leaf.target) if _is_graph(module, leaf) else leaf for leaf in leaves]
+    nodes = [leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)]
+    tensors = [each for each in nodes if isinstance(each.meta.get("val"), torch.Tensor)]
+    sizes = [each for each in nodes if each not in tensors]
+    results, results_spec = pytree.tree_flatten(node.meta["val"])
+    positions = [position for position, value in enumerate(results) if isinstance(value, torch.Tensor)]
+
+    def call(tensor_values: list[Any], size_values: list[Any]) -> list[Any]:
+        values = {each: value for each, value in zip([*tensors, *sizes], [*tensor_values, *size_values], strict=True)}
+        args, kwargs = pytree.tree_unflatten(
+            [values[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in leaves], spec
+        )
+        with _vmap_allowed():
+            return [leaf for leaf in pytree.tree_leaves(target(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
+
+    constants = [_describe(leaf) for leaf in leaves]
+    op = _define(f"{target._name}_{index}", repr((spec, constants)), call, torch.device("cuda", index))
+    graph = node.graph
+    with graph.inserting_before(node):
+        replacement = graph.call_function(op, (tensors, sizes))
+        replacement.meta = {**node.meta, "val": [results[position] for position in positions]}
+        items: list[Any] = list(results)
+        for number, position in enumerate(positions):
+            items[position] = graph.call_function(operator.getitem, (replacement, number))
+            items[position].meta = {"val": results[position]}
+    _replace(node, pytree.tree_unflatten(items, results_spec))
+    return True
+
+
+def _vmap_allowed() -> Any:
+    """Let vmap work, which flex_attention uses, also below a dispatch mode, which excludes the keys of vmap."""
+    excluded = torch._C._dispatch_tls_local_exclude_set()
+    for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched", "FuncTorchVmapMode"):
+        excluded = excluded.remove(getattr(torch._C.DispatchKey, name))
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+
+
+def _is_graph(module: torch.fx.GraphModule, leaf: Any) -> bool:
+    return (
+        isinstance(leaf, torch.fx.Node)
+        and leaf.op == "get_attr"
+        and isinstance(getattr(module, str(leaf.target), None), torch.fx.GraphModule)
+    )
+
+
+def _replace(node: torch.fx.Node, value: Any) -> None:
+    """Replace the items that a graph takes from a node's result by the nodes of a nested tuple, and erase the node."""
+    for user in list(node.users):
+        if not isinstance(value, (tuple, list)):
+            break
+        item = value[user.args[1]]  # type: ignore[index]  # pyright: ignore
+        if isinstance(item, torch.fx.Node):
+            user.replace_all_uses_with(item)
+            user.graph.erase_node(user)
+        else:
+            _replace(user, item)
+    if isinstance(value, torch.fx.Node):
+        node.replace_all_uses_with(value)
+    node.graph.erase_node(node)
+
+
+def _describe(leaf: Any) -> Any:
+    """Describe an argument for the op's name, which stands for its code in Inductor's cache."""
+    if isinstance(leaf, torch.fx.Node):
+        return "tensor" if isinstance(leaf.meta.get("val"), torch.Tensor) else "size"
+    if isinstance(leaf, torch.fx.GraphModule):
+        constants = [value.tolist() for value in (*leaf.parameters(), *leaf.buffers())]
+        return leaf.print_readable(print_output=False), constants
+    return repr(leaf)
+
+
+def _define(name: str, description: str, function: Callable[..., Any], device: torch.device) -> Any:
+    name += "_" + hashlib.sha256(description.encode()).hexdigest()[:16]
+    if name not in _functions:
+        library().define(name + _SCHEMA)
+        library().impl(name, run_on_device(function, device, name), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=library())
+        _functions.add(name)
+    return getattr(torch.ops.simulated_gpu, name).default
+
+
+def let_generators_reach_device_ops() -> None:
+    """Let the op that calls another one with a given generator state take device ops, whose tensors are the CPU's."""
+    from torch._prims import rng_prims
+
+    higher_order: Any = getattr(rng_prims, "graphsafe_run_with_rng_state", None)  # not in torch 2.6
+    if higher_order is None:
+        return
+    keys = torch._C.DispatchKey
+    original, on_cuda = higher_order.py_kernels[keys.BackendSelect], higher_order.py_kernels[keys.CUDA]
+
+    def select(op: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
+        function = on_cuda if getattr(op, "namespace", None) == NAMESPACE else original
+        return function(op, *args, rng_state=rng_state, **kwargs)
+
+    higher_order.py_kernels[keys.BackendSelect] = select
+    higher_order._dispatch_cache.clear()

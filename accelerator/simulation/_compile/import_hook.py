@@ -1,0 +1,57 @@
+"""Calls a function on a module as soon as a program has imported it, without importing it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+__all__ = ["after_import"]
+
+
+class _Finder(MetaPathFinder):
+    """Finds one module as Python does, and lets `_Loader` load it."""
+
+    def __init__(self, name: str, function: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._function = function
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            sys.meta_path.remove(self)
+            spec.loader = _Loader(spec.loader, self._function)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads a module with its own loader, then calls the function."""
+
+    def __init__(self, loader: Loader, function: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._function = function
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        # Restored first: modules look at their own loader, for resources and source code.
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._function(module)
+
+
+def after_import(name: str, function: Callable[[ModuleType], None]) -> None:
+    """Call a function with a module: now if the module has been imported, else when it is."""
+    module = sys.modules.get(name)
+    if module is not None:
+        function(module)
+    else:
+        sys.meta_path.insert(0, _Finder(name, function))

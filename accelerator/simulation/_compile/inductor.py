@@ -1,0 +1,76 @@
+"""Hooks Inductor, the default backend of ``torch.compile``: graphs of simulated GPUs become code for the CPU.
+
+The hook replaces the function of Inductor that compiles one graph of aten ops. The graph is converted to a graph of the CPU,
+Inductor generates C++ for it, and the compiled code runs on CPU aliases of its CUDA inputs. Everything before (Dynamo,
+autograd, the partitioner, the passes over the graph) has seen CUDA tensors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from . import cpu_graph
+from .device_call import DeviceCall
+from .higher_order import let_generators_reach_device_ops
+
+__all__ = ["hook"]
+
+_FUNCTION = "_compile_fx_inner"
+_PARAMETERS = ["gm", "example_inputs"]
+
+
+def hook(compile_fx: ModuleType) -> None:
+    """Replace the function of ``torch._inductor.compile_fx`` that compiles a graph."""
+    original: Any = getattr(compile_fx, _FUNCTION, None)
+    if original is None or list(inspect.signature(original).parameters)[:2] != _PARAMETERS:
+        setattr(compile_fx, _FUNCTION, _refuse)
+        return
+    _configure()
+    let_generators_reach_device_ops()
+    setattr(compile_fx, _FUNCTION, _compile_for_cpu(original))
+
+
+def _refuse(*args: Any, **kwargs: Any) -> Any:
+    import torch
+
+    raise NotImplementedError(
+        f"torch.compile is not simulated for torch {torch.__version__}: its function {_FUNCTION} has changed;"
+        ' use backend="aot_eager"'
+    )
+
+
+def _configure() -> None:
+    """Set options that would otherwise benchmark simulated GPUs, or cache code past the hook."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config
+
+    settings: Any = config
+    settings.shape_padding = False  # decides by timing matrix products
+    functorch_settings: Any = functorch_config
+    # A cached entry contains the compiled code itself and would be called with CUDA tensors. The cache of Inductor's own
+    # artifacts stays on: the hook converts the graph before Inductor looks it up.
+    functorch_settings.enable_autograd_cache = False
+
+
+def _compile_for_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
+    def compile_graph(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        from torch._inductor import config
+        from torch._inductor.utils import BoxedBool
+        from torch._inductor.virtualized import V
+
+        if not cpu_graph.uses_cuda(gm, example_inputs):
+            return original(gm, example_inputs, *args, **kwargs)
+        if V.aot_compilation:
+            raise NotImplementedError("AOTInductor is not simulated: compile for the CPU, or use torch.compile")
+        devices = cpu_graph.output_devices(gm)
+        cpu_inputs = cpu_graph.convert(gm, example_inputs)
+        kwargs["cudagraphs"] = BoxedBool(False)
+        # Tuning for speed measures kernels of a GPU that does not exist.
+        with config.patch(max_autotune=False, max_autotune_gemm=False, max_autotune_pointwise=False):
+            compiled = original(gm, cpu_inputs, *args, **kwargs)
+        return DeviceCall(compiled, devices)
+
+    return compile_graph

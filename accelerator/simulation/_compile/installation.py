@@ -1,0 +1,21 @@
+"""Applies the hooks to the modules of torch and Triton that a program imports."""
+
+from __future__ import annotations
+
+import os
+
+from . import inductor, library_ops, triton_interpreter
+from .import_hook import after_import
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Prepare this process for compiled code. Imports and initializes nothing."""
+    library_ops.install()
+    if os.environ.get("ACCELERATOR_SIM_COMPILE") == "cpp":
+        after_import("torch._inductor.compile_fx", inductor.hook)
+    if os.environ.get("ACCELERATOR_SIM_TRITON") == "1" and os.environ.get("TRITON_INTERPRET") == "1":
+        after_import("triton.runtime.interpreter", triton_interpreter.hook_interpreter)
+        after_import("triton.runtime.autotuner", triton_interpreter.hook_autotuner)
+        after_import("torch._dynamo.variables.builder", triton_interpreter.hook_dynamo)

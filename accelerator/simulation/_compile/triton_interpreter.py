@@ -1,0 +1,111 @@
+"""Lets Triton's interpreter run kernels on the memory of simulated GPUs, on streams and under ``torch.compile``.
+
+With TRITON_INTERPRET=1 ``triton.jit`` makes a function that Triton's interpreter runs. The interpreter copies all memory of a
+kernel's tensors to the CPU and back; here it gets CPU aliases instead. Dynamo cannot trace it, so a launch is a graph break.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .._kernels import capture
+from .._kernels.aliases import cpu_alias
+from .triton_bfloat16 import hook_bfloat16
+
+__all__ = ["hook_autotuner", "hook_dynamo", "hook_interpreter"]
+
+
+def hook_interpreter(interpreter: ModuleType) -> None:
+    """Replace the functions of ``triton.runtime.interpreter`` that copy arguments and launch a kernel."""
+    executor: Any = interpreter.GridExecutor
+    launch = executor.__call__
+
+    def convert(argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            values = map(convert, argument)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+            return type(argument)(*values) if hasattr(argument, "_fields") else tuple(values)
+        if dataclasses.is_dataclass(argument) and hasattr(argument, "base"):  # a tensor descriptor
+            return dataclasses.replace(argument, base=convert(argument.base))  # type: ignore[type-var]
+        if not hasattr(argument, "data_ptr"):
+            return argument
+        tensor = interpreter._unwrap_tensor(argument)
+        if tensor.device.type == "cuda":
+            return interpreter._rewrap_tensor(cpu_alias(tensor), original_tensor=argument)
+        if tensor.device.type == "cpu" and not tensor.is_pinned():
+            raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
+        return argument
+
+    def arguments_on_cpu(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        return [convert(each) for each in args], {name: convert(value) for name, value in kwargs.items()}
+
+    def leave_arguments(*_: Any) -> None:
+        """Copy nothing back: the kernel has written to the device's memory."""
+
+    def launch_on_stream(self: Any, *args: Any, **kwargs: Any) -> None:
+        device = torch.device("cuda", torch.cuda.current_device())
+        if capture.captures.value and capture.is_capturing(device):
+            arguments_on_cpu(self, args, kwargs)  # raises now what the replay could only print
+            capture.put_on_stream(device, lambda: launch(self, *args, **kwargs))
+            return
+        launch(self, *args, **kwargs)
+
+    executor._init_args_hst = arguments_on_cpu
+    executor._restore_args_dev = leave_arguments
+    executor.__call__ = launch_on_stream
+    hook_bfloat16(interpreter)
+    _break_graphs(interpreter.InterpretedFunction)
+
+
+def hook_autotuner(autotuner: ModuleType) -> None:
+    """Let ``triton.autotune`` run each configuration once and take the first: the interpreter's times mean nothing."""
+
+    def do_bench(kernel_call: Callable[[], object], quantiles: Any = None) -> list[float]:
+        kernel_call()
+        return [1.0] * len(quantiles or (1,))
+
+    original: Any = autotuner.Autotuner.__dict__["do_bench"]
+
+    def choose(self: Any) -> Any:
+        return do_bench if getattr(self, "_do_bench", None) is None else original.func(self)
+
+    autotuner.Autotuner.do_bench = property(choose)
+    _break_graphs(autotuner.Autotuner)
+    _break_graphs(autotuner.Heuristics)
+
+
+def hook_dynamo(builder: ModuleType) -> None:
+    """Let Dynamo treat an autotuned kernel as the object of a user, since it would compile its code."""
+    variable_builder: Any = builder.VariableBuilder
+    original = variable_builder._wrap
+
+    def wrap(self: Any, value: Any) -> Any:
+        autotuner = sys.modules.get("triton.runtime.autotuner")
+        if autotuner is not None and isinstance(value, autotuner.Autotuner):
+            return self.wrap_user_defined(value)
+        return original(self, value)
+
+    variable_builder._wrap = wrap
+
+
+def _break_graphs(launcher: Any) -> None:
+    """Let Dynamo call a launcher's method ``run`` without tracing it."""
+    original: Any = launcher.run
+    disable: Any = torch.compiler.disable
+    disabled: list[Any] = []
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if "torch._dynamo" not in sys.modules:  # the decorator below would import it, which takes seconds
+            return original(self, *args, **kwargs)
+        if not disabled:
+            disabled.append(disable(original))
+        return disabled[0](self, *args, **kwargs)
+
+    marked: Any = run
+    marked._torchdynamo_disable = True
+    launcher.run = run

@@ -1,1 +1,0 @@
-"""Small deliberate faults, each with the tests that must notice it."""

@@ -1,0 +1,158 @@
+"""One machine of the fault matrix, asked in every place: run as a program, it writes down what it was told.
+
+The main process asks, a thread of it, a forked child, a forked child of one that initialized the driver, and a process of its
+own; and a forked child that does nothing else asks the driver itself, which is the judge.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import accelerator as acc
+
+DEADLINE_S = 60
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """What a call gives; a RuntimeError as its text, any other exception as a defect."""
+    try:
+        return call()
+    except RuntimeError as error:
+        return f"RuntimeError: {error}"
+    except BaseException as error:
+        return f"ESCAPED {type(error).__name__}: {error}"
+
+
+def ask() -> dict[str, Any]:
+    """Put every kind of question."""
+    first = outcome(acc.device_count)
+    devices = acc.visible_devices()
+    return {
+        "count": [first, len(devices), outcome(acc.device_count)],
+        "devices": [[d.uuid, d.total_memory, d.compute_capability] for d in devices],
+        "available": outcome(acc.is_available),
+        "reason": outcome(acc.unavailable_reason),
+        "bad fork": outcome(acc.is_in_bad_fork),
+        "memory": outcome(lambda: acc.get_memory_info()[1]),
+        "total": outcome(acc.total_memory),
+        "capability": outcome(acc.compute_capability),
+        "utilization": outcome(acc.utilization),
+        "telemetry": outcome(acc.telemetry),
+        "physical": outcome(lambda: len(acc.physical_devices())),
+        "others": [outcome(lambda: acc.get_device_name()), outcome(acc.numa_node), outcome(acc.driver_version)],
+        "torch": "torch" in sys.modules,
+        "pid": os.getpid(),
+    }
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    """What a function gives in a forked child; a child that does not come back is a hang."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        signal.alarm(DEADLINE_S)
+        with os.fdopen(write, "w") as pipe:
+            json.dump(outcome(function), pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    status = os.waitpid(pid, 0)[1]
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
+        return "HANG"
+    return json.loads(text) if status == 0 else f"ESCAPED status {status}"
+
+
+def in_thread(function: Callable[[], Any]) -> Any:
+    """What a function gives in a thread."""
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(outcome(function)), daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    return answers[0] if answers else "HANG"
+
+
+def driver() -> list[str] | int:
+    """The UUIDs of the devices that the driver enumerates here, or the error that it starts with; -1 where there is none."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return -1
+    count, handle, uuid = ctypes.c_int(), ctypes.c_int(), (ctypes.c_ubyte * 16)()
+    code = library.cuInit(0)
+    if code:
+        return [] if code == 100 else code
+    library.cuDeviceGetCount(ctypes.byref(count))
+    found: list[str] = []
+    for ordinal in range(count.value):
+        library.cuDeviceGet(ctypes.byref(handle), ordinal)
+        library.cuDeviceGetUuid_v2(ctypes.byref(uuid), handle)
+        found.append(bytes(uuid).hex())
+    return found
+
+
+def after_initialization() -> Any:
+    """What a child is told whose parent initialized the driver; with whether that succeeded."""
+    enumerated = driver()  # "no device" is no initialization
+    return [isinstance(enumerated, list) and bool(enumerated), in_child(ask)]
+
+
+def put(environment: dict[str, str]) -> None:
+    """Give this process these values of the variables, and no others."""
+    for name in VARIABLES:
+        os.environ.pop(name, None)
+    os.environ.update(environment)
+
+
+def has_children() -> bool:
+    """Whether any child of this process was left behind, be it dead."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def main(task: Path) -> None:
+    """Ask in each environment and place of a task."""
+    given = json.loads(task.read_text())
+    told: list[dict[str, Any]] = []
+    early = None
+    if given["late"]:
+        early = outcome(acc.device_count)
+        os.symlink(given["late"], Path(given["folder"]) / "libcuda.so.1")
+        time.sleep(1.1)
+    for environment in given["environments"]:
+        put(environment)
+        answers = {"truth": in_child(driver), "main": outcome(ask)}
+        if not given["spawned"]:
+            answers["thread"] = in_thread(ask)
+            answers["forked"] = in_child(ask)
+            answers["forked after initialization"] = in_child(after_initialization)
+        told.append({**answers, "left": has_children()})
+    put({})
+    spawned = None
+    if not given["spawned"]:
+        other = task.with_suffix(".spawned")
+        other.write_text(json.dumps({**given, "spawned": True, "late": None}))
+        subprocess.run(
+            [sys.executable, "-m", "tests.queries.fault_matrix", other], check=True, timeout=300, stdout=subprocess.DEVNULL
+        )
+        spawned = json.loads(other.with_suffix(".answers").read_text())["told"]
+    task.with_suffix(".answers").write_text(json.dumps({"told": told, "early": early, "spawned": spawned, "pid": os.getpid()}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,81 @@
+"""The session of NVML: locks after a fork, and GPUs that fail for a while."""
+
+from __future__ import annotations
+
+import pytest
+
+from accelerator._machine import nvml
+from tests.support.discovery import ask_simulated, simulated_driver
+
+FORK = """
+    import signal, threading
+    import accelerator as acc
+    import pynvml
+    from accelerator._machine import nvml
+
+    acc.device_count()
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with lock:
+            held.set()
+            done.wait()
+
+    lock = pynvml.libLoadLock if sys.argv[1] == "binding" else nvml._lock
+    thread = threading.Thread(target=hold)
+    thread.start()
+    held.wait()
+
+    def query():
+        signal.alarm(20)
+        return acc.temperature(1)
+
+    print(json.dumps(in_child(query)))
+    done.set()
+"""
+
+
+@simulated_driver
+@pytest.mark.parametrize("lock", ["ours", "binding"])
+def test_a_lock_held_at_a_fork_does_not_block_the_child(lock: str) -> None:
+    assert ask_simulated(FORK, lock, gpus=2) == 31
+
+
+RECOVERS = """
+    import time
+    import accelerator as acc
+    from accelerator._machine import nvml
+    import pynvml
+
+    mig_mode, lost = pynvml.nvmlDeviceGetMigMode, [True]
+
+    def failing(handle):
+        if lost and pynvml.nvmlDeviceGetIndex(handle) == 1:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+        return mig_mode(handle)
+
+    pynvml.nvmlDeviceGetMigMode = failing
+    now = [0.0]
+    time.monotonic = lambda: now[0]
+    problems = []
+    for now[0] in (10.0, 10.9, 11.1, 30.0):
+        problems.append([gpu.problem for gpu in nvml.gpus()])
+        if now[0] == 10.0:
+            lost.clear()
+    print(json.dumps(problems))
+"""
+
+
+@simulated_driver
+def test_a_gpu_that_failed_is_listed_again_after_a_second() -> None:
+    at_once, within_the_second, after, later = ask_simulated(RECOVERS, gpus=2)
+    assert at_once[0] is None
+    assert "GPU_IS_LOST" in at_once[1]
+    assert within_the_second == at_once
+    assert after == later == [None, None]
+
+
+@pytest.mark.parametrize("bus", ["0000:3b:00.0", "00000000:3B:00.0", "3b:00.0", "00000000:3b:00.0"])
+def test_bus_ids_of_every_spelling(bus: str) -> None:
+    padded = bus if bus.count(":") == 2 else f"0000:{bus}"
+    assert nvml.plain_bus(padded) == "00000000:3B:00.0"

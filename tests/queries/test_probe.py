@@ -1,0 +1,64 @@
+"""Probes: locks after a fork, the deadline, and what is left of a child."""
+
+from __future__ import annotations
+
+from tests.support.discovery import ask_simulated, simulated_driver
+
+# Makes the child of a probe slow, and records the processes that are started.
+SLOW = """
+    import signal, subprocess, threading, time
+    from accelerator._machine import driver_child, probe
+
+    source, started, children = probe._source(), threading.Event(), []
+
+    def slow(seconds):
+        text = source.replace("def main(", f"import time; time.sleep({seconds})\\ndef main(", 1)
+        return lambda: started.set() or text
+
+    class Recorded(subprocess.Popen):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            children.append(self)
+
+    subprocess.Popen = Recorded
+"""
+
+
+@simulated_driver
+def test_a_child_forked_during_a_probe_can_probe() -> None:
+    program = (
+        SLOW
+        + """
+    probe._source = slow(3)
+    thread = threading.Thread(target=lambda: probe.run({}))
+    thread.start()
+    assert started.wait(60)
+    probe._source = lambda: source
+
+    def query():
+        signal.alarm(20)
+        return len(probe.run({}, use=True).devices)
+
+    print(json.dumps(in_child(query)))
+    thread.join()
+    """
+    )
+    assert ask_simulated(program, gpus=2) == 2
+
+
+@simulated_driver
+def test_a_child_that_misses_the_deadline_is_killed() -> None:
+    program = (
+        SLOW
+        + """
+    probe._source, probe.DEADLINE_S = slow(600), 0.5
+    begin = time.monotonic()
+    result = probe.run({})
+    (child,) = children
+    print(json.dumps([result.error, child.returncode, time.monotonic() - begin < 60]))
+    """
+    )
+    error, status, in_time = ask_simulated(program, gpus=2)
+    assert "did not answer a child process within 0.5 s" in error
+    assert status == -9
+    assert in_time

@@ -1,0 +1,111 @@
+"""Every function that takes a device, and what is wrong as a device: for the tests of all of them alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import accelerator as acc
+
+
+def _enter(context: Any) -> None:
+    with context:
+        pass
+
+
+# A function of the device alone for every public function of the modules of devices, streams and memory that takes one.
+FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "available_memory": lambda device: acc.available_memory(device),
+    "can_device_access_peer": lambda device: acc.can_device_access_peer(device, 0),
+    "can_device_access_peer, the peer": lambda device: acc.can_device_access_peer(0, device),
+    "current_stream": lambda device: acc.current_stream(device),
+    "default_stream": lambda device: acc.default_stream(device),
+    "device": lambda device: acc.device(device),
+    "device_index": lambda device: _enter(acc.device_index(device)),
+    "device_name": lambda device: acc.device_name(device),
+    "get_device_capability": lambda device: acc.get_device_capability(device),
+    "get_device_properties": lambda device: acc.get_device_properties(device),
+    "get_memory_info": lambda device: acc.get_memory_info(device),
+    "get_per_process_memory_fraction": lambda device: acc.get_per_process_memory_fraction(device),
+    "max_memory_allocated": lambda device: acc.max_memory_allocated(device),
+    "max_memory_reserved": lambda device: acc.max_memory_reserved(device),
+    "mem_get_info": lambda device: acc.mem_get_info(device),
+    "memory_allocated": lambda device: acc.memory_allocated(device),
+    "memory_reserved": lambda device: acc.memory_reserved(device),
+    "memory_stats": lambda device: acc.memory_stats(device),
+    "memory_stats_as_nested_dict": lambda device: acc.memory_stats_as_nested_dict(device),
+    "memory_summary": lambda device: acc.memory_summary(device),
+    "reset_accumulated_memory_stats": lambda device: acc.reset_accumulated_memory_stats(device),
+    "reset_peak_memory_stats": lambda device: acc.reset_peak_memory_stats(device),
+    "set_device": lambda device: acc.set_device(device),
+    "set_device_index": lambda device: acc.set_device_index(device),
+    "set_per_process_memory_fraction": lambda device: acc.set_per_process_memory_fraction(1.0, device),
+    "synchronize": lambda device: acc.synchronize(device),
+    "total_memory": lambda device: acc.total_memory(device),
+}
+
+# To these a negative index is the current device, or a reason to do nothing; to all others it is out of range.
+NEGATIVE_IS_FINE = frozenset(
+    "current_stream device_index get_memory_info mem_get_info set_device set_device_index synchronize".split()
+)
+# DeepSpeed gives it a rank's number as it stands in the environment.
+DIGITS_ARE_FINE = frozenset({"device_name"})
+INDEX_IS_REQUIRED = frozenset({"set_device", "set_device_index"})
+
+# What is no device anywhere.
+WRONG: list[tuple[Any, type[Exception]]] = [
+    (1.5, TypeError),
+    (float("nan"), TypeError),
+    (True, TypeError),
+    (False, TypeError),
+    (b"cuda:0", TypeError),
+    ([0], TypeError),
+    ((0,), TypeError),
+    ({}, TypeError),
+    (int, TypeError),
+    (Ellipsis, TypeError),
+    (1j, TypeError),
+    ("", RuntimeError),
+    ("bogus", RuntimeError),
+    ("0", RuntimeError),
+    (" cuda", RuntimeError),
+    ("cuda:", RuntimeError),
+    ("cuda:-1", RuntimeError),
+    ("cuda:01", RuntimeError),
+    ("cuda:1.5", RuntimeError),
+    ("CUDA:0", RuntimeError),
+    ("cuda:0\n", RuntimeError),
+    ("mps:0", ValueError),
+    ("meta", ValueError),
+    ("xpu:0", ValueError),
+    (torch.device("meta"), ValueError),
+    (torch.device("xpu", 0), ValueError),
+]
+HUGE = (127, 128, 255, 256, 2**31 - 1, 2**31, 2**63, 2**70)
+NEGATIVE = (-1, -2, -128, -129, -(2**31), -(2**70))
+
+
+class Index:
+    """An int of another library, as NumPy's are."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def __index__(self) -> int:
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"Index({self._value})"
+
+
+def raised(name: str, device: Any) -> tuple[type[Exception] | None, str]:
+    """Return the type and the message of the error that a function raises for a device; (None, "") without an error."""
+    outcome: tuple[type[Exception] | None, str] = None, ""
+    try:
+        FUNCTIONS[name](device)
+    except Exception as error:
+        outcome = type(error), str(error)
+    assert "\n" not in outcome[1], (name, device)
+    return outcome

@@ -1,0 +1,73 @@
+"""Writes the lists of names that NVIDIA's libraries export, for the stubs of what is not simulated.
+
+    python -m tests.simulation.exported_names DIRECTORY...
+
+Each directory holds installed or unpacked CUDA wheels: those of the runtime and of CUPTI for each CUDA major, NVML's
+headers (nvidia-nvml-dev) and NCCL. The names come from the symbol tables; of the driver and NVML, which no wheel has, from
+their headers.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tests.simulation.elf import ElfSymbols
+
+NATIVE = Path(__file__).parents[2] / "accelerator/simulation/native"
+LIBRARIES = {
+    "cudart_12": "libcudart.so.12",
+    "cudart_13": "libcudart.so.13",
+    "cupti_13": "libcupti.so.13",
+    "nccl": "libnccl.so.2",
+}
+
+
+def symbols(path: Path) -> set[str]:
+    """The functions that a library exports."""
+    return {symbol.name for symbol in ElfSymbols(path).defined if re.match(r"_{0,2}(cuda|cupti|p?nccl)[A-Z]", symbol.name)}
+
+
+def driver_functions(header: str) -> set[str]:
+    """The functions that cuda.h declares, and their variants for another default stream."""
+    declared = set(re.findall(r"\bCUresult\s+(?:CUDAAPI\s+)?(cu[A-Z]\w*)\s*\(", header))
+    declared |= set(re.findall(r"#define\s+cu[A-Z]\w*\s+(?:__CUDA_API_\w+\()?(cu[A-Z]\w*)", header))
+    variants = {f"{name}_{suffix.lower()}" for suffix, name in re.findall(r"__CUDA_API_(PT[SD][ZS])\((cu[A-Z]\w*)\)", header)}
+    return declared | variants
+
+
+def management_functions(header: str) -> dict[str, bool]:
+    """The functions that nvml.h declares, and whether their first argument is a device."""
+    declarations = re.findall(r"\b(?:nvmlReturn_t|char\*)\s+(?:DECLDIR\s+)?(nvml\w+)\s*\(\s*(?:const\s+)?(\w+)", header)
+    return {name: argument.startswith("nvmlDevice_t") for name, argument in declarations}
+
+
+def stub(function: str, exported: set[str]) -> str:
+    """The line of a function: a variant does the same as its function, for another default stream or as NCCL's profiler."""
+    function_of_variant = re.sub(r"_pt[sd][zs]$", "", function.removeprefix("p") if function.startswith("pnccl") else function)
+    if function_of_variant != function and function_of_variant in exported:
+        return f"VARIANT({function}, {function_of_variant})"
+    return f"NAME({function})"
+
+
+def write(name: str, lines: list[str]) -> None:
+    text = "/* Written by tests/simulation/exported_names.py. */\n" + "\n".join(sorted(lines)) + "\n"
+    (NATIVE / f"names_{name}.h").write_text(text)
+
+
+def main(directories: list[str]) -> None:
+    files = [path for directory in directories for path in Path(directory).rglob("*") if path.is_file()]
+    for name, library in LIBRARIES.items():
+        exported = set().union(*(symbols(path) for path in files if path.name == library))
+        write(name, [stub(function, exported) for function in exported])
+    driver = set().union(*(driver_functions(path.read_text()) for path in files if path.name == "cuda.h"))
+    write("cuda", [stub(function, driver) for function in driver])
+    management = {
+        key: value for path in files if path.name == "nvml.h" for key, value in management_functions(path.read_text()).items()
+    }
+    write("nvml", [f"{'DEVICE_NAME' if takes_device else 'NAME'}({function})" for function, takes_device in management.items()])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,339 @@
+"""torch.compile with its default backend on simulated GPUs, against eager execution on the same device."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils import _pytree as pytree
+
+import accelerator as acc
+from tests.support import ROOT
+
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def assert_same(expected: Any, result: Any, tolerance: float = 1e-5, strides: bool = True) -> None:
+    expected_leaves, leaves = pytree.tree_leaves(expected), pytree.tree_leaves(result)
+    assert len(leaves) == len(expected_leaves)
+    for wanted, value in zip(expected_leaves, leaves, strict=True):
+        if isinstance(wanted, torch.Tensor):
+            assert (value.device, value.dtype) == (wanted.device, wanted.dtype)
+            assert value.stride() == wanted.stride() or not strides
+            torch.testing.assert_close(value, wanted, rtol=tolerance, atol=tolerance)
+        else:
+            assert value == wanted
+
+
+def compare(
+    function: Callable[..., Any], *args: Any, tolerance: float = 1e-5, strides: bool = True, **options: Any
+) -> None:
+    """Compare a function with itself compiled: results, changed arguments, and gradients of those that have one."""
+    copies = [arg.detach().clone().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    expected, result = function(*args), torch.compile(function, **options)(*copies)
+    assert_same(expected, result, tolerance, strides)
+    assert_same(args, copies, tolerance)
+    inputs, copied = ([a for a in each if isinstance(a, torch.Tensor) and a.requires_grad] for each in (args, copies))
+    if inputs:
+        sums = [sum(leaf.float().square().sum() for leaf in pytree.tree_leaves(each)) for each in (expected, result)]
+        gradients = [torch.autograd.grad(*each) for each in zip(sums, (inputs, copied), strict=True)]
+        assert_same(*gradients, tolerance * 10, strides)
+
+
+def randn(*size: int, grad: bool = False, **options: Any) -> torch.Tensor:
+    return torch.randn(*size, device=CUDA, requires_grad=grad, **options)
+
+
+def test_values_and_gradients() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.softmax(F.gelu(x @ w), -1) + F.layer_norm(x, (16,))
+
+    compare(function, randn(8, 16, grad=True), randn(16, 16, grad=True))
+
+
+def test_outputs_share_memory_as_in_eager() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.sin()
+        return y, y[1:], y.t(), x[2:], x, torch.empty_strided((2, 3), (8, 2), device=x.device).copy_(x[:2, :3])
+
+    x = randn(6, 4)
+    compare(function, x)
+    y, tail, transposed, view, same, _ = torch.compile(function)(x)
+    assert tail.data_ptr() == y[1:].data_ptr()
+    assert transposed.data_ptr() == y.data_ptr()
+    view.zero_()
+    assert same[2:].eq(0).all()
+    assert same.data_ptr() == x.data_ptr()
+
+
+def test_arguments_are_changed_in_place() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        x[1:3].mul_(2)
+        x.add_(1)
+        return x[0] * 3
+
+    compare(function, randn(6, 4))
+
+
+def test_several_devices() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.to("cuda:1") + 1, x.cpu(), torch.arange(4).to(x.device) + x[0], x.to("cuda:1").to(x.device)
+
+    x = randn(3, 4)
+    compare(function, x)
+    moved, on_host, _, back = torch.compile(function)(x)
+    x.zero_()
+    assert not moved.eq(1).all()
+    assert not on_host.eq(0).all()
+    assert not back.eq(0).all(), "a copy was expected"
+
+
+def test_random_numbers_come_from_the_gpus_generator() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x, 0.5) + torch.rand(1000, device=x.device) / 4
+
+    compiled = torch.compile(function)
+    x = torch.ones(1000, device=CUDA)
+    on_host = torch.get_rng_state()
+    torch.cuda.manual_seed(5)
+    first, second = compiled(x), compiled(x)
+    torch.cuda.manual_seed(5)
+    assert_same((first, second), (compiled(x), compiled(x)))
+    assert not torch.equal(first, second)
+    assert 0.4 < (first < 0.5).float().mean() < 0.6
+    assert torch.equal(on_host, torch.get_rng_state())
+
+
+def test_random_numbers_are_those_of_eager_with_fallback_random() -> None:
+    import torch._inductor.config as config
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return F.dropout(x, 0.3), torch.rand(4, device=x.device), torch.randn_like(x), torch.bernoulli(x.sigmoid())
+
+    x = randn(8, 16)
+    torch.cuda.manual_seed(3)
+    expected = function(x)
+    torch.cuda.manual_seed(3)
+    with config.patch(fallback_random=True):
+        assert_same(expected, torch.compile(function)(x))
+
+
+def test_a_captured_graph_runs_compiled_code_at_each_replay() -> None:
+    x = randn(8)
+    compiled = torch.compile(lambda x: (x.sin() * 2, x.add_(1)))
+    compiled(x.clone())
+    before = x.clone()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y, _ = compiled(x)
+    assert_same(before, x)
+    for step in range(2):
+        graph.replay()
+        assert_same(((before + step).sin() * 2, before + step + 1), (y, x))
+
+
+def test_custom_ops_run_their_cuda_kernels() -> None:
+    @torch.library.custom_op("accelerator_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + (1 if x.is_cuda else 100)
+
+    @torch.library.custom_op("accelerator_test::cuda_only", mutates_args=(), device_types="cuda")
+    def cuda_only(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    @torch.library.custom_op("accelerator_test::accumulate", mutates_args=("x",))
+    def accumulate(x: torch.Tensor, y: torch.Tensor) -> None:
+        assert x.is_cuda
+        x.add_(y)
+
+    for op in (twice, cuda_only):
+        op.register_fake(torch.empty_like)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        accumulate(x, x * 2)
+        y = twice(x) + cuda_only(x)
+        accumulate(y, x)
+        return y
+
+    compare(function, randn(3, 4), fullgraph=True)
+
+
+def test_ahead_of_time_compilation_is_refused() -> None:
+    exported = torch.export.export(torch.nn.Linear(4, 4).to(CUDA), (randn(2, 4),))
+    with pytest.raises(NotImplementedError, match="AOTInductor is not simulated"):
+        torch._inductor.aoti_compile_and_package(exported)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
+def test_modes(mode: str) -> None:
+    compare(lambda x: x.sin() @ x + x.sum(), randn(8, 8, grad=True), mode=mode)
+
+
+@pytest.mark.slow
+def test_dynamic_shapes() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 2).sum(0) + x.shape[0]
+
+    compiled = torch.compile(function, dynamic=True)
+    for size in (3, 5, 9):
+        x = randn(size, 7)
+        assert_same(function(x), compiled(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dropout", "causal"), [(0.0, True), (0.5, False)])
+def test_attention(dropout: float, causal: bool) -> None:
+    import torch._inductor.config as config
+
+    def function(q: torch.Tensor) -> torch.Tensor:
+        torch.cuda.manual_seed(1)
+        return F.scaled_dot_product_attention(q, q * 2, q, is_causal=causal, dropout_p=dropout)
+
+    with config.patch(fallback_random=True):
+        compare(function, randn(2, 2, 16, 8, grad=True), strides=False)
+
+
+@pytest.mark.slow
+def test_flex_attention() -> None:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 128, 128, device=str(CUDA))
+    bias = randn(2)
+
+    def function(q: torch.Tensor) -> Any:
+        return flex_attention(q, q, q, score_mod=lambda s, b, h, i, j: s + (i - j) * bias[h], block_mask=mask)
+
+    compare(function, randn(1, 2, 128, 16, grad=True), tolerance=1e-4)
+
+
+@pytest.mark.slow
+def test_control_flow() -> None:
+    from torch._higher_order_ops.scan import scan
+    from torch._higher_order_ops.while_loop import while_loop
+
+    def branch(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos(), (x,))
+
+    def loop(x: torch.Tensor) -> Any:
+        start = torch.zeros((), dtype=torch.int64, device=x.device)
+        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (start, x))
+
+    def sums(x: torch.Tensor) -> Any:
+        return scan(lambda carry, x: (carry + x, carry * 1.0), torch.zeros(4, device=x.device), x, dim=0)
+
+    for sign in (1.0, -1.0):
+        compare(branch, torch.full((4,), sign, device=CUDA), fullgraph=True)
+    compare(loop, randn(4), fullgraph=True)
+    compare(sums, randn(3, 4), fullgraph=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cuda", dtype=dtype):
+            return (x @ w).relu() @ w
+
+    compare(function, randn(8, 8, grad=True), randn(8, 8, grad=True), tolerance=2e-2)
+
+
+@pytest.mark.slow
+def test_indices_and_constants() -> None:
+    index = torch.tensor([0, 2], device=CUDA)
+    compare(lambda x: (x[index] + 1, x[x > 0], x[:, 0] + torch.tensor([1.0, 2, 3], device=CUDA)), randn(3, 4))
+
+
+@pytest.mark.slow
+def test_a_training_with_a_compiled_optimizer() -> None:
+    net = torch.nn.Sequential(
+        *(torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU(), torch.nn.MaxPool2d(2)),
+        *(torch.nn.Flatten(), torch.nn.Linear(36, 5)),
+    ).to(CUDA)
+    other = copy.deepcopy(net)
+    compiled = torch.compile(other)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2) for each in (net, other)]
+    steps = [optimizers[0].step, torch.compile(optimizers[1].step)]
+    inputs, labels = randn(8, 3, 8, 8), torch.arange(8, device=CUDA) % 5
+    for _ in range(4):
+        losses = []
+        for model, optimizer, step in zip((net, compiled), optimizers, steps, strict=True):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), labels)
+            loss.backward()
+            step()
+            losses.append(loss.detach())
+        assert_same(*losses)
+    assert_same(net.state_dict(), other.state_dict(), 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["inside", "outside", "ours inside", "ours outside"])
+def test_checkpoints_repeat_their_dropout(place: str) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 8)).to(CUDA)
+    first, first_bias, second, second_bias = net.parameters()
+    run: Any = acc.checkpointing.checkpoint if "ours" in place else checkpoint
+    options = {} if "ours" in place else {"use_reentrant": False}
+    model: Any = torch.compile(net) if "outside" in place else net
+    function: Any = lambda x: run(model, x, **options).sum()  # noqa: E731
+    if "inside" in place:
+        function = torch.compile(function)
+    for _ in range(3):
+        loss = function(randn(64, 8))
+        gradients = torch.autograd.grad(loss, (first, first_bias, second, second_bias))
+        # The loss is linear in each layer for one mask: both sides agree only if forward and backward have the same one.
+        inner = (gradients[0] * first).sum() + (gradients[1] * first_bias).sum()
+        outer = (gradients[2] * second).sum()
+        assert_same((loss, outer), (outer + (gradients[3] * second_bias).sum(), inner), 1e-3)
+
+
+@pytest.mark.slow
+def test_compiled_autograd() -> None:
+    net = torch.nn.Linear(4, 4).to(CUDA)
+    x = randn(2, 4)
+    expected = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
+    with torch._dynamo.config.patch(compiled_autograd=True):
+        torch.compile(lambda: net(x).square().sum().backward())()
+    assert_same(expected, tuple(parameter.grad for parameter in net.parameters()))
+
+
+WARM = """
+import torch
+from torch._dynamo.utils import counters
+f = torch.compile(lambda x: (x.sin() * 2, x.cos()))
+results = f(torch.ones(5, device=DEVICE))
+print([round(float(result.sum()), 4) for result in results], results[0].device.type)
+print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"])
+"""
+
+
+@pytest.mark.slow
+def test_caches_serve_a_second_process_and_no_other_device(tmp_path: Any) -> None:
+    def run(device: str, **variables: str) -> list[str]:
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
+        program = WARM.replace("DEVICE", repr(device))
+        done = subprocess.run([sys.executable, "-c", program], env={**env, **variables}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    values = "[8.4147, 2.7015]"
+    assert run("cuda") == [f"{values} cuda", "0 1"]
+    assert run("cuda") == [f"{values} cuda", "1 0"]
+    assert run("cpu", TORCH_COMPILE_CACHE_KEY_TAG="") == [f"{values} cpu", "0 1"]
+    assert run("cuda", TORCHINDUCTOR_AUTOGRAD_CACHE="1") == [f"{values} cuda", "1 0"]
+    assert run("cpu", TORCH_COMPILE_CACHE_KEY_TAG="", TORCHINDUCTOR_AUTOGRAD_CACHE="1")[0] == f"{values} cpu"

@@ -1,0 +1,67 @@
+"""CI: the workflow has a job for each part of ``.ci/run``, and the configuration files are valid."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+WORKFLOW = ROOT / ".github" / "workflows" / "ci.yml"
+RUN = ROOT / ".ci" / "run"
+
+pytestmark = [
+    pytest.mark.torch_free,
+    pytest.mark.skipif(not WORKFLOW.exists(), reason="a source distribution has no CI"),
+]
+
+
+def run_ci(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", RUN, *arguments], capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_workflow_has_a_job_for_each_part() -> None:
+    parts = run_ci("--list").stdout.split()
+    assert len(parts) > 5
+    matrix = re.search(r"^ +part: \[(.*)\]$", WORKFLOW.read_text(encoding="utf-8"), re.MULTILINE)
+    assert matrix
+    assert matrix[1].split(", ") == parts
+
+
+def test_each_part_is_a_function() -> None:
+    text = RUN.read_text(encoding="utf-8")
+    for part in run_ci("--list").stdout.split():
+        assert re.search(rf"^{re.escape(part)}\(\) {{", text, re.MULTILINE), part
+
+
+def test_an_unknown_part_is_an_error() -> None:
+    done = run_ci("nonsense")
+    assert done.returncode == 2
+    assert "no part 'nonsense'" in done.stderr
+
+
+def check_schema(file: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(file)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_workflow_has_the_schema_of_workflows(tmp_path: Path) -> None:
+    pytest.importorskip("check_jsonschema")
+    done = check_schema(WORKFLOW)
+    assert done.returncode == 0, done.stdout
+    broken = tmp_path / "ci.yml"
+    broken.write_text(WORKFLOW.read_text(encoding="utf-8").replace("runs-on:", "runs_on:"), encoding="utf-8")
+    assert check_schema(broken).returncode != 0
+
+
+def test_the_hooks_are_valid_and_use_no_versions_of_their_own() -> None:
+    hooks = ROOT / ".pre-commit-config.yaml"
+    assert "rev:" not in hooks.read_text(encoding="utf-8")
+    pytest.importorskip("pre_commit")
+    command = [sys.executable, "-m", "pre_commit", "validate-config", str(hooks)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout

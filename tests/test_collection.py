@@ -1,0 +1,80 @@
+"""The tests that run depend on the commit alone, and the scheduler reads the groups that files declare."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import read_group
+from tests.support import ROOT, run, simulated_environment
+from tests.support.discovery import on_simulated_gpus
+
+# Collect in a forked child with another clock and another number of processors.
+COLLECT = """
+import contextlib, datetime, io, os, sys, time
+import pytest, torch
+
+def collect(days, processors):
+    date, now, clock = datetime.date, datetime.datetime, time.time
+    shift = datetime.timedelta(days=days)
+    class Date(date):
+        today = classmethod(lambda cls: date.today() + shift)
+    class DateTime(now):
+        now = classmethod(lambda cls, zone=None: now.now(zone) + shift)
+        today = classmethod(lambda cls: now.today() + shift)
+    datetime.date, datetime.datetime = Date, DateTime
+    time.time = lambda: clock() + shift.total_seconds()
+    time.time_ns = lambda: int(time.time() * 1e9)
+    os.cpu_count = lambda: processors
+    os.sched_getaffinity = lambda pid: set(range(processors))
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        status = pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", *sys.argv[1:]])
+    assert status == 0, output.getvalue()[-3000:]
+    return [line for line in output.getvalue().splitlines() if "::" in line]
+
+for days, processors in (0, 2), (1, 2), (2, 2), (200, 64):
+    sys.stdout.flush()
+    child = os.fork()
+    if not child:
+        print(*collect(days, processors), sep="\\n")
+        print("END", flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def collect(path: Path, **variables: str) -> list[list[str]]:
+    """Return the tests that pytest collects on each of four dates."""
+    output = run(COLLECT, simulated_environment(variables, gpus=2), str(path), timeout=400)
+    return [part.split("\n")[:-1] for part in output.replace("\nEND\n", "\n\0").split("\0")[:-1]]
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_every_date_and_machine_collects_the_same_tests() -> None:
+    first, *others = collect(ROOT / "tests")
+    assert len(first) > 1000
+    assert [other == first for other in others] == [True] * 3
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_a_test_that_depends_on_the_date_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "test_it.py").write_text(
+        "import datetime, pytest\n"
+        "@pytest.mark.parametrize('day', [datetime.date.today().toordinal()])\n"
+        "def test_it(day): pass\n"
+    )
+    lists = collect(tmp_path)
+    assert len({tuple(tests) for tests in lists}) == len(lists) == 4
+
+
+def test_the_scheduler_reads_every_group() -> None:
+    files = [file for file in sorted((ROOT / "tests").rglob("test_*.py")) if file != Path(__file__)]
+    declared = {file.name for file in files if re.search(r"\bxdist_group\b", file.read_text(encoding="utf-8"))}
+    assert declared
+    assert {file.name for file in files if read_group(file)} == declared

@@ -1,0 +1,109 @@
+"""The layers of the package: what import-linter's contracts hold (pyproject.toml), and what they cannot see."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT
+
+PACKAGE = ROOT / "accelerator"
+QUERIES = ("discovery", "launching", "memory_info", "monitoring", "_machine")
+# They register what they need: modules below may not name them.
+REGISTERING = ("simulation", "deepspeed_bridge")
+ABOVE = (*REGISTERING, "__init__", "__main__", "_command")
+# torch's private bindings change between versions. These modules hide the differences.
+PRIVATE_BINDINGS = ("_torch/bindings.py", "checkpointing/bindings.py", "simulation/_kernels/", "_machine/process.py")
+
+pytestmark = pytest.mark.torch_free
+
+
+def read_modules(*names: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the path and the syntax tree of each module of the package, or of the named modules and packages."""
+    for file in sorted(PACKAGE.rglob("*.py")):
+        path = file.relative_to(PACKAGE)
+        if not names or path.with_suffix("").parts[0] in names:
+            yield path.as_posix(), ast.parse(file.read_text(encoding="utf-8"))
+
+
+def imports_torch(statement: ast.stmt) -> bool:
+    if isinstance(statement, ast.ImportFrom):
+        return statement.level == 0 and (statement.module or "").split(".")[0] == "torch"
+    return isinstance(statement, ast.Import) and any(alias.name.split(".")[0] == "torch" for alias in statement.names)
+
+
+def test_queries_import_no_torch_at_the_top() -> None:
+    modules = list(read_modules(*QUERIES))
+    assert len(modules) > 15
+    assert [path for path, tree in modules if any(map(imports_torch, tree.body))] == []
+
+
+def test_nothing_below_names_what_registers() -> None:
+    """A name in a string, such as ``importlib.import_module(".simulation")``, is no import that import-linter sees."""
+    names = [
+        f"{path}:{node.lineno}: {node.value}"
+        for path, tree in read_modules()
+        if path.partition("/")[0].removesuffix(".py") not in ABOVE
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and (node.value.rpartition(".")[2] in REGISTERING or node.value.startswith("accelerator.simulation"))
+    ]
+    assert names == []
+
+
+def test_private_bindings_of_torch_are_used_in_few_modules() -> None:
+    users = {
+        path
+        for path, tree in read_modules()
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr == "_C")
+        or (isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch._C"))
+        or (isinstance(node, ast.Import) and any(alias.name.startswith("torch._C") for alias in node.names))
+        or (isinstance(node, ast.Constant) and node.value == "torch._C")
+    }
+    assert users
+    assert [path for path in sorted(users) if not path.startswith(PRIVATE_BINDINGS)] == []
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as main; main()", "--no-cache"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package and its contracts."""
+    pytest.importorskip("importlinter")
+    shutil.copytree(PACKAGE, tmp_path / "accelerator", ignore=shutil.ignore_patterns("__pycache__", "native"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def test_the_contracts_are_kept(copy: Path) -> None:
+    done = lint_imports(copy)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("module", "violation", "message"),
+    [
+        ("monitoring.py", "from .streams import synchronize", "accelerator.monitoring is not allowed to import"),
+        ("_machine/nvml.py", "from .. import discovery", "accelerator._machine is not allowed to import accelerator.discovery"),
+        ("devices.py", "from . import simulation", "accelerator.devices is not allowed to import accelerator.simulation"),
+        ("_machine/nvml.py", "def f():\n    import torch", "accelerator._machine is not allowed to import torch"),
+        ("checkpointing/engine.py", "from .. import deepspeed_bridge", "is not allowed to import accelerator.deepspeed_bridge"),
+    ],
+)
+def test_a_broken_contract_is_reported(copy: Path, module: str, violation: str, message: str) -> None:
+    file = copy / "accelerator" / module
+    file.write_text(f"{file.read_text(encoding='utf-8')}\n{violation}\n", encoding="utf-8")
+    done = lint_imports(copy)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert message in " ".join(done.stdout.split())

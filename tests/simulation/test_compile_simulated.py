@@ -38,9 +38,7 @@ def assert_same(expected: Any, result: Any, tolerance: float = 1e-5, strides: bo
             assert value == wanted
 
 
-def compare(
-    function: Callable[..., Any], *args: Any, tolerance: float = 1e-5, strides: bool = True, **options: Any
-) -> None:
+def compare(function: Callable[..., Any], *args: Any, tolerance: float = 1e-5, strides: bool = True, **options: Any) -> None:
     """Compare a function with itself compiled: results, changed arguments, and gradients of those that have one."""
     copies = [arg.detach().clone().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args]
     expected, result = function(*args), torch.compile(function, **options)(*copies)

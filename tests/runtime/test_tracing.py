@@ -194,3 +194,22 @@ def test_effects_come_at_every_call_and_not_while_tracing() -> None:
         """,
         simulated_environment(gpus=2),
     )
+
+
+@pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch for simulated GPUs")
+def test_what_replaces_calls_of_torch_is_traced() -> None:
+    """Functions without a namesake in torch that the guide recommends in place of torch's, which are traced."""
+    code = """
+import torch
+import accelerator as acc
+
+def program(tensor):
+    if acc.compute_capability(1) >= (9, 0) and acc.total_memory(1) > 2**30 and acc.total_memory() > 0:
+        tensor = tensor + 1
+    if acc.is_fp8_supported() and acc.is_fp16_supported() and acc.get_device_name(0):
+        tensor = tensor.to(acc.supported_dtypes()[0])
+    return tensor
+
+print(torch.compile(program, backend="eager", fullgraph=True)(torch.ones(2)).tolist())
+"""
+    assert run(code, simulated_environment(gpus=2)).splitlines()[-1] == "[2.0, 2.0]"

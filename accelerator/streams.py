@@ -161,7 +161,8 @@ def default_stream(device: Device = None) -> torch.Stream:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        The stream, an ``acc.Stream``; the CPU's only stream under the CPU fallback. Mirrors ``torch.cuda.default_stream``.
+        The stream, an ``acc.Stream``; the current stream on accelerators without a default stream; the CPU's only stream under
+        the CPU fallback. Mirrors ``torch.cuda.default_stream``.
 
     Initializes: the accelerator.
 
@@ -171,11 +172,11 @@ def default_stream(device: Device = None) -> torch.Stream:
         True
     """
     runtime = state.initialize(device)
-    return (
-        cpu_stream()
-        if runtime.device_type == "cpu"
-        else _as_torch_stream(runtime.function("default_stream")(runtime.device_index))
-    )
+    if runtime.device_type == "cpu":
+        return cpu_stream()
+    # Some modules have no default stream. DeepSpeed's accelerators use the current one then.
+    read = getattr(runtime.device_module, "default_stream", None)
+    return _as_torch_stream(read(runtime.device_index)) if read else get_stream(runtime.device_index)
 
 
 def _as_torch_stream(stream: torch.Stream) -> torch.Stream:
@@ -230,7 +231,7 @@ def is_synchronized_device() -> bool:
         >>> acc.is_synchronized_device() == (not acc.is_available())
         True
     """
-    return state.current(allow_bad_fork=True).device_type == "cpu"
+    return state.current(allow_bad_fork=True).vendor.is_synchronized
 
 
 def use_host_timers() -> bool:
@@ -244,7 +245,7 @@ def use_host_timers() -> bool:
         >>> acc.use_host_timers() == acc.is_synchronized_device()
         True
     """
-    return is_synchronized_device()
+    return state.current(allow_bad_fork=True).vendor.use_host_timers
 
 
 def resolves_data_dependency() -> bool:
@@ -258,7 +259,7 @@ def resolves_data_dependency() -> bool:
         >>> acc.resolves_data_dependency() == acc.is_synchronized_device()
         True
     """
-    return is_synchronized_device()
+    return state.current(allow_bad_fork=True).vendor.resolves_data_dependency
 
 
 def handles_memory_backpressure() -> bool:
@@ -272,7 +273,7 @@ def handles_memory_backpressure() -> bool:
         >>> acc.handles_memory_backpressure() == acc.is_synchronized_device()
         True
     """
-    return is_synchronized_device()
+    return state.current(allow_bad_fork=True).vendor.handles_memory_backpressure
 
 
 class _NoStream(torch.Stream):

@@ -25,7 +25,7 @@ class Accelerator:
     def default_generator(self, index: int) -> Any:
         """Return the default generator of a device."""
         if index not in self._generators:
-            self._generators[index] = generators.default_generator(self.device_type, index)
+            self._generators[index] = generators.find_generator(self.device_type, index)
         return self._generators[index]
 
 

@@ -10,6 +10,7 @@ import torch
 
 from . import discovery
 from ._torch import state
+from ._torch.signatures import takes
 
 __all__ = [
     "amp",
@@ -31,7 +32,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     Returns:
         With emulation, True. Without it: on CUDA whether the compute capability is at least 8.0, as
         ``torch.cuda.is_bf16_supported``; True on ROCm; whether the CPU has bfloat16 instructions under the CPU fallback.
-        On other accelerators whether a tensor can be bfloat16, which creates one.
+        On other accelerators the result of torch's function for it, else whether a bfloat16 tensor can be created.
 
     Example:
         >>> import accelerator as acc
@@ -43,7 +44,10 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         return including_emulation or _is_rocm() or _has_capability(8, 0)
     if device_type == "cpu":
         return including_emulation or _cpu_has("_is_mkldnn_bf16_supported")
-    return _can_create(torch.bfloat16)
+    own = getattr(state.current().device_module, "is_bf16_supported", None)
+    if own is None:
+        return _can_create(torch.bfloat16)
+    return bool(own(including_emulation) if takes(own, "including_emulation") else own())
 
 
 def is_fp16_supported() -> bool:
@@ -87,15 +91,18 @@ def is_tf32_supported() -> bool:
 
     Returns:
         On CUDA whether the compute capability is at least 8.0, as ``torch.cuda.is_tf32_supported``; on ROCm, where this
-        initializes the accelerator, whether the architecture is gfx94 or gfx95. False elsewhere.
+        initializes the accelerator, whether the architecture is gfx94 or gfx95. On other accelerators the result of torch's
+        function for it, else False.
 
     Example:
         >>> import accelerator as acc
         >>> acc.is_tf32_supported()
         True
     """
-    if state.current().device_type != "cuda":
-        return False
+    runtime = state.current()
+    if runtime.device_type != "cuda":
+        own = getattr(runtime.device_module, "is_tf32_supported", None)
+        return bool(own and own())
     if _is_rocm():
         architecture: str = torch.cuda.get_device_properties().gcnArchName
         return "gfx94" in architecture or "gfx95" in architecture

@@ -405,3 +405,36 @@ def test_unlike_gpus_in_reversed_order(nvml: str, tmp_path: Path) -> None:
         assert [row[6] for row in before] == [row[8] for row in before] == [2, 1, 0]
         assert [row[7] for row in before] == [7 * i + 13 for i in (2, 1, 0)]
     assert not [line for line in events.splitlines() if line.split()[0] == str(pid) and "nvml" not in line]
+
+
+ENTRIES = """
+    import accelerator as acc
+
+    devices = acc.visible_devices()
+    functions = (acc.get_device_name, acc.device_name, acc.get_device_index, acc.total_memory, acc.compute_capability,
+                 acc.numa_node, acc.temperature)
+    same = [function(device) == function(device.index) for function in functions for device in devices]
+
+    def outcome(call):
+        try:
+            return call()
+        except Exception as error:
+            return type(error).__name__
+
+    largest = max(devices, key=acc.available_memory).index
+    digits = [outcome(lambda: acc.device_name(text)) for text in ("1", "01", "+1", " 1", "1_0", chr(0x661))]
+    import torch
+    runtime = [str(acc.device(devices[1])), acc.memory_allocated(devices[1])]
+    wrong = outcome(lambda: acc.visible_devices({"CUDA_VISIBLE_DEVICES": 1}))
+    print(json.dumps([same, largest, digits, runtime, wrong]))
+"""
+
+
+@on_simulated_gpus
+def test_an_entry_of_visible_devices_is_a_device_argument() -> None:
+    same, largest, digits, runtime, wrong = evaluate_simulated(ENTRIES, gpus=2, memory=["4GiB", "8GiB"])
+    assert all(same)
+    assert largest == 1
+    assert digits == ["cuda:1", *["RuntimeError"] * 5]
+    assert runtime == ["cuda:1", 0]
+    assert wrong == "TypeError"

@@ -171,7 +171,7 @@ RECOVERS = """
     ("cause", "spare", "says"),
     [
         ("deadline", 0, "did not answer a child process within"),
-        ("files", 0, "torch is not installed"),
+        ("files", 0, "whether torch is installed is unknown: Too many open files"),
         ("files", 3, "could be started"),
     ],
 )

@@ -344,3 +344,57 @@ def test_strictly(fakes: Path) -> None:
     first, strict, reason, *_ = run_on_rocm(program, fakes)
     assert (first, strict) == (True, False)
     assert reason == "AMD Instinct 2 (GPU-2a00000000000000) cannot be used: it is listed, but the driver does not know it"
+
+
+# A torch for ROCm that has initialized its runtime: it sees amdsmi's GPUs 2 and 0, which are HIP's 0 and 2.
+INITIALIZED = """
+    import accelerator as acc
+    import torch
+
+    def properties(serial, has_uuid):
+        class Properties:
+            name, total_memory = f"AMD Instinct {serial}", 1024 * (serial + 1) << 20
+        if has_uuid:
+            Properties.uuid = f"{serial}a00000000000000".encode().hex()
+        else:
+            Properties.pci_domain_id, Properties.pci_bus_id, Properties.pci_device_id = 0, 0xC0 + serial, 0
+        return Properties
+
+    class Cuda:
+        initialized = False
+        order = [2, 0]
+        device_count = staticmethod(lambda: len(Cuda.order))
+        mem_get_info = staticmethod(lambda i: (1, properties(Cuda.order[i], False).total_memory))
+        is_initialized = staticmethod(lambda: Cuda.initialized)
+        get_device_properties = staticmethod(lambda i: properties(Cuda.order[i], os.environ["STAND_IN_KEY"] == "uuid"))
+
+    torch.cuda = Cuda
+
+    def state():
+        return [[acc.device_count(), acc.get_device_name(i), acc.utilization(i), acc.temperature(i), acc.total_memory(i),
+                 acc.visible_devices()[i].uuid, acc.visible_devices()[i].physical_index] for i in (0, 1)]
+
+    os.environ["HIP_VISIBLE_DEVICES"] = "0,2"
+    before = state()
+    Cuda.initialized = True
+    during = state()
+    os.environ["HIP_VISIBLE_DEVICES"] = "1"  # too late
+    print(json.dumps([before, during, state()]))
+"""
+TORCH_PACKAGE = {
+    "__init__.py": "",
+    "_C.py": "class Device:\n    type = 'cuda'\n\n_accelerator_exchangeDevice = None\n_accelerator_getAccelerator = Device\n",
+    "accelerator.py": "import torch._C\ncurrent_device_index = lambda: 0\n",
+}
+
+
+@pytest.mark.parametrize("key", ["uuid", "bus"])
+def test_devices_stay_known_after_initialization(key: str, fakes: Path, tmp_path: Path) -> None:
+    site = tmp_path / "initialized"
+    shutil.copytree(fakes, site)
+    for file, text in TORCH_PACKAGE.items():
+        (site / "torch" / file).write_text(text)
+    program = INITIALIZED.replace("import torch\n", "import torch, torch.accelerator\n", 1)
+    before, during, after = run_on_rocm(program, site, STAND_IN_KEY=key)
+    assert before == during == after
+    assert [row[1] for row in before] == ["AMD Instinct 2", "AMD Instinct 0"]

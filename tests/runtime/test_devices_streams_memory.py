@@ -106,6 +106,14 @@ def test_what_initializes(call: str) -> None:
 
 
 @uninitialized
+@pytest.mark.parametrize("arguments", [(None, None), (print, None), ((print, None), ((), ()))])
+def test_wrong_callables_for_graphs_initialize_nothing(arguments: Any) -> None:
+    with pytest.raises(TypeError, match=r"callable|sample_args"):
+        acc.make_graphed_callables(*arguments)
+    assert not acc.is_initialized()
+
+
+@uninitialized
 def test_wrong_devices_before_initialization() -> None:
     for name, function in FUNCTIONS.items():
         for device, error in WRONG:

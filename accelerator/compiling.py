@@ -33,8 +33,8 @@ def is_triton_supported() -> bool:
         the compute capability must be at least 8.0, as DeepSpeed decides. False if Triton's kernels are refused here.
 
     Example:
-        >>> import accelerator as acc, importlib.util
-        >>> acc.is_triton_supported() == (importlib.util.find_spec("triton") is not None)
+        >>> import accelerator as acc
+        >>> acc.is_triton_supported()  # Triton's interpreter serves simulated GPUs
         True
     """
     vendor = state.current().vendor

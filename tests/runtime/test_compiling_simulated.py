@@ -17,7 +17,9 @@ def test_triton_is_not_supported_if_its_kernels_are_refused(monkeypatch: pytest.
     assert not acc.prefer_triton_grouped_mm()
 
 
-def test_triton_is_supported_if_it_is_installed() -> None:
+@pytest.mark.parametrize("compute", ["0", "1"])
+def test_triton_is_supported_if_it_is_installed(compute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATOR_SIM_COMPUTE", compute)
     assert acc.is_triton_supported() is (importlib.util.find_spec("triton") is not None)
 
 

@@ -35,7 +35,7 @@ def set_device_idx(device: Device, /) -> None:
     devices.set_device_index(device)
 
 
-@deprecated("Use `memory_reserved` instead. This name goes in version 1.0.", category=FutureWarning)
+@deprecated("Use `memory_reserved` instead (positional argument). This name goes in version 1.0.", category=FutureWarning)
 def memory_cached(device: Device = None) -> int:
     """Return the number of bytes that the allocator holds on a device; deprecated in favor of ``memory_reserved``.
 
@@ -45,7 +45,7 @@ def memory_cached(device: Device = None) -> int:
     return memory.memory_reserved(device)
 
 
-@deprecated("Use `max_memory_reserved` instead. This name goes in version 1.0.", category=FutureWarning)
+@deprecated("Use `max_memory_reserved` instead (positional argument). This name goes in version 1.0.", category=FutureWarning)
 def max_memory_cached(device: Device = None) -> int:
     """Return the peak number of bytes that the allocator held; deprecated in favor of ``max_memory_reserved``.
 

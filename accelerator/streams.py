@@ -213,10 +213,9 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
     if state.current(device).device_type == "cpu":
         raise RuntimeError("external_stream() needs an accelerator: under the CPU fallback there are no other streams")
     runtime = state.initialize(device)
-    if runtime.device_type == "cuda":
-        # Older releases of torch have this class only, not the function below.
-        return _as_torch_stream(torch.cuda.ExternalStream(address, runtime.device_index))  # type: ignore[no-untyped-call]
-    return _as_torch_stream(runtime.function("get_stream_from_external")(address, runtime.device_index))
+    # Older releases of torch have a class for CUDA only, not the function.
+    create = getattr(runtime.device_module, "ExternalStream", None) or runtime.function("get_stream_from_external")
+    return _as_torch_stream(create(address, runtime.device_index))
 
 
 @traced_as(tracing.is_synchronized_device)

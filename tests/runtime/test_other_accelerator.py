@@ -321,6 +321,24 @@ Module.is_bf16_supported = lambda self: False
 Module.is_tf32_supported = lambda self: True
 assert acc.is_bf16_supported() is False and acc.is_tf32_supported() is True
 
+from types import SimpleNamespace
+from accelerator._torch import bindings
+bindings.nvtx, stack = None, []
+accelerators._TABLE["fakeacc"] = row._replace(range_module="ranges")
+Module.ranges = SimpleNamespace(range_push=stack.append, range_pop=stack.pop)
+acc.range_push("outer")
+assert stack == ["outer"]
+acc.range_pop()
+assert stack == []
+
+def program(tensor):
+    acc.empty_cache()
+    acc.reset_peak_memory_stats()
+    acc.ipc_collect()
+    return tensor + 1 if acc.is_synchronized_device() else tensor
+Module.empty_cache = Module.reset_peak_memory_stats = lambda self, *arguments: None
+assert torch.compile(program, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [2.0, 2.0]
+
 class FakeGraph:
     pass
 if hasattr(torch.accelerator, "Graph"):

@@ -120,6 +120,7 @@ def _run_differences(environment: dict[str, str], prelude: str = "") -> list[str
     return run(code, environment, timeout=300).splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch")
 def test_all_that_torch_traces_with_two_devices() -> None:
     *lines, differing = _run_differences(simulated_environment(gpus=2), "torch.cuda.init(); torch.cuda.set_device(1)")
@@ -131,6 +132,7 @@ def test_all_that_torch_traces_with_two_devices() -> None:
     assert least <= {line.split()[1] for line in lines}
 
 
+@pytest.mark.slow
 def test_all_that_torch_traces_under_the_cpu_fallback() -> None:
     assert _run_differences(plain_environment())[-1] == "differing []"
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import discovery
+from ._machine.dynamo import assume_constant
 from ._torch import state
 from ._torch.signatures import takes
 
@@ -23,6 +24,7 @@ __all__ = [
 ]
 
 
+@assume_constant
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Return whether the current device computes in bfloat16.
 
@@ -50,6 +52,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     return bool(own(including_emulation) if takes(own, "including_emulation") else own())
 
 
+@assume_constant
 def is_fp16_supported() -> bool:
     """Return whether the current device computes fast enough in float16 for training.
 
@@ -72,6 +75,7 @@ def is_fp16_supported() -> bool:
     return _can_create(torch.float16)
 
 
+@assume_constant
 def is_fp64_supported() -> bool:
     """Return whether the current device computes in float64.
 
@@ -86,6 +90,7 @@ def is_fp64_supported() -> bool:
     return state.current().device_type in ("cuda", "cpu") or _can_create(torch.float64)
 
 
+@assume_constant
 def is_tf32_supported() -> bool:
     """Return whether the current device can multiply float32 matrices in TensorFloat-32.
 
@@ -109,6 +114,7 @@ def is_tf32_supported() -> bool:
     return _has_capability(8, 0)
 
 
+@assume_constant
 def is_fp8_supported() -> bool:
     """Return whether the current device can multiply matrices of 8-bit floats, as ``torch._scaled_mm`` does.
 
@@ -129,6 +135,7 @@ def is_fp8_supported() -> bool:
     return _has_capability(8, 9)
 
 
+@assume_constant
 def supported_dtypes() -> list[torch.dtype]:
     """Return the dtypes to train in on the current device.
 

@@ -254,7 +254,7 @@ class StoredArguments:
         """Release what the forward needed."""
         self.stored = ()
         for each in self._tensors:
-            if isinstance(each, _KeptTensor):
+            if isinstance(each, (_KeptTensor, StoredActivation)):
                 each.forward_ended()
 
     def release(self) -> None:

@@ -432,7 +432,7 @@ ENTRIES = """
 
 @on_simulated_gpus
 def test_an_entry_of_visible_devices_is_a_device_argument() -> None:
-    same, largest, digits, runtime, wrong = ask_simulated(ENTRIES, gpus=2, memory=["4GiB", "8GiB"])
+    same, largest, digits, runtime, wrong = evaluate_simulated(ENTRIES, gpus=2, memory=["4GiB", "8GiB"])
     assert all(same)
     assert largest == 1
     assert digits == ["cuda:1", *["RuntimeError"] * 5]

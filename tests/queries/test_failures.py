@@ -66,7 +66,7 @@ def test_memory_is_never_the_hosts() -> None:
     assert not torch
 
 
-@pytest.mark.parametrize("first", ["pass", "import torch; torch.cuda.init()"])
+@pytest.mark.parametrize("first", ["pass", pytest.param("import torch; torch.cuda.init()", marks=pytest.mark.slow)])
 def test_a_capability_that_nvml_does_not_tell(first: str) -> None:
     program = f"""
         {first}

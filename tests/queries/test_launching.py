@@ -92,7 +92,7 @@ BEYOND = """
 
 @on_simulated_gpus
 def test_ids_are_checked_against_this_machine() -> None:
-    inside, beyond, wrong = ask_simulated(BEYOND, gpus=2)
+    inside, beyond, wrong = evaluate_simulated(BEYOND, gpus=2)
     assert inside == "1"
     assert beyond == "ValueError: Device 5 is out of range: this machine has 2"
     assert wrong == "TypeError: The variable CUDA_VISIBLE_DEVICES is a str, not int (1)"
@@ -197,7 +197,8 @@ def other_environment(name: str, folder: Path) -> dict[str, str]:
 def test_each_vendor_has_its_own_variables(
     name: str, variable: str | None, backend: str, prefixes: list[str], tmp_path: Path
 ) -> None:
-    names, env, before, registered, exported = ask(READ_ENVS, other_environment(name, tmp_path), python=(sys.executable, "-S"))
+    environment = other_environment(name, tmp_path)
+    names, env, before, registered, exported = evaluate(READ_ENVS, environment, python=(sys.executable, "-S"))
     if variable is None:
         assert (names, env) == ([], f"RuntimeError: No variable is known that decides which {name} devices a process sees")
     else:

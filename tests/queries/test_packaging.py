@@ -160,6 +160,7 @@ count: int = acc.device_count()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_a_type_checker_rejects_wrong_devices(checker: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(checker) is None:

@@ -389,9 +389,9 @@ TORCH_PACKAGE = {
 
 
 @pytest.mark.parametrize("key", ["uuid", "bus"])
-def test_devices_stay_known_after_initialization(key: str, stand_ins: Path, tmp_path: Path) -> None:
+def test_devices_stay_known_after_initialization(key: str, fakes: Path, tmp_path: Path) -> None:
     site = tmp_path / "initialized"
-    shutil.copytree(stand_ins, site)
+    shutil.copytree(fakes, site)
     for file, text in TORCH_PACKAGE.items():
         (site / "torch" / file).write_text(text)
     program = INITIALIZED.replace("import torch\n", "import torch, torch.accelerator\n", 1)

@@ -301,7 +301,7 @@ else:
     )
 
 
-def test_the_vendor_table_answers_for_an_accelerator() -> None:
+def test_functions_follow_the_vendor_table() -> None:
     run(
         PRELUDE
         + """

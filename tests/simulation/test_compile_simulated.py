@@ -233,8 +233,8 @@ def test_control_flow() -> None:
     def sums(x: torch.Tensor) -> Any:
         return scan(lambda carry, x: (carry + x, carry * 1.0), torch.zeros(4, device=x.device), x, dim=0)
 
-    for sign in (1.0, -1.0):
-        compare(branch, torch.full((4,), sign, device=CUDA), fullgraph=True)
+    for value in (1.0, -1.0):
+        compare(branch, torch.full((4,), value, device=CUDA), fullgraph=True)
     compare(loop, randn(4), fullgraph=True)
     compare(sums, randn(3, 4), fullgraph=True)
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -358,10 +358,25 @@ def _forked(devices: list[tuple[str, int]]) -> Generator[None, None, None]:
             states.restore()
 
 
-class _CallableModule(ModuleType):
+class CallableModule(ModuleType):
+    """The type of this module."""
+
+    if TYPE_CHECKING:
+        default_generator = staticmethod(default_generator)
+        fork_rng = staticmethod(fork_rng)
+        get_rng_state = staticmethod(get_rng_state)
+        get_rng_state_all = staticmethod(get_rng_state_all)
+        initial_seed = staticmethod(initial_seed)
+        manual_seed = staticmethod(manual_seed)
+        manual_seed_all = staticmethod(manual_seed_all)
+        seed = staticmethod(seed)
+        seed_all = staticmethod(seed_all)
+        set_rng_state = staticmethod(set_rng_state)
+        set_rng_state_all = staticmethod(set_rng_state_all)
+
     def __call__(self) -> ModuleType:
         """Return ``torch.random``."""
         return torch.random
 
 
-sys.modules[__name__].__class__ = _CallableModule
+sys.modules[__name__].__class__ = CallableModule

@@ -231,7 +231,7 @@ def is_synchronized_device() -> bool:
         >>> acc.is_synchronized_device() == (not acc.is_available())
         True
     """
-    return state.current(allow_bad_fork=True).device_type == "cpu"
+    return state.current(allow_bad_fork=True).vendor.is_synchronized
 
 
 def use_host_timers() -> bool:
@@ -245,7 +245,7 @@ def use_host_timers() -> bool:
         >>> acc.use_host_timers() == acc.is_synchronized_device()
         True
     """
-    return is_synchronized_device()
+    return state.current(allow_bad_fork=True).vendor.use_host_timers
 
 
 def resolves_data_dependency() -> bool:
@@ -259,7 +259,7 @@ def resolves_data_dependency() -> bool:
         >>> acc.resolves_data_dependency() == acc.is_synchronized_device()
         True
     """
-    return is_synchronized_device()
+    return state.current(allow_bad_fork=True).vendor.resolves_data_dependency
 
 
 def handles_memory_backpressure() -> bool:
@@ -273,7 +273,7 @@ def handles_memory_backpressure() -> bool:
         >>> acc.handles_memory_backpressure() == acc.is_synchronized_device()
         True
     """
-    return is_synchronized_device()
+    return state.current(allow_bad_fork=True).vendor.handles_memory_backpressure
 
 
 class _NoStream(torch.Stream):

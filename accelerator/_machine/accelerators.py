@@ -79,7 +79,7 @@ _CPU = Accelerator(
 )
 _OTHERS = (
     # DeepSpeed's class forwards nothing and says that Triton is not supported; Intel's Triton is part of torch's XPU wheels.
-    # XPUGraph is in torch.xpu from torch 2.10.
+    # Only newer torch has XPUGraph.
     Accelerator(
         "xpu",
         visible_devices=("ZE_AFFINITY_MASK",),

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, ForwardRef, NoReturn, SupportsIndex, Type
 if TYPE_CHECKING:
     import torch
 
-    Device: TypeAlias = int | str | torch.device | SupportsIndex | None
+    Device: TypeAlias = int | str | "torch.device" | SupportsIndex | None
 else:
-    # typing.get_type_hints evaluates the reference in modules that do not import torch.
-    Device = Union[int, str, ForwardRef("__import__('torch').device"), SupportsIndex, None]  # noqa: UP007
-    """A device argument: an index or an object with ``__index__``, "cuda:1", a ``torch.device``, or None for the current
-    device, which is device 0 while the accelerator is not initialized.
+    # Names the module of torch.device, so that typing.get_type_hints() works in modules that do not import torch.
+    Device = Union[int, str, ForwardRef("device", module="torch"), SupportsIndex, None]  # noqa: UP007
+"""A device argument: an index or an object with ``__index__``, "cuda:1", a ``torch.device``, or None for the current device,
+which is device 0 while the accelerator is not initialized.
 
-    An index out of range and a device of another type raise ValueError. A string that names no device raises RuntimeError. Any
-    other object raises TypeError. Under the CPU fallback, every index from 0 on names the CPU.
-    """
+An index out of range and a device of another type raise ValueError. A string that names no device raises RuntimeError. Any
+other object raises TypeError. Under the CPU fallback, every index from 0 on names the CPU.
+"""
 
 # The device types that torch.device accepts; the current accelerator's type is accepted too.
 _TYPES = frozenset(

@@ -74,8 +74,10 @@ def _discover_now(driver_count: int | None, env: Mapping[str, str]) -> Discovery
     if _is_cpu_chosen(env):
         return _without_accelerator(_CPU_CHOSEN, env)
     accelerator = torch_build.accelerator_type()
-    if accelerator not in (None, "cuda") or (accelerator and backend() is rocm and process.is_initialized()):
+    if accelerator not in (None, "cuda"):
         return _from_torch(accelerator, env)
+    if accelerator and backend() is rocm and process.is_initialized():
+        return rocm.from_torch(process.torch_device_module(), env)
     if accelerator and backend() is cuda and driver_count is not None:
         return cuda.from_driver(driver_count, env)
     return _discover_fresh(accelerator, env)
@@ -121,6 +123,8 @@ def _without_accelerator(problem: str, env: Mapping[str, str]) -> DiscoveryResul
 
 def _cpu_build() -> str:
     build = torch_build.read()
+    if build is None and (error := torch_build.read_error()):
+        return f"whether torch is installed is unknown: {error.strerror}"
     if build is None:
         return "torch is not installed in this Python; install it with 'pip install torch'"
     return f"torch {build.version} is a CPU build; install one that is built for the accelerator"

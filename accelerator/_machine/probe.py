@@ -40,7 +40,8 @@ class ProbeResult(NamedTuple):
     unusable: tuple[str | None, ...] = ()
 
 
-_lock = threading.Lock()
+# Re-entrant, because a signal handler may interrupt a query that holds it.
+_lock = threading.RLock()
 
 # Results by arguments, with the time of expiry. Forked children inherit them.
 _results: dict[tuple[Any, ...], tuple[float, ProbeResult]] = {}
@@ -99,7 +100,7 @@ def _run_child(environment: Mapping[str, str | None], *, use: bool, hip: str | N
     try:
         imports.import_modules("subprocess")
         import subprocess
-    except OSError as error:  # too many open files
+    except (OSError, ImportError) as error:  # too many open files, or a signal handler interrupted the import
         return ProbeResult(f"no child process could be started to ask {library} ({error})")
     python, source = process.python(), _source()
     if python is None or source is None:
@@ -115,7 +116,9 @@ def _run_child(environment: Mapping[str, str | None], *, use: bool, hip: str | N
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-    except (OSError, ValueError) as error:  # ValueError for a value that no environment can hold
+    except (OSError, ValueError, AttributeError, RuntimeError) as error:
+        # ValueError: a value that no environment can hold. AttributeError: a signal handler interrupted the import of
+        # subprocess. RuntimeError: a sub-interpreter may not fork.
         return ProbeResult(f"no child process could be started to ask {library} ({error})")
     try:
         output, errors = child.communicate(timeout=DEADLINE_S)
@@ -176,4 +179,4 @@ def _pair(integers: list[int] | None) -> tuple[int, int] | None:
 @process.reset_after_fork
 def _reset_after_fork() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()

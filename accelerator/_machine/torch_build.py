@@ -20,16 +20,18 @@ class Build(NamedTuple):
 
 
 _build: tuple[Build | None] | None = None
+_error: OSError | None = None
 _type: tuple[str | None] | None = None
 
 
 def read() -> Build | None:
     """The installed torch's build, or None without torch; read once, because an installation does not change."""
-    global _build
+    global _build, _error
     if _build is None:
         try:
             _build = (_read_version(),)
-        except OSError:  # too many open files, for example: it may work later
+        except OSError as error:  # too many open files, for example: it may work later
+            _error = error
             return None
     return _build[0]
 
@@ -54,6 +56,11 @@ def _read_version() -> Build | None:
 def is_known() -> bool:
     """Whether the build has been read."""
     return _build is not None
+
+
+def read_error() -> OSError | None:
+    """Why the build could not be read at the latest attempt; None if it has been read."""
+    return None if is_known() else _error
 
 
 def is_rocm() -> bool:

@@ -129,6 +129,13 @@ def reset_peak_memory_stats(device: Any = None, /) -> None:
         getattr(torch, device_type()).reset_peak_memory_stats(index_of(device))
 
 
+def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: bool = True) -> list[dict[str, Any]]:
+    if device_type() == "cpu":
+        return []
+    snapshot: list[dict[str, Any]] = getattr(torch, device_type()).memory_snapshot(mempool_id)
+    return snapshot
+
+
 def init() -> None:
     if device_type() != "cpu":
         getattr(torch, device_type()).init()

@@ -218,12 +218,12 @@ class Recorder:
         monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
 
 
-@pytest.mark.parametrize("when", ["leaving", "fetched ahead"])
+@pytest.mark.parametrize("when", ["copied", "prefetched"])
 def test_memory_under_a_copy_is_not_handed_out(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(monkeypatch)
     source = torch.zeros(MEBIBYTE, device="cuda")
     moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
-    if when == "fetched ahead":
+    if when == "prefetched":
         moved.fetch()
         moved.prefetch()
     assert not recorder.streams
@@ -282,17 +282,22 @@ def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPa
         original(stream, event)
 
     source = torch.zeros(MEBIBYTE, device=device)
-    host = [transfers.allocate(MEBIBYTE, torch.float32, device, True) for _ in range(3)]
-    side.leaving.clear()
+    host = [transfers.allocate(MEBIBYTE, torch.float32, device, True) for _ in range(2)]
     monkeypatch.setattr(torch.cuda.Stream, "wait_event", wait_event)
-    moved = [transfers.Offloaded(source, each) for each in host]
-    # No copy begins before the computation has come to it, and the third lets go of the memory of the first.
-    assert waited == ["copies", "copies", "copies", "computation"]
+    first = transfers.Offloaded(source, host[0])
+    # The copy waits for the computation that wrote the source.
+    assert waited == ["copies"]
+    first.forward_ended()
+    assert waited == ["copies"]
     waited.clear()
-    moved[0].fetch()
+    second = transfers.Offloaded(source, host[1])
+    # The computation waits for the first copy before it reuses the memory.
+    assert waited == ["computation", "copies"]
+    waited.clear()
+    first.fetch()
     assert waited == ["copies", "computation"]
     waited.clear()
-    moved[1].fetch()
+    second.fetch()
     assert waited == ["computation"]
 
 

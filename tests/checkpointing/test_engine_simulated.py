@@ -70,8 +70,8 @@ def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
     acc.empty_host_cache()
     pinned = on_host()
     h = forward(x)
-    # The output, and two inputs that are still leaving.
-    assert on_device() - before == 3 * 4 * MEBIBYTE
+    # The output, and the last input, which backward needs first.
+    assert on_device() - before == 2 * 4 * MEBIBYTE
     if pinned is not None:
         assert on_host() - pinned >= LAYERS * 4 * MEBIBYTE  # type: ignore[operator]
     torch.cuda.reset_peak_memory_stats()
@@ -85,6 +85,33 @@ def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
     pinned, x.grad = on_host(), None
     forward(x).sum().backward()
     assert on_host() == pinned
+
+
+@pytest.mark.parametrize("inputs", [1, 3])
+def test_offload_holds_one_input_beside_the_one_in_use(inputs: int) -> None:
+    checkpointing.configure(checkpoint_in_cpu=True)
+    unit = 4 * MEBIBYTE
+    x = torch.zeros(SIZE, device="cuda", requires_grad=True)
+    held: list[int] = []
+
+    def function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        held.append((on_device() - before) // unit)
+        return tuple(each.sin().exp() for each in tensors)
+
+    before = on_device()
+    tensors = tuple(x * 1 for _ in range(inputs))
+    for _ in range(LAYERS):
+        tensors = checkpointing.checkpoint(function, *tensors)
+    # Each forward has its own inputs on the device and nothing else.
+    assert held == [inputs] * LAYERS
+    # The outputs, and one input.
+    assert on_device() - before == (inputs + 1) * unit
+    held.clear()
+    gradient = torch.autograd.grad(sum(each.sum() for each in tensors), x)
+    # The outputs, the gradients, the inputs in use, and the inputs of the next checkpoint, which are fetched early.
+    assert max(held) <= 4 * inputs
+    del tensors, gradient
+    assert on_device() == before
 
 
 def test_what_arrives_in_pinned_memory() -> None:

@@ -268,3 +268,65 @@ assert acc.memory_allocated("fakeacc:0") == 77 and acc.max_memory_reserved() == 
 """,
         plain_environment(),
     )
+
+
+def test_a_class_of_graphs_that_takes_no_options() -> None:
+    run(
+        PRELUDE
+        + """
+class Plain:
+    calls = []
+    def capture_begin(self, pool=None):
+        self.calls.append(("begin", pool))
+    def capture_end(self):
+        self.calls.append("end")
+
+torch.accelerator.Graph = Plain
+for name in ("_accelerator_synchronizeDevice", "_accelerator_emptyCache", "_accelerator_emptyHostCache", "_host_emptyCache"):
+    setattr(torch._C, name, lambda *device: None)
+graph = acc.Graph(pool=(1, 2), capture_error_mode="relaxed")
+assert isinstance(graph, acc.Graph) and isinstance(graph, Plain)
+with graph:
+    pass
+acc.Graph().capture_begin()
+assert Plain.calls == [("begin", (1, 2)), "end", ("begin", None)], Plain.calls
+try:
+    acc.Graph(True)
+except RuntimeError as error:
+    assert "keep_graph" in str(error)
+else:
+    raise AssertionError
+""",
+        plain_environment(),
+    )
+
+
+def test_functions_follow_the_vendor_table() -> None:
+    run(
+        PRELUDE
+        + """
+from accelerator._machine import accelerators
+row = accelerators.Accelerator(
+    "fakeacc", compile_backend="fake", is_synchronized=True, use_host_timers=False, resolves_data_dependency=True,
+    handles_memory_backpressure=False, op_builders="fake", graph_class="FakeGraph", has_triton=True,
+)
+accelerators._TABLE["fakeacc"] = row
+from accelerator._machine import triton
+triton.is_usable = lambda: True
+assert (acc.is_synchronized_device(), acc.use_host_timers()) == (True, False)
+assert (acc.resolves_data_dependency(), acc.handles_memory_backpressure()) == (True, False)
+assert acc.get_compile_backend() == "fake" and acc.op_builder_dir() == "deepspeed.ops.op_builder.fake"
+assert acc.is_triton_supported() is True and acc.prefer_triton_grouped_mm() is False
+Module.is_bf16_supported = lambda self: False
+Module.is_tf32_supported = lambda self: True
+assert acc.is_bf16_supported() is False and acc.is_tf32_supported() is True
+
+class FakeGraph:
+    pass
+if hasattr(torch.accelerator, "Graph"):
+    del torch.accelerator.Graph
+Module.FakeGraph = FakeGraph
+assert isinstance(acc.Graph(), FakeGraph)
+""",
+        plain_environment(),
+    )

@@ -366,6 +366,12 @@ class TestPendingWork:
     def test_two_communicators_at_once(self, ranks: Ranks, count: int) -> None:
         assert ranks.run("pending.overlap", count) == [True] * count
 
+    def test_a_collective_takes_the_result_of_another_communicator(self, ranks: Ranks) -> None:
+        assert ranks.run("pending.chain", 2) == [True] * 2
+
+    def test_a_stream_destroyed_with_pending_work(self, ranks: Ranks) -> None:
+        assert ranks.run("pending.destroyed_stream", 2) == [True] * 2
+
     def test_messages_beside_collectives(self, ranks: Ranks) -> None:
         assert ranks.run("pending.messages_beside_collectives", 2) == [True] * 2
 

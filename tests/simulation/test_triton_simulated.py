@@ -15,6 +15,7 @@ from tests.support import simulated_environment
 
 triton = pytest.importorskip("triton")
 tl: Any = pytest.importorskip("triton.language")
+libdevice: Any = pytest.importorskip("triton.language.extra.libdevice")
 
 CUDA = torch.device("cuda", 0)
 
@@ -162,6 +163,30 @@ def test_bfloat16() -> None:
     _bfloat16[(1,)](x, y, out, sums, SIZE=16)
     torch.testing.assert_close(out, torch.where(x > y, x.abs() * 2 - y, x @ y), rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(sums, x.float().sum(0) + y.float().amax(0), rtol=1e-5, atol=1e-5)
+
+
+@triton.jit
+def _libdevice(x, out, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    values = tl.load(x + index)
+    positive = libdevice.pow(libdevice.tanh(values), 2.0) + libdevice.exp(values) + libdevice.copysign(values, -1.0)
+    tl.store(out + index, tl.where(libdevice.isnan(values).to(tl.int1), -1.0, positive))
+
+
+@triton.jit
+def _unknown_libdevice(x, out):
+    tl.store(out, libdevice.brev(tl.load(x)))
+
+
+def test_functions_of_libdevice() -> None:
+    x = randn(16)
+    x[3] = math.nan
+    out = torch.empty_like(x)
+    _libdevice[(1,)](x, out, SIZE=16)
+    expected = torch.where(x.isnan(), -1.0, x.tanh() ** 2 + x.exp() - x.abs())
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    with pytest.raises(Exception, match=r"libdevice\.brev is not simulated"):
+        _unknown_libdevice[(1,)](x, out)
 
 
 @triton.jit

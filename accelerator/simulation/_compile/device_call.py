@@ -9,6 +9,7 @@ import torch
 
 from .._kernels import capture
 from .._kernels.aliases import cpu_alias
+from .streams import captures_or_waits
 
 __all__ = ["DeviceCall"]
 
@@ -32,10 +33,8 @@ class DeviceCall:
         if capture.captures.value:
             devices = {value.device for value in inputs if _is_cuda(value)} | set(filter(None, self._devices))
             for device in devices:
-                if device.type == "cuda":
-                    if capture.is_capturing(device):
-                        return self._record(inputs, cpu_inputs, device)
-                    capture.wait_for_pending(device)
+                if device.type == "cuda" and captures_or_waits(device):
+                    return self._record(inputs, cpu_inputs, device)
         return self._run(inputs, cpu_inputs)[0]
 
     def _run(self, inputs: list[Any], cpu_inputs: list[Any]) -> tuple[list[Any], Sequence[Any]]:

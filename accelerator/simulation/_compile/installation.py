@@ -6,6 +6,7 @@ import os
 
 from . import inductor, library_ops, triton_interpreter
 from .import_hook import after_import
+from .triton_libdevice import hook_libdevice
 
 __all__ = ["install"]
 
@@ -18,4 +19,6 @@ def install() -> None:
     if os.environ.get("ACCELERATOR_SIM_TRITON") == "1" and os.environ.get("TRITON_INTERPRET") == "1":
         after_import("triton.runtime.interpreter", triton_interpreter.hook_interpreter)
         after_import("triton.runtime.autotuner", triton_interpreter.hook_autotuner)
+        for name in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
+            after_import(name, hook_libdevice)
         after_import("torch._dynamo.variables.builder", triton_interpreter.hook_dynamo)

@@ -40,16 +40,16 @@ def hook_bfloat16(interpreter: ModuleType) -> None:
     load, store, bitcast = builder.create_masked_load, builder.create_masked_store, builder.create_bitcast
     cast, cast_float, atomic = builder.cast_impl, builder.create_fp_to_fp, builder.create_atomic_rmw
 
-    def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *options: Any) -> Any:
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *options: Any, **named: Any) -> Any:
         if ptrs.get_element_ty() != tl.bfloat16:
-            return load(self, ptrs, mask, other, *options)
+            return load(self, ptrs, mask, other, *options, **named)
         bits = round_to_bits(other.data) if other is not None else np.zeros_like(ptrs.data, dtype=np.uint16)
         return handle(from_bits(interpreter._interpreter.load(ptrs.data, mask.data, bits, np.dtype(np.uint16))), tl.bfloat16)
 
-    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *options: Any) -> Any:
+    def create_masked_store(self: Any, ptrs: Any, value: Any, mask: Any, *options: Any, **named: Any) -> Any:
         if ptrs.get_element_ty() == tl.bfloat16 and value.data.dtype == np.float32:
             return interpreter._interpreter.store(ptrs.data, round_to_bits(value.data), mask.data)
-        return store(self, ptrs, value, mask, *options)
+        return store(self, ptrs, value, mask, *options, **named)
 
     def cast_impl(self: Any, value: Any, dtype: Any) -> Any:
         if is_bfloat16(value.dtype):

@@ -168,6 +168,18 @@ static CUresult new_physical(int file, size_t size, const struct properties *pro
     return is_recorded ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
 
+static bool fill_file(int file, size_t size)
+{
+    if (!sim_config()->fills_with_nan)
+        return true;
+    void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (pages == MAP_FAILED)
+        return false;
+    fill_new_memory(pages, size);
+    munmap(pages, size);
+    return true;
+}
+
 SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct properties *properties, uint64_t flags)
 {
     enum { PINNED = 1 };
@@ -186,7 +198,7 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
 
     CUresult result = ERROR_OUT_OF_MEMORY;
     int file = memfd_create("cuda-physical", MFD_CLOEXEC);
-    if (file >= 0 && ftruncate(file, (off_t)size) == 0)
+    if (file >= 0 && ftruncate(file, (off_t)size) == 0 && fill_file(file, size))
         result = new_physical(file, size, properties, true, handle);
     if (result != SUCCESS) {
         if (file >= 0)

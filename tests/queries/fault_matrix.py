@@ -77,11 +77,11 @@ def in_child(function: Callable[[], Any]) -> Any:
 
 def in_thread(function: Callable[[], Any]) -> Any:
     """What a function gives in a thread."""
-    answers: list[Any] = []
-    thread = threading.Thread(target=lambda: answers.append(outcome(function)), daemon=True)
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(outcome(function)), daemon=True)
     thread.start()
     thread.join(DEADLINE_S)
-    return answers[0] if answers else "HANG"
+    return results[0] if results else "HANG"
 
 
 def driver() -> list[str] | int:
@@ -136,12 +136,12 @@ def main(task: Path) -> None:
         time.sleep(1.1)
     for environment in given["environments"]:
         put(environment)
-        answers = {"truth": in_child(driver), "main": outcome(ask)}
+        results = {"truth": in_child(driver), "main": outcome(ask)}
         if not given["spawned"]:
-            answers["thread"] = in_thread(ask)
-            answers["forked"] = in_child(ask)
-            answers["forked after initialization"] = in_child(after_initialization)
-        told.append({**answers, "left": has_children()})
+            results["thread"] = in_thread(ask)
+            results["forked"] = in_child(ask)
+            results["forked after initialization"] = in_child(after_initialization)
+        told.append({**results, "left": has_children()})
     put({})
     spawned = None
     if not given["spawned"]:

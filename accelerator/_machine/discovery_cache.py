@@ -63,15 +63,24 @@ def _discover(key: tuple[int | None, Any, tuple[Any, ...]]) -> DiscoveryResult:
     global _entry
     before = _entry
     # Only CUDA's driver says whether it is initialized, at no cost. For other accelerators torch does, which takes longer.
+<<<<<<< HEAD
     depends_on_torch = backend() is rocm or (key[1] is not None and key[1].type != "cuda")
     full_key = key, depends_on_torch and process.is_initialized()
+=======
+    needs_torch = backend() is rocm or (key[1] is not None and key[1].type != "cuda")
+    full_key = key, needs_torch and process.is_initialized()
+>>>>>>> main
     if before.full_key == full_key and time.monotonic() < before.expires:
         return before.result
     result = _discover_now(key[0], environment.as_mapping(key[2]))
     expires = float("inf") if result.is_cacheable else time.monotonic() + RETRY_AFTER_S
     # Another thread may have stored a newer result, or cleared the cache.
     if _entry is before:
+<<<<<<< HEAD
         _entry = _Entry(key if result.is_cacheable and not depends_on_torch else _NO_KEY, full_key, expires, result)
+=======
+        _entry = _Entry(key if result.is_cacheable and not needs_torch else _NO_KEY, full_key, expires, result)
+>>>>>>> main
     return result
 
 

@@ -35,8 +35,8 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 CASES = [
-    pytest.param(size, name, id=f"{world}-{name}")
-    for size, world in ((2, "two"), (4, "four"))
+    pytest.param(size, name, id=f"{world}-{name}", marks=marks)
+    for size, world, marks in ((2, "two", ()), (4, "four", pytest.mark.slow))
     for name, _ in worker.cases(size)
 ]
 

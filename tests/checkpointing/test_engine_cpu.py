@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import subprocess
@@ -250,6 +251,36 @@ def test_debug_compares_conjugates_too() -> None:
     assert torch.equal(checkpointed.grad, plain.grad)
     with pytest.raises(torch_checkpoint.CheckpointError, match="digest"):
         checkpointing.checkpoint(function, checkpointed).backward()
+
+
+def test_debug_ignores_running_statistics_that_the_function_edits() -> None:
+    checkpointing.configure(determinism_check="debug")
+    norm, a = nn.BatchNorm1d(8), x()
+    checkpointing.checkpoint(lambda a: norm(a.sin()).exp(), a).sum().backward()
+    assert a.grad is not None
+
+
+def test_debug_notices_state_that_others_edit() -> None:
+    checkpointing.configure(determinism_check="debug")
+    norm = nn.BatchNorm1d(8).eval()
+    out = checkpointing.checkpoint(lambda a: norm(a.sin()).exp(), x()).sum()
+    assert norm.running_mean is not None
+    norm.running_mean.add_(1)
+    with pytest.raises(torch_checkpoint.CheckpointError, match="digest"):
+        out.backward()
+
+
+@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+def test_context_fn_and_torchs_debug_switch_exclude_each_other(ckpt: Checkpoint) -> None:
+    def contexts() -> tuple[Any, Any]:
+        return contextlib.nullcontext(), contextlib.nullcontext()
+
+    checkpointing.configure(context_fn=contexts)
+    options = {"use_reentrant": False, "context_fn": contexts} if ckpt is torchs else {}
+    run = torch_checkpoint.checkpoint if ckpt is torchs else ckpt
+    message = "debug=True is incompatible with non-default context_fn"
+    with torch_checkpoint.set_checkpoint_debug_enabled(True), pytest.raises(ValueError, match=message):
+        run(torch.sin, x(), **options)
 
 
 @pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])

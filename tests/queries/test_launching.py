@@ -156,7 +156,7 @@ OTHER = {
     is_initialized = staticmethod(lambda: False)
 """,
     "_C.py": "class Device:\n    type = '{name}'\n\n_accelerator_exchangeDevice = None\n_accelerator_getAccelerator = Device\n",
-    "accelerator.py": "import torch._C\n",
+    "accelerator.py": "import torch._C\ncurrent_accelerator = torch._C.Device\n",
     "distributed.py": "class Backend:\n    default_device_backend_map = {{'{name}': 'registered'}}\n",
 }
 READ_ENVS = """

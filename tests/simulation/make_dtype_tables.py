@@ -142,7 +142,7 @@ def grouped(by_op: dict[str, set[torch.dtype]]) -> dict[str, str]:
 
 def main() -> int:
     warnings.simplefilter("ignore")
-    dtypes = sys.modules["_accelerator_simulation_kernels.dtypes"]
+    dtypes = sys.modules["_accelerator_simulation._kernels.dtypes"]
     rules = dtypes._table()
     known = {name: set(rule.widened) for name, rule in rules.items()}
     for name, rule in list(rules.items()):  # nothing is refused meanwhile, so that every entry runs

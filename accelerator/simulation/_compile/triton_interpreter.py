@@ -19,7 +19,7 @@ from .._kernels.aliases import cpu_alias
 from .streams import captures_or_waits
 from .triton_bfloat16 import hook_bfloat16
 
-__all__ = ["hook_autotuner", "hook_dynamo", "hook_interpreter"]
+__all__ = ["hook_autotuner", "hook_interpreter"]
 
 
 def hook_interpreter(interpreter: ModuleType) -> None:
@@ -78,20 +78,6 @@ def hook_autotuner(autotuner: ModuleType) -> None:
     autotuner.Autotuner.do_bench = property(choose)
     _break_graphs(autotuner.Autotuner)
     _break_graphs(autotuner.Heuristics)
-
-
-def hook_dynamo(builder: ModuleType) -> None:
-    """Let Dynamo treat an autotuned kernel as the object of a user, since it would compile its code."""
-    variable_builder: Any = builder.VariableBuilder
-    original = variable_builder._wrap
-
-    def wrap(self: Any, value: Any) -> Any:
-        autotuner = sys.modules.get("triton.runtime.autotuner")
-        if autotuner is not None and isinstance(value, autotuner.Autotuner):
-            return self.wrap_user_defined(value)
-        return original(self, value)
-
-    variable_builder._wrap = wrap
 
 
 def _break_graphs(launcher: Any) -> None:

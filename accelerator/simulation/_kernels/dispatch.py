@@ -24,7 +24,7 @@ from .aliases import (
     write_back,
 )
 from .capture import captures
-from .dtypes import raise_unsupported_dtype, widen
+from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
 from .ops import Op
 from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
 
@@ -121,7 +121,7 @@ class Call:
         rules = self.op.dtype_rules
         if dtype in rules.refused:
             raise_unsupported_dtype(self.op.short_name, dtype)
-        if dtype in rules.widened:
+        if dtype in rules.widened or dtype is WITHOUT_KERNELS:
             self.narrow_dtype = dtype
 
     def _widened(self, tensor: torch.Tensor, narrow_dtype: torch.dtype) -> torch.Tensor:
@@ -200,11 +200,19 @@ class Call:
 
     def _round(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return results that were computed in a wider type in the types that the op returns."""
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
-            meta_results, _ = self.op.infer_shapes(args, kwargs)
-        if len(meta_results) == 1:
-            return computed.to(meta_results[0].dtype)
-        return [result.to(meta.dtype) for result, meta in zip(computed, meta_results, strict=True)]
+        assert self.narrow_dtype is not None
+        results = [computed] if len(self.op.results) == 1 else computed
+        try:
+            if not self.op.is_dense:
+                raise NotImplementedError  # torch has no meta tensors of other layouts
+            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+                meta_results, _ = self.op.infer_shapes(args, kwargs)
+            dtypes = [meta.dtype for meta in meta_results]
+        except NotImplementedError:
+            wide = widen(self.narrow_dtype, self.narrow_dtype, self.op.short_name)
+            dtypes = [self.narrow_dtype if result.dtype == wide else result.dtype for result in results]
+        rounded = [result.to(dtype) for result, dtype in zip(results, dtypes, strict=True)]
+        return rounded[0] if len(self.op.results) == 1 else rounded
 
     def _to_device(self, value: Any) -> Any:
         assert self.device is not None

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-__all__ = ["DtypeRules", "dtype_rules", "raise_unsupported_dtype", "widen"]
+__all__ = ["WITHOUT_KERNELS", "DtypeRules", "dtype_rules", "raise_unsupported_dtype", "widen"]
 
 
 class DtypeRules(NamedTuple):
@@ -71,8 +71,10 @@ _WIDE = {
     **dict.fromkeys((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.int64),
 }
 _WIDE.update({getattr(torch, name): torch.float32 for name in dir(torch) if name.startswith("float8_")})
-if hasattr(torch, "bcomplex32"):
-    _WIDE[torch.bcomplex32] = torch.complex64
+# The CPU has hardly a kernel of this type, which is the result of Fourier transforms of bfloat16.
+WITHOUT_KERNELS: torch.dtype | None = getattr(torch, "bcomplex32", None)
+if WITHOUT_KERNELS is not None:
+    _WIDE[WITHOUT_KERNELS] = torch.complex64
 
 
 @functools.cache

@@ -77,7 +77,7 @@ class _Server:
         self._items: dict[str, pytest.Item] = {}
         self._failed: list[str] = []
         self._config: Any = None
-        self._terminal: IO[str] = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._terminal: Any = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # open as long as the server
         self._records: IO[bytes] | None = None  # set in the process of a test
 
     @pytest.hookimpl(tryfirst=True)

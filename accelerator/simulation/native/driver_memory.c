@@ -272,7 +272,8 @@ int is_valid_range(const void *address, size_t size)
 {
     if (size > UINTPTR_MAX - (uintptr_t)address)
         return false;
-    const char *reached = address, *end = reached + size;
+    /* Numbers, because the range may be larger than any object that a pointer may index. */
+    uintptr_t reached = (uintptr_t)address, end = reached + size;
     memory_lock();
     struct block *block = block_find(address);
     bool is_known = block != NULL, is_valid = !is_known || !block->memory.is_idle;
@@ -282,8 +283,8 @@ int is_valid_range(const void *address, size_t size)
      * allocation. */
     while (block && reached < end) {
         bool is_mapped = block->memory.type == SIM_MAPPED_MEMORY;
-        reached = (const char *)block->memory.base + block->memory.size;
-        block = is_mapped ? block_find(reached) : NULL;
+        reached = (uintptr_t)block->memory.base + block->memory.size;
+        block = is_mapped ? block_find((void *)reached) : NULL;
         if (block && block->memory.type != SIM_MAPPED_MEMORY)
             block = NULL;
     }

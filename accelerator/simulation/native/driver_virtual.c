@@ -253,10 +253,10 @@ static bool is_whole_blocks(const char *start, size_t size)
 {
     if (size == 0 || size > UINTPTR_MAX - (uintptr_t)start)
         return false;
-    const char *reached = start, *end = start + size;
+    uintptr_t reached = (uintptr_t)start, end = reached + size;
     while (reached < end) {
-        const struct block *block = block_find(reached);
-        if (!block || block->memory.type != SIM_MAPPED_MEMORY || block->memory.base != reached)
+        const struct block *block = block_find((void *)reached);
+        if (!block || block->memory.type != SIM_MAPPED_MEMORY || (uintptr_t)block->memory.base != reached)
             return false;
         reached += block->memory.size;
     }

@@ -30,7 +30,7 @@ def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -
         return torch.linalg.lu_factor_ex(A, check_errors=check_errors)
     lu, pivots, info = _factor_without_pivoting(A)
     if check_errors and info.any():
-        raise torch._C._LinAlgError(f"torch.linalg.lu_factor_ex: U[{int(info.max())},{int(info.max())}] is zero")
+        raise torch.linalg.LinAlgError(f"torch.linalg.lu_factor_ex: U[{int(info.max())},{int(info.max())}] is zero")  # type: ignore[attr-defined]
     return lu.mT.contiguous().mT, pivots, info  # column-major, as LAPACK
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+from collections.abc import Callable
 
 import pytest
 import torch.distributed
@@ -21,17 +23,21 @@ ENDED = "ended"
 
 
 @pytest.fixture(scope="module")
-def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What each rank says of each case: nothing if it passed, else the traceback."""
-    size: int = request.param
-    folder = tmp_path_factory.mktemp(f"world{size}")
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1"}
-    results = []
-    for rank, ended in enumerate(ranks.run("tests.support.checkpointing_worker", size, folder, environment)):
-        path = folder / f"{rank}.json"
-        assert path.exists(), ended.said
-        results.append({**json.loads(path.read_text()), ENDED: f"status {ended.status}, after:\n{ended.said}"})
-    return results
+def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, str]]]:
+    """Returns what each rank of a world of this size says of each case: nothing if it passed, else the traceback."""
+
+    @functools.cache
+    def run(size: int) -> list[dict[str, str]]:
+        folder = tmp_path_factory.mktemp(f"world{size}")
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1"}
+        results = []
+        for rank, ended in enumerate(ranks.run("tests.support.checkpointing_worker", size, folder, environment)):
+            path = folder / f"{rank}.json"
+            assert path.exists(), ended.said
+            results.append({**json.loads(path.read_text()), ENDED: f"status {ended.status}, after:\n{ended.said}"})
+        return results
+
+    return run
 
 
 CASES = [
@@ -41,8 +47,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("results", "name"), CASES, indirect=["results"], scope="module")
-def test_over_processes(results: list[dict[str, str]], name: str) -> None:
-    for rank, said in enumerate(results):
+@pytest.mark.parametrize(("size", "name"), CASES)
+def test_over_processes(size: int, name: str, run_world: Callable[[int], list[dict[str, str]]]) -> None:
+    for rank, said in enumerate(run_world(size)):
         assert name in said, f"rank {rank} did not come to it: {said[ENDED]}"
         assert not said[name], f"rank {rank}: {said[name]}"

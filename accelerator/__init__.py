@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     # A star import hands on the names of the module's ``__all__``.
     from . import checkpointing as checkpointing
-    from . import random as random
     from . import simulation as simulation
     from .compiling import *
     from .deepspeed_bridge import *
@@ -41,9 +40,12 @@ if TYPE_CHECKING:
     from .profiling import *
     from .properties import *
     from .random import *
+    from .random import CallableModule as _CallableModule
     from .snapshots import *
     from .streams import *
     from .tensors import *
+
+    random: _CallableModule
 
 __version__ = "0.2.0"
 

@@ -7,9 +7,10 @@ plug-ins knows.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-from ._machine import description, device_argument, discovery_cache, nvml, process, torch_runtime, usability
+from ._machine import description, device_argument, discovery_cache, environment, nvml, process, torch_runtime, usability
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
 from ._machine.discovery_result import DiscoveryResult, Failed, NotSupported
@@ -43,6 +44,8 @@ BAD_FORK = (
     "this process was forked after its parent had initialized the accelerator, which cannot be used again in the child; "
     "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
 )
+
+_DIGITS = re.compile("0|[1-9][0-9]*")
 
 _current = discovery_cache.current
 
@@ -127,7 +130,7 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
         One entry per device, at the position that torch uses as index; empty if no accelerator is available.
 
     Raises:
-        TypeError: if ``env`` is no mapping.
+        TypeError: if ``env`` is no mapping of strings.
 
     Example:
         >>> import accelerator as acc
@@ -138,7 +141,10 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
     """
     if env is not None and not isinstance(env, Mapping):
         raise TypeError(f"env is a mapping of variables, as os.environ is, not {type(env).__name__}")
-    return _described(_current() if env is None else discovery_cache.for_environment(env))
+    if env is None:
+        return _described(_current())
+    environment.check(env)
+    return _described(discovery_cache.for_environment(env))
 
 
 def _described(result: DiscoveryResult) -> tuple[VisibleDevice, ...]:
@@ -189,6 +195,7 @@ def usable_devices() -> tuple[VisibleDevice, ...]:
     return tuple(device for device, usable in zip(_described(result), is_usable, strict=True) if usable)
 
 
+@assume_constant
 def compute_capability(device: Device = None) -> tuple[int, int] | None:
     """Return the compute capability of a device.
 
@@ -207,6 +214,7 @@ def compute_capability(device: Device = None) -> tuple[int, int] | None:
     return description.compute_capability(result.devices[index], result.backend) if result.count else None
 
 
+@assume_constant
 def get_device_name(device: Device = None) -> str:
     """Return the product name of a device.
 
@@ -316,7 +324,7 @@ def device_name(device_index: Device = None) -> str:
         ('cuda', 'cuda:1')
     """
     result = _current()
-    if isinstance(device_index, str) and device_index.isdecimal():
+    if isinstance(device_index, str) and _DIGITS.fullmatch(device_index):
         device_index = int(device_index)
     index = device_argument.index(device_index, result.device_type)
     if index is None or result.device_type == "cpu":
@@ -397,7 +405,7 @@ def is_fork_safe() -> bool:
 
 
 def refresh() -> None:
-    """Drop the cached discovery result, as after a device was lost or MIG was reconfigured.
+    """Drop the cached discovery result and NVML's session, as after a device appeared, was lost, or MIG was reconfigured.
 
     Example:
         >>> import accelerator as acc

@@ -1,17 +1,18 @@
 """Launching processes: their visible devices, the variables to forward to them, their communication backend.
 
-The functions are fork-safe: they initialize nothing.
+The functions are fork-safe: they initialize nothing. If NVML cannot list the GPUs, the first call starts a child process.
 """
 
 from __future__ import annotations
 
 import operator
+import os
 import re
 import sys
 from collections.abc import Iterable, MutableMapping
 from typing import Any, NamedTuple, TypeVar
 
-from ._machine import discovery_cache, grammar, imports, torch_build
+from ._machine import accelerators, discovery_cache, environment, grammar, imports, torch_build
 
 __all__ = [
     "communication_backend_name",
@@ -23,42 +24,32 @@ __all__ = [
 
 Environment = TypeVar("Environment", bound=MutableMapping[str, str])
 
-# Those of CUDA and ROCm are in their discovery backends.
-_VISIBLE = {
-    "xpu": "ZE_AFFINITY_MASK",
-    "hpu": "HABANA_VISIBLE_MODULES",
-    "npu": "ASCEND_RT_VISIBLE_DEVICES",
-    "mlu": "MLU_VISIBLE_DEVICES",
-}
-_BACKENDS = {"cuda": "nccl", "xpu": "xccl", "npu": "hccl", "hpu": "hccl", "mlu": "cncl"}
-_PREFIXES = {
-    "cuda": ("NCCL",),
-    "xpu": ("CCL", "ZE"),
-    "npu": ("ASCEND", "HCCL"),
-    "hpu": ("HCCL", "HABANA"),
-    "mlu": ("CNCL", "MLU"),
-}
-
 
 def device_type() -> str:
     """The type of the accelerator that processes will use, "cpu" if none is available here."""
     return discovery_cache.current().device_type
 
 
+def _row() -> accelerators.Accelerator:
+    """The vendor's row for the accelerator that torch is built for; CUDA's for a CPU build."""
+    # Processes may be started on another machine than this, so the accelerator need not be present.
+    device_type = discovery_cache.current().accelerator_type or "cuda"
+    return accelerators.get_row(device_type, is_hip=torch_build.is_rocm())
+
+
 def visible_devices_envs() -> tuple[str, ...]:
     """Return the variables that decide which devices a process sees.
 
     Returns:
-        Their names; the first is the one to set. CUDA's also without an accelerator, because processes may be started on
-        another machine. On ROCm, HIP's variable comes first.
+        Their names; the first is the one to set. CUDA's also for a CPU build of torch, because processes may be started on
+        another machine. On ROCm, HIP's variable comes first. Empty for an accelerator whose variables are unknown.
 
     Example:
         >>> import accelerator as acc
         >>> acc.visible_devices_envs()
         ('CUDA_VISIBLE_DEVICES',)
     """
-    name = _VISIBLE.get(discovery_cache.current().accelerator_type or "cuda")
-    return (name,) if name else discovery_cache.backend().VARIABLES
+    return _row().visible_devices
 
 
 def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: Iterable[int | str]) -> Environment:
@@ -75,7 +66,8 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
     Raises:
         ValueError: if an id is not the index of a device in the environment's list, if an id is repeated, or if the variable's
             value is not understood. The environment is unchanged then.
-        TypeError: if the environment is no mutable mapping, or the ids are not iterable.
+        TypeError: if the environment is no mutable mapping of strings, or the ids are not iterable.
+        RuntimeError: if no such variable is known for the accelerator.
 
     Example:
         >>> import accelerator as acc
@@ -86,8 +78,11 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
         raise TypeError(f"An environment is a mutable mapping, such as a dict, not {type(current_env).__name__}")
     if isinstance(local_accelerator_ids, (str, bytes)) or not isinstance(local_accelerator_ids, Iterable):
         raise TypeError(f"The ids are a list of indices, not {type(local_accelerator_ids).__name__}")
-    variable = visible_devices_envs()[0]
-    limit = _limit(current_env, variable)
+    row = _row()
+    if not row.visible_devices:
+        raise RuntimeError(f"No variable is known that decides which {row.device_type} devices a process sees")
+    variable = row.visible_devices[0]
+    limit = _limit(current_env, row)
     entries = [_entry(identifier, limit) for identifier in local_accelerator_ids]
     if len(set(entries)) < len(entries):
         raise ValueError(f"{','.join(entries)} repeats a device, which would hide every device")
@@ -96,28 +91,38 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
 
 
 class _Limit(NamedTuple):
-    """The variable that limits an environment, its value, and its entry for each device; None if it is not set."""
+    """The variable that limits an environment, its value, and its entry for each device; None if unlimited."""
 
     variable: str
     value: str
     entries: tuple[str, ...] | None
 
 
-def _limit(env: MutableMapping[str, str], variable: str) -> _Limit:
-    is_other = variable in _VISIBLE.values()
-    limiting = variable if is_other else discovery_cache.backend().limiting_variable(env)
-    value = env.get(limiting)
+def _limit(env: MutableMapping[str, str], row: accelerators.Accelerator) -> _Limit:
+    is_cuda_list = row.grammar == accelerators.CUDA_LIST
+    variable = discovery_cache.backend().limiting_variable(env) if is_cuda_list else row.visible_devices[0]
+    environment.check(env, (*row.visible_devices, variable))
+    value = env.get(variable)
     if value is None:
-        return _Limit(limiting, "", None)
-    if variable == "ZE_AFFINITY_MASK":
+        count = _count(env, row)
+        return _Limit(variable, "", None if count is None else tuple(map(str, range(count))))
+    if is_cuda_list:
+        entries: tuple[str, ...] | None = grammar.listed(value)
+    elif row.grammar == accelerators.TILES:
         entries = _tiles(value, whole_cards=env.get("ZE_FLAT_DEVICE_HIERARCHY") == "COMPOSITE")
-    elif is_other:
-        entries = () if not value else tuple(value.split(",")) if re.fullmatch("[0-9]+(,[0-9]+)*", value) else None
     else:
-        entries = grammar.listed(value)
+        entries = () if not value else tuple(value.split(",")) if re.fullmatch("[0-9]+(,[0-9]+)*", value) else None
     if entries is None:
-        raise ValueError(f"{limiting}={grammar.quoted(value)} is not a list of devices; unset it")
-    return _Limit(limiting, value, entries)
+        raise ValueError(f"{variable}={grammar.quoted(value)} is not a list of devices; unset it")
+    return _Limit(variable, value, entries)
+
+
+def _count(env: MutableMapping[str, str], row: accelerators.Accelerator) -> int | None:
+    """How many devices a process with this environment, which sets no variable, would see here; None if unknown."""
+    if row.grammar == accelerators.CUDA_LIST:
+        return discovery_cache.for_environment(env).count or None
+    # This process's count is also that of the other one, unless a variable limits it here.
+    return None if any(name in os.environ for name in row.visible_devices) else discovery_cache.current().count or None
 
 
 def _tiles(mask: str, *, whole_cards: bool) -> tuple[str, ...] | None:
@@ -137,20 +142,29 @@ def _tiles(mask: str, *, whole_cards: bool) -> tuple[str, ...] | None:
 
 
 def _entry(identifier: int | str, limit: _Limit) -> str:
-    try:
-        if isinstance(identifier, bool):
-            raise TypeError
-        index = int(identifier) if isinstance(identifier, str) else operator.index(identifier)
-    except (TypeError, ValueError):
-        raise ValueError(f"A local accelerator id is the index of a device, not {identifier!r}") from None
-    if index < 0:
-        raise ValueError(f"A local accelerator id must not be negative, but is {identifier!r}")
+    index = _index(identifier)
     variable, value, entries = limit
     if entries is None:
         return str(index)
     if index >= len(entries):
-        raise ValueError(f"Device {index} is out of range: {variable}={grammar.quoted(value)} lists {len(entries)}")
+        state = f"{variable}={grammar.quoted(value)} lists" if value or not entries else "this machine has"
+        raise ValueError(f"Device {index} is out of range: {state} {len(entries)}")
     return entries[index]
+
+
+def _index(identifier: int | str) -> int:
+    try:
+        if isinstance(identifier, bool):
+            raise TypeError
+        index = operator.index(identifier)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    except TypeError:
+        # int() would also take "1_0", "+1", " 1 ", "01" and the digits of other scripts.
+        if not isinstance(identifier, str) or re.fullmatch("-?(0|[1-9][0-9]*)", identifier) is None:
+            raise ValueError(f"A local accelerator id is the index of a device, not {identifier!r}") from None
+        index = int(identifier)
+    if index < 0:
+        raise ValueError(f"A local accelerator id must not be negative, but is {identifier!r}")
+    return index
 
 
 def export_envs() -> tuple[str, ...]:
@@ -164,22 +178,26 @@ def export_envs() -> tuple[str, ...]:
         >>> acc.export_envs()
         ('NCCL',)
     """
-    return _PREFIXES.get(device_type(), ())
+    return _row().export_prefixes if discovery_cache.current().count else ()
 
 
 def communication_backend_name() -> str:
     """Return the backend of ``torch.distributed`` for the device.
 
     Returns:
-        "nccl" (also for ROCm's RCCL), "xccl", ...; "gloo" for the CPU, for accelerators without a backend of their own, and on
-        Windows, which has no NCCL.
+        "nccl" (also for ROCm's RCCL), "xccl", ...; a backend that a plug-in registered with ``torch.distributed`` for its
+        device; "gloo" for the CPU, for accelerators without a backend of their own, and on Windows, which has no NCCL.
 
     Example:
         >>> import accelerator as acc
         >>> acc.communication_backend_name()
         'nccl'
     """
-    return "gloo" if sys.platform == "win32" else _BACKENDS.get(device_type(), "gloo")
+    used = device_type()
+    # A plug-in registers its backend with torch.distributed, which has to be imported for that.
+    backends = getattr(getattr(sys.modules.get("torch.distributed"), "Backend", None), "default_device_backend_map", {})
+    name: str = backends.get(used) or accelerators.get_row(used).communication_backend
+    return "gloo" if name == "nccl" and sys.platform == "win32" else name
 
 
 def communication_backend_version() -> tuple[int, ...] | None:

@@ -1,8 +1,9 @@
 """Memory of a device: free, total, available; and recognition of out-of-memory errors.
 
-The functions are fork-safe: they initialize nothing. Before the accelerator is initialized they do not import torch. They raise
-RuntimeError if the figure is unknown, and in a child forked from a process that had initialized the accelerator. Under the CPU
-fallback, and on devices that share the host's memory, the figures are the host's, limited by control groups.
+The functions are fork-safe: they initialize nothing. Before the accelerator is initialized they do not import torch; of an
+accelerator that only torch knows, a child process reads the figures. They raise RuntimeError if the figure is unknown, and in a
+child forked from a process that had initialized the accelerator. Under the CPU fallback, and on devices that share the host's
+memory, the figures are the host's, limited by control groups.
 """
 
 from __future__ import annotations
@@ -12,7 +13,16 @@ import re
 import sys
 
 from . import discovery
-from ._machine import description, device_argument, discovery_cache, host_memory, process, torch_runtime
+from ._machine import (
+    child_process,
+    description,
+    device_argument,
+    discovery_cache,
+    host_memory,
+    process,
+    torch_probe,
+    torch_runtime,
+)
 from ._machine.device_argument import Device
 from ._machine.discovery_result import DiscoveryResult, Failed, NotSupported
 from ._machine.dynamo import assume_constant
@@ -55,9 +65,25 @@ def _figures(result: DiscoveryResult, index: int) -> tuple[int, int]:
     try:
         if process.is_initialized():
             return torch_runtime.memory_info(index)
+        if result.backend is None:
+            return _figures_of_probe(result, index)
         return description.memory(result.devices[index], result.backend)[:2]
     except (Failed, NotSupported) as error:
         raise _unknown(result, index, error) from None
+
+
+def _figures_of_probe(result: DiscoveryResult, index: int) -> tuple[int, int]:
+    """Free and total bytes of a device that only torch knows, from a child process that may initialize it."""
+    try:
+        probed = torch_probe.run(refresh=True)
+    except child_process.NotStarted as error:
+        raise Failed(str(error)) from None
+    if probed.error or len(probed.devices) != result.count:
+        raise Failed(probed.error or "a child process sees other devices; initialize the accelerator first")
+    free, total = probed.free_memory[index], probed.devices[index].total_memory
+    if free is None or total is None:
+        raise Failed(f"torch does not report the memory of {result.device_type} devices")
+    return free, total
 
 
 def _resolve(device: Device, *, negative_is_current: bool = False) -> tuple[DiscoveryResult, int]:
@@ -94,6 +120,7 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     return get_memory_info(device)
 
 
+@assume_constant
 def total_memory(device: Device = None) -> int:
     """Return the total memory of a device.
 
@@ -114,7 +141,7 @@ def total_memory(device: Device = None) -> int:
     result, index = _resolve(device)
     if _is_host_memory(result, index):
         return host_memory.total()
-    if process.is_initialized():
+    if process.is_initialized() or result.backend is None:
         return _figures(result, index)[1]
     try:
         return description.total_memory(result.devices[index], result.backend)

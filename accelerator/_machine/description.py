@@ -10,7 +10,7 @@ from .discovery_result import DiscoveredDevice, Failed, NotSupported
 
 
 class VisibleDevice(NamedTuple):
-    """A device that torch can use, in torch's order.
+    """A device that torch can use, in torch's order. It is a device argument: ``__index__`` gives ``index``.
 
     Attributes:
         index: the index that torch uses.
@@ -31,6 +31,9 @@ class VisibleDevice(NamedTuple):
     total_memory: int | None
     physical_index: int | None
     mig: tuple[int, int] | None
+
+    def __index__(self) -> int:
+        return self.index
 
 
 class PhysicalDevice(NamedTuple):

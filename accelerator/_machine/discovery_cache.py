@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from . import cuda, driver, environment, probe, process, rocm, torch_build
+from . import (
+    accelerators,
+    child_process,
+    cuda,
+    driver,
+    environment,
+    probe,
+    process,
+    rocm,
+    torch_build,
+    torch_probe,
+    torch_runtime,
+)
 from .discovery_result import RETRY_AFTER_S, DiscoveredDevice, DiscoveryResult, Failed
 from .driver_child import Device
 
@@ -49,16 +62,16 @@ def _discover(key: tuple[int | None, Any, tuple[Any, ...]]) -> DiscoveryResult:
     """Discover again, and cache the result for as long as its key stays the same."""
     global _entry
     before = _entry
-    is_rocm = backend() is rocm
-    # ROCm's runtime cannot be asked whether it is initialized without initializing it. torch's answer takes longer.
-    full_key = key, is_rocm and process.is_initialized()
+    # Only CUDA's driver says whether it is initialized, at no cost. For other accelerators torch does, which takes longer.
+    needs_torch = backend() is rocm or (key[1] is not None and key[1].type != "cuda")
+    full_key = key, needs_torch and process.is_initialized()
     if before.full_key == full_key and time.monotonic() < before.expires:
         return before.result
     result = _discover_now(key[0], environment.as_mapping(key[2]))
     expires = float("inf") if result.is_cacheable else time.monotonic() + RETRY_AFTER_S
     # Another thread may have stored a newer result, or cleared the cache.
     if _entry is before:
-        _entry = _Entry(key if result.is_cacheable and not is_rocm else _NO_KEY, full_key, expires, result)
+        _entry = _Entry(key if result.is_cacheable and not needs_torch else _NO_KEY, full_key, expires, result)
     return result
 
 
@@ -67,15 +80,26 @@ def for_environment(env: Mapping[str, str]) -> DiscoveryResult:
     if _chooses_cpu(env):
         return _without_accelerator(_CPU_CHOSEN, env)
     accelerator = torch_build.accelerator_type()
-    return current() if accelerator not in (None, "cuda") else _discover_fresh(accelerator, env)
+    if accelerator in (None, "cuda"):
+        return _discover_fresh(accelerator, env)
+    row = accelerators.get_row(accelerator)
+    if all(env.get(name) == os.environ.get(name) for name in row.visible_devices):
+        return current()
+    try:
+        probed = torch_probe.run({name: env.get(name) for name in row.visible_devices})
+    except child_process.NotStarted as error:
+        return _result_of_torch(accelerator, (), env, str(error))
+    return _result_of_torch(accelerator, probed.devices, env, probed.error)
 
 
 def _discover_now(driver_count: int | None, env: Mapping[str, str]) -> DiscoveryResult:
     if _is_cpu_chosen(env):
         return _without_accelerator(_CPU_CHOSEN, env)
     accelerator = torch_build.accelerator_type()
-    if accelerator not in (None, "cuda") or (accelerator and backend() is rocm and process.is_initialized()):
+    if accelerator not in (None, "cuda"):
         return _from_torch(accelerator, env)
+    if accelerator and backend() is rocm and process.is_initialized():
+        return rocm.from_torch(process.torch_device_module(), env)
     if accelerator and backend() is cuda and driver_count is not None:
         return cuda.from_driver(driver_count, env)
     return _discover_fresh(accelerator, env)
@@ -106,13 +130,29 @@ def _chooses_cpu(env: Mapping[str, str]) -> bool:
 
 
 def _from_torch(accelerator: str, env: Mapping[str, str]) -> DiscoveryResult:
-    import torch
+    """The devices of an accelerator that only torch knows, from the imported torch or from a child process."""
+    module = process.torch_device_module()
+    # torch.xpu may initialize the runtime to count devices.
+    if module is not None and (accelerator != "xpu" or process.is_initialized()):
+        return _result_of_torch(accelerator, torch_runtime.devices(module, accelerator), env)
+    try:
+        probed = torch_probe.run()
+    except child_process.NotStarted as error:
+        return _result_of_torch(accelerator, (), env, str(error))
+    return _result_of_torch(accelerator, probed.devices, env, probed.error)
 
-    module: Any = getattr(torch, accelerator)
-    count: int = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
-    devices = tuple(DiscoveredDevice(None, None, Device(None, accelerator, None, None, None)) for _ in range(count))
-    problem = None if count else f"torch finds no usable {accelerator} device"
-    return DiscoveryResult(count, problem, "torch", devices, environment=env, accelerator_type=accelerator)
+
+def _result_of_torch(
+    accelerator: str, devices: tuple[Device, ...], env: Mapping[str, str], error: str | None = None
+) -> DiscoveryResult:
+    problem = None if devices else error or f"torch finds no usable {accelerator} device"
+    discovered = tuple(DiscoveredDevice(None, None, device) for device in devices)
+    return DiscoveryResult(
+        *(len(devices), problem, "torch", discovered),
+        environment=env,
+        accelerator_type=accelerator,
+        is_cacheable=error is None,
+    )
 
 
 def _without_accelerator(problem: str, env: Mapping[str, str]) -> DiscoveryResult:
@@ -121,6 +161,10 @@ def _without_accelerator(problem: str, env: Mapping[str, str]) -> DiscoveryResul
 
 def _cpu_build() -> str:
     build = torch_build.read()
+    if import_error := torch_build.import_error():
+        return f"torch cannot be imported: {import_error}"
+    if build is None and (error := torch_build.read_error()):
+        return f"whether torch is installed is unknown: {error.strerror}"
     if build is None:
         return "torch is not installed in this Python; install it with 'pip install torch'"
     return f"torch {build.version} is a CPU build; install one that is built for the accelerator"
@@ -151,6 +195,7 @@ def clear() -> None:
     global _entry
     # A new object, so that a thread that is discovering now does not store its result.
     _entry = _NO_ENTRY._replace(full_key=object())
+    torch_build.clear()
     probe.clear()
     cuda.clear()
     rocm.clear()

@@ -6,6 +6,7 @@ import os
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing typing takes longer than all of this module
+    from collections.abc import Iterable, Mapping
     from typing import Any
 
 VARIABLES = (
@@ -26,16 +27,24 @@ try:
 except (AttributeError, KeyError):
     _raw, _keys = os.environ, VARIABLES
 
-_get = _raw.get
+_environ, _get = os.environ, _raw.get
 
 
 def snapshot() -> tuple[Any, ...]:
     """The values of ``VARIABLES``, to compare and for ``as_mapping``."""
-    # One call in C: no other thread changes a variable between two reads.
-    return tuple(map(_get, _keys))
+    # One call in C: no other thread changes a variable between two reads. A test may have replaced os.environ.
+    return tuple(map(_get, _keys)) if os.environ is _environ else tuple(map(os.environ.get, VARIABLES))
+
+
+def check(env: Mapping[str, object], names: Iterable[str] = VARIABLES) -> None:
+    """Raise TypeError if a variable of an environment is not a string."""
+    for name in names:
+        value = env.get(name)
+        if not (value is None or isinstance(value, str)):
+            raise TypeError(f"The variable {name} is a str, not {type(value).__name__} ({value!r})")
 
 
 def as_mapping(values: tuple[Any, ...]) -> dict[str, str]:
     """The variables that are set in a snapshot."""
-    decode: Any = str if _raw is os.environ else os.environ.decodevalue
-    return {name: decode(value) for name, value in zip(VARIABLES, values, strict=True) if value is not None}
+    pairs = zip(VARIABLES, values, strict=True)
+    return {name: os.fsdecode(value) for name, value in pairs if value is not None}

@@ -1,6 +1,6 @@
 """NVML: a call returns a value, or raises NotSupported or Failed, in whatever state NVML or its binding is.
 
-NVML is initialized once per process, again in a forked child, and again after others shut it down. It is never shut down here.
+NVML is initialized once per process, again in a forked child, after others shut it down, and after ``clear``.
 """
 
 from __future__ import annotations
@@ -174,6 +174,7 @@ def _initialize() -> Any:
         raise Failed(f"the package nvidia-ml-py is missing ({error})") from None
     except Exception as error:
         raise Failed(f"the package nvidia-ml-py does not work ({type(error).__name__}: {error})") from None
+    _replace_lock(binding)
     try:
         binding.nvmlInit()
     except Exception as error:
@@ -181,11 +182,22 @@ def _initialize() -> Any:
     return binding
 
 
+def _replace_lock(binding: Any) -> None:
+    # The binding's own lock is not re-entrant: a query in a signal handler would wait for the query that it interrupts.
+    binding.libLoadLock = threading.RLock()
+
+
 def clear() -> None:
-    """Drop the list of GPUs and a failed initialization."""
+    """End the session, so that the next call initializes NVML again and lists the GPUs of that time."""
     global _session
     with _lock:
-        _session = _Session(_session.binding) if isinstance(_session, _Session) else None
+        session, _session = _session, None
+        if isinstance(session, _Session):
+            try:
+                # NVML counts initializations, so others in this process keep theirs.
+                session.binding.nvmlShutdown()
+            except Exception:  # others shut it down, or the driver is gone: the next call reports it
+                return
 
 
 def gpus() -> tuple[Gpu, ...]:
@@ -308,5 +320,5 @@ def _reset_after_fork() -> None:
     global _lock, _session
     binding = sys.modules.get("pynvml")
     if binding is not None:
-        binding.libLoadLock = threading.Lock()  # type: ignore[attr-defined]
+        _replace_lock(binding)
     _lock, _session = threading.RLock(), None

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from . import driver, grammar, imports, process
+from . import child_process, driver, driver_child, process
 from .discovery_result import RETRY_AFTER_S
 from .driver_child import Device
-
-if TYPE_CHECKING:
-    import subprocess
 
 DEADLINE_S = 60.0
 
@@ -40,7 +35,8 @@ class ProbeResult(NamedTuple):
     unusable: tuple[str | None, ...] = ()
 
 
-_lock = threading.Lock()
+# Re-entrant, because a signal handler may interrupt a query that holds it.
+_lock = threading.RLock()
 
 # Results by arguments, with the time of expiry. Forked children inherit them.
 _results: dict[tuple[Any, ...], tuple[float, ProbeResult]] = {}
@@ -96,66 +92,17 @@ def clear() -> None:
 
 def _run_child(environment: Mapping[str, str | None], *, use: bool, hip: str | None) -> ProbeResult:
     library = "the ROCm runtime" if hip else "the CUDA driver"
+    arguments = ("use" if use else "list", hip or driver.NAME, "hip" if hip else "cu")
     try:
-        imports.import_modules("subprocess")
-        import subprocess
-    except OSError as error:  # too many open files
-        return ProbeResult(f"no child process could be started to ask {library} ({error})")
-    python, source = process.python(), _source()
-    if python is None or source is None:
-        return ProbeResult(f"{library} can only be asked in a child process, and there is no Python executable to start one")
-    mark = os.urandom(16).hex()
-    variables = {**os.environ, **environment}
-    arguments = ("use" if use else "list", hip or driver.NAME, "hip" if hip else "cu", mark)
-    try:
-        child = subprocess.Popen(
-            [python, "-I", "-S", "-c", source, *arguments],
-            env={name: value for name, value in variables.items() if value is not None},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-    except (OSError, ValueError) as error:  # ValueError for a value that no environment can hold
-        return ProbeResult(f"no child process could be started to ask {library} ({error})")
-    try:
-        output, errors = child.communicate(timeout=DEADLINE_S)
-    except subprocess.TimeoutExpired:
-        _kill(child)
-        return ProbeResult(f"{library} did not answer a child process within {DEADLINE_S:g} s")
-    except BaseException:
-        _kill(child)
-        raise
-    try:
-        problem, version, devices, unusable = json.loads(output.split(f"\n{mark}\n".encode())[1])
-    except (IndexError, ValueError):
-        last_line = grammar.quoted(errors.decode(errors="replace").strip().rpartition("\n")[2])
-        return ProbeResult(f"the child process that asked {library} ended with status {child.returncode} ({last_line})")
+        output = child_process.run(_source(), arguments, environment, subject=library, deadline_s=DEADLINE_S)
+    except child_process.ChildError as error:
+        return ProbeResult(str(error))
+    problem, version, devices, unusable = output
     return ProbeResult(problem, _pair(version), tuple(_device(*device) for device in devices), tuple(unusable))
 
 
 def _source() -> str | None:
-    """The source text of the child's program, from wherever this package was imported."""
-    from . import driver_child
-
-    loader = getattr(driver_child, "__loader__", None)
-    get_source = getattr(loader, "get_source", None)
-    try:
-        source: str | None = get_source(driver_child.__name__) if get_source else None
-    except (ImportError, OSError):
-        return None
-    return source
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Kill a child and wait for it, so that it does not stay a zombie."""
-    child.kill()
-    for pipe in (child.stdout, child.stderr):
-        if pipe is not None:
-            pipe.close()
-    try:
-        child.wait(RETRY_AFTER_S)
-    except Exception:  # in an uninterruptible system call, it ends when the driver returns
-        threading.Thread(target=child.wait, daemon=True).start()
+    return child_process.source(driver_child)
 
 
 def _device(
@@ -176,4 +123,4 @@ def _pair(integers: list[int] | None) -> tuple[int, int] | None:
 @process.reset_after_fork
 def _reset_after_fork() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()

@@ -24,6 +24,11 @@ _initialized_before_fork = False
 _resets: list[Callable[[], None]] = []
 
 
+def is_torch_imported() -> bool:
+    """Whether torch is imported far enough to have an accelerator; after a failed import some of its modules remain."""
+    return "torch.accelerator" in sys.modules and "torch" in sys.modules
+
+
 def torch_device_module() -> Any:
     """The module of an imported torch for its accelerator, such as ``torch.cuda``; None without one."""
     torch = sys.modules.get("torch")
@@ -46,7 +51,7 @@ def _get_accelerator_or_none() -> Any:
     """Look for an imported torch; torch's own function replaces this one when there is one."""
     global _get_accelerator
     bindings = sys.modules.get("torch._C")
-    if bindings is None or "torch.accelerator" not in sys.modules:
+    if bindings is None or not is_torch_imported():
         return None
     is_safe = hasattr(bindings, "_accelerator_exchangeDevice")
     _get_accelerator = bindings._accelerator_getAccelerator if is_safe else _get_accelerator_before_2_8

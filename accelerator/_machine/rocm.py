@@ -7,10 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import amdsmi, driver_child, grammar, probe, torch_build
+from . import amdsmi, driver_child, grammar, nvml, probe, torch_build
 from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed
 
 FROM_AMDSMI = "amdsmi and the environment"
+FROM_TORCH = "torch, which has initialized the ROCm runtime in this process"
 FROM_CHILD = "the ROCm runtime, asked in a child process"
 
 # The variables that decide what a process sees; a launcher sets the first. HIP reads CUDA's variable if its own is not set.
@@ -29,6 +30,58 @@ def discover(env: Mapping[str, str]) -> DiscoveryResult:
     devices, hidden_by, selection = _select(env, listed)
     problem = None if devices else _hidden(hidden_by or "", env, selection)
     return _result(env, problem, FROM_AMDSMI, tuple(devices), selection=selection)
+
+
+def from_torch(module: Any, env: Mapping[str, str]) -> DiscoveryResult:
+    """The devices that torch's module for the initialized runtime enumerates, each with amdsmi's entry.
+
+    The runtime read the environment when it was initialized, so the devices are matched by UUID or PCI bus id.
+    """
+    count: int = module.device_count()
+    try:
+        listed = amdsmi.gpus()
+    except Failed:
+        listed = ()
+    fresh = discover(env).devices
+    devices: list[DiscoveredDevice] = []
+    for index in range(count):
+        properties = module.get_device_properties(index)
+        uuid, bus = _uuid(properties), _pci_bus_id(properties)
+        matches = [device for device in listed if device.driver and _is_same(device.driver, uuid, bus)]
+        if matches:
+            devices.append(matches[0])
+        elif len(fresh) == count and not (uuid or bus):
+            devices.append(fresh[index])
+        else:
+            devices.append(
+                DiscoveredDevice(
+                    None, None, driver_child.Device(uuid, properties.name, bus, None, int(properties.total_memory))
+                )
+            )
+    problem = None if count else "the ROCm runtime of this process was initialized with no visible device"
+    return _result(env, problem, FROM_TORCH, tuple(devices))
+
+
+def _uuid(properties: Any) -> str | None:
+    """The sixteen characters of HIP's UUID, which torch shows as the hexadecimal digits of their bytes."""
+    text = str(getattr(properties, "uuid", "")).replace("-", "")
+    try:
+        return bytes.fromhex(text).decode("ascii").lower() or None
+    except ValueError:
+        return text.lower() or None
+
+
+def _pci_bus_id(properties: Any) -> str | None:
+    """Domain, bus and device; None if this torch's properties lack them."""
+    if not hasattr(properties, "pci_bus_id"):
+        return None
+    return f"{properties.pci_domain_id:08X}:{properties.pci_bus_id:02X}:{properties.pci_device_id:02X}.0"
+
+
+def _is_same(device: driver_child.Device, uuid: str | None, bus: str | None) -> bool:
+    if uuid and device.uuid:
+        return uuid == device.uuid
+    return bool(bus and device.pci_bus_id) and bus == nvml.plain_bus(device.pci_bus_id or "")
 
 
 def physical() -> tuple[DiscoveredDevice, ...]:

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, NamedTuple
 
-from . import process
+from . import child_process, process, torch_probe
 
 
 class Build(NamedTuple):
@@ -20,16 +20,19 @@ class Build(NamedTuple):
 
 
 _build: tuple[Build | None] | None = None
+_error: OSError | None = None
+_import_error: str | None = None
 _type: tuple[str | None] | None = None
 
 
 def read() -> Build | None:
     """The installed torch's build, or None without torch; read once, because an installation does not change."""
-    global _build
+    global _build, _error
     if _build is None:
         try:
             _build = (_read_version(),)
-        except OSError:  # too many open files, for example: it may work later
+        except OSError as error:  # too many open files, for example: it may work later
+            _error = error
             return None
     return _build[0]
 
@@ -54,6 +57,11 @@ def _read_version() -> Build | None:
 def is_known() -> bool:
     """Whether the build has been read."""
     return _build is not None
+
+
+def read_error() -> OSError | None:
+    """Why the build could not be read at the latest attempt; None if it has been read."""
+    return None if is_known() else _error
 
 
 def is_rocm() -> bool:
@@ -81,7 +89,7 @@ def accelerator_type() -> str | None:
     if a plug-in may bring an accelerator that the build does not know. ``ACCELERATOR_BACKEND`` does not count here.
     """
     global _type
-    if "torch.accelerator" in sys.modules:
+    if process.is_torch_imported():
         return process.torch_accelerator_type()
     if _type is None:
         device_type = _read_type()
@@ -96,11 +104,11 @@ def _read_type() -> str | None:
     if build is None:
         return None
     if _has_plugins():
-        return _import_torch()
+        return _probe_torch()
     if build.cuda or build.hip:
         return "cuda"
     # Only torch knows whether an XPU or one of Apple's GPUs is present.
-    return _import_torch() if build.xpu or sys.platform == "darwin" else None
+    return _probe_torch() if build.xpu or sys.platform == "darwin" else None
 
 
 def _has_plugins() -> bool:
@@ -131,9 +139,34 @@ def _announces_backend(metadata: str) -> bool:
     return "[torch.backends]" in text and "[accelerator.kernels_only]" not in text
 
 
+def _probe_torch() -> str | None:
+    global _import_error
+    try:
+        result = torch_probe.run()
+    except child_process.NotStarted:
+        return _import_torch()
+    _import_error = result.error
+    return result.device_type
+
+
 def _import_torch() -> str | None:
+    """Import torch in this process, which has no Python executable for a child."""
+    global _import_error
     try:
         import torch.accelerator  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    except Exception:  # a torch that cannot be imported offers no accelerator
+    except Exception as error:
+        _import_error = f"{type(error).__name__}: {error}"
         return None
     return process.torch_accelerator_type()
+
+
+def import_error() -> str | None:
+    """Why torch with its plug-ins cannot be imported, as far as that was tried; None if it can."""
+    return None if process.is_torch_imported() else _import_error
+
+
+def clear() -> None:
+    """Probe torch's plug-ins again at the next query."""
+    global _type, _import_error
+    _type = _import_error = None
+    torch_probe.clear()

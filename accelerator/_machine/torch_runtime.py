@@ -12,6 +12,7 @@ from typing import Any
 
 from . import process
 from .discovery_result import NotSupported
+from .driver_child import Device
 
 
 def current_index() -> int:
@@ -47,6 +48,26 @@ def _call(function: Callable[[int], tuple[int, int]] | None, index: int) -> tupl
             return None
         raise
     return free, total
+
+
+def devices(module: Any, device_type: str) -> tuple[Device, ...]:
+    """The devices that a torch module counts, with the names and sizes that it reports without being initialized."""
+    count: int = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
+    if not process.is_initialized():
+        return (Device(None, device_type, None, None, None),) * count
+    return tuple(_describe(module, device_type, index) for index in range(count))
+
+
+def _describe(module: Any, device_type: str, index: int) -> Device:
+    try:
+        name = str(module.get_device_name(index))
+    except (AttributeError, RuntimeError):
+        name = device_type
+    try:
+        total: int | None = memory_info(index)[1]
+    except (NotSupported, RuntimeError):
+        total = None
+    return Device(None, name, None, None, total)
 
 
 def is_integrated(index: int) -> bool:

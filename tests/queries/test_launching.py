@@ -11,7 +11,7 @@ import pytest
 
 import accelerator as acc
 from tests.support import plain_environment
-from tests.support.discovery import ask, ask_simulated, on_simulated_gpus
+from tests.support.discovery import evaluate, evaluate_simulated, on_simulated_gpus
 
 pytestmark = pytest.mark.torch_free
 
@@ -48,6 +48,9 @@ def test_ids_count_what_is_let_through(value: str | None, ids: list[Any], expect
         assert again["CUDA_VISIBLE_DEVICES"] == expected.split(",")[0]
 
 
+ODD_DIGITS = ("1_0", "+1", " 1 ", "01", "\u0661", "")
+
+
 @pytest.mark.parametrize(
     ("value", "ids", "message"),
     [
@@ -57,6 +60,7 @@ def test_ids_count_what_is_let_through(value: str | None, ids: list[Any], expect
         ("4,4", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='4,4' lists 0"),
         (None, [-1], "A local accelerator id must not be negative, but is -1"),
         (None, ["x"], "A local accelerator id is the index of a device, not 'x'"),
+        *((None, [digits], f"A local accelerator id is the index of a device, not {digits!r}") for digits in ODD_DIGITS),
         (None, [1.5], "A local accelerator id is the index of a device, not 1.5"),
         (None, [True], "A local accelerator id is the index of a device, not True"),
         (None, [None], "A local accelerator id is the index of a device, not None"),
@@ -71,6 +75,27 @@ def test_wrong_ids_change_nothing(value: str | None, ids: list[Any], message: st
         acc.set_visible_devices_envs(environment, ids)
     assert str(error.value) == message
     assert environment == before
+
+
+BEYOND = """
+    import accelerator as acc
+
+    def chosen(env, ids):
+        try:
+            return acc.set_visible_devices_envs(env, ids)["CUDA_VISIBLE_DEVICES"]
+        except (ValueError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+
+    print(json.dumps([chosen({}, [1]), chosen({}, [5]), chosen({"CUDA_VISIBLE_DEVICES": 1}, [0])]))
+"""
+
+
+@on_simulated_gpus
+def test_ids_are_checked_against_this_machine() -> None:
+    inside, beyond, wrong = evaluate_simulated(BEYOND, gpus=2)
+    assert inside == "1"
+    assert beyond == "ValueError: Device 5 is out of range: this machine has 2"
+    assert wrong == "TypeError: The variable CUDA_VISIBLE_DEVICES is a str, not int (1)"
 
 
 STARTED = """
@@ -101,7 +126,7 @@ STARTED = """
 
 @on_simulated_gpus
 def test_a_process_so_started_sees_the_devices_meant() -> None:
-    results, names, quiet = ask_simulated(STARTED, gpus=3)
+    results, names, quiet = evaluate_simulated(STARTED, gpus=3)
     assert len(results) == 12
     for value, ids, wanted, observed, output in results:
         assert wanted == observed == output, (value, ids)
@@ -120,16 +145,68 @@ def test_a_torch_that_was_built_without_nccl() -> None:
         del torch._C._nccl_version
         print(json.dumps(acc.communication_backend_version()))
     """
-    assert ask_simulated(program, gpus=1) is None
+    assert evaluate_simulated(program, gpus=1) is None
 
 
-# A torch for Intel's GPUs, as far as these queries look.
-XPU = {
-    "version.py": "__version__ = '9.0+xpu'\ncuda = hip = None\nxpu = '20260000'\n",
-    "__init__.py": "class xpu:\n    device_count = staticmethod(lambda: 4)\n    is_initialized = staticmethod(lambda: False)\n",
-    "_C.py": "class Device:\n    type = 'xpu'\n\n_accelerator_exchangeDevice = None\n_accelerator_getAccelerator = Device\n",
-    "accelerator.py": "import torch._C\n",
+# A torch for another accelerator, as far as these queries read it.
+OTHER = {
+    "version.py": "__version__ = '9.0+{name}'\ncuda = hip = None\nxpu = '20260000'\n",
+    "__init__.py": """class {name}:
+    device_count = staticmethod(lambda: 4)
+    is_initialized = staticmethod(lambda: False)
+""",
+    "_C.py": "class Device:\n    type = '{name}'\n\n_accelerator_exchangeDevice = None\n_accelerator_getAccelerator = Device\n",
+    "accelerator.py": "import torch._C\ncurrent_accelerator = torch._C.Device\n",
+    "distributed.py": "class Backend:\n    default_device_backend_map = {{'{name}': 'registered'}}\n",
 }
+READ_ENVS = """
+    import accelerator as acc
+
+    def chosen():
+        try:
+            return dict(acc.set_visible_devices_envs({}, [1]))
+        except RuntimeError as error:
+            return f"RuntimeError: {error}"
+
+    before = acc.communication_backend_name()
+    acc.device_count()
+    import torch.distributed
+    print(json.dumps([acc.visible_devices_envs(), chosen(), before, acc.communication_backend_name(), acc.export_envs()]))
+"""
+
+
+def other_environment(name: str, folder: Path) -> dict[str, str]:
+    (folder / "torch").mkdir()
+    for file, text in OTHER.items():
+        (folder / "torch" / file).write_text(text.format(name=name))
+    environment = plain_environment()
+    environment["PYTHONPATH"] += os.pathsep + str(folder)
+    return environment
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "backend", "prefixes"),
+    [
+        ("xpu", "ZE_AFFINITY_MASK", "xccl", ["CCL", "ZE"]),
+        ("npu", "ASCEND_RT_VISIBLE_DEVICES", "hccl", ["ASCEND", "HCCL", "LD_LIBRARY", "PATH"]),
+        ("sdaa", "SDAA_VISIBLE_DEVICES", "tccl", ["NCCL", "LD_LIBRARY", "PATH"]),
+        ("supa", "SUPA_VISIBLE_DEVICES", "bccl", ["BCCL", "BIREN", "SUPA", "LD_LIBRARY", "PATH"]),
+        ("openreg", None, "gloo", []),
+    ],
+)
+def test_each_vendor_has_its_own_variables(
+    name: str, variable: str | None, backend: str, prefixes: list[str], tmp_path: Path
+) -> None:
+    environment = other_environment(name, tmp_path)
+    names, env, before, registered, exported = evaluate(READ_ENVS, environment, python=(sys.executable, "-S"))
+    if variable is None:
+        assert (names, env) == ([], f"RuntimeError: No variable is known that decides which {name} devices a process sees")
+    else:
+        assert (names, env) == ([variable], {variable: "1"})
+    assert (before, registered) == (backend, "registered")
+    assert exported == prefixes
+
+
 MASKS = [
     ({}, [1], "1"),
     ({"ZE_AFFINITY_MASK": "2,3"}, [1], "3"),
@@ -150,11 +227,7 @@ MASKS = [
 
 
 def test_level_zero_s_masks_have_tiles(tmp_path: Path) -> None:
-    (tmp_path / "torch").mkdir()
-    for name, text in XPU.items():
-        (tmp_path / "torch" / name).write_text(text)
-    environment = plain_environment()
-    environment["PYTHONPATH"] += os.pathsep + str(tmp_path)
+    environment = other_environment("xpu", tmp_path)
     program = f"""
         import accelerator as acc
         def chosen(env, ids):
@@ -166,7 +239,7 @@ def test_level_zero_s_masks_have_tiles(tmp_path: Path) -> None:
         output = [chosen(env, ids) for env, ids, _ in {MASKS!r}]
         print(json.dumps([output, acc.visible_devices_envs(), acc.communication_backend_name(), acc.export_envs()]))
     """
-    output, names, backend, prefixes = ask(program, environment, python=(sys.executable, "-S"))
+    output, names, backend, prefixes = evaluate(program, environment, python=(sys.executable, "-S"))
     assert output == [expected for _, _, expected in MASKS]
     assert (names, backend, prefixes) == (["ZE_AFFINITY_MASK"], "xccl", ["CCL", "ZE"])
 

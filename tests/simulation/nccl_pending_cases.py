@@ -162,6 +162,19 @@ def waits(place: Place) -> dict[str, float]:
     return seconds
 
 
+def compiled(place: Place) -> bool:
+    """Compiled code waits for the collective that its stream waits for."""
+    start(place)
+    double = torch.compile(lambda tensor: tensor * 2)
+    double(ranks_tensor(place))
+    tensor = ranks_tensor(place)
+    dist.barrier()
+    late(place)
+    dist.all_reduce(tensor)
+    assert (double(tensor).cpu() == 2 * total(place)).all()
+    return True
+
+
 def busy_stream(place: Place) -> float:
     """A collective begins when the earlier work of its stream has ended, on every rank."""
     store = start(place)
@@ -198,6 +211,44 @@ def overlap(place: Place) -> bool:
     expected = total(place) / place.ranks
     assert torch.allclose(tensors[0].cpu(), torch.tensor(expected))
     assert torch.allclose(tensors[1].cpu(), torch.tensor(10 * expected))
+    return True
+
+
+def chain(place: Place) -> bool:
+    """A collective of one communicator takes the result of another one's, which waits for a late rank."""
+    start(place)
+    groups = [dist.new_group(), dist.new_group()]
+    for group in groups:
+        dist.all_reduce(torch.ones(1, device="cuda"), group=group)
+    tensor = ranks_tensor(place)
+    torch.cuda.synchronize()
+    late(place)
+    for group in groups:
+        dist.all_reduce(tensor, group=group)
+    assert (tensor.cpu() == total(place) * place.ranks).all()
+    return True
+
+
+def destroyed_stream(place: Place) -> bool:
+    """A stream that is destroyed while its work is pending leaves the work to be done; a new stream does not wait for it."""
+    start(place)
+    runtime, stream = loaded_runtime(), ctypes.c_void_p()
+    tensor = ranks_tensor(place)
+    assert runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+    torch.cuda.synchronize()
+    late(place)
+    with torch.cuda.stream(torch.cuda.ExternalStream(stream.value)):
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+    assert runtime.cudaStreamDestroy(stream) == 0
+    again = ctypes.c_void_p()
+    assert runtime.cudaStreamCreateWithFlags(ctypes.byref(again), 1) == 0
+    assert again.value == stream.value, "streams are reused"
+    assert runtime.cudaStreamQuery(again) == 0
+    torch.cuda.synchronize()
+    torch.cuda.synchronize()  # whatever waited has noticed the end of the work
+    assert work.is_completed()
+    assert (tensor.cpu() == total(place)).all()
     return True
 
 

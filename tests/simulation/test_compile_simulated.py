@@ -38,9 +38,7 @@ def assert_same(expected: Any, result: Any, tolerance: float = 1e-5, strides: bo
             assert value == wanted
 
 
-def compare(
-    function: Callable[..., Any], *args: Any, tolerance: float = 1e-5, strides: bool = True, **options: Any
-) -> None:
+def compare(function: Callable[..., Any], *args: Any, tolerance: float = 1e-5, strides: bool = True, **options: Any) -> None:
     """Compare a function with itself compiled: results, changed arguments, and gradients of those that have one."""
     copies = [arg.detach().clone().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args]
     expected, result = function(*args), torch.compile(function, **options)(*copies)
@@ -235,8 +233,8 @@ def test_control_flow() -> None:
     def sums(x: torch.Tensor) -> Any:
         return scan(lambda carry, x: (carry + x, carry * 1.0), torch.zeros(4, device=x.device), x, dim=0)
 
-    for sign in (1.0, -1.0):
-        compare(branch, torch.full((4,), sign, device=CUDA), fullgraph=True)
+    for value in (1.0, -1.0):
+        compare(branch, torch.full((4,), value, device=CUDA), fullgraph=True)
     compare(loop, randn(4), fullgraph=True)
     compare(sums, randn(3, 4), fullgraph=True)
 

@@ -355,12 +355,22 @@ class TestPendingWork:
         assert len(waited) == 11
         assert all(seconds >= 0.2 for seconds in waited.values()), waited
 
+    @pytest.mark.slow
+    def test_compiled_code_waits(self, ranks: Ranks) -> None:
+        assert ranks.run("pending.compiled", 2) == [True] * 2
+
     def test_a_collective_waits_for_its_stream(self, ranks: Ranks) -> None:
         assert all(seconds >= 0.4 for seconds in ranks.run("pending.busy_stream", 2))
 
     @pytest.mark.parametrize("count", [2, 4])
     def test_two_communicators_at_once(self, ranks: Ranks, count: int) -> None:
         assert ranks.run("pending.overlap", count) == [True] * count
+
+    def test_a_collective_takes_the_result_of_another_communicator(self, ranks: Ranks) -> None:
+        assert ranks.run("pending.chain", 2) == [True] * 2
+
+    def test_a_stream_destroyed_with_pending_work(self, ranks: Ranks) -> None:
+        assert ranks.run("pending.destroyed_stream", 2) == [True] * 2
 
     def test_messages_beside_collectives(self, ranks: Ranks) -> None:
         assert ranks.run("pending.messages_beside_collectives", 2) == [True] * 2

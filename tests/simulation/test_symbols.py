@@ -91,14 +91,14 @@ def test_driver_and_nvml_have_no_version_node(simulated: set[Symbol]) -> None:
 
 def test_nothing_but_the_interface_is_exported(simulated: set[Symbol]) -> None:
     exported = {symbol.name for symbol in simulated}
-    names = r"cuda[A-Z]|__cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|nccl[A-Z]|accelerator_sim"
+    names = r"cuda[A-Z]|__cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|p?nccl[A-Z]|accelerator_sim"
     interface = re.compile(names + r"|lib.*\.so\.\d+$|pthread_exit$")
     assert {name for name in exported if not interface.match(name)} == set()
 
 
 # The libraries that the simulation replaces.
 NATIVE = Path(_build.__file__).parent / "native"
-REPLACED = {"libcudart.so.12", "libcudart.so.13", "libcupti.so.13"}
+REPLACED = {"libcudart.so.12", "libcudart.so.13", "libcupti.so.13", "libnccl.so.2"}
 
 
 def listed(name: str) -> set[str]:
@@ -113,10 +113,10 @@ def test_all_names_of_the_replaced_libraries_are_exported(torch_directory: Path,
     if not libraries:
         pytest.skip("the CUDA libraries are not in wheels")
     for library in libraries:
-        exported = ElfSymbols(library).defined
-        assert len(exported) > 200
-        # NVTX loads the injection functions by a path that it is given, not by the library's name.
-        names = {symbol for symbol in exported if symbol.name != symbol.version and "InjectionNvtx" not in symbol.name}
+        # C++ internals and the functions that NVTX finds by a path are not part of the interface.
+        interface = re.compile(r"(__)?cuda[A-Z]|cupti[A-Z]|p?nccl[A-Z]")
+        names = {symbol for symbol in ElfSymbols(library).defined if interface.match(symbol.name)}
+        assert len(names) > 80
         assert names - simulated == set(), library
 
 
@@ -128,6 +128,7 @@ def test_all_names_of_the_replaced_libraries_are_exported(torch_directory: Path,
         ("cupti_13", "libcupti.so.13", 200),
         ("cuda", "", 600),
         ("nvml", "", 400),
+        ("nccl", "", 150),
     ],
 )
 def test_all_listed_names_are_exported(name: str, node: str, count: int, simulated: set[Symbol]) -> None:
@@ -138,8 +139,10 @@ def test_all_listed_names_are_exported(name: str, node: str, count: int, simulat
 
 def test_no_simulated_function_is_missing_in_the_lists(simulated: set[Symbol]) -> None:
     # A misspelled function would be exported beside the stub of the right name.
-    names = set().union(*map(listed, ("cudart_12", "cudart_13", "cupti_13", "cuda", "nvml")))
-    ours = {symbol.name for symbol in simulated if re.match("(__)?cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]", symbol.name)}
+    names = set().union(*map(listed, ("cudart_12", "cudart_13", "cupti_13", "cuda", "nvml", "nccl")))
+    ours = {
+        symbol.name for symbol in simulated if re.match("(__)?cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|p?nccl[A-Z]", symbol.name)
+    }
     assert ours - names == set()
 
 
@@ -156,12 +159,13 @@ def test_what_is_not_simulated_is_not_supported() -> None:
         nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
         codes += [driver.cuMemPrefetchAsync(), driver.cuMemPrefetchAsync_ptsz(), nvml.nvmlUnitGetCount(),
                   nvml.nvmlDeviceGetSerial(device), nvml.nvmlDeviceGetSerial(None)]
-        codes += [ctypes.CDLL("libcupti.so.13").cuptiActivityEnable()]
+        nccl = ctypes.CDLL("libnccl.so.2")
+        codes += [ctypes.CDLL("libcupti.so.13").cuptiActivityEnable(), nccl.ncclParamDumpAll(), nccl.pncclGetVersion(None)]
         print(json.dumps(codes))
     """
     codes = json.loads(run(program, simulated_environment()))
     uninitialized, runtimes = [3, 1], [0, 801, 801, 0, 801, 801]
-    assert codes == uninitialized + runtimes + [801, 801, 3, 3, 2, 15]
+    assert codes == uninitialized + runtimes + [801, 801, 3, 3, 2, 15, 5, 4]
 
 
 def test_a_variant_does_what_its_function_does() -> None:
@@ -192,3 +196,9 @@ def test_entry_points_by_name_are_the_simulated_ones() -> None:
                           for name, function in names.items()]))
     """
     assert json.loads(run(program, simulated_environment())) == [True] * 3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+def test_a_library_with_kernels_of_its_own_loads() -> None:
+    program = "from bitsandbytes import cextension; print(type(cextension.lib).__name__)"
+    assert run(program, simulated_environment()) == "CudaBNBNativeLibrary\n"

@@ -185,10 +185,7 @@ static ncclResult_t run_job(struct comm *comm, struct job *job)
     RETURN_IF_ERROR(wait_for_streams(comm, job));
     for (size_t i = 0; i < job->count; i++)
         append(queue_of(&job->operations[i]), &job->operations[i]);
-    ncclResult_t result = run_operations(comm);
-    if (result == ncclInvalidUsage && !comm->is_revoked)
-        break_communicator(comm, MISMATCH, comm->rank, "a call"); /* for the ranks that did not notice */
-    return result;
+    return run_operations(comm);
 }
 
 static void *run_worker(void *argument)

@@ -126,7 +126,7 @@ struct event {
     _Atomic int64_t own_time, *time; /* when it is reached, 0 if never recorded; shared memory once exported */
     int file;                        /* the shared memory, or -1 */
     struct pending pending;
-    uint64_t capture_id;             /* the capture in which it was last recorded, or 0 */
+    _Atomic uint64_t capture_id;     /* the capture in which it was last recorded, or 0 */
     struct stream *captured_on;
     unsigned captured_count; /* of that stream, at that time */
     struct event *next;      /* of the free events */

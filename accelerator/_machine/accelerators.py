@@ -1,0 +1,170 @@
+"""The vendor table: what differs from one accelerator to another, one row per accelerator.
+
+Sources: DeepSpeed's accelerator classes (0.19.8) for communication backends, forwarded prefixes, compile backends, timers, data
+dependency and backpressure, op builders, and the names of graph classes; torch's modules (2.15) for XPU, MPS and MTIA; the
+vendors' documentation for variables. A row notes where it differs from DeepSpeed's class.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+# The grammars of visible-devices variables: CUDA's list (ordinals, UUIDs), plain indices, Level Zero's cards and tiles.
+CUDA_LIST, INDICES, TILES = "cuda list", "indices", "tiles"
+
+
+class Accelerator(NamedTuple):
+    """One row of the table.
+
+    Attributes:
+        device_type: torch's device type.
+        visible_devices: the variables that decide what a process sees; a launcher sets the first.
+        grammar: how these variables are written.
+        communication_backend: the ``torch.distributed`` backend.
+        export_prefixes: prefixes of the variables that a launcher forwards.
+        has_triton: whether Triton compiles for it.
+        min_triton_capability: the least compute capability for which DeepSpeed uses Triton; None for any.
+        compile_backend: the default backend of ``torch.compile``.
+        is_synchronized: whether its ops run synchronously, without streams.
+        use_host_timers: whether DeepSpeed times it on the host.
+        resolves_data_dependency: whether ops on several streams need no events.
+        handles_memory_backpressure: whether its allocator waits for memory that is still in use.
+        op_builders: the sub-package of DeepSpeed's op builders; "" for the package itself.
+        graph_class: the name of the graph class in torch's module for it, or None.
+        range_module: the submodule with ``range_push`` and ``range_pop`` for profilers, or None.
+        memory_functions: functions of its module that return total and used bytes, if it has no ``mem_get_info``.
+    """
+
+    device_type: str
+    visible_devices: tuple[str, ...] = ()
+    grammar: str = INDICES
+    communication_backend: str = "gloo"
+    export_prefixes: tuple[str, ...] = ()
+    has_triton: bool = False
+    min_triton_capability: tuple[int, int] | None = None
+    compile_backend: str = "inductor"
+    is_synchronized: bool = False
+    use_host_timers: bool = False
+    resolves_data_dependency: bool = False
+    handles_memory_backpressure: bool = False
+    op_builders: str = ""
+    graph_class: str | None = None
+    range_module: str | None = None
+    memory_functions: tuple[str, str] | None = None
+
+
+_CUDA = Accelerator(
+    "cuda",
+    visible_devices=("CUDA_VISIBLE_DEVICES",),
+    grammar=CUDA_LIST,
+    communication_backend="nccl",
+    export_prefixes=("NCCL",),
+    has_triton=True,
+    min_triton_capability=(8, 0),
+    graph_class="CUDAGraph",
+    range_module="nvtx",
+)
+# DeepSpeed has no class for ROCm. HIP reads CUDA's variable if its own is not set, and RCCL is nccl to torch.
+_ROCM = _CUDA._replace(
+    visible_devices=("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+    min_triton_capability=None,
+)
+_CPU = Accelerator(
+    "cpu",
+    is_synchronized=True,
+    use_host_timers=True,
+    resolves_data_dependency=True,
+    handles_memory_backpressure=True,
+    op_builders="cpu",
+)
+_OTHERS = (
+    # DeepSpeed's class forwards nothing and says that Triton is not supported; Intel's Triton is part of torch's XPU wheels.
+    # Only newer torch has XPUGraph.
+    Accelerator(
+        "xpu",
+        visible_devices=("ZE_AFFINITY_MASK",),
+        grammar=TILES,
+        communication_backend="xccl",
+        export_prefixes=("CCL", "ZE"),
+        has_triton=True,
+        op_builders="xpu",
+        graph_class="XPUGraph",
+    ),
+    # DeepSpeed's class names CUDA's variable, as a placeholder. MPS has one device and one command queue.
+    Accelerator(
+        "mps",
+        is_synchronized=True,
+        use_host_timers=True,
+        resolves_data_dependency=True,
+        handles_memory_backpressure=True,
+        op_builders="mps",
+        memory_functions=("recommended_max_memory", "driver_allocated_memory"),
+    ),
+    # DeepSpeed has no class for MTIA.
+    Accelerator("mtia", op_builders="mtia", graph_class="MTIAGraph"),
+    # DeepSpeed's class names CUDA's variable because Habana's needs more set-up, and forwards nothing.
+    Accelerator(
+        "hpu",
+        visible_devices=("HABANA_VISIBLE_MODULES",),
+        communication_backend="hccl",
+        export_prefixes=("HCCL", "HABANA"),
+        compile_backend="hpu_backend",
+        resolves_data_dependency=True,
+        handles_memory_backpressure=True,
+        op_builders="hpu",
+        graph_class="HPUGraph",
+    ),
+    Accelerator(
+        "npu",
+        visible_devices=("ASCEND_RT_VISIBLE_DEVICES",),
+        communication_backend="hccl",
+        export_prefixes=("ASCEND", "HCCL", "LD_LIBRARY", "PATH"),
+        op_builders="npu",
+        graph_class="NPUGraph",
+    ),
+    # "MLU" is not in DeepSpeed's list.
+    Accelerator(
+        "mlu",
+        visible_devices=("MLU_VISIBLE_DEVICES",),
+        communication_backend="cncl",
+        export_prefixes=("NEUWARE_HOME", "CNCL", "MLU", "LD_LIBRARY", "PATH"),
+        has_triton=True,
+        op_builders="mlu",
+        graph_class="MLUGraph",
+        range_module="cnpx",
+    ),
+    Accelerator(
+        "sdaa",
+        visible_devices=("SDAA_VISIBLE_DEVICES",),
+        communication_backend="tccl",
+        export_prefixes=("NCCL", "LD_LIBRARY", "PATH"),
+        op_builders="sdaa",
+    ),
+    Accelerator(
+        "supa",
+        visible_devices=("SUPA_VISIBLE_DEVICES",),
+        communication_backend="bccl",
+        export_prefixes=("BCCL", "BIREN", "SUPA", "LD_LIBRARY", "PATH"),
+        has_triton=True,
+        op_builders="supa",
+        graph_class="SUPAGraph",
+    ),
+)
+_TABLE = {row.device_type: row for row in (_CUDA, _CPU, *_OTHERS)}
+
+
+def get_row(device_type: str, *, is_hip: bool = False) -> Accelerator:
+    """The row of a device type; for an unknown one a row without variables, backend or features of its own.
+
+    Args:
+        device_type: torch's device type.
+        is_hip: whether "cuda" means ROCm.
+    """
+    if is_hip and device_type == "cuda":
+        return _ROCM
+    return _TABLE.get(device_type) or Accelerator(device_type, op_builders=device_type)
+
+
+def is_known(device_type: str) -> bool:
+    """Whether the table has a row for a device type."""
+    return device_type in _TABLE

@@ -1,0 +1,86 @@
+"""The torch probe: a child process imports torch and reports its accelerator."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from . import child_process, process, torch_child
+from .discovery_result import RETRY_AFTER_S
+from .driver_child import Device
+
+DEADLINE_S = 120.0
+
+
+class TorchProbeResult(NamedTuple):
+    """The output of a child process.
+
+    Attributes:
+        error: why torch could not be imported there, or None.
+        device_type: the type of its accelerator; None for a CPU build.
+        devices: the devices, of accelerators other than CUDA.
+        free_memory: bytes of each device at that time; None if unknown.
+    """
+
+    error: str | None
+    device_type: str | None = None
+    devices: tuple[Device, ...] = ()
+    free_memory: tuple[int | None, ...] = ()
+
+
+_lock = threading.RLock()  # re-entrant, because a signal handler may interrupt a query that holds it
+_result: tuple[float, dict[str, str | None], TorchProbeResult] | None = None
+
+
+def run(environment: Mapping[str, str | None] = {}, *, refresh: bool = False) -> TorchProbeResult:
+    """Import torch in a child process. The latest result is cached for its environment.
+
+    Args:
+        environment: variables to set in the child, or to remove if None, in addition to those of this process.
+        refresh: ignore a result that is older than a second.
+
+    Returns:
+        The child's output; for a child that crashes or misses the deadline a result with an error.
+
+    Raises:
+        child_process.NotStarted: if no child can be started.
+    """
+    global _result
+    key: dict[str, str | None] = {**os.environ, **environment}
+    with _lock:
+        entry = _result
+        if entry is None or entry[1] != key or (refresh and time.monotonic() > entry[0] + RETRY_AFTER_S):
+            entry = _result = time.monotonic(), key, _run_child(environment)
+    return entry[2]
+
+
+def clear() -> None:
+    """Drop the result."""
+    global _result
+    _result = None
+
+
+def _run_child(environment: Mapping[str, str | None]) -> TorchProbeResult:
+    # A plug-in that was imported explicitly has to be imported there too.
+    package = getattr(process.torch_device_module(), "__name__", "torch").partition(".")[0]
+    arguments = (json.dumps([os.fspath(path) for path in sys.path]), "" if package == "torch" else package)
+    program = child_process.source(torch_child)
+    try:
+        error, device_type, devices = child_process.run(program, arguments, environment, subject="torch", deadline_s=DEADLINE_S)
+    except child_process.NotStarted:
+        raise
+    except child_process.ChildError as failure:
+        return TorchProbeResult(str(failure))
+    described = tuple(Device(None, name or device_type, None, None, total) for name, _, total in devices)
+    return TorchProbeResult(error, device_type, described, tuple(free for _, free, _ in devices))
+
+
+@process.reset_after_fork
+def _reset_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()

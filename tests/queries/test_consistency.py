@@ -1,0 +1,86 @@
+"""Every result belongs to one environment, also while other threads change the environment."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.discovery import evaluate_simulated, on_simulated_gpus
+
+FLIPS = """
+    import itertools, threading, time
+    import accelerator as acc
+    from accelerator._machine import host_memory
+
+    host_memory.available, host_memory.total = (lambda: 11), (lambda: 22)
+    visible, chosen = (None, "0", "2,1"), (None, "cpu")
+
+    queries = {
+        "is_available": acc.is_available, "device_count": acc.device_count, "unavailable_reason": acc.unavailable_reason,
+        "visible_devices": acc.visible_devices, "usable_devices": acc.usable_devices,
+        "physical_devices": acc.physical_devices, "strict": lambda: acc.unavailable_reason(strict=True),
+        "device_name": lambda: acc.device_name(1), "get_device_index": lambda: acc.get_device_index("cuda:1"),
+        "get_device_name": lambda: acc.get_device_name(1), "compute_capability": lambda: acc.compute_capability(1),
+        "is_nvlink_connected": lambda: acc.is_nvlink_connected(0, 1), "numa_node": lambda: acc.numa_node(1),
+        "total_memory": lambda: acc.total_memory(1), "get_memory_info": lambda: acc.get_memory_info(1),
+        "available_memory": lambda: acc.available_memory(1), "device_memory_used": lambda: acc.device_memory_used(1),
+        "utilization": lambda: acc.utilization(1), "temperature": lambda: acc.temperature(1),
+        "telemetry": lambda: acc.telemetry(1), "list_gpu_processes": lambda: acc.list_gpu_processes(1),
+        "communication_backend_name": acc.communication_backend_name, "export_envs": acc.export_envs,
+        "any name": acc.device_name, "first name": acc.get_device_name, "first memory": acc.total_memory,
+    }
+
+    def outcome(call):
+        try:
+            return repr(call())
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    expected = {name: set() for name in queries}
+    for devices, backend in itertools.product(visible, chosen):
+        put({"CUDA_VISIBLE_DEVICES": devices, "ACCELERATOR_BACKEND": backend})
+        for name, query in queries.items():
+            expected[name].add(outcome(query))
+
+    sys.setswitchinterval(1e-5)
+    end, wrong, counts = time.monotonic() + float(sys.argv[1]), {}, [0] * 8
+
+    def change():
+        for devices, backend in itertools.cycle([(v, c) for v in visible for c in (*chosen, None)]):
+            if time.monotonic() > end:
+                return
+            put({"CUDA_VISIBLE_DEVICES": devices})
+            put({"ACCELERATOR_BACKEND": backend})
+
+    def read(thread):
+        for name in itertools.islice(itertools.cycle(queries), thread * 3, None):
+            if time.monotonic() > end:
+                return
+            result = outcome(queries[name])
+            counts[thread] += 1
+            if result not in expected[name]:
+                wrong.setdefault(name, set()).add(result)
+
+    threads = [threading.Thread(target=change), *(threading.Thread(target=read, args=(i,)) for i in range(8))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    unlike = {name: len(results) for name, results in expected.items()}
+    print(json.dumps([sum(counts), {name: sorted(results) for name, results in wrong.items()}, unlike]))
+"""
+MACHINE = {
+    "gpus": 3,
+    "name": ["One", "Two", "Three"],
+    "memory": ["4GiB", "8GiB", "16GiB"],
+    "capability": ["8.0", "9.0", "10.0"],
+}
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
+def test_no_result_mixes_environments(seconds: int) -> None:
+    calls, wrong, distinct = evaluate_simulated(FLIPS, str(seconds), variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, **MACHINE)
+    assert wrong == {}
+    assert calls > 100 * seconds
+    # The environments differ in what they show, or the test could not fail.
+    assert distinct["total_memory"] == distinct["get_device_name"] == 3

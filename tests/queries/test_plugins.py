@@ -1,0 +1,144 @@
+"""Plug-ins of torch that bring an accelerator: found out in a child process, whatever they do when they are imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accelerator._machine import torch_build
+from tests.support import plain_environment, simulated_environment
+from tests.support.discovery import evaluate, on_simulated_gpus
+
+pytestmark = pytest.mark.skipif(torch_build.read() is None, reason="needs torch")
+
+# A backend registered from Python, with two devices.
+WORKING = """
+import os, types
+import torch
+
+def load():
+    module = types.ModuleType("torch.planet")
+    module.device_count = lambda: 2
+    module.is_available = lambda: True
+    module.is_initialized = lambda: False
+    module.get_device_name = lambda index: f"Planet {index}"
+    module.mem_get_info = lambda index: (3 + index, 5 + index)
+    torch.utils.rename_privateuse1_backend("planet")
+    torch._register_device_module("planet", module)
+"""
+QUERIES = """
+    import time
+    import accelerator as acc
+    begin = time.monotonic()
+    if sys.argv[1] == "deadline":
+        from accelerator._machine import torch_probe
+        torch_probe.DEADLINE_S = 2.0
+
+    def outcome(call):
+        try:
+            return call()
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    def state():
+        return [acc.is_available(), acc.device_count(), acc.unavailable_reason(), [list(d) for d in acc.visible_devices()]]
+
+    before = [state(), state()]
+    extra = [outcome(lambda: acc.get_memory_info(1)), outcome(lambda: acc.total_memory(0)), acc.is_fork_safe()]
+    torch_free = "torch" not in sys.modules
+    message = None
+    if sys.argv[1] == "":
+        try:
+            import torch
+        except BaseException as error:
+            message = f"{type(error).__name__}: {error}"
+    print(json.dumps([before, extra, torch_free, message, acc.unavailable_reason()]))
+"""
+
+
+def query(plugin: str, folder: Path, environment: dict[str, str], mode: str = "") -> Any:
+    (folder / "planet_plugin.py").write_text(plugin)
+    metadata = folder / "planet-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planet\nVersion: 1\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nplanet = planet_plugin:load\n")
+    environment["PYTHONPATH"] += f":{folder}"
+    return evaluate(QUERIES, environment, mode)
+
+
+@pytest.mark.slow
+def test_a_plugin_that_works(tmp_path: Path) -> None:
+    (first, second), (memory, total, fork_safe), torch_free, message, _ = query(WORKING, tmp_path, plain_environment())
+    assert first == second
+    assert first[:3] == [True, 2, None]
+    assert [device[2] for device in first[3]] == ["Planet 0", "Planet 1"]
+    assert [device[5] for device in first[3]] == [5, 6]
+    assert (memory, total) == ([4, 6], 5)
+    assert (torch_free, fork_safe, message) == (True, True, None)
+
+
+BROKEN = {
+    "raises": ("def load():\n    raise OSError('libplanet.so: cannot open shared object file')\n", "libplanet.so"),
+    "is missing": ("import no_such_library\n\ndef load():\n    pass\n", "no_such_library"),
+}
+
+
+@pytest.mark.parametrize("plugin", ["raises", pytest.param("is missing", marks=pytest.mark.slow)])
+def test_a_plugin_that_cannot_be_imported(plugin: str, tmp_path: Path) -> None:
+    text, cause = BROKEN[plugin]
+    (first, second), _, torch_free, message, later = query(text, tmp_path, plain_environment())
+    assert first == second
+    assert first[:2] == [False, 0]
+    assert first[2].startswith("torch cannot be imported: ")
+    assert cause in first[2]
+    assert "planet" in first[2]
+    assert torch_free
+    # torch's own message, as without this package.
+    assert message is not None
+    assert "planet" in message
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in message
+    assert later == first[2]
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_a_broken_plugin_beside_gpus(tmp_path: Path) -> None:
+    text, cause = BROKEN["raises"]
+    (first, second), _, torch_free, message, later = query(text, tmp_path, simulated_environment(gpus=2))
+    assert first == second
+    assert first[:2] == [False, 0]
+    assert cause in first[2] == later
+    assert torch_free
+    assert message is not None
+
+
+@pytest.mark.slow
+def test_a_plugin_that_exits(tmp_path: Path) -> None:
+    (first, second), _, torch_free, _, _ = query(
+        "import os, sys\n\ndef load():\n    if '-c' != sys.argv[0] or len(sys.argv) != 2:\n        os._exit(3)\n",
+        tmp_path,
+        plain_environment(),
+    )
+    assert first == second
+    assert first[2].startswith("torch cannot be imported: the child process that asked torch ended with status 3")
+    assert torch_free
+
+
+@pytest.mark.slow
+def test_a_plugin_that_prints(tmp_path: Path) -> None:
+    noisy = WORKING.replace("def load():", "def load():\n    print('[1, 2]')\n    os.write(1, b'\\n\\xff\\xfe\\n')", 1)
+    (first, second), *_ = query(noisy, tmp_path, plain_environment(), "without torch")
+    assert first == second
+    assert first[:3] == [True, 2, None]
+
+
+@pytest.mark.slow
+def test_a_plugin_that_hangs(tmp_path: Path) -> None:
+    (first, second), _, torch_free, _, _ = query(
+        "import time\n\ndef load():\n    time.sleep(600)\n", tmp_path, plain_environment(), "deadline"
+    )
+    assert first == second
+    assert first[2] == "torch cannot be imported: torch did not answer a child process within 2 s"
+    assert torch_free

@@ -350,7 +350,7 @@ def test_a_timeout_of_pytest_timeout(method: str, tmp_path: Path) -> None:
         import pytest
         pytestmark = pytest.mark.simulated_machine(gpus=1)
 
-        @pytest.mark.timeout(0.5, method="{method}")
+        @pytest.mark.timeout(0.5, method="{method}", func_only=True)
         def test_slow():
             print("printed before")
             time.sleep(60)

@@ -98,6 +98,69 @@ def operations() -> Iterator[Row]:
     yield Row("an op: their median", "µs", [statistics.median(values) for values in best], 15.0)
 
 
+def training_steps() -> Iterator[Row]:
+    """Ratio of the CPU time of a training step on a simulated GPU to that on the CPU, with one thread."""
+    import torch
+    from torch import nn
+    from torch.nn import functional
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm1, self.norm2 = nn.LayerNorm(256), nn.LayerNorm(256)
+            self.project, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
+            self.mlp = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (part.unflatten(-1, (8, -1)).transpose(1, 2) for part in self.project(self.norm1(x)).chunk(3, -1))
+            attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.out(attended.transpose(1, 2).flatten(2))
+            return x + self.mlp(self.norm2(x))
+
+    def gpt() -> nn.Module:
+        return nn.Sequential(nn.Embedding(512, 256), *(Block() for _ in range(4)), nn.Linear(256, 512))
+
+    def cnn() -> nn.Module:
+        layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(32, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+        return nn.Sequential(*layers)
+
+    def timer(make: Callable[[], nn.Module], inputs: torch.Tensor, target: torch.Tensor, device: str) -> Callable[[], float]:
+        torch.manual_seed(0)
+        model = make().to(device)
+        inputs, target = inputs.to(device), target.to(device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+        def seconds() -> float:
+            start = time.process_time()
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(model(inputs).flatten(0, -2), target)
+            loss.backward()
+            optimizer.step()
+            loss.item()
+            return time.process_time() - start
+
+        seconds()
+        return seconds
+
+    # The copies of large results to device memory cost the CNN too much for a budget of 1.25.
+    budgets = {"GPT": 1.25, "CNN": None}
+    batches = {
+        "GPT": (gpt, torch.randint(512, (4, 128)), torch.randint(512, (512,))),
+        "CNN": (cnn, torch.randn(16, 3, 32, 32), torch.randint(10, (16,))),
+    }
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for name, batch in batches.items():
+            runs = timer(*batch, "cpu"), timer(*batch, "cuda")
+            pairs = [fastest(runs, 5) for _ in range(ROUNDS)]
+            yield Row(f"training step of a {name}, ratio", "", [on_gpu / on_cpu for on_cpu, on_gpu in pairs], budgets[name])
+    finally:
+        torch.set_num_threads(threads)
+
+
 def starting() -> Iterator[Row]:
     """Additional time of a command that imports torch on a simulated machine whose libraries are built."""
     command = [sys.executable, "-W", "ignore", "-c", "import torch"]
@@ -125,7 +188,7 @@ def main() -> int:
         parser.error("run it under 'python -m accelerator simulate --gpus 2 --'")
     rows: list[Row] = []
     print(f"{'additional time of simulated GPUs':40}{'minimum':>10}{'spread':>9}{'budget':>9}")
-    for part in (operations, starting):
+    for part in (operations, training_steps, starting):
         for row in part():
             rows.append(row)
             budget = "" if row.budget is None else f"{row.budget:.1f}"

@@ -37,7 +37,7 @@ def is_capturing(device: torch.device) -> bool:
 
 def wait_for_pending(device: torch.device) -> None:
     """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C through."""
-    index = torch.cuda.current_device() if device.index is None else device.index
+    index = device.index
     stream = torch._C._cuda_getCurrentRawStream(index)
     while (error := _runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
         pass

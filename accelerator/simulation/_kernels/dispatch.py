@@ -128,8 +128,12 @@ class Call:
         """Return a CPU tensor of the wider type; one that the op writes is copied back."""
         result = next((result for result, other in self.written if other is tensor), None)
         if result is None:
-            cpu_tensor = cpu_alias(tensor) if self.op.is_dense else cpu_alias_of_parts(tensor)
+            is_conj = tensor.is_conj()
+            plain = tensor.conj() if is_conj else tensor  # the CPU resolves conjugation only in types with kernels
+            cpu_tensor = cpu_alias(plain) if self.op.is_dense else cpu_alias_of_parts(plain)
             result = cpu_tensor.to(widen(tensor.dtype, narrow_dtype, self.op.short_name), copy=True)
+            if is_conj:
+                result = result.conj()
             if self.argument in self.op.written:
                 self.written.append((result, tensor))
         return result
@@ -211,7 +215,7 @@ class Call:
         except NotImplementedError:
             wide = widen(self.narrow_dtype, self.narrow_dtype, self.op.short_name)
             dtypes = [self.narrow_dtype if result.dtype == wide else result.dtype for result in results]
-        rounded = [result.to(dtype) for result, dtype in zip(results, dtypes, strict=True)]
+        rounded = [result.resolve_conj().to(dtype) for result, dtype in zip(results, dtypes, strict=True)]
         return rounded[0] if len(self.op.results) == 1 else rounded
 
     def _to_device(self, value: Any) -> Any:

@@ -47,8 +47,11 @@ def raise_if_not_registered(generator: torch.Generator) -> None:
     """Raise CUDA's error for a capture that draws from a generator that no graph knows."""
     if _REGISTERS_ITSELF:
         return
-    is_default = any(generator is default for default in torch.cuda.default_generators)
-    if not is_default and not any(generator is registered for registered in _registered):
+
+    def pointer(generator: Any) -> int:
+        return generator._cdata  # the dispatcher makes a new Python object for each call
+
+    if pointer(generator) not in map(pointer, (*torch.cuda.default_generators, *_registered)):
         raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 
 

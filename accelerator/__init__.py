@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     # A star import hands on the names of the module's ``__all__``.
     from . import checkpointing as checkpointing
-    from . import random as random
     from . import simulation as simulation
     from .compiling import *
     from .deepspeed_bridge import *
@@ -41,9 +40,12 @@ if TYPE_CHECKING:
     from .profiling import *
     from .properties import *
     from .random import *
+    from .random import CallableModule as _CallableModule
     from .snapshots import *
     from .streams import *
     from .tensors import *
+
+    random: _CallableModule
 
 __version__ = "0.2.0"
 
@@ -268,7 +270,8 @@ def __dir__() -> list[str]:
 
 @_triton.register_check
 def _simulation_runs_triton() -> bool:
-    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1":
+    # Triton's interpreter runs kernels there, unless the machine was described with triton=False.
+    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or os.environ.get("ACCELERATOR_SIM_TRITON") != "0":
         return True
     from . import simulation
 

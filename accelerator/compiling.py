@@ -21,28 +21,29 @@ __all__ = [
 # Backends of every torch. For any other name torch's compiler is imported, which takes seconds.
 _BUILT_IN = ("inductor", "eager", "aot_eager")
 
-_backend: str | Callable[..., Any] = "inductor"
+# Set by set_compile_backend(); None for the accelerator's own.
+_backend: str | Callable[..., Any] | None = None
 
 
 def is_triton_supported() -> bool:
     """Return whether Triton is installed and supports the current device.
 
     Returns:
-        On CUDA whether Triton can be imported and the compute capability is 8 or more, as DeepSpeed decides; on ROCm and XPU
-        whether it can be imported. False elsewhere, and on simulated GPUs that compute, which run none of its kernels.
+        Whether Triton is installed and compiles for this accelerator: for CUDA, ROCm, XPU and some vendors' plug-ins. On CUDA
+        the compute capability must be at least 8.0, as DeepSpeed decides. False if Triton's kernels are refused here.
 
     Example:
         >>> import accelerator as acc
-        >>> acc.is_triton_supported()  # simulated GPUs run no kernel of Triton's
-        False
+        >>> acc.is_triton_supported()  # Triton's interpreter serves simulated GPUs
+        True
     """
-    device_type = state.current().device_type
-    if device_type not in ("cuda", "xpu") or not triton.is_usable():
+    vendor = state.current().vendor
+    if not vendor.has_triton or not triton.is_usable():
         return False
-    if device_type == "xpu" or torch.version.hip is not None:
+    if vendor.min_triton_capability is None:
         return True
     capability = discovery.compute_capability()
-    return capability is not None and capability >= (8, 0)
+    return capability is not None and capability >= vendor.min_triton_capability
 
 
 def prefer_triton_grouped_mm() -> bool:
@@ -57,10 +58,10 @@ def prefer_triton_grouped_mm() -> bool:
         >>> acc.prefer_triton_grouped_mm()
         False
     """
-    if state.current().device_type != "cuda" or torch.version.hip is not None or not triton.is_usable():
-        return False
+    vendor = state.current().vendor
     capability = discovery.compute_capability()
-    if capability is None:
+    # Only CUDA's devices have a compute capability.
+    if not vendor.has_triton or capability is None or not triton.is_usable():
         return False
     return capability >= (7, 0) and (capability < (9, 0) or not hasattr(torch, "_grouped_mm"))
 
@@ -69,14 +70,16 @@ def get_compile_backend() -> str | Callable[..., Any]:
     """Return the backend to pass to ``torch.compile``.
 
     Returns:
-        The name or function that ``set_compile_backend`` set, by default "inductor".
+        The name or function that ``set_compile_backend`` set; by default the accelerator's own, "inductor" for most.
 
     Example:
         >>> import accelerator as acc
         >>> acc.get_compile_backend()
         'inductor'
     """
-    return _backend
+    if _backend is not None:
+        return _backend
+    return state.current(allow_bad_fork=True).vendor.compile_backend
 
 
 def set_compile_backend(backend: str | Callable[..., Any]) -> None:

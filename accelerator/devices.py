@@ -109,8 +109,10 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
             device without an index change nothing.
 
     Returns:
-        The context manager. Entering it initializes the accelerator. It is re-entrant, and ``torch.compile(fullgraph=True)``
+        The context manager. It is re-entrant, and ``torch.compile(fullgraph=True)``
         traces it. Mirrors ``torch.accelerator.device_index``; changes nothing under the CPU fallback.
+
+    Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc

@@ -195,6 +195,7 @@ def usable_devices() -> tuple[VisibleDevice, ...]:
     return tuple(device for device, usable in zip(_described(result), is_usable, strict=True) if usable)
 
 
+@assume_constant
 def compute_capability(device: Device = None) -> tuple[int, int] | None:
     """Return the compute capability of a device.
 
@@ -213,6 +214,7 @@ def compute_capability(device: Device = None) -> tuple[int, int] | None:
     return description.compute_capability(result.devices[index], result.backend) if result.count else None
 
 
+@assume_constant
 def get_device_name(device: Device = None) -> str:
     """Return the product name of a device.
 

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 
 from . import discovery
+from ._machine.dynamo import assume_constant
 from ._torch import state
+from ._torch.signatures import takes
 
 __all__ = [
     "amp",
@@ -22,6 +24,7 @@ __all__ = [
 ]
 
 
+@assume_constant
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Return whether the current device computes in bfloat16.
 
@@ -31,7 +34,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
     Returns:
         With emulation, True. Without it: on CUDA whether the compute capability is at least 8.0, as
         ``torch.cuda.is_bf16_supported``; True on ROCm; whether the CPU has bfloat16 instructions under the CPU fallback.
-        On other accelerators whether a tensor can be bfloat16, which creates one.
+        On other accelerators the result of torch's function for it, else whether a bfloat16 tensor can be created.
 
     Example:
         >>> import accelerator as acc
@@ -43,9 +46,13 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         return including_emulation or _is_rocm() or _has_capability(8, 0)
     if device_type == "cpu":
         return including_emulation or _cpu_has("_is_mkldnn_bf16_supported")
-    return _can_create(torch.bfloat16)
+    own = getattr(state.current().device_module, "is_bf16_supported", None)
+    if own is None:
+        return _can_create(torch.bfloat16)
+    return bool(own(including_emulation) if takes(own, "including_emulation") else own())
 
 
+@assume_constant
 def is_fp16_supported() -> bool:
     """Return whether the current device computes fast enough in float16 for training.
 
@@ -68,6 +75,7 @@ def is_fp16_supported() -> bool:
     return _can_create(torch.float16)
 
 
+@assume_constant
 def is_fp64_supported() -> bool:
     """Return whether the current device computes in float64.
 
@@ -82,26 +90,31 @@ def is_fp64_supported() -> bool:
     return state.current().device_type in ("cuda", "cpu") or _can_create(torch.float64)
 
 
+@assume_constant
 def is_tf32_supported() -> bool:
     """Return whether the current device can multiply float32 matrices in TensorFloat-32.
 
     Returns:
         On CUDA whether the compute capability is at least 8.0, as ``torch.cuda.is_tf32_supported``; on ROCm, where this
-        initializes the accelerator, whether the architecture is gfx94 or gfx95. False elsewhere.
+        initializes the accelerator, whether the architecture is gfx94 or gfx95. On other accelerators the result of torch's
+        function for it, else False.
 
     Example:
         >>> import accelerator as acc
         >>> acc.is_tf32_supported()
         True
     """
-    if state.current().device_type != "cuda":
-        return False
+    runtime = state.current()
+    if runtime.device_type != "cuda":
+        own = getattr(runtime.device_module, "is_tf32_supported", None)
+        return bool(own and own())
     if _is_rocm():
         architecture: str = torch.cuda.get_device_properties().gcnArchName
         return "gfx94" in architecture or "gfx95" in architecture
     return _has_capability(8, 0)
 
 
+@assume_constant
 def is_fp8_supported() -> bool:
     """Return whether the current device can multiply matrices of 8-bit floats, as ``torch._scaled_mm`` does.
 
@@ -122,6 +135,7 @@ def is_fp8_supported() -> bool:
     return _has_capability(8, 9)
 
 
+@assume_constant
 def supported_dtypes() -> list[torch.dtype]:
     """Return the dtypes to train in on the current device.
 

@@ -46,8 +46,8 @@ def op_builder_dir() -> str:
         >>> acc.op_builder_dir().startswith("deepspeed.ops.op_builder")
         True
     """
-    device_type = state.current(allow_bad_fork=True).device_type
-    return _base() if device_type == "cuda" else f"{_base()}.{device_type}"
+    subpackage = state.current(allow_bad_fork=True).vendor.op_builders
+    return f"{_base()}.{subpackage}" if subpackage else _base()
 
 
 def register_op_builder(name: str, builder: Callable[[], Any]) -> None:

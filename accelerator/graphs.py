@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -14,6 +14,7 @@ from . import memory, streams
 from ._machine.dynamo import assume_constant
 from ._torch import state
 from ._torch.bindings import get_index
+from ._torch.signatures import takes
 
 __all__ = [
     "Graph",
@@ -28,7 +29,14 @@ __all__ = [
 CaptureErrorMode = Literal["default", "global", "thread_local", "relaxed"]
 
 
-class Graph:
+# Type checkers take a graph for CUDA's, which it is on CUDA.
+if TYPE_CHECKING:
+    _Base = torch.cuda.CUDAGraph
+else:
+    _Base = object
+
+
+class Graph(_Base):
     """A graph: work of the accelerator that is captured once and replayed.
 
     As a context manager it captures the work inside. Use a stream other than the default one for the capture. The interface is
@@ -57,17 +65,8 @@ class Graph:
         [2.0, 4.0]
     """
 
-    # For type checkers: the object is an instance of torch's class too.
     graph_pool: tuple[int, int] | None
     capture_error_mode: CaptureErrorMode
-    capture_begin: Callable[[], None]
-    capture_end: Callable[[], None]
-    instantiate: Callable[[], None]
-    replay: Callable[[], None]
-    reset: Callable[[], None]
-    pool: Callable[[], tuple[int, int]]
-    enable_debug_mode: Callable[[], None]
-    debug_dump: Callable[[str], None]
 
     def __new__(
         cls,
@@ -82,7 +81,8 @@ class Graph:
             )
         raise_on_cpu()
         base: Any = cls  # mypy takes the hash of a class for that of its instances
-        subclass = _with_torch_graph(base, state.initialize().device_type)
+        runtime = state.initialize()
+        subclass = _with_torch_graph(base, runtime.device_type, runtime.vendor.graph_class)
         new: Any = super(Graph, subclass).__new__
         graph: Graph = new(subclass, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
         return graph
@@ -96,17 +96,46 @@ class Graph:
 
 
 @cache
-def _with_torch_graph(base: type[Graph], device_type: str) -> type[Graph]:
+def _with_torch_graph(base: type[Graph], device_type: str, class_name: str | None) -> type[Graph]:
     """Return a subclass of both a class of graphs and torch's class for the accelerator."""
     if issubclass(base, torch.cuda.CUDAGraph) or device_type == "cpu":
         return base
-    torch_graph: Any = _CUDAGraph if device_type == "cuda" else getattr(torch.accelerator, "Graph", None)
+    torch_graph: Any = _CUDAGraph if class_name == "CUDAGraph" else getattr(torch.accelerator, "Graph", None)
+    if torch_graph is None and class_name:
+        torch_graph = getattr(getattr(torch, device_type), class_name, None)
     if torch_graph is None:
         raise RuntimeError(f"torch {torch.__version__} has no graphs for {device_type}")
+    if not issubclass(torch_graph, torch.cuda.CUDAGraph) and not takes(torch_graph, "capture_error_mode"):
+        torch_graph = _with_options(torch_graph)
     return type(base.__name__, (base, torch_graph), {"__module__": base.__module__, "__doc__": base.__doc__})
 
 
-class _CUDAGraph(torch.cuda.CUDAGraph):
+def _with_options(torch_graph: Any) -> Any:
+    """Return a subclass of a vendor's class of graphs that takes the arguments of torch.accelerator.Graph."""
+
+    class VendorGraph(torch_graph):  # type: ignore[misc]
+        def __new__(cls, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default") -> Any:
+            if keep_graph:
+                raise RuntimeError(f"{torch_graph.__name__} does not take keep_graph")
+            return super().__new__(cls)
+
+        def __init__(self, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default") -> None:
+            super().__init__()
+            self.graph_pool = pool
+            self.capture_error_mode = capture_error_mode
+
+        def capture_begin(self, *arguments: Any, **options: Any) -> None:
+            begin = super().capture_begin
+            if self.graph_pool is not None and not arguments:
+                options.setdefault("pool", self.graph_pool)
+            if self.capture_error_mode != "default" and takes(begin, "capture_error_mode"):
+                options.setdefault("capture_error_mode", self.capture_error_mode)
+            begin(*arguments, **options)
+
+    return VendorGraph
+
+
+class _CUDAGraph(torch.cuda.CUDAGraph):  # pyright: ignore[reportUnusedClass]
     """torch.cuda.CUDAGraph with the constructor of torch.accelerator.Graph."""
 
     def __new__(cls, keep_graph: bool = False, *, pool: Any = None, capture_error_mode: str = "default") -> Any:
@@ -302,6 +331,7 @@ def make_graphed_callables(
         A callable, or a tuple of them. Mirrors ``torch.cuda.make_graphed_callables``.
 
     Raises:
+        TypeError: if an argument is not callable, or ``sample_args`` is not a tuple.
         RuntimeError: if torch has no such function for this accelerator, under the CPU fallback, and in a bad fork.
 
     Initializes: the accelerator.
@@ -313,8 +343,14 @@ def make_graphed_callables(
         [6.0, 8.0]
     """
     raise_on_cpu()
-    state.initialize()
+    # Check first: wrong arguments must not initialize the accelerator.
+    for each in callables if isinstance(callables, tuple) else (callables,):
+        if not callable(each):
+            raise TypeError(f"make_graphed_callables() takes a callable or a tuple of them, not {type(each).__name__}")
+    if not isinstance(sample_args, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"sample_args must be a tuple, not {type(sample_args).__name__}")
     make = _module_function("make_graphed_callables")
+    state.initialize()
     return make(callables, sample_args, num_warmup_iters, allow_unused_input, pool, **options)
 
 

@@ -1,6 +1,6 @@
 """Launching processes: their visible devices, the variables to forward to them, their communication backend.
 
-The functions are fork-safe: they initialize nothing.
+The functions are fork-safe: they initialize nothing. If NVML cannot list the GPUs, the first call starts a child process.
 """
 
 from __future__ import annotations

@@ -33,17 +33,27 @@ __all__ = [
 
 
 def _statistics(device: Device) -> dict[str, Any]:
-    """Return torch's nested statistics of the allocator; empty before initialization."""
+    """Return torch's nested statistics of the allocator; empty before initialization and if the backend has none."""
+    runtime = state.current(device)
+    return (bindings.memory_statistics(runtime.device_index) or {}) if runtime.is_initialized else {}
+
+
+# What torch.mps calls its functions of these names.
+_MPS_NAMES = {"memory_allocated": "current_allocated_memory", "memory_reserved": "driver_allocated_memory"}
+
+
+def _counter(device: Device, name: str, statistic: str, column: str) -> int:
+    """Return one statistic in bytes: from torch's statistics, else from the function of the accelerator's module."""
     runtime = state.current(device)
     if not runtime.is_initialized:
-        return {}
-    try:
-        statistics: dict[str, Any] = bindings.memory_statistics(runtime.device_index)
-    except RuntimeError as error:
-        if bindings.lacks_allocator(error):
-            return {}
-        raise
-    return statistics
+        return 0
+    statistics = bindings.memory_statistics(runtime.device_index)
+    if statistics:
+        counter: int = statistics[statistic]["all"][column]
+        return counter
+    if runtime.device_type == "mps" and name in _MPS_NAMES:
+        return int(runtime.function(_MPS_NAMES[name])())
+    return int(runtime.function(name)(runtime.device_index))
 
 
 def memory_allocated(device_index: Device = None, /) -> int:
@@ -56,13 +66,15 @@ def memory_allocated(device_index: Device = None, /) -> int:
         Bytes; 0 before initialization and under the CPU fallback. Mirrors
         ``torch.accelerator.memory_allocated``.
 
+    Raises:
+        RuntimeError: if torch does not report it for this accelerator; in a bad fork.
+
     Example:
         >>> import accelerator as acc
         >>> acc.memory_allocated() >= 0
         True
     """
-    statistics = _statistics(device_index)
-    return statistics["allocated_bytes"]["all"]["current"] if statistics else 0
+    return _counter(device_index, "memory_allocated", "allocated_bytes", "current")
 
 
 def max_memory_allocated(device_index: Device = None, /) -> int:
@@ -75,13 +87,15 @@ def max_memory_allocated(device_index: Device = None, /) -> int:
         Bytes; 0 before initialization and under the CPU fallback. Mirrors
         ``torch.accelerator.max_memory_allocated``.
 
+    Raises:
+        RuntimeError: if torch does not report it for this accelerator; in a bad fork.
+
     Example:
         >>> import accelerator as acc
         >>> acc.max_memory_allocated() >= 0
         True
     """
-    statistics = _statistics(device_index)
-    return statistics["allocated_bytes"]["all"]["peak"] if statistics else 0
+    return _counter(device_index, "max_memory_allocated", "allocated_bytes", "peak")
 
 
 def memory_reserved(device_index: Device = None, /) -> int:
@@ -94,13 +108,15 @@ def memory_reserved(device_index: Device = None, /) -> int:
         Bytes; 0 before initialization and under the CPU fallback. Mirrors
         ``torch.accelerator.memory_reserved``.
 
+    Raises:
+        RuntimeError: if torch does not report it for this accelerator; in a bad fork.
+
     Example:
         >>> import accelerator as acc
         >>> acc.memory_reserved() >= 0
         True
     """
-    statistics = _statistics(device_index)
-    return statistics["reserved_bytes"]["all"]["current"] if statistics else 0
+    return _counter(device_index, "memory_reserved", "reserved_bytes", "current")
 
 
 def max_memory_reserved(device_index: Device = None, /) -> int:
@@ -113,13 +129,15 @@ def max_memory_reserved(device_index: Device = None, /) -> int:
         Bytes; 0 before initialization and under the CPU fallback. Mirrors
         ``torch.accelerator.max_memory_reserved``.
 
+    Raises:
+        RuntimeError: if torch does not report it for this accelerator; in a bad fork.
+
     Example:
         >>> import accelerator as acc
         >>> acc.max_memory_reserved() >= 0
         True
     """
-    statistics = _statistics(device_index)
-    return statistics["reserved_bytes"]["all"]["peak"] if statistics else 0
+    return _counter(device_index, "max_memory_reserved", "reserved_bytes", "peak")
 
 
 def memory_stats(device_index: Device = None, /) -> OrderedDict[str, Any]:
@@ -161,8 +179,8 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
     if not runtime.is_initialized:
         return {}
     # The module's own function returns more statistics than the binding for all accelerators.
-    read = getattr(runtime.device_module, "memory_stats_as_nested_dict", _statistics)
-    statistics: dict[str, Any] = read(runtime.device_index)
+    read = getattr(runtime.device_module, "memory_stats_as_nested_dict", bindings.memory_statistics)
+    statistics: dict[str, Any] = read(runtime.device_index) or {}
     return statistics
 
 
@@ -258,7 +276,7 @@ def reset_peak_memory_stats(device_index: Device = None, /) -> None:
     """
     runtime = state.current(device_index)
     if runtime.is_initialized:
-        _call_allocator(bindings.reset_peak_memory_stats, runtime.device_index)
+        bindings.reset_peak_memory_stats(runtime.device_index)
 
 
 def reset_accumulated_memory_stats(device_index: Device = None, /) -> None:
@@ -275,15 +293,7 @@ def reset_accumulated_memory_stats(device_index: Device = None, /) -> None:
     """
     runtime = state.current(device_index)
     if runtime.is_initialized:
-        _call_allocator(bindings.reset_accumulated_memory_stats, runtime.device_index)
-
-
-def _call_allocator(function: Callable[..., None], *arguments: int) -> None:
-    try:
-        function(*arguments)
-    except RuntimeError as error:
-        if not bindings.lacks_allocator(error):
-            raise
+        bindings.reset_accumulated_memory_stats(runtime.device_index)
 
 
 @traced_as(tracing.empty_cache)
@@ -297,7 +307,7 @@ def empty_cache() -> None:
         >>> acc.empty_cache()
     """
     if state.current().is_initialized:
-        _call_allocator(bindings.empty_cache)
+        bindings.empty_cache()
 
 
 def empty_host_cache() -> None:
@@ -309,7 +319,7 @@ def empty_host_cache() -> None:
         >>> import accelerator as acc
         >>> acc.empty_host_cache()
     """
-    if state.current().is_initialized:
+    if state.current().is_initialized and bindings.empty_host_cache:
         bindings.empty_host_cache()
 
 
@@ -344,7 +354,9 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
     if runtime.device_type == "cpu":
         return
     set_fraction, index = runtime.function("set_per_process_memory_fraction"), runtime.device_index
-    lazy_calls.run(lambda: _call_and_restore_device(set_fraction, fraction, index))
+    # torch.mps has one device, and its function takes the fraction only.
+    arguments = (fraction,) if runtime.device_type == "mps" else (fraction, index)
+    lazy_calls.run(lambda: _call_and_restore_device(set_fraction, *arguments))
     _fractions[index] = fraction
 
 

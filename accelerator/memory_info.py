@@ -120,6 +120,7 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     return get_memory_info(device)
 
 
+@assume_constant
 def total_memory(device: Device = None) -> int:
     """Return the total memory of a device.
 

@@ -33,8 +33,9 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1, *, make_copy: bool = 
         match_shape: False to make that tensor one-dimensional, with as many elements.
 
     Returns:
-        A copy with the same strides, or the tensor itself if it is pinned and aligned; the tensor itself under the CPU
-        fallback. Without a copy a new contiguous tensor, which is pinned except under the CPU fallback.
+        A copy with the same strides (contiguous for an expanded tensor), or the tensor itself if it is pinned and aligned;
+        the tensor itself under the CPU fallback. Without a copy a new contiguous tensor, which is pinned except under the CPU
+        fallback.
 
     Raises:
         TypeError: if it is not a tensor.
@@ -59,6 +60,8 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1, *, make_copy: bool = 
         raise RuntimeError(f"Only tensors on the CPU can be pinned, not one on {tensor.device}")
     if not _can_pin():
         return tensor
+    if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+        tensor = tensor.contiguous()  # torch cannot copy into a tensor that was expanded
     pinned = tensor.pin_memory()
     if pinned.data_ptr() % align_bytes == 0:
         return pinned

@@ -1,4 +1,4 @@
-"""Named ranges in the timelines of NVIDIA's profilers (NVTX)."""
+"""Named ranges in the timelines of profilers: NVIDIA's (NVTX), and those of vendors with their own ranges."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 from contextlib import ContextDecorator
 from typing import Any
 
-from ._torch import bindings, tracing
+from ._torch import bindings, state, tracing
 from ._torch.tracing import traced_as
 
 __all__ = ["annotate", "range_pop", "range_push"]
@@ -21,7 +21,7 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
         domain: a group of ranges with its own stack. Without the package ``nvtx`` the range is in the default domain.
         category: a label inside a domain, ignored without a domain.
 
-    Does nothing if torch was built without NVTX, and in code that ``torch.compile`` compiles.
+    Does nothing if neither torch nor the accelerator's module has ranges, and in code that ``torch.compile`` compiles.
 
     Example:
         >>> import accelerator as acc
@@ -35,6 +35,8 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
         nvtx_domain.push_range(message=msg, category=category)
     elif bindings.nvtx is not None:
         bindings.nvtx.rangePushA(msg)
+    elif (ranges := _ranges_of_vendor()) is not None:
+        ranges.range_push(msg)
 
 
 @traced_as(tracing.nothing)
@@ -44,7 +46,7 @@ def range_pop(domain: str | None = None) -> None:
     Args:
         domain: the domain that was passed to ``range_push``.
 
-    Does nothing if torch was built without NVTX, and in code that ``torch.compile`` compiles.
+    Does nothing if neither torch nor the accelerator's module has ranges, and in code that ``torch.compile`` compiles.
 
     Example:
         >>> import accelerator as acc
@@ -56,6 +58,15 @@ def range_pop(domain: str | None = None) -> None:
         nvtx_domain.pop_range()
     elif bindings.nvtx is not None:
         bindings.nvtx.rangePop()
+    elif (ranges := _ranges_of_vendor()) is not None:
+        ranges.range_pop()
+
+
+def _ranges_of_vendor() -> Any:
+    """Return the module for ranges of an accelerator that has its own, or None."""
+    runtime = state.current(allow_bad_fork=True)
+    name = runtime.vendor.range_module
+    return getattr(runtime.device_module, name, None) if name else None
 
 
 class _Annotation(ContextDecorator):

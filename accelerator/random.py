@@ -10,7 +10,7 @@ import sys
 from collections.abc import Generator, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -59,7 +59,7 @@ def manual_seed(seed: int) -> None:
         return
 
     def seed_current() -> None:
-        generators.default_generator(device_type, get_index()).manual_seed(value)
+        generators.find_generator(device_type, get_index()).manual_seed(value)
 
     lazy_calls.run_seed(seed_current, every_device=False)
 
@@ -109,7 +109,7 @@ def seed() -> None:
         return
 
     def seed_current() -> None:
-        generators.default_generator(device_type, get_index()).seed()
+        generators.find_generator(device_type, get_index()).seed()
 
     lazy_calls.run_seed(seed_current, every_device=False)
 
@@ -156,7 +156,7 @@ def initial_seed(device: Device = None, /) -> int:
         >>> acc.initial_seed()
         42
     """
-    return default_generator(device).initial_seed()
+    return _generator(device).initial_seed()
 
 
 def get_rng_state(device: Device = None, /) -> torch.Tensor:
@@ -176,7 +176,7 @@ def get_rng_state(device: Device = None, /) -> torch.Tensor:
         >>> state = acc.get_rng_state()
         >>> acc.set_rng_state(state)
     """
-    return default_generator(device).get_state()
+    return _generator(device).get_state()
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
@@ -284,6 +284,9 @@ def default_generator(device: Device = None) -> torch.Generator:
     Returns:
         The generator, the same object as in ``torch.cuda.default_generators``; the CPU's under the CPU fallback.
 
+    Raises:
+        RuntimeError: if torch has no generator of the accelerator; in a bad fork.
+
     Initializes: the accelerator.
 
     Example:
@@ -295,12 +298,17 @@ def default_generator(device: Device = None) -> torch.Generator:
     return generators.default_generator(runtime.device_type, runtime.device_index)
 
 
+def _generator(device: Device) -> torch.Generator | generators.ModuleGenerator:
+    runtime = state.initialize(device)
+    return generators.find_generator(runtime.device_type, runtime.device_index)
+
+
 def _count(device_type: str) -> int:
     return 1 if device_type == "cpu" else discovery.device_count()
 
 
-def _generators(device_type: str) -> list[torch.Generator]:
-    return [generators.default_generator(device_type, index) for index in range(_count(device_type))]
+def _generators(device_type: str) -> list[torch.Generator | generators.ModuleGenerator]:
+    return [generators.find_generator(device_type, index) for index in range(_count(device_type))]
 
 
 def _checked_seed(seed: int) -> int:
@@ -330,7 +338,7 @@ def _set_state(new_state: torch.Tensor, index: int | None) -> None:
 
     def set_state() -> None:
         device_index = get_index() if index is None else index
-        generators.default_generator(runtime.device_type, device_index).set_state(new_state)
+        generators.find_generator(runtime.device_type, device_index).set_state(new_state)
 
     lazy_calls.run(set_state)
 
@@ -350,10 +358,25 @@ def _forked(devices: list[tuple[str, int]]) -> Generator[None, None, None]:
             states.restore()
 
 
-class _CallableModule(ModuleType):
+class CallableModule(ModuleType):
+    """The type of this module."""
+
+    if TYPE_CHECKING:
+        default_generator = staticmethod(default_generator)
+        fork_rng = staticmethod(fork_rng)
+        get_rng_state = staticmethod(get_rng_state)
+        get_rng_state_all = staticmethod(get_rng_state_all)
+        initial_seed = staticmethod(initial_seed)
+        manual_seed = staticmethod(manual_seed)
+        manual_seed_all = staticmethod(manual_seed_all)
+        seed = staticmethod(seed)
+        seed_all = staticmethod(seed_all)
+        set_rng_state = staticmethod(set_rng_state)
+        set_rng_state_all = staticmethod(set_rng_state_all)
+
     def __call__(self) -> ModuleType:
         """Return ``torch.random``."""
         return torch.random
 
 
-sys.modules[__name__].__class__ = _CallableModule
+sys.modules[__name__].__class__ = CallableModule

@@ -12,7 +12,8 @@ import torch
 
 from . import memory
 from ._machine.device_argument import Device
-from ._torch import lazy_calls, state
+from ._torch import lazy_calls, state, tracing
+from ._torch.tracing import traced_as
 
 __all__ = [
     "dump_memory_snapshot",
@@ -100,6 +101,7 @@ def _scaled(value: int, total: float, is_size: bool) -> str:
     return f"{value:6d} {units[unit]}" if is_size else f"{value:7d} {units[unit]} "
 
 
+@traced_as(tracing.memory_snapshot)
 def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: bool = True) -> list[dict[str, Any]]:
     """Return the segments, with their blocks, that the allocators of all devices hold.
 

@@ -161,7 +161,8 @@ def default_stream(device: Device = None) -> torch.Stream:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        The stream, an ``acc.Stream``; the CPU's only stream under the CPU fallback. Mirrors ``torch.cuda.default_stream``.
+        The stream, an ``acc.Stream``; the current stream on accelerators without a default stream; the CPU's only stream under
+        the CPU fallback. Mirrors ``torch.cuda.default_stream``.
 
     Initializes: the accelerator.
 
@@ -171,11 +172,11 @@ def default_stream(device: Device = None) -> torch.Stream:
         True
     """
     runtime = state.initialize(device)
-    return (
-        cpu_stream()
-        if runtime.device_type == "cpu"
-        else _as_torch_stream(runtime.function("default_stream")(runtime.device_index))
-    )
+    if runtime.device_type == "cpu":
+        return cpu_stream()
+    # Some modules have no default stream. DeepSpeed's accelerators use the current one then.
+    read = getattr(runtime.device_module, "default_stream", None)
+    return _as_torch_stream(read(runtime.device_index)) if read else get_stream(runtime.device_index)
 
 
 def _as_torch_stream(stream: torch.Stream) -> torch.Stream:
@@ -212,10 +213,9 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
     if state.current(device).device_type == "cpu":
         raise RuntimeError("external_stream() needs an accelerator: under the CPU fallback there are no other streams")
     runtime = state.initialize(device)
-    if runtime.device_type == "cuda":
-        # Older releases of torch have this class only, not the function below.
-        return _as_torch_stream(torch.cuda.ExternalStream(address, runtime.device_index))  # type: ignore[no-untyped-call]
-    return _as_torch_stream(runtime.function("get_stream_from_external")(address, runtime.device_index))
+    # Older releases of torch have a class for CUDA only, not the function.
+    create = getattr(runtime.device_module, "ExternalStream", None) or runtime.function("get_stream_from_external")
+    return _as_torch_stream(create(address, runtime.device_index))
 
 
 @traced_as(tracing.is_synchronized_device)
@@ -230,7 +230,7 @@ def is_synchronized_device() -> bool:
         >>> acc.is_synchronized_device() == (not acc.is_available())
         True
     """
-    return state.current(allow_bad_fork=True).device_type == "cpu"
+    return state.current(allow_bad_fork=True).vendor.is_synchronized
 
 
 def use_host_timers() -> bool:
@@ -244,7 +244,7 @@ def use_host_timers() -> bool:
         >>> acc.use_host_timers() == acc.is_synchronized_device()
         True
     """
-    return is_synchronized_device()
+    return state.current(allow_bad_fork=True).vendor.use_host_timers
 
 
 def resolves_data_dependency() -> bool:
@@ -258,7 +258,7 @@ def resolves_data_dependency() -> bool:
         >>> acc.resolves_data_dependency() == acc.is_synchronized_device()
         True
     """
-    return is_synchronized_device()
+    return state.current(allow_bad_fork=True).vendor.resolves_data_dependency
 
 
 def handles_memory_backpressure() -> bool:
@@ -272,7 +272,7 @@ def handles_memory_backpressure() -> bool:
         >>> acc.handles_memory_backpressure() == acc.is_synchronized_device()
         True
     """
-    return is_synchronized_device()
+    return state.current(allow_bad_fork=True).vendor.handles_memory_backpressure
 
 
 class _NoStream(torch.Stream):

@@ -77,30 +77,30 @@ def kept() -> dict[str, Any]:
     return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
 
 
-def draw_devices(axes: Any, found: Any) -> None:
-    for number, call in enumerate(found[str(DEVICES[0])]):
+def draw_devices(axes: Any, figures: Any) -> None:
+    for index, call in enumerate(figures[str(DEVICES[0])]):
         for place, (whose, style) in enumerate((("here", "-"), ("torch", "--"))):
-            values = [found[str(gpus)][call][place] for gpus in DEVICES]
-            axes.plot(DEVICES, values, style, color=f"C{number}", marker="o", markersize=3, label=f"{call}, {whose}")
+            values = [figures[str(gpus)][call][place] for gpus in DEVICES]
+            axes.plot(DEVICES, values, style, color=f"C{index}", marker="o", markersize=3, label=f"{call}, {whose}")
     axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="µs a call", xticks=DEVICES, xticklabels=DEVICES)
     axes.minorticks_off()
     axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def draw_memory(axes: Any, found: Any) -> None:
+def draw_memory(axes: Any, figures: Any) -> None:
     """What one rank holds against the layers; a color a contender, a line style a number of ranks."""
-    held = found["held"]
+    held = figures["held"]
     for style, ranks in zip(("-", "--", ":"), held, strict=True):
-        for number, (name, by_layers) in enumerate(held[ranks].items()):
+        for index, (name, by_layers) in enumerate(held[ranks].items()):
             layers = [int(each) for each in by_layers]
             label = f"{name}, {ranks} rank{'s' * (ranks != '1')}"
-            axes.plot(layers, list(by_layers.values()), style, color=f"C{number}", marker="o", markersize=3, label=label)
+            axes.plot(layers, list(by_layers.values()), style, color=f"C{index}", marker="o", markersize=3, label=label)
     axes.set(xlabel="layers, of 1 MiB of input each", ylabel="MiB held on a rank")
     axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
-def draw_operations(axes: Any, found: Any) -> None:
-    rows = [row for row in found if row["unit"] == "µs"]
+def draw_operations(axes: Any, figures: Any) -> None:
+    rows = [row for row in figures if row["unit"] == "µs"]
     axes.barh([row["what"] for row in rows], [row["minimum"] for row in rows], xerr=[row["spread"] for row in rows])
     axes.invert_yaxis()
     axes.set(xlabel="µs more than on the CPU")
@@ -117,9 +117,9 @@ def draw() -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "accelerator", "svg.fonttype": "none", "font.size": 9})
     from matplotlib import pyplot
 
-    for name, found in kept().items():
+    for name, figures in kept().items():
         figure, axes = pyplot.subplots(figsize=(7.5, 3.2), layout="constrained")
-        DRAWINGS[name](axes, found)
+        DRAWINGS[name](axes, figures)
         axes.grid(alpha=0.3)
         figure.savefig(HERE / f"{name}.svg", metadata={"Date": None})
         pyplot.close(figure)

@@ -19,7 +19,13 @@ QUERIES = ("discovery", "launching", "memory_info", "monitoring", "_machine")
 REGISTERING = ("simulation", "deepspeed_bridge")
 ABOVE = (*REGISTERING, "__init__", "__main__", "_command")
 # torch's private bindings change between versions. These modules hide the differences.
-PRIVATE_BINDINGS = ("_torch/bindings.py", "checkpointing/bindings.py", "simulation/_kernels/", "_machine/process.py")
+PRIVATE_BINDINGS = (
+    "_torch/bindings.py",
+    "checkpointing/bindings.py",
+    "simulation/_kernels/",
+    "simulation/_compile/",
+    "_machine/process.py",
+)
 
 pytestmark = pytest.mark.torch_free
 

@@ -17,7 +17,7 @@ from accelerator._machine import grammar, nvml, probe
 from accelerator._machine.discovery_result import Failed
 from tests.queries.test_grammar import TABLE
 from tests.support import plain_environment
-from tests.support.discovery import CUDA, ask
+from tests.support.discovery import CUDA, evaluate
 
 
 def _has_gpu() -> bool:
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not _has_gpu(), reason="needs a real NVIDIA GPU,
 
 
 def run_here(code: str, *arguments: str, **variables: str) -> Any:
-    return ask(code, plain_environment(**variables), *arguments)
+    return evaluate(code, plain_environment(**variables), *arguments)
 
 
 def real(text: str | None) -> str | None:

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -106,7 +106,7 @@ def redraw(text: str) -> bool:
 
 
 @contextmanager
-def single_keys() -> Iterator[None]:
+def single_keys() -> Generator[None, None, None]:
     """Deliver keys at once, without Return, while standard input is a terminal."""
     if sys.platform == "win32" or not sys.stdin or not sys.stdin.isatty():
         yield

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import operator
 import re
-from typing import TYPE_CHECKING, Any, NoReturn, SupportsIndex, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, ForwardRef, NoReturn, SupportsIndex, TypeAlias, Union
 
 if TYPE_CHECKING:
     import torch
 
-Device: TypeAlias = Union[int, str, "torch.device", SupportsIndex, None]
+    Device: TypeAlias = int | str | "torch.device" | SupportsIndex | None
+else:
+    # Names the module of torch.device, so that typing.get_type_hints() works in modules that do not import torch.
+    Device = Union[int, str, ForwardRef("device", module="torch"), SupportsIndex, None]  # noqa: UP007
 """A device argument: an index or an object with ``__index__``, "cuda:1", a ``torch.device``, or None for the current device,
 which is device 0 while the accelerator is not initialized.
 

@@ -1,14 +1,22 @@
-"""torch's private bindings. No other runtime module uses them."""
+"""torch's private bindings. No other runtime module uses them.
+
+Newer releases of torch have one binding for all accelerators, older ones CUDA's only. CUDA's is called for CUDA and never for
+another accelerator, whose module's own public function takes its place.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import _C
 
+from .._machine import process
 
-def _first(*names: str) -> Any:
-    """The first of these bindings that this torch has: newer releases have one for all accelerators, older ones CUDA's."""
+
+def _binding(*names: str) -> Any:
+    """Return the first of these bindings that this torch has, or None."""
     return next((getattr(_C, name) for name in names if hasattr(_C, name)), None)
 
 
@@ -19,37 +27,91 @@ set_stream = _C._accelerator_setStream
 synchronize = _C._accelerator_synchronizeDevice
 
 
+def _for_all(generic: str, of_cuda: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the binding for all accelerators; in older releases a function that calls CUDA's, or another for the rest."""
+    binding: Callable[..., Any] | None = _binding(generic)
+    if binding is not None:
+        return binding
+
+    def call(*arguments: Any) -> Any:
+        is_cuda = process.torch_accelerator_type() == "cuda" and hasattr(_C, of_cuda)
+        return getattr(_C, of_cuda)(*arguments) if is_cuda else otherwise(*arguments)
+
+    return call
+
+
 def _exchange_index(index: int) -> int:
     previous: int = get_index()
     set_index(index)
     return previous
 
 
-exchange_index = _first("_accelerator_exchangeDevice", "_cuda_exchangeDevice") or _exchange_index
-restore_index = _first("_accelerator_maybeExchangeDevice", "_cuda_maybeExchangeDevice") or _exchange_index
-memory_statistics = _first("_accelerator_getDeviceStats", "_cuda_memoryStats")
-reset_peak_memory_stats = _first("_accelerator_resetPeakStats", "_cuda_resetPeakMemoryStats")
-reset_accumulated_memory_stats = _first("_accelerator_resetAccumulatedStats", "_cuda_resetAccumulatedMemoryStats")
-empty_cache = _first("_accelerator_emptyCache", "_cuda_emptyCache")
-empty_host_cache = _first("_accelerator_emptyHostCache", "_host_emptyCache")
-set_sync_debug_mode = _first("_cuda_set_sync_debug_mode")
-get_sync_debug_mode = _first("_cuda_get_sync_debug_mode")
-default_generator = _first("_accelerator_getDefaultGenerator")
+def _of_module(name: str) -> Callable[..., Any]:
+    """Return a function that calls the function of that name of the accelerator's module; it returns None without one."""
+
+    def call(*arguments: Any) -> Any:
+        function = getattr(process.torch_device_module(), name, None)
+        return function(*arguments) if function else None
+
+    return call
+
+
+exchange_index = _for_all("_accelerator_exchangeDevice", "_cuda_exchangeDevice", _exchange_index)
+restore_index = _for_all("_accelerator_maybeExchangeDevice", "_cuda_maybeExchangeDevice", _exchange_index)
+
+_read_statistics = _for_all("_accelerator_getDeviceStats", "_cuda_memoryStats", _of_module("memory_stats_as_nested_dict"))
+_reset_peaks = _for_all(
+    "_accelerator_resetPeakStats", "_cuda_resetPeakMemoryStats", _of_module("reset_peak_memory_stats")
+)  # fmt: skip
+_reset_accumulated = _for_all(
+    "_accelerator_resetAccumulatedStats", "_cuda_resetAccumulatedMemoryStats", _of_module("reset_accumulated_memory_stats")
+)
+_empty_cache = _for_all("_accelerator_emptyCache", "_cuda_emptyCache", _of_module("empty_cache"))
+
+
+def _of_allocator(binding: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return a function that calls a binding of the allocator, or the module's function if torch knows no allocator."""
+    of_module = _of_module(name)
+
+    def call(*arguments: Any) -> Any:
+        try:
+            return binding(*arguments)
+        except RuntimeError as error:
+            # torch reports an allocator that it does not know by a failed assertion.
+            if "device_allocator INTERNAL ASSERT" not in str(error):
+                raise
+        return of_module(*arguments)
+
+    return call
+
+
+# The allocator's nested statistics of a device, or None.
+memory_statistics = _of_allocator(_read_statistics, "memory_stats_as_nested_dict")
+reset_peak_memory_stats = _of_allocator(_reset_peaks, "reset_peak_memory_stats")
+reset_accumulated_memory_stats = _of_allocator(_reset_accumulated, "reset_accumulated_memory_stats")
+empty_cache = _of_allocator(_empty_cache, "empty_cache")
+
+empty_host_cache = _binding("_accelerator_emptyHostCache", "_host_emptyCache")
+
+set_sync_debug_mode = _binding("_cuda_set_sync_debug_mode")
+get_sync_debug_mode = _binding("_cuda_get_sync_debug_mode")
+default_generator = _binding("_accelerator_getDefaultGenerator")
 
 # NVTX, which only CUDA builds have.
-nvtx = _first("_nvtx")
+nvtx = _binding("_nvtx")
 
 
 def host_allocator(name: str) -> Any:
-    """A binding of CUDA's allocator of pinned host memory, or None before torch 2.7."""
-    return _first(f"_cuda_{name}")
+    """Return a binding of CUDA's allocator of pinned host memory, or None before torch 2.7."""
+    return _binding(f"_cuda_{name}")
 
 
 def arch_flags(device_type: str) -> Any:
-    """The binding that returns the architectures that this torch was compiled for, or None if it has none."""
-    return _first(f"_{device_type}_getArchFlags")
+    """Return the binding that reads the architectures that this torch was compiled for, or None without one."""
+    return _binding(f"_{device_type}_getArchFlags")
 
 
-def lacks_allocator(error: Exception) -> bool:
-    """Whether a call failed because torch knows no allocator of the backend, which torch reports by a failed assertion."""
-    return "device_allocator INTERNAL ASSERT" in str(error)
+def mps_generator() -> torch.Generator | None:
+    """Return the generator of MPS, or None if this torch has no such function."""
+    function = getattr(torch.mps, "_get_default_mps_generator", None)
+    return function() if function else None

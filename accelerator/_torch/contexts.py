@@ -64,8 +64,8 @@ class DeviceContext(_ReentrantContext):
     """Make a device current, by its index. The accelerator is initialized."""
 
     __slots__ = ()
-    _exchange = exchange_index
-    _restore = restore_index
+    _exchange = staticmethod(exchange_index)
+    _restore = staticmethod(restore_index)
 
 
 def _initialize_and_exchange(index: int) -> int:
@@ -79,7 +79,7 @@ class InitializingDeviceContext(_ReentrantContext):
 
     __slots__ = ()
     _exchange = staticmethod(_initialize_and_exchange)
-    _restore = restore_index
+    _restore = staticmethod(restore_index)
 
 
 def _exchange_stream(stream: torch.Stream) -> tuple[torch.Stream, ...]:

@@ -2,9 +2,57 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from . import bindings
+
+
+class ModuleGenerator:
+    """The generator of a device that torch does not hand out, through the functions of the accelerator's module.
+
+    It has the methods of a ``torch.Generator`` that random functions call.
+    """
+
+    def __init__(self, device_type: str, index: int) -> None:
+        self.device = torch.device(device_type, index)
+        self._module = getattr(torch, device_type)
+
+    def get_state(self) -> torch.Tensor:
+        state: torch.Tensor = self._call("get_rng_state", self.device)
+        return state
+
+    def set_state(self, new_state: torch.Tensor) -> None:
+        self._call("set_rng_state", new_state, self.device)
+
+    def initial_seed(self) -> int:
+        return int(self._on_device("initial_seed"))
+
+    def manual_seed(self, seed: int) -> None:
+        self._on_device("manual_seed", seed)
+
+    def seed(self) -> int:
+        """Seed the device randomly and return the seed."""
+        seed = torch.Generator().seed()
+        self.manual_seed(seed)
+        return seed
+
+    def _on_device(self, name: str, *arguments: Any) -> Any:
+        # These functions act on the current device.
+        previous = bindings.exchange_index(self.device.index)
+        try:
+            return self._call(name, *arguments)
+        finally:
+            bindings.restore_index(previous)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        function = getattr(self._module, name, None) or getattr(getattr(self._module, "random", None), name, None)
+        if function is None:
+            raise RuntimeError(
+                f"torch {torch.__version__} has no generator of {self.device} and no torch.{self.device.type}.{name}()"
+            )
+        return function(*arguments)
 
 
 def default_generator(device_type: str, index: int) -> torch.Generator:
@@ -13,12 +61,23 @@ def default_generator(device_type: str, index: int) -> torch.Generator:
     Raises:
         RuntimeError: if torch has no generator of the device.
     """
+    generator = find_generator(device_type, index)
+    if isinstance(generator, ModuleGenerator):
+        raise RuntimeError(f"torch {torch.__version__} has no generator of {device_type}:{index}")
+    return generator
+
+
+def find_generator(device_type: str, index: int) -> torch.Generator | ModuleGenerator:
+    """Return the default generator of an initialized device, or an object that acts on it through torch's module."""
     if device_type == "cpu":
         return torch.default_generator
     generators = getattr(getattr(torch, device_type), "default_generators", ())
-    if index < len(generators):
-        generator: torch.Generator = generators[index]
-        return generator
-    if bindings.default_generator is None:
-        raise RuntimeError(f"torch {torch.__version__} has no generator of {device_type}:{index}")
-    return bindings.default_generator(index)
+    generator: torch.Generator | None = generators[index] if index < len(generators) else None
+    if generator is None and bindings.default_generator is not None:
+        try:
+            generator = bindings.default_generator(index)
+        except RuntimeError:  # the backend does not tell torch its generators
+            generator = None
+    if generator is None and device_type == "mps":
+        generator = bindings.mps_generator()
+    return ModuleGenerator(device_type, index) if generator is None else generator

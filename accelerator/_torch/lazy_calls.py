@@ -29,13 +29,13 @@ class SavedStates:
         self._states: list[torch.Tensor] = []
 
     def __call__(self) -> None:
-        self._states = [generators.default_generator(*device).get_state() for device in self._devices]
+        self._states = [generators.find_generator(*device).get_state() for device in self._devices]
 
     def restore(self) -> None:
         """Set the generators to the saved states."""
         # No states were saved if the initialization failed earlier.
         for device, rng_state in zip(self._devices, self._states, strict=False):
-            generators.default_generator(*device).set_state(rng_state)
+            generators.find_generator(*device).set_state(rng_state)
 
 
 def run(call: Callable[[], object]) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from .. import discovery
-from .._machine import device_argument, discovery_cache, process
+from .._machine import accelerators, device_argument, discovery_cache, process
 from .bindings import get_index
 
 
@@ -50,6 +50,11 @@ class RuntimeState(NamedTuple):
     def device_module(self) -> Any:
         """torch's module for the device type: ``torch.cuda``, ``torch.xpu``, ..., ``torch.cpu``."""
         return getattr(torch, self.device_type)
+
+    @property
+    def vendor(self) -> accelerators.Accelerator:
+        """The row of the vendor table for the device type."""
+        return accelerators.get_row(self.device_type, is_hip=torch.version.hip is not None)
 
     def function(self, name: str) -> Any:
         """Return the function of that name of torch's module for the device type.

@@ -115,28 +115,41 @@ def synchronize(device: Any = None, /) -> None:
         torch.accelerator.synchronize(torch.device(device_type(), index))
 
 
+@assume_constant
 def is_synchronized_device() -> bool:
-    return device_type() == "cpu"
+    return state.current(allow_bad_fork=True).vendor.is_synchronized
+
+
+def _call(name: str, *arguments: Any) -> None:
+    """Call a function of the accelerator's module, else torch.accelerator's; do nothing under the CPU fallback."""
+    if device_type() == "cpu":
+        return
+    function = getattr(getattr(torch, device_type()), name, None) or getattr(torch.accelerator, name, None)
+    if function is not None:
+        function(*arguments)
 
 
 def empty_cache() -> None:
-    if device_type() != "cpu":
-        getattr(torch, device_type()).empty_cache()
+    _call("empty_cache")
 
 
 def reset_peak_memory_stats(device: Any = None, /) -> None:
-    if device_type() != "cpu":
-        getattr(torch, device_type()).reset_peak_memory_stats(index_of(device))
+    _call("reset_peak_memory_stats", index_of(device))
+
+
+def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: bool = True) -> list[dict[str, Any]]:
+    if device_type() == "cpu":
+        return []
+    snapshot: list[dict[str, Any]] = getattr(torch, device_type()).memory_snapshot(mempool_id)
+    return snapshot
 
 
 def init() -> None:
-    if device_type() != "cpu":
-        getattr(torch, device_type()).init()
+    _call("init")
 
 
 def ipc_collect() -> None:
-    if device_type() != "cpu":
-        getattr(torch, device_type()).ipc_collect()
+    _call("ipc_collect")
 
 
 def manual_seed(seed: int) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from . import bindings, checks
 from .configuration import Settings
-from .containers import devices_of, is_flat, map_tensors, tensors_in
+from .containers import ATOMS, devices_of, map_tensors, tensors_in
 from .partition import StoredActivation, edited_in_place, store_activation
 
 # The (pack, unpack) pair of torch.autograd.graph.saved_tensors_hooks.
@@ -63,14 +63,20 @@ class KeptArguments:
         # The name of an argument that the function itself edited.
         self._edited: str | None = None
 
-        self._has_containers = bool(kwargs) or not is_flat(args)
+        self._has_containers = bool(kwargs)
+        self.devices: set[torch.device] = set()
+        for i, item in enumerate(args):
+            if isinstance(item, torch.Tensor):
+                self._watched.append((item, _version(item), f"argument {i}"))
+                if not item.is_cpu:
+                    self.devices.add(item.device)
+            elif type(item) not in ATOMS:
+                self._has_containers = True
         self._args, self._kwargs = args, kwargs
         if self._has_containers:
+            self._watched.clear()
             self._args, self._kwargs = _map_arguments(args, kwargs, self._watch)
-            tensors = tensors_in((args, kwargs))
-        else:
-            tensors = [self._watch(item, f"argument {i}") for i, item in enumerate(args) if isinstance(item, torch.Tensor)]
-        self.devices = devices_of(tensors)
+            self.devices = devices_of(tensors_in((args, kwargs)))
 
     def _watch(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
         self._watched.append((tensor, _version(tensor), name))
@@ -248,7 +254,7 @@ class StoredArguments:
         """Release what the forward needed."""
         self.stored = ()
         for each in self._tensors:
-            if isinstance(each, _KeptTensor):
+            if isinstance(each, (_KeptTensor, StoredActivation)):
                 each.forward_ended()
 
     def release(self) -> None:

@@ -56,11 +56,6 @@ def map_tensors(
     return new
 
 
-def is_flat(args: tuple[Any, ...]) -> bool:
-    """Whether arguments are tensors and atoms, so that there are no containers to copy."""
-    return all(isinstance(item, torch.Tensor) or type(item) in ATOMS for item in args)
-
-
 def devices_of(tensors: list[torch.Tensor]) -> set[torch.device]:
     """Return the devices of tensors, without the CPU."""
     return {tensor.device for tensor in tensors if not tensor.is_cpu}

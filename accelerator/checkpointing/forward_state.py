@@ -14,7 +14,7 @@ import torch
 
 from .._torch.bindings import get_index
 from . import bindings
-from .random_state import State, initialized_accelerator, read_state, write_state
+from .random_state import Generator, State, initialized_accelerator, read_state, write_state
 from .rng import tracker
 
 # For each device type: enabled, dtype; and whether casts are cached.
@@ -53,7 +53,7 @@ class ForwardState:
         self._switches = bindings.switches()
         # None without preserve_rng_state.
         self._cpu_state: torch.Tensor | None = None
-        self._device_states: list[tuple[Any, State]] = []
+        self._device_states: list[tuple[Generator, State]] = []
         self._snapshot = None
         if preserve_rng_state:
             self._cpu_state = torch.default_generator.get_state()

@@ -169,6 +169,11 @@ class StoredActivation:
             self._unpack = hooks[1]
         self._elements: Any = stored
 
+    def forward_ended(self) -> None:
+        """Free the device memory that only the forward needed."""
+        if self._offloaded is not None:
+            self._offloaded.forward_ended()
+
     def prefetch(self) -> None:
         """Start to fetch the activation before a recomputation needs it."""
         if self._offloaded is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from .._machine import process
 from .._torch import generators
+
+# The second one acts through torch's module for an accelerator that has no generator objects.
+Generator = torch.Generator | generators.ModuleGenerator
 
 # A generator's state: a tensor, or its seed and offset if those are the whole state and cheaper to read.
 State = torch.Tensor | tuple[int, int]
@@ -20,12 +21,12 @@ class Accelerator:
 
     def __init__(self, device_type: str) -> None:
         self.device_type = device_type
-        self._generators: dict[int, Any] = {}
+        self._generators: dict[int, Generator] = {}
 
-    def default_generator(self, index: int) -> Any:
+    def default_generator(self, index: int) -> Generator:
         """Return the default generator of a device."""
         if index not in self._generators:
-            self._generators[index] = generators.default_generator(self.device_type, index)
+            self._generators[index] = generators.find_generator(self.device_type, index)
         return self._generators[index]
 
 
@@ -47,14 +48,14 @@ def _reset_after_fork() -> None:
     _accelerator = None
 
 
-def read_state(generator: torch.Generator) -> State:
+def read_state(generator: Generator) -> State:
     """Return the state of a generator.
 
     Raises:
-        RuntimeError: if this torch cannot read it while a graph is being captured.
+        RuntimeError: if it cannot be read: by this torch while a graph is being captured, or from this accelerator at all.
     """
     try:
-        if generator.device.type == "cuda":
+        if isinstance(generator, torch.Generator) and generator.device.type == "cuda":
             return generator.initial_seed(), generator.get_offset()
     except RuntimeError:
         # A graph is being captured. Some releases of torch can still return the whole state.
@@ -63,16 +64,18 @@ def read_state(generator: torch.Generator) -> State:
         return generator.get_state()
     except RuntimeError as error:
         raise RuntimeError(
-            f"the random state of {generator.device} cannot be read ({error}); while a graph is being captured, this torch "
-            "needs configure(preserve_rng_state=False)"
+            f"the random state of {generator.device} cannot be read ({error}); configure(preserve_rng_state=False) recomputes "
+            "without it"
         ) from error
 
 
-def write_state(generator: torch.Generator, state: State) -> None:
+def write_state(generator: Generator, state: State) -> None:
     """Write back what ``read_state`` returned."""
-    if not isinstance(state, tuple):
+    if isinstance(state, torch.Tensor):
         generator.set_state(state)
         return
+    # Only the generators of CUDA have an offset.
+    assert isinstance(generator, torch.Generator)
     seed, offset = state
     if seed != generator.initial_seed():
         generator.manual_seed(seed)

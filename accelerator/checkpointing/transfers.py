@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -10,20 +11,35 @@ import torch
 
 from .._machine import process
 
-# How many activations per device are copied to the host at once. The computation waits for the oldest copy before the next one
-# starts, which bounds the device memory that waits for copies.
-_MAX_LEAVING = 2
-
 
 class _CopyStream:
-    """The copy stream of a device, and the activations whose copies to the host may still run."""
+    """The copy stream of a device, and the activations that were copied to the host but still are on the device."""
 
-    __slots__ = ("leaving", "module", "stream")
+    __slots__ = ("_lock", "_on_device", "module", "stream")
 
     def __init__(self, device: torch.device) -> None:
         self.module: Any = torch.get_device_module(device)
         self.stream: Any = self.module.Stream(device=device)
-        self.leaving: deque[weakref.ref[Offloaded]] = deque()
+        # The oldest first.
+        self._on_device: deque[weakref.ref[Offloaded]] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, offloaded: Offloaded) -> None:
+        """Add an activation, and free those of earlier checkpoints."""
+        self.free_unused(0)
+        with self._lock:
+            self._on_device.append(weakref.ref(offloaded))
+
+    def free_unused(self, keep: int) -> None:
+        """Free the device memory of activations whose forward has ended, except for the newest ones."""
+        with self._lock:
+            while len(self._on_device) > keep:
+                oldest = self._on_device[0]()
+                if oldest is not None and not oldest.forward_has_ended:
+                    return
+                self._on_device.popleft()
+                if oldest is not None:
+                    oldest.free_device_memory()
 
 
 _copy_streams: dict[torch.device, _CopyStream | None] = {}
@@ -56,7 +72,8 @@ def allocate(numel: int, dtype: torch.dtype, device: torch.device, on_host: bool
 class Offloaded:
     """A tensor of one dimension that is copied to the host, and back when a recomputation needs it.
 
-    The last two that were copied stay on the device until others follow. If backward comes first, it uses them as they are.
+    It stays on the device while the forward of its checkpoint runs, beside the copy. The last one stays until the next
+    checkpoint starts. If backward comes first, it uses that one as it is.
     """
 
     __slots__ = (
@@ -69,6 +86,7 @@ class Offloaded:
         "_on_device",
         "_stream",
         "_version",
+        "forward_has_ended",
         "was_edited",
     )
 
@@ -81,11 +99,13 @@ class Offloaded:
         self._copied_back: Any = None
         # Whether the source was edited during the copy, so that the copy may have neither the old nor the new values.
         self.was_edited = False
+        self.forward_has_ended = False
         self._version = source._version
         copy_stream = self._copy_stream = _copy_stream(device)
         if copy_stream is None:
             host.copy_(source)
             return
+        copy_stream.add(self)
         self._on_device = source
         # The stream of the computation that uses the tensor.
         self._stream: Any = copy_stream.module.current_stream(device)
@@ -94,18 +114,19 @@ class Offloaded:
             host.copy_(source, non_blocking=True)
             self._copied_to_host = copy_stream.module.Event()
             self._copied_to_host.record(copy_stream.stream)
-        copy_stream.leaving.append(weakref.ref(self))
-        while len(copy_stream.leaving) > _MAX_LEAVING:
-            oldest = copy_stream.leaving.popleft()()
-            if oldest is not None:
-                oldest._free_device_memory()
 
     def __del__(self) -> None:
         # A copy may still run. The allocator must not reuse the memory before it has ended.
         if self._on_device is not None and self._copy_stream is not None:
             self._on_device.record_stream(self._copy_stream.stream)
 
-    def _free_device_memory(self) -> None:
+    def forward_ended(self) -> None:
+        """Free the device memory if the checkpoint has a newer activation."""
+        self.forward_has_ended = True
+        if self._copy_stream is not None:
+            self._copy_stream.free_unused(1)
+
+    def free_device_memory(self) -> None:
         """Free the device memory after the copy, in the order of the computation."""
         if self._copied_back is None and self._on_device is not None:
             self.was_edited = self._on_device._version != self._version

@@ -71,7 +71,7 @@ _LIBRARIES = (
     _Library("driver/libcuda.so.1", ("driver*.c", "visible.c", "config.c", "state.c"), "driver.map"),
     _Library("nvml/libnvidia-ml.so.1", ("nvml*.c", "config.c", "state.c"), "nvml.map"),
     _Library("preload/libaccelerator-exit.so", ("exit.c",), "exit.map"),
-    _Library("preload/libcupti.so.13", ("cupti.c",), "cupti.map"),
+    _Library("preload/libcupti.so.13", ("cupti*.c",), "cupti.map"),
     _Library("preload/libnccl.so.2", ("nccl*.c",), "nccl.map"),
     _Library("bin/nvidia-smi", ("smi*.c",)),
 )

@@ -23,7 +23,7 @@ __all__ = ["environment", "is_simulated", "unavailable_reason"]
 
 _PREFIX = "ACCELERATOR_SIM_"
 # The user sets these; an inner simulation keeps them.
-_SET_BY_USER = (f"{_PREFIX}NCCL_TIMEOUT",)
+_SET_BY_USER = (f"{_PREFIX}NCCL_TIMEOUT", f"{_PREFIX}OWN_KERNELS")
 _DRIVER_STATES = ("present", "absent", "old", "broken")
 _NVML_STATES = ("present", "absent", "broken", "mismatch")
 _FILLS = ("zero", "nan")

@@ -62,15 +62,15 @@ def contenders() -> dict[str, tuple[Callable[[], None], Checkpoint]]:
     """What is compared: how to prepare for a round, and the function to call."""
     from accelerator import checkpointing
 
-    found: dict[str, tuple[Callable[[], None], Checkpoint]] = {
+    results: dict[str, tuple[Callable[[], None], Checkpoint]] = {
         "no checkpoint": (lambda: None, lambda function, h: function(h)),
         "torch, non-reentrant": (lambda: None, lambda f, h: torch_checkpoint.checkpoint(f, h, use_reentrant=False)),
         "torch, reentrant": (lambda: None, lambda f, h: torch_checkpoint.checkpoint(f, h, use_reentrant=True)),
     }
     for name, settings in MODES.items():
-        found[f"ours, {name}"] = (lambda settings=settings: checkpointing.configure(**settings), checkpointing.checkpoint)
-    found["ours, non_reentrant_checkpoint"] = (checkpointing.configure, checkpointing.non_reentrant_checkpoint)
-    return found | deepspeeds()
+        results[f"ours, {name}"] = (lambda settings=settings: checkpointing.configure(**settings), checkpointing.checkpoint)
+    results["ours, non_reentrant_checkpoint"] = (checkpointing.configure, checkpointing.non_reentrant_checkpoint)
+    return results | deepspeeds()
 
 
 def deepspeeds() -> dict[str, tuple[Callable[[], None], Checkpoint]]:
@@ -135,12 +135,12 @@ def times(device: str, clock: Callable[[], float]) -> dict[str, Cost]:
     make = tiny(device)
     layers = [make().to(device) for _ in range(LAYERS)]
     x = torch.randn(4, 8).to(device).requires_grad_()
-    found = contenders()
+    results = contenders()
     rounds: list[dict[str, float]] = []
     for _ in range(ROUNDS):
         fastest: dict[str, float] = {}
         for _ in range(TURNS):
-            for name, (prepare, checkpoint) in found.items():
+            for name, (prepare, checkpoint) in results.items():
                 prepare()
                 gc.collect(0)
                 turn(layers, x, checkpoint, clock)
@@ -162,7 +162,7 @@ def stopping(device: str, clock: Callable[[], float]) -> dict[int, list[float]]:
     from accelerator import checkpointing
 
     checkpointing.configure()
-    found: dict[int, list[float]] = {}
+    results: dict[int, list[float]] = {}
     for width in WIDTHS:
         layers: list[nn.Module] = [nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)).to(device)] * 4
         x = torch.randn(width, width).to(device).requires_grad_()
@@ -171,8 +171,8 @@ def stopping(device: str, clock: Callable[[], float]) -> dict[int, list[float]]:
             for place, early in enumerate((True, False, None)):
                 with torch_checkpoint.set_checkpoint_early_stop(early):  # type: ignore[arg-type]
                     fastest[place] = min(fastest[place], turn(layers, x, checkpointing.checkpoint, clock))
-        found[width] = [each / len(layers) * 1e6 for each in fastest]
-    return found
+        results[width] = [each / len(layers) * 1e6 for each in fastest]
+    return results
 
 
 def train_and_tell_the_peak(name: str) -> None:
@@ -210,14 +210,14 @@ def resident(what: str) -> int:
 
 def peaks() -> dict[str, float]:
     """MiB, each measured in a process of its own."""
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     for name in contenders():
         command = [sys.executable, "-m", "tests.benchmarks.checkpointing", "--peak", name]
         # Large blocks are mapped one by one, so that what is freed counts no longer.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
         output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=300).stdout
-        found[name] = float(output.split()[-1])
-    return found
+        results[name] = float(output.split()[-1])
+    return results
 
 
 def holders() -> dict[str, tuple[Callable[[int], None], Checkpoint]]:
@@ -227,7 +227,7 @@ def holders() -> dict[str, tuple[Callable[[int], None], Checkpoint]]:
     from accelerator import checkpointing
 
     plain = contenders()
-    found: dict[str, tuple[Callable[[int], None], Checkpoint]] = {
+    results: dict[str, tuple[Callable[[int], None], Checkpoint]] = {
         "torch, non-reentrant": (lambda layers: None, plain["torch, non-reentrant"][1])
     }
 
@@ -236,11 +236,11 @@ def holders() -> dict[str, tuple[Callable[[int], None], Checkpoint]]:
         checkpointing.configure(group=dist.group.WORLD, **{**settings, **counted})
 
     for name, settings in MODES.items():
-        found[f"ours, {name}"] = (lambda layers, settings=settings: configure(layers, settings), checkpointing.checkpoint)
+        results[f"ours, {name}"] = (lambda layers, settings=settings: configure(layers, settings), checkpointing.checkpoint)
     if "DeepSpeed" in plain:
         # Its partition needs its own communication, which compiles an extension first.
-        found["DeepSpeed"] = (lambda layers: None, plain["DeepSpeed"][1])
-    return found
+        results["DeepSpeed"] = (lambda layers: None, plain["DeepSpeed"][1])
+    return results
 
 
 DEPTHS = (6, 12, 24)
@@ -256,12 +256,12 @@ def tell_held(rank: int, size: int, folder: str) -> None:
     from accelerator import checkpointing
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
-    found: dict[str, dict[int, float]] = {}
+    results: dict[str, dict[int, float]] = {}
     compared = holders()
     # What the libraries made on import is no garbage, and looking through it takes longest.
     gc.freeze()
     for name, (prepare, checkpoint) in compared.items():
-        found[name] = {}
+        results[name] = {}
         # The first has what the libraries allocate for themselves at first use.
         for layers in (2, *DEPTHS):
             checkpointing.configure()
@@ -274,14 +274,14 @@ def tell_held(rank: int, size: int, folder: str) -> None:
                 h = checkpoint(lambda h: h.sin().exp(), h)
             gc.collect()
             # The output is none of the inputs.
-            found[name][layers] = (resident("VmRSS") - before) / 2**10 - INPUT / 2**20
+            results[name][layers] = (resident("VmRSS") - before) / 2**10 - INPUT / 2**20
             h.sum().backward()
             del x, h
-        del found[name][2]
+        del results[name][2]
     dist.barrier()
     dist.destroy_process_group()
     if rank == 0:
-        print(json.dumps(found))
+        print(json.dumps(results))
 
 
 def held(size: int) -> dict[str, dict[str, float]]:
@@ -300,8 +300,8 @@ def held(size: int) -> dict[str, dict[str, float]]:
             for rank in range(size)
         ]
         outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
-        found: dict[str, dict[str, float]] = json.loads(outputs[0].splitlines()[-1])
-        return found
+        results: dict[str, dict[str, float]] = json.loads(outputs[0].splitlines()[-1])
+        return results
 
 
 def main(arguments: list[str]) -> int:
@@ -352,7 +352,7 @@ def main(arguments: list[str]) -> int:
     return int(chosen.gate and failed)
 
 
-def held_as_shared(found: dict[int, dict[str, dict[str, float]]]) -> bool:
+def held_as_shared(results: dict[int, dict[str, dict[str, float]]]) -> bool:
     """Print what inputs hold, and return whether that is the share of each rank."""
     columns = [(size, layers) for size in RANKS for layers in DEPTHS]
     print("\nMiB held by inputs of 1 MiB between forward and backward, on each of so many ranks, with so many layers")
@@ -360,10 +360,10 @@ def held_as_shared(found: dict[int, dict[str, dict[str, float]]]) -> bool:
         f"| {'checkpoint':20} | " + " | ".join(f"{size} rank{'s' * (size > 1)}, {layers:2}" for size, layers in columns) + " |"
     )
     print(f"|{'-' * 22}|" + "|".join("-" * (12 + (size > 1)) + ":" for size, _ in columns) + "|")
-    for name in found[1]:
-        cells = (f"{found[size][name][str(layers)]:{11 + (size > 1)}.1f}" for size, layers in columns)
+    for name in results[1]:
+        cells = (f"{results[size][name][str(layers)]:{11 + (size > 1)}.1f}" for size, layers in columns)
         print(f"| {name:20} | " + " | ".join(cells) + " |")
-    return all(found[size]["ours, partition"][str(layers)] <= 1.05 * layers / size + 0.5 for size, layers in columns)
+    return all(results[size]["ours, partition"][str(layers)] <= 1.05 * layers / size + 0.5 for size, layers in columns)
 
 
 if __name__ == "__main__":

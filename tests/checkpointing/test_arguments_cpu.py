@@ -80,7 +80,7 @@ def default(one: Any, two: Any) -> Any:
     return made
 
 
-KINDS: dict[str, Any] = {
+CONTAINERS: dict[str, Any] = {
     "named tuple": (Pair, lambda p: (p.one, p.two)),
     "typed tuple": (Typed, lambda p: (p.one, p.two)),
     "dataclass": (Mutable, lambda p: (p.one, p.two)),
@@ -95,27 +95,27 @@ KINDS: dict[str, Any] = {
     "torch's tuple": (lambda one, two: torch.return_types.max((one, two)), lambda p: (p.values, p.indices)),
 }
 
-kinds = pytest.mark.parametrize("kind", KINDS)
+containers = pytest.mark.parametrize("container", CONTAINERS)
 modes = pytest.mark.parametrize("mode", MODES)
 
 
-@kinds
+@containers
 @modes
-def test_containers_of_every_kind(kind: str, mode: str) -> None:
+def test_every_container(container: str, mode: str) -> None:
     checkpointing.configure(**MODES[mode])
-    make, take = KINDS[kind]
+    make, take = CONTAINERS[container]
     a, b = torch.linspace(0, 1, 5, requires_grad=True), torch.linspace(1, 2, 5, requires_grad=True)
-    seen: list[type] = []
+    received: list[type] = []
 
     def function(pack: Any, again: Any) -> torch.Tensor:
-        seen.append(type(pack))
+        received.append(type(pack))
         one, two = take(pack)
         assert again[0] is pack
         return one.sin() * two.exp()
 
     pack = make(a, b)
     checkpointing.checkpoint(function, pack, [pack]).sum().backward()
-    assert seen == [type(pack)] * 2
+    assert received == [type(pack)] * 2
     assert torch.equal(a.grad, a.cos() * b.exp())
     assert torch.equal(b.grad, a.sin() * b.exp())
 
@@ -137,8 +137,8 @@ def test_what_is_done_to_containers_later(change: str, who: str, mode: str) -> N
     a = torch.linspace(0, 1, 5, requires_grad=True)
 
     def function(pack: Any) -> torch.Tensor:
-        found = [*tensors_in(pack)]
-        out = sum(each.sin() for each in found) * (len(pack) if isinstance(pack, list) else 1)
+        tensors = [*tensors_in(pack)]
+        out = sum(each.sin() for each in tensors) * (len(pack) if isinstance(pack, list) else 1)
         if who == "function":
             edit(pack)
         return out.exp()
@@ -165,15 +165,15 @@ def test_what_is_no_container_is_passed_on() -> None:
             self.weight = torch.nn.Parameter(torch.ones(3))
 
     things: list[Any] = [Opaque(), Layer, Layer(), len, Opaque, torch.Size([1])]
-    seen: list[Any] = []
+    received: list[Any] = []
 
     def function(h: torch.Tensor, *rest: Any) -> torch.Tensor:
-        seen.append(rest)
+        received.append(rest)
         return h.sin().exp()
 
     checkpointing.checkpoint(function, torch.ones(3, requires_grad=True), *things).sum().backward()
-    assert len(seen) == 2
-    for before, after in zip(*seen, strict=True):
+    assert len(received) == 2
+    for before, after in zip(*received, strict=True):
         assert before is after or (type(before) is type(after) and before == after)
 
 
@@ -244,7 +244,7 @@ WRONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_kinds_are_type_errors_of_one_line(name: str) -> None:
+def test_wrong_types_raise_type_errors_of_one_line(name: str) -> None:
     with pytest.raises(TypeError) as caught:
         WRONG[name]()
     assert "\n" not in str(caught.value)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelerator import checkpointing
+from accelerator import checkpointing, streams
 from accelerator.checkpointing import configuration
 from accelerator.checkpointing.configuration import Settings
 
@@ -28,13 +28,13 @@ def section(**keys: Any) -> dict[str, Any]:
 
 class Mpu:
     def __init__(self, rank: Any = 0, size: Any = 1) -> None:
-        self.answer = (rank, size)
+        self.result = (rank, size)
 
     def get_model_parallel_rank(self) -> Any:
-        return self.answer[0]
+        return self.result[0]
 
     def get_model_parallel_world_size(self) -> Any:
-        return self.answer[1]
+        return self.result[1]
 
     def get_model_parallel_group(self) -> Any:
         return None
@@ -133,11 +133,11 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
 @pytest.mark.parametrize("configured", [False, True])
 @pytest.mark.parametrize("name", WRONG)
 def test_refused_with_everything_as_before(name: str, configured: bool) -> None:
-    kind, text, arguments = WRONG[name]
+    error_type, text, arguments = WRONG[name]
     if configured:
         checkpointing.configure(profile=True, num_checkpoints=3)
     before = configuration.current
-    with pytest.raises(kind, match=text):
+    with pytest.raises(error_type, match=text):
         checkpointing.configure(**arguments)
     assert configuration.current is before
     assert checkpointing.is_configured() is configured
@@ -168,6 +168,17 @@ def test_an_mpu_of_size_one_needs_no_process_group() -> None:
     assert checkpointing.get_partition_size(x) == 3
 
 
+@pytest.mark.parametrize(("first", "second"), [("tensor_model", "slice"), ("slice", "model"), ("tensor_model", "model")])
+def test_an_mpu_with_several_groups(first: str, second: str) -> None:
+    """The group of the preferred prefix is used, whose single rank needs no process group; the other one is not a group."""
+    mpu: Any = type("SeveralGroups", (), {})()
+    for prefix, size in ((first, 1), (second, 2)):
+        for suffix, value in (("rank", 0), ("world_size", size), ("group", None)):
+            setattr(mpu, f"get_{prefix}_parallel_{suffix}", lambda value=value: value)
+    checkpointing.configure(mpu)
+    assert checkpointing.mp_size == 1
+
+
 def test_setters() -> None:
     checkpointing.set_num_layers(4)
     checkpointing.partition_activations_in_checkpoint(True)
@@ -179,8 +190,8 @@ def test_setters() -> None:
         (TypeError, checkpointing.set_num_layers, "4"),
         (TypeError, checkpointing.partition_activations_in_checkpoint, None),
     ]
-    for kind, setter, value in setters:
-        with pytest.raises(kind):
+    for error_type, setter, value in setters:
+        with pytest.raises(error_type):
             setter(value)
     assert configuration.current is before
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=2)
@@ -212,6 +223,22 @@ def test_synchronize_and_profile_with_nesting() -> None:
     assert times[outer.__qualname__].recompute_seconds > 0
     assert checkpointing.region_times(clear=True) == times
     assert not checkpointing.region_times()
+
+
+def test_synchronize_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(streams, "synchronize", lambda: events.append("synchronize"))
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        events.append("function")
+        return h.sin().exp()
+
+    checkpointing.configure(synchronize=True)
+    out = checkpointing.checkpoint(function, torch.ones(1, requires_grad=True))
+    assert events == ["synchronize", "function", "synchronize"]
+    events.clear()
+    out.sum().backward()
+    assert events == ["synchronize", "function", "synchronize"]
 
 
 def test_profile_counts_regions_that_raise() -> None:

@@ -1,4 +1,4 @@
-"""Containers as arguments: only exact types are rebuilt. All others reach the function untouched, as with torch's checkpoint."""
+"""Containers as arguments: only exact types are rebuilt, all others reach the function untouched."""
 
 from __future__ import annotations
 

@@ -89,9 +89,9 @@ def run(name: str, ckpt: Callable[..., Any]) -> tuple[list[Any], list[Any]]:
 @pytest.mark.parametrize("name", CASES)
 def test_as_without_checkpointing(name: str, settings: dict[str, Any], ckpt: Callable[..., Any]) -> None:
     checkpointing.configure(**settings)
-    for expected, found in zip(run(name, lambda f, *a, **k: f(*a, **k)), run(name, ckpt), strict=True):
-        assert len(expected) == len(found)
-        for one, other in zip(expected, found, strict=True):
+    for expected, results in zip(run(name, lambda f, *a, **k: f(*a, **k)), run(name, ckpt), strict=True):
+        assert len(expected) == len(results)
+        for one, other in zip(expected, results, strict=True):
             assert type(one) is type(other)
             assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
@@ -122,9 +122,9 @@ def test_layers_one_after_the_other(ckpt: Callable[..., Any]) -> None:
     assert all(torch.equal(one, other) for one, other in zip(expected, gradients(ckpt), strict=True))
 
 
-@pytest.mark.parametrize("kind", [AssertionError, ValueError])
-def test_contiguous_buffers_without_a_number(kind: type[Exception]) -> None:
-    with pytest.raises(kind, match="number of checkpointed layers"):
+@pytest.mark.parametrize("cls", [AssertionError, ValueError])
+def test_contiguous_buffers_without_num_checkpoints(cls: type[Exception]) -> None:
+    with pytest.raises(cls, match="number of checkpointed layers"):
         checkpointing.configure(partition_activations=True, contiguous_checkpointing=True)
 
 
@@ -153,20 +153,20 @@ def test_checkpoint_function() -> None:
 
 def test_detach_variable() -> None:
     item = x() * 1
-    detached, other, number = checkpointing.detach_variable((item, torch.ones(1), 3))
+    detached, other, three = checkpointing.detach_variable((item, torch.ones(1), 3))
     assert detached.is_leaf
     assert detached.requires_grad
     assert not other.requires_grad
-    assert number == 3
+    assert three == 3
     with pytest.raises(TypeError, match="takes a tuple, not list"):
         checkpointing.detach_variable([item])  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("kind", [tuple, list])
-def test_extract_and_merge(kind: type) -> None:
-    objects = kind([torch.ones(1), "text", torch.zeros(2), None])
+@pytest.mark.parametrize("cls", [tuple, list])
+def test_extract_and_merge(cls: type) -> None:
+    objects = cls([torch.ones(1), "text", torch.zeros(2), None])
     tensors, others, flags = checkpointing.extract_tensors(objects)
-    assert type(tensors) is type(others) is type(flags) is kind
+    assert type(tensors) is type(others) is type(flags) is cls
     merged = checkpointing.merge_tensors(tensors, others, flags)
     assert all(one is other for one, other in zip(merged, objects, strict=True))
     with pytest.raises(ValueError, match="do not match"):

@@ -76,17 +76,17 @@ def test_3_what_is_partitioned_is_decided_once() -> None:
 
 @both
 def test_4_autocast_is_captured(ckpt: Callable[..., Any]) -> None:
-    layer, seen = nn.Linear(4, 4), []
+    layer, received = nn.Linear(4, 4), []
 
     def function(h: torch.Tensor) -> torch.Tensor:
         h = layer(h)
-        seen.append(h.dtype)
+        received.append(h.dtype)
         return sin_exp(h)
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out = ckpt(function, leaf(2, 4))
     out.sum().backward()
-    assert seen == [torch.bfloat16, torch.bfloat16]
+    assert received == [torch.bfloat16, torch.bfloat16]
 
 
 @both
@@ -146,7 +146,7 @@ def test_6_settings_are_checked_before_they_change() -> None:
 
 @both
 @modes
-def test_7_arguments_of_any_kind_and_nesting(ckpt: Callable[..., Any], mode: dict[str, Any]) -> None:
+def test_7_arguments_of_any_type_and_nesting(ckpt: Callable[..., Any], mode: dict[str, Any]) -> None:
     checkpointing.configure(**mode)
     a, b, c, d = leaf(3), leaf(3) * 2, leaf(3) * 3, leaf(3) * 4
 
@@ -236,7 +236,7 @@ def test_11_too_many_and_other_sizes_get_memory_of_their_own() -> None:
     checkpointing.checkpoint(sin_exp, leaf(7)).sum().backward()
 
 
-def test_11_forwards_without_grad_use_nothing_up() -> None:
+def test_11_forwards_without_grad_use_no_slots() -> None:
     checkpointing.configure(**MODES[4])
     with torch.no_grad():
         for _ in range(10):
@@ -265,7 +265,7 @@ def test_12_the_tracker_fails_before_it_changes() -> None:
     tracker.add("b", 2)
 
 
-def test_13_answers_are_of_the_kind_they_should_be() -> None:
+def test_13_results_have_the_right_type() -> None:
     x = torch.ones(4)
     assert checkpointing.is_configured() is True
     assert checkpointing.is_activation_to_checkpoint(x) is True
@@ -279,16 +279,16 @@ def test_13_answers_are_of_the_kind_they_should_be() -> None:
 @modes
 def test_strides_come_back(mode: dict[str, Any]) -> None:
     checkpointing.configure(**mode)
-    base, seen = leaf(4, 8), []
+    base, received = leaf(4, 8), []
 
     def function(h: torch.Tensor) -> torch.Tensor:
-        seen.append(h.stride())
+        received.append(h.stride())
         return sin_exp(h)
 
     for view in (base.t(), base[:, ::2], base[0].expand(3, 8)):
-        seen.clear()
+        received.clear()
         checkpointing.checkpoint(function, view).sum().backward()
-        assert seen[0] == seen[1] == view.stride()
+        assert received[0] == received[1] == view.stride()
         # A buffer has slots of one size.
         if mode.get("contiguous_checkpointing"):
             checkpointing.reset()
@@ -336,22 +336,22 @@ def test_reset_in_the_middle_breaks_nothing(ckpt: Callable[..., Any], mode: dict
     checkpointing.reset()
 
 
-def test_parameters_given_as_arguments_are_kept_as_they_are() -> None:
+def test_parameters_as_arguments_are_kept_as_they_are() -> None:
     checkpointing.configure(**MODES[4])
-    weight, seen = nn.Parameter(torch.ones(4)), []
+    weight, received = nn.Parameter(torch.ones(4)), []
 
     def function(h: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        seen.append(weight)
+        received.append(weight)
         return sin_exp(h * weight)
 
     checkpointing.checkpoint(function, leaf(4), weight).sum().backward()
-    assert all(item is weight for item in seen)
+    assert all(item is weight for item in received)
     assert weight.grad is not None
 
 
 def test_the_mark_that_keeps_an_argument_whole() -> None:
     checkpointing.configure(**MODES[4])
-    x, seen = leaf(4), []
+    x, received = leaf(4), []
     x.no_checkpointing = True  # type: ignore[attr-defined]
-    checkpointing.checkpoint(lambda h: (seen.append(h), sin_exp(h))[1], x).sum().backward()
-    assert all(item is x for item in seen)
+    checkpointing.checkpoint(lambda h: (received.append(h), sin_exp(h))[1], x).sum().backward()
+    assert all(item is x for item in received)

@@ -26,7 +26,7 @@ def _initialized_without_default_device() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("backend", [None, "cpu"])
-def test_arguments_say_which_surroundings_count(backend: str | None) -> None:
+def test_the_devices_of_the_arguments_count(backend: str | None) -> None:
     # With the CPU standing in for the accelerator, tensors on a GPU are recomputed as they were computed all the same.
     code = """
         import os, torch
@@ -57,26 +57,26 @@ def test_arguments_say_which_surroundings_count(backend: str | None) -> None:
 
 def test_tensors_inside_of_arguments_count_too() -> None:
     default = torch.cuda.default_generators[1]
-    seen: list[int] = []
+    recorded: list[int] = []
 
     def function(pack: Any) -> torch.Tensor:
-        seen.append(default.get_offset())
+        recorded.append(default.get_offset())
         return torch.nn.functional.dropout(pack["h"][0], 0.5).exp()
 
     default.manual_seed(1)
     out = checkpointing.checkpoint(function, {"h": [torch.zeros(64, device="cuda:1", requires_grad=True)]})
     before = default.get_offset()
     out.sum().backward()
-    assert seen == [0, 0]
+    assert recorded == [0, 0]
     assert default.get_offset() == before > 0
 
 
 def test_a_seed_that_changed_in_between() -> None:
     default = torch.cuda.default_generators[0]
-    seen: list[tuple[int, int]] = []
+    recorded: list[tuple[int, int]] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
-        seen.append((default.initial_seed(), default.get_offset()))
+        recorded.append((default.initial_seed(), default.get_offset()))
         return torch.nn.functional.dropout(h, 0.5).exp()
 
     torch.cuda.manual_seed(7)
@@ -86,8 +86,8 @@ def test_a_seed_that_changed_in_between() -> None:
     torch.rand(9, device="cuda")
     now = default.initial_seed(), default.get_offset()
     out.sum().backward()
-    assert seen[0] == seen[1]
-    assert seen[0][0] == 7
+    assert recorded[0] == recorded[1]
+    assert recorded[0][0] == 7
     assert (default.initial_seed(), default.get_offset()) == now
 
 
@@ -109,11 +109,11 @@ def test_offload_under_a_default_device() -> None:
 
 @pytest.mark.parametrize("how", ["default", "context"])
 def test_a_default_device_without_an_index_follows_the_current_device(how: str) -> None:
-    seen: list[torch.device] = []
+    recorded: list[torch.device] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
         with torch.cuda.device(1):
-            seen.append(torch.empty(1).device)
+            recorded.append(torch.empty(1).device)
             return (h * torch.ones(4)).sin().exp()
 
     x = torch.zeros(4, device="cuda:1", requires_grad=True)
@@ -125,21 +125,21 @@ def test_a_default_device_without_an_index_follows_the_current_device(how: str) 
         with torch.device("cuda"):
             out = checkpointing.checkpoint(function, x)
     out.sum().backward()
-    assert seen == [torch.device("cuda:1")] * 2
+    assert recorded == [torch.device("cuda:1")] * 2
     assert torch.empty(0).device == torch.device("cpu")
 
 
 def test_a_device_thread_recomputes_under_the_default_device() -> None:
-    seen: list[torch.device] = []
+    recorded: list[torch.device] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
-        seen.append(torch.empty(0).device)
+        recorded.append(torch.empty(0).device)
         return h.sin().exp()
 
     with torch.device("cuda:1"):
         out = checkpointing.checkpoint(function, torch.zeros(4, device="cuda:0", requires_grad=True))
     out.sum().backward()
-    assert seen == [torch.device("cuda:1")] * 2
+    assert recorded == [torch.device("cuda:1")] * 2
 
 
 def test_a_gradient_on_another_device_inside_of_the_recomputation() -> None:
@@ -218,12 +218,12 @@ class Recorder:
         monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
 
 
-@pytest.mark.parametrize("when", ["leaving", "fetched ahead"])
+@pytest.mark.parametrize("when", ["copied", "prefetched"])
 def test_memory_under_a_copy_is_not_handed_out(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(monkeypatch)
     source = torch.zeros(MEBIBYTE, device="cuda")
     moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
-    if when == "fetched ahead":
+    if when == "prefetched":
         moved.fetch()
         moved.prefetch()
     assert not recorder.streams
@@ -282,33 +282,38 @@ def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPa
         original(stream, event)
 
     source = torch.zeros(MEBIBYTE, device=device)
-    host = [transfers.allocate(MEBIBYTE, torch.float32, device, True) for _ in range(3)]
-    side.leaving.clear()
+    host = [transfers.allocate(MEBIBYTE, torch.float32, device, True) for _ in range(2)]
     monkeypatch.setattr(torch.cuda.Stream, "wait_event", wait_event)
-    moved = [transfers.Offloaded(source, each) for each in host]
-    # No copy begins before the computation has come to it, and the third lets go of the memory of the first.
-    assert waited == ["copies", "copies", "copies", "computation"]
+    first = transfers.Offloaded(source, host[0])
+    # The copy waits for the computation that wrote the source.
+    assert waited == ["copies"]
+    first.forward_ended()
+    assert waited == ["copies"]
     waited.clear()
-    moved[0].fetch()
+    second = transfers.Offloaded(source, host[1])
+    # The computation waits for the first copy before it reuses the memory.
+    assert waited == ["computation", "copies"]
+    waited.clear()
+    first.fetch()
     assert waited == ["copies", "computation"]
     waited.clear()
-    moved[1].fetch()
+    second.fetch()
     assert waited == ["computation"]
 
 
 def test_a_slot_on_the_device_is_not_what_the_function_gets() -> None:
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=1)
-    seen: list[torch.Tensor] = []
+    recorded: list[torch.Tensor] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
-        seen.append(h)
+        recorded.append(h)
         return h.sin().exp()
 
     checkpointing.checkpoint(function, torch.zeros(8, device="cuda", requires_grad=True)).sum().backward()
     buffers = checkpointing.configuration.current.buffers
     assert buffers is not None
     (buffer,) = buffers._buffers.values()
-    assert seen[1].untyped_storage().data_ptr() != buffer.memory.untyped_storage().data_ptr()
+    assert recorded[1].untyped_storage().data_ptr() != buffer.memory.untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("preserve", [True, False])
@@ -329,3 +334,28 @@ assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(on_
 """
     said = support.run(program, support.simulated_environment(gpus=1), str(preserve))
     assert said.startswith("the accelerator was initialized inside of a checkpoint" if preserve else "quiet")
+
+
+def test_checkpoints_in_a_forked_child() -> None:
+    # The child cannot use the accelerator of its parent. Its checkpoints run on the CPU. The parent runs no backward, because
+    # autograd works in no child of a process that has run one on a GPU.
+    program = """
+import os, traceback, torch
+from accelerator import checkpointing
+
+def checkpoint(device):
+    x = torch.linspace(0, 1, 4, device=device).requires_grad_()
+    return checkpointing.checkpoint(lambda h: torch.nn.functional.dropout(h, 0.5).sin().exp(), x).sum()
+
+checkpoint("cuda")
+if (pid := os.fork()) == 0:
+    try:
+        checkpoint("cpu").backward()
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+"""
+    support.run(program, support.simulated_environment(gpus=1))

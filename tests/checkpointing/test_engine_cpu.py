@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import subprocess
@@ -38,9 +39,9 @@ from tests.support.checkpointing_cases import (
 def test_equal_to_no_checkpointing(name: str, ckpt: Checkpoint) -> None:
     if ckpt is torchs and name in TORCH_CANNOT:
         pytest.skip("torch's own does not take this")
-    expected, found = CASES[name](none), CASES[name](ckpt)
-    assert len(expected) == len(found)
-    for one, other in zip(expected, found, strict=True):
+    expected, results = CASES[name](none), CASES[name](ckpt)
+    assert len(expected) == len(results)
+    for one, other in zip(expected, results, strict=True):
         assert one.dtype == other.dtype
         assert torch.equal(one, other)
 
@@ -53,9 +54,9 @@ def test_the_way_for_a_torch_that_does_not_tell_its_hooks(name: str, monkeypatch
 
 
 @pytest.mark.parametrize("ckpt", OURS)
-def test_kinds_of_output_are_kept(ckpt: Checkpoint) -> None:
+def test_types_of_output_are_kept(ckpt: Checkpoint) -> None:
     a = x()
-    for kind in (
+    for make in (
         lambda a: None,
         lambda a: {"a": a.sin(), "n": None},
         lambda a: [a.sin()],
@@ -63,33 +64,33 @@ def test_kinds_of_output_are_kept(ckpt: Checkpoint) -> None:
         lambda a: Pair(a.sin(), 1),
         lambda a: (a.sin(), "text", None),
     ):
-        expected, out = kind(a), ckpt(kind, a)
+        expected, out = make(a), ckpt(make, a)
         assert type(out) is type(expected)
         if expected is not None:
             assert len(out) == len(expected)
 
 
 def test_all_keywords_go_to_the_function() -> None:
-    seen: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
     def function(a: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        seen.update(kwargs)
+        received.update(kwargs)
         return a.sin()
 
     checkpointing.checkpoint(function, x(), use_reentrant=1, preserve_rng_state=2, function=3, context_fn=4, debug=5)
-    assert seen == {"use_reentrant": 1, "preserve_rng_state": 2, "function": 3, "context_fn": 4, "debug": 5}
+    assert received == {"use_reentrant": 1, "preserve_rng_state": 2, "function": 3, "context_fn": 4, "debug": 5}
 
 
 def test_the_function_gets_the_very_same_tensors() -> None:
-    a, seen = x(), []
+    a, received = x(), []
 
     def function(item: torch.Tensor) -> torch.Tensor:
-        seen.append(item)
+        received.append(item)
         return item.sin().cos()
 
     checkpointing.checkpoint(function, a).sum().backward()
-    assert len(seen) == 2
-    assert all(item is a for item in seen)
+    assert len(received) == 2
+    assert all(item is a for item in received)
 
 
 def test_arguments_are_bound_in_forward() -> None:
@@ -243,13 +244,43 @@ def test_debug_compares_conjugates_too() -> None:
         runs.append(1)
         return square(a * len(runs))
 
-    given, plain = (torch.tensor([1 + 1j, 2 - 3j], requires_grad=True) for _ in range(2))
+    checkpointed, plain = (torch.tensor([1 + 1j, 2 - 3j], requires_grad=True) for _ in range(2))
     checkpointing.configure(determinism_check="debug")
-    checkpointing.checkpoint(square, given).backward()
+    checkpointing.checkpoint(square, checkpointed).backward()
     square(plain).backward()
-    assert torch.equal(given.grad, plain.grad)
+    assert torch.equal(checkpointed.grad, plain.grad)
     with pytest.raises(torch_checkpoint.CheckpointError, match="digest"):
-        checkpointing.checkpoint(function, given).backward()
+        checkpointing.checkpoint(function, checkpointed).backward()
+
+
+def test_debug_ignores_running_statistics_that_the_function_edits() -> None:
+    checkpointing.configure(determinism_check="debug")
+    norm, a = nn.BatchNorm1d(8), x()
+    checkpointing.checkpoint(lambda a: norm(a.sin()).exp(), a).sum().backward()
+    assert a.grad is not None
+
+
+def test_debug_notices_state_that_others_edit() -> None:
+    checkpointing.configure(determinism_check="debug")
+    norm = nn.BatchNorm1d(8).eval()
+    out = checkpointing.checkpoint(lambda a: norm(a.sin()).exp(), x()).sum()
+    assert norm.running_mean is not None
+    norm.running_mean.add_(1)
+    with pytest.raises(torch_checkpoint.CheckpointError, match="digest"):
+        out.backward()
+
+
+@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+def test_context_fn_and_torchs_debug_switch_exclude_each_other(ckpt: Checkpoint) -> None:
+    def contexts() -> tuple[Any, Any]:
+        return contextlib.nullcontext(), contextlib.nullcontext()
+
+    checkpointing.configure(context_fn=contexts)
+    options = {"use_reentrant": False, "context_fn": contexts} if ckpt is torchs else {}
+    run = torch_checkpoint.checkpoint if ckpt is torchs else ckpt
+    message = "debug=True is incompatible with non-default context_fn"
+    with torch_checkpoint.set_checkpoint_debug_enabled(True), pytest.raises(ValueError, match=message):
+        run(torch.sin, x(), **options)
 
 
 @pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
@@ -419,35 +450,36 @@ def test_threads_do_not_disturb_each_other() -> None:
     block = Block(dropout=0.0)
     inputs = [x(seed=i) for i in range(8)]
     expected = [torch.autograd.grad(block(item).sum(), item)[0] for item in inputs]
-    found: dict[int, torch.Tensor] = {}
+    results: dict[int, torch.Tensor] = {}
 
     def work(i: int) -> None:
         mine = copy.deepcopy(inputs[i].detach()).requires_grad_()
         for _ in range(10):
-            found[i] = torch.autograd.grad(checkpointing.checkpoint(block, mine).sum(), mine)[0]
+            results[i] = torch.autograd.grad(checkpointing.checkpoint(block, mine).sum(), mine)[0]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert all(torch.equal(found[i], expected[i]) for i in range(8))
+    assert all(torch.equal(results[i], expected[i]) for i in range(8))
 
 
 def test_backward_from_threads_on_one_graph() -> None:
     a = x(64, 64)
     out = checkpointing.checkpoint(lambda a: a.sin().exp().cos(), a)
     expected = torch.autograd.grad(a.sin().exp().cos().sum(), a)[0]
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     threads = [
-        threading.Thread(target=lambda: found.append(torch.autograd.grad(out.sum(), a, retain_graph=True)[0])) for _ in range(6)
+        threading.Thread(target=lambda: results.append(torch.autograd.grad(out.sum(), a, retain_graph=True)[0]))
+        for _ in range(6)
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert len(found) == 6
-    assert all(torch.equal(each, expected) for each in found)
+    assert len(results) == 6
+    assert all(torch.equal(each, expected) for each in results)
 
 
 def test_hooks_that_are_disabled_say_so() -> None:
@@ -460,18 +492,18 @@ def test_importing_imports_no_dynamo() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
-@pytest.mark.parametrize("kind", ["plain", "keywords", "watched", "tracker", "nested"])
-def test_under_compile(kind: str) -> None:
+@pytest.mark.parametrize("variant", ["plain", "keywords", "watched", "tracker", "nested"])
+def test_under_compile(variant: str) -> None:
     torch._dynamo.reset()
     layer = nn.Linear(4, 4)
-    if kind == "watched":
+    if variant == "watched":
         checkpointing.configure(profile=True)
     tracker = checkpointing.get_cuda_rng_tracker()
-    if kind == "tracker":
+    if variant == "tracker":
         tracker.add("stream", 7)
 
     def function(a: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        if kind == "tracker":
+        if variant == "tracker":
             with tracker.fork("stream"):
                 return torch.nn.functional.dropout(layer(a).sin(), 0.5).exp()
         return layer(a).sin().exp() * scale
@@ -481,12 +513,12 @@ def test_under_compile(kind: str) -> None:
 
     def model(a: torch.Tensor, ckpt: Checkpoint) -> torch.Tensor:
         a = a * 2
-        if kind == "nested":
+        if variant == "nested":
             return ckpt(outer, a) * 3
-        return ckpt(function, a, **({"scale": 2.0} if kind == "keywords" else {})) * 3
+        return ckpt(function, a, **({"scale": 2.0} if variant == "keywords" else {})) * 3
 
     def gradients(run: Callable[..., torch.Tensor], ckpt: Checkpoint) -> list[torch.Tensor]:
-        if kind == "tracker":
+        if variant == "tracker":
             tracker.reset()
             tracker.add("stream", 7)
         a = x(2, 4)
@@ -496,8 +528,8 @@ def test_under_compile(kind: str) -> None:
     try:
         expected = gradients(model, none)
         compiled = torch.compile(model, backend="eager")
-        for found in (gradients(compiled, checkpointing.checkpoint), gradients(compiled, checkpointing.checkpoint)):
-            for one, other in zip(expected, found, strict=True):
+        for results in (gradients(compiled, checkpointing.checkpoint), gradients(compiled, checkpointing.checkpoint)):
+            for one, other in zip(expected, results, strict=True):
                 torch.testing.assert_close(one, other)
     finally:
         tracker.reset()

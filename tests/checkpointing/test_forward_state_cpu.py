@@ -20,7 +20,7 @@ def _torchs_defaults() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def look() -> tuple[Any, ...]:
+def observe() -> tuple[Any, ...]:
     return (
         torch.is_autocast_enabled("cpu"),
         torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
@@ -77,10 +77,10 @@ CONTEXTS: dict[str, Any] = {
 @pytest.mark.parametrize("forward", CONTEXTS)
 def test_in_force_again(forward: str, backward: str, random: bool) -> None:
     checkpointing.configure(preserve_rng_state=random)
-    seen: list[tuple[Any, ...]] = []
+    observed: list[tuple[Any, ...]] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
-        seen.append(look())
+        observed.append(observe())
         return h.sin().exp()
 
     x = torch.ones(3, requires_grad=True)
@@ -88,13 +88,13 @@ def test_in_force_again(forward: str, backward: str, random: bool) -> None:
     with context:
         out = checkpointing.checkpoint(function, x).sum()
     with CONTEXTS[backward]():
-        before = look()
+        before = observe()
         out.backward()
-        assert look() == before
-    assert seen[0] == seen[1]
+        assert observe() == before
+    assert observed[0] == observed[1]
 
 
-def test_given_back_after_an_exception() -> None:
+def test_restored_after_an_exception() -> None:
     runs: list[int] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -106,10 +106,10 @@ def test_given_back_after_an_exception() -> None:
     x = torch.ones(3, requires_grad=True)
     with CONTEXTS["autocast"](), CONTEXTS["the default dtype"](), CONTEXTS["a device"](), Deterministic(False):
         out = checkpointing.checkpoint(function, x).sum()
-    before = look()
+    before = observe()
     with pytest.raises(KeyError, match="mine"):
         out.backward()
-    assert look() == before
+    assert observe() == before
 
 
 def test_a_cast_weight_is_computed_again_without_the_cache() -> None:

@@ -38,10 +38,10 @@ def resident() -> int:
 def test_ten_thousand_checkpoints_occupy_no_memory(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     # The objects first, as what lists them is memory too, which the first look leaves to the later ones.
-    _, *found = many(torch.ones(256, requires_grad=True), MANY, lambda: (len(gc.get_objects()), resident()))
+    _, *results = many(torch.ones(256, requires_grad=True), MANY, lambda: (len(gc.get_objects()), resident()))
     # One kilobyte kept per checkpoint would be ten megabytes of ten thousand; fewer show in the objects that are alive.
-    assert max(count for count, _ in found) - found[0][0] <= 20, found
-    assert max(kib for _, kib in found) - found[0][1] <= 1024, found
+    assert max(count for count, _ in results) - results[0][0] <= 20, results
+    assert max(kib for _, kib in results) - results[0][1] <= 1024, results
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -58,10 +58,10 @@ def test_an_iteration_that_is_skipped_while_its_loss_is_bound() -> None:
         return checkpointing.checkpoint(torch.exp, checkpointing.checkpoint(torch.sin, x)).sum()
 
     loss = chain()
-    for number in range(3):
+    for step in range(3):
         # The slots are taken by the loss of before until this one is bound.
         loss = chain()
-        if number:
+        if step:
             loss.backward()
             assert torch.equal(x.grad, torch.autograd.grad(x.sin().exp().sum(), x)[0])
             x.grad = None

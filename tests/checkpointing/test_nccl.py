@@ -34,19 +34,19 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.parametrize("shape", checkpointing_nccl_rank.SHAPES)
 @pytest.mark.parametrize("mode", MODES)
 def test_as_without_checkpoints(results: list[dict[str, Any]], mode: str, shape: str) -> None:
-    for rank, found in enumerate(results):
+    for rank, written in enumerate(results):
         for ckpt in OURS:
-            pairs = zip(found[shape][f"{mode}, {ckpt.__name__}"], found[shape]["plain"], strict=True)
+            pairs = zip(written[shape][f"{mode}, {ckpt.__name__}"], written[shape]["plain"], strict=True)
             assert all(torch.equal(*pair) for pair in pairs), f"rank {rank}"
 
 
 @pytest.mark.parametrize("shape", checkpointing_nccl_rank.SHAPES)
 def test_as_on_the_cpu(results: list[dict[str, Any]], shape: str) -> None:
-    masks = [found[shape]["masks"] for found in results]
+    masks = [written[shape]["masks"] for written in results]
     # Outside of forks ranks draw the same, inside each its own.
     assert all(torch.equal(own[1], masks[0][1]) for own in masks)
     assert not any(torch.equal(own[0], masks[0][0]) for own in masks[1:])
-    for rank, found in enumerate(results):
+    for rank, written in enumerate(results):
         expected = checkpointing_nccl_rank.reference(checkpointing_nccl_rank.SHAPES[shape], rank, masks)
-        for number, (one, other) in enumerate(zip(found[shape]["plain"], expected, strict=True)):
-            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), f"rank {rank}, value {number}"
+        for index, (one, other) in enumerate(zip(written[shape]["plain"], expected, strict=True)):
+            assert torch.allclose(one, other, rtol=1e-4, atol=1e-5), f"rank {rank}, value {index}"

@@ -1,4 +1,4 @@
-"""The tracker and the seeds, on the CPU where it stands in for the accelerator."""
+"""The tracker and the seeds on the CPU."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ def test_refused_with_everything_as_before(name: str, tracker: Tracker) -> None:
     tracker.add("a", 1)
     tracker.add("b", 2)
     before = [torch.get_rng_state(), *tracker.get_states().values()]
-    kind, text, action = BAD[name]
-    with pytest.raises(kind, match=text):
-        action(tracker)
+    error_type, text, act = BAD[name]
+    with pytest.raises(error_type, match=text):
+        act(tracker)
     assert all(
         torch.equal(one, other)
         for one, other in zip(before, [torch.get_rng_state(), *tracker.get_states().values()], strict=True)
@@ -121,14 +121,14 @@ def test_refused_with_everything_as_before(name: str, tracker: Tracker) -> None:
 
 
 @pytest.mark.parametrize(
-    "action", [Tracker.reset, lambda t: t.set_states({}), lambda t: checkpointing.model_parallel_cuda_manual_seed(1)]
+    "act", [Tracker.reset, lambda t: t.set_states({}), lambda t: checkpointing.model_parallel_cuda_manual_seed(1)]
 )
-def test_reset_in_the_middle(action: Callable[[Tracker], Any], tracker: Tracker) -> None:
+def test_reset_in_the_middle(act: Callable[[Tracker], Any], tracker: Tracker) -> None:
     tracker.add("a", 1)
     a, default = stream(1), stream(0)
     with tracker.fork("a"):
         with pytest.raises(RuntimeError, match="inside fork"):
-            action(tracker)
+            act(tracker)
         assert torch.equal(torch.rand(3), a())
     assert torch.equal(torch.rand(3), default())
 

@@ -49,10 +49,10 @@ def test_grad_with_create_graph(ckpt: Checkpoint) -> None:
     model = nn.Sequential(nn.Linear(10, 5), nn.ReLU(), nn.Linear(5, 2), nn.Tanh())
     x = leaf(1, 10)
     expected = torch.autograd.grad(model(x).sum(), [x, *model.parameters()], create_graph=True)
-    found = torch.autograd.grad(ckpt(model, x).sum(), [x, *model.parameters()], create_graph=True)
-    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    results = torch.autograd.grad(ckpt(model, x).sum(), [x, *model.parameters()], create_graph=True)
+    assert all(torch.equal(one, other) for one, other in zip(expected, results, strict=True))
     assert all(
-        torch.equal(*pair) for pair in zip(*(torch.autograd.grad(g[0].sum(), x) for g in (expected, found)), strict=True)
+        torch.equal(*pair) for pair in zip(*(torch.autograd.grad(g[0].sum(), x) for g in (expected, results)), strict=True)
     )
 
 
@@ -167,8 +167,8 @@ def test_backward_inside_of_the_function(ckpt: Checkpoint) -> None:
     def gradient(ckpt: Checkpoint) -> tuple[torch.Tensor, torch.Tensor]:
         x = leaf()
         out = ckpt(function, x)
-        (found,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
-        return out.detach(), found
+        (results,) = torch.autograd.grad(out.sum(), x, retain_graph=True)
+        return out.detach(), results
 
     with torch_checkpoint.set_checkpoint_early_stop(True):
         assert torch.equal(gradient(none)[0], gradient(ckpt)[0])
@@ -188,8 +188,8 @@ def test_gradients_inside_with_and_without_retaining(ckpt: Checkpoint, early: bo
         (expected,) = torch.autograd.grad(function(x).sum(), x)
         with torch_checkpoint.set_checkpoint_early_stop(early):
             out = ckpt(function, x)
-        (found,) = torch.autograd.grad(out.sum(), x)
-        assert torch.equal(found, expected)
+        (results,) = torch.autograd.grad(out.sum(), x)
+        assert torch.equal(results, expected)
 
 
 @everyone
@@ -413,6 +413,6 @@ def test_debug_values_under_compile() -> None:
 
     x = leaf()
     (expected,) = torch.autograd.grad(((x * 2).sin().exp() * 3).sum(), x)
-    (found,) = torch.autograd.grad(torch.compile(model, backend="eager")(x).sum(), x)
-    torch.testing.assert_close(found, expected)
+    (results,) = torch.autograd.grad(torch.compile(model, backend="eager")(x).sum(), x)
+    torch.testing.assert_close(results, expected)
     torch._dynamo.reset()

@@ -42,18 +42,18 @@ def survivors(function: Function) -> list[str]:
             self.name = name
 
     def nodes(root: Any) -> Iterator[Any]:
-        seen, left = {root}, collections.deque([root])
+        recorded, left = {root}, collections.deque([root])
         while left:
             node = left.popleft()
             yield node
             for following, _ in node.next_functions:
-                if following is not None and following not in seen:
-                    seen.add(following)
+                if following is not None and following not in recorded:
+                    recorded.add(following)
                     left.append(following)
 
     def graph() -> None:
-        for number, node in enumerate(nodes(function(leaf(1)).grad_fn)):
-            mark = Mark(f"{number}: {node.name()}")
+        for index, node in enumerate(nodes(function(leaf(1)).grad_fn)):
+            mark = Mark(f"{index}: {node.name()}")
             node.metadata["mark"] = mark
             alive.append(weakref.ref(mark))
 
@@ -134,26 +134,26 @@ def test_functions_among_the_arguments_and_text_among_the_results(ckpt: Checkpoi
 
     a, b = leaf(1), leaf(1, seed=1)
     with torch_checkpoint.set_checkpoint_early_stop(early):
-        out, number, text = ckpt(function, 3, a, b, torch.sin)
-    assert (number, text) == (1, "text")
-    found = torch.autograd.grad(out, (a, b))
-    assert found == torch.autograd.grad((3 * a * b.exp()).sin(), (a, b))
+        out, index, text = ckpt(function, 3, a, b, torch.sin)
+    assert (index, text) == (1, "text")
+    results = torch.autograd.grad(out, (a, b))
+    assert results == torch.autograd.grad((3 * a * b.exp()).sin(), (a, b))
 
 
 @everyone
 @both_ways
-@pytest.mark.parametrize("given", [True, False])
-def test_a_keyword_that_is_a_tensor_or_left_out(ckpt: Checkpoint, early: bool, given: bool) -> None:
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_keyword_that_is_a_tensor_or_left_out(ckpt: Checkpoint, early: bool, passed: bool) -> None:
     def function(h: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
         h = h.sin().exp()
         return (h if factor is None else h * factor).sin().exp().sum()
 
-    x, keywords = leaf(), {"factor": leaf(seed=1)} if given else {}
+    x, keywords = leaf(), {"factor": leaf(seed=1)} if passed else {}
     inputs = (x, *keywords.values())
     with torch_checkpoint.set_checkpoint_early_stop(early):
-        found = torch.autograd.grad(ckpt(function, x, **keywords), inputs)
+        results = torch.autograd.grad(ckpt(function, x, **keywords), inputs)
     expected = torch.autograd.grad(function(x, **keywords), inputs)
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
 
 
 @everyone
@@ -221,9 +221,9 @@ def test_a_saved_tensor_that_is_read_outside_of_backward_is_computed_each_time(c
 
     x = leaf()
     out = ckpt(function, x)
-    for number in (2, 3):
+    for index in (2, 3):
         assert torch.equal(out.grad_fn._saved_result, x.exp())
-        assert len(runs) == number
+        assert len(runs) == index
     out.sum().backward()
     assert len(runs) == 4
     with pytest.raises(RuntimeError, match="freed"):
@@ -261,11 +261,11 @@ def test_a_function_without_gradients_whose_result_meets_some(ckpt: Checkpoint, 
             return second(first(h))  # type: ignore[no-any-return]
 
     x = leaf(2, 2)
-    for number in range(3):
+    for index in range(3):
         out = ckpt(function, x)
         assert not out.requires_grad
         (out + x).sum().backward()
-        assert torch.equal(x.grad, torch.full((2, 2), number + 1.0))
+        assert torch.equal(x.grad, torch.full((2, 2), index + 1.0))
     assert first.weight.grad is None
     # Its argument requires a gradient.
     assert not [each for each in recwarn if "checkpoint" in str(each.message)]
@@ -283,16 +283,16 @@ def test_what_is_used_inside_and_outside_gets_one_gradient(ckpt: Checkpoint) -> 
 
 @everyone
 def test_dicts_come_and_go(ckpt: Checkpoint) -> None:
-    layer, given = nn.Linear(5, 5, bias=False), leaf(5, 5).detach()
+    layer, passed = nn.Linear(5, 5, bias=False), leaf(5, 5).detach()
 
     def function(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"result": layer(inputs["tensor"])}
 
-    found = ckpt(function, {"tensor": given})
-    assert list(found) == ["result"]
+    results = ckpt(function, {"tensor": passed})
+    assert list(results) == ["result"]
     assert torch.equal(
-        torch.autograd.grad(found["result"].sum(), layer.weight)[0],
-        torch.autograd.grad(layer(given).sum(), layer.weight)[0],
+        torch.autograd.grad(results["result"].sum(), layer.weight)[0],
+        torch.autograd.grad(layer(passed).sum(), layer.weight)[0],
     )
 
 
@@ -336,7 +336,7 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def seen_by_contexts(ckpt: Checkpoint, x: torch.Tensor) -> tuple[list[str], list[str]]:
+def recorded_by_contexts(ckpt: Checkpoint, x: torch.Tensor) -> tuple[list[str], list[str]]:
     """Which operators the contexts of the forward and of the recomputation see."""
     forward, again = Operators(), Operators()
     if ckpt is torchs:
@@ -352,10 +352,10 @@ def seen_by_contexts(ckpt: Checkpoint, x: torch.Tensor) -> tuple[list[str], list
 @pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])
 def test_contexts_of_the_forward_and_of_the_recomputation(ckpt: Checkpoint) -> None:
     x = leaf()
-    forward, again = seen_by_contexts(ckpt, x)
+    forward, again = recorded_by_contexts(ckpt, x)
     assert forward == ["exp.default"]
     assert again[0] == "exp.default"
-    assert (forward, again) == seen_by_contexts(torchs, x)
+    assert (forward, again) == recorded_by_contexts(torchs, x)
 
 
 @everyone
@@ -379,11 +379,11 @@ def test_backwards_of_a_group_may_not_overlap(ckpt: Checkpoint) -> None:
 
         if grouped:
             with torch_checkpoint.GraphExecGroup():
-                found = backwards()
+                results = backwards()
         else:
-            found = backwards()
+            results = backwards()
         assert len(runs) == expected
-        torch.testing.assert_close(found, torch.autograd.grad(x.sin().cos().sin().cos().sum(), x)[0])
+        torch.testing.assert_close(results, torch.autograd.grad(x.sin().cos().sin().cos().sum(), x)[0])
     out = ckpt(lambda h: h.sin().cos(), leaf()).sum()
     with torch_checkpoint.GraphExecGroup():
         out.backward(retain_graph=True)

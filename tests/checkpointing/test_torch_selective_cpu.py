@@ -64,8 +64,8 @@ def test_what_is_saved_is_not_recomputed(ckpt: Checkpoint, what: str, size: int)
     chosen, save = WHAT[what]
     out = selective(ckpt, chosen, function, a, b)
     with Matmuls() as mode:
-        found = torch.autograd.grad(out, (a, b))
-    assert all(torch.equal(*pair) for pair in zip(expected, found, strict=True))
+        results = torch.autograd.grad(out, (a, b))
+    assert all(torch.equal(*pair) for pair in zip(expected, results, strict=True))
     # Two for the gradients, and one where the product was not saved.
     assert mode.count == (2 if save else 3)
 
@@ -76,8 +76,8 @@ def test_inside_hooks_and_others(ckpt: Checkpoint, recwarn: pytest.WarningsRecor
     inner = lambda h: selective(ckpt, [aten.sin.default], lambda g: g.sin().exp().cos(), h)  # noqa: E731
     (expected,) = torch.autograd.grad(x.cos().sin().exp().cos().sum(), x)
     checkpointing.configure()
-    found = torch.autograd.grad(inner(x.cos()).sum(), x)[0]
-    assert torch.allclose(found, expected)
+    results = torch.autograd.grad(inner(x.cos()).sum(), x)[0]
+    assert torch.allclose(results, expected)
     assert not [each for each in recwarn if issubclass(each.category, FutureWarning)]
 
 
@@ -92,7 +92,7 @@ def test_they_serve_one_backward(ckpt: Checkpoint) -> None:
 @everyone
 @pytest.mark.parametrize("end", ["backward", "retained", "dropped"])
 def test_what_they_saved_dies(ckpt: Checkpoint, end: str) -> None:
-    seen: list[weakref.ref[torch.UntypedStorage]] = []
+    recorded: list[weakref.ref[torch.UntypedStorage]] = []
 
     class Notes(TorchDispatchMode):
         """Below the mode that saves: sees what goes into its storage."""
@@ -100,7 +100,7 @@ def test_what_they_saved_dies(ckpt: Checkpoint, end: str) -> None:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             if func is aten.exp.default:
-                seen.append(weakref.ref(result.untyped_storage()))
+                recorded.append(weakref.ref(result.untyped_storage()))
             return result
 
     function = lambda h: h.cos().exp().sin()  # noqa: E731
@@ -110,22 +110,22 @@ def test_what_they_saved_dies(ckpt: Checkpoint, end: str) -> None:
         with Notes():
             out = selective(ckpt, saves(aten.exp.default), function, leaf())
         checkpointing.configure()
-        assert [each() is not None for each in seen] == [True]
+        assert [each() is not None for each in recorded] == [True]
         if end == "dropped":
             del out
         else:
             out.sum().backward(retain_graph=end == "retained")
-        assert [each() is None for each in seen] == [True]
+        assert [each() is None for each in recorded] == [True]
     finally:
         gc.enable()
 
 
 @everyone
 def test_a_view_of_integers_is_among_what_is_saved(ckpt: Checkpoint) -> None:
-    numbers, x = torch.tensor([1, 2, 3]), leaf(3)
-    seen, out = selective(ckpt, [aten.view.default], lambda n, h: (n.view(-1), h.sin().cos()), numbers, x)
+    indices, x = torch.tensor([1, 2, 3]), leaf(3)
+    recorded, out = selective(ckpt, [aten.view.default], lambda n, h: (n.view(-1), h.sin().cos()), indices, x)
     out.sum().backward()
-    assert seen.tolist() == [1, 2, 3]
+    assert recorded.tolist() == [1, 2, 3]
     torch.testing.assert_close(x.grad, torch.autograd.grad(x.sin().cos().sum(), x)[0])
 
 
@@ -153,11 +153,11 @@ def variance_by_mean(h: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     "function", [lambda h: h.sin().cos().exp().sum(), variance_by_mean], ids=["three in a row", "two outputs"]
 )
-def test_a_policy_is_asked_what_torchs_ask_it(ckpt: Checkpoint, function: Callable[..., Any]) -> None:
+def test_a_policy_is_called_as_torch_calls_it(ckpt: Checkpoint, function: Callable[..., Any]) -> None:
     # So large that recomputations stop early, as torch's do.
-    found, gradient = asked(ckpt, function, EARLY_STOP_BYTES // 4)
-    assert found == asked(torchs, function, EARLY_STOP_BYTES // 4)[0]
-    assert (aten.var_mean.correction if function is variance_by_mean else aten.exp.default, False) in found
+    results, gradient = asked(ckpt, function, EARLY_STOP_BYTES // 4)
+    assert results == asked(torchs, function, EARLY_STOP_BYTES // 4)[0]
+    assert (aten.var_mean.correction if function is variance_by_mean else aten.exp.default, False) in results
     x = leaf(EARLY_STOP_BYTES // 4)
     torch.testing.assert_close(gradient, torch.autograd.grad(function(x), x)[0])
 
@@ -203,10 +203,10 @@ def test_an_operation_that_gives_more_than_tensors(ckpt: Checkpoint) -> None:
 
         x = leaf()
         out = selective(ckpt, [operation], function, x)
-        (found,) = torch.autograd.grad(out.sum(), x)
+        (results,) = torch.autograd.grad(out.sum(), x)
         assert len(calls) == 1
         (expected,) = torch.autograd.grad(function(x).sum(), x)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(results, expected)
 
 
 class Sized(torch.Tensor):
@@ -268,6 +268,6 @@ def test_under_compile() -> None:
 
     x = leaf()
     (expected,) = torch.autograd.grad(((x * 2).sin().exp() * 3).sum(), x)
-    (found,) = torch.autograd.grad(torch.compile(model, backend="aot_eager")(x).sum(), x)
-    torch.testing.assert_close(found, expected)
+    (results,) = torch.autograd.grad(torch.compile(model, backend="aot_eager")(x).sum(), x)
+    torch.testing.assert_close(results, expected)
     torch._dynamo.reset()

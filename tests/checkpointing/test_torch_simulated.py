@@ -33,10 +33,10 @@ def held_along_backward(ckpt: Checkpoint, retain: bool) -> list[int]:
 def test_backward_frees_what_it_has_used(ckpt: Checkpoint, retain: bool) -> None:
     # Without checkpoints a graph that is retained keeps all.
     assert len(set(held_along_backward(none, True))) == 1
-    found = held_along_backward(ckpt, retain)
+    results = held_along_backward(ckpt, retain)
     # The hooks that the recomputation registered are on a graph of its own, which nobody walks.
-    assert len(found) == 3
-    assert found == sorted(set(found), reverse=True)
+    assert len(results) == 3
+    assert results == sorted(set(results), reverse=True)
 
 
 @everyone
@@ -76,8 +76,8 @@ def test_dropout_draws_the_same_again(ckpt: Checkpoint) -> None:
     def gradient(ckpt: Checkpoint) -> torch.Tensor:
         torch.cuda.manual_seed(5)
         x = torch.ones(2000, device="cuda", requires_grad=True)
-        (found,) = torch.autograd.grad(ckpt(lambda h: nn.functional.dropout(h).sin(), nn.functional.dropout(x)).sum(), x)
-        return found
+        (results,) = torch.autograd.grad(ckpt(lambda h: nn.functional.dropout(h).sin(), nn.functional.dropout(x)).sum(), x)
+        return results
 
     assert torch.equal(gradient(none), gradient(ckpt))
 

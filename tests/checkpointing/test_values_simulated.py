@@ -23,11 +23,11 @@ CLOSE = {"float32": 1e-5, "bfloat16": 0.06, "float16": 0.01}
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up = nn.Linear(WIDTH, 2 * WIDTH)
+        self.first = nn.Linear(WIDTH, 2 * WIDTH)
         self.down = nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, h: torch.Tensor, drop: Callable[[torch.Tensor], torch.Tensor], *, extras: dict[str, Any]) -> torch.Tensor:
-        h = h + drop(self.down(torch.tanh(self.up(h)))) * extras["scale"][0]
+        h = h + drop(self.down(torch.tanh(self.first(h)))) * extras["scale"][0]
         return drop(h).sin()
 
 
@@ -36,7 +36,7 @@ def gradients(ckpt: Checkpoint, device: str, cast: torch.dtype | None, drops: Dr
     torch.manual_seed(2)
     layers = [Layer().to(device) for _ in range(LAYERS)]
     generator = torch.Generator().manual_seed(3)
-    found: list[torch.Tensor] = []
+    results: list[torch.Tensor] = []
     for _ in range(2):
         x = torch.randn(ROWS, WIDTH, generator=generator).to(device).requires_grad_()
         scale = torch.randn(WIDTH, generator=generator).to(device).requires_grad_()
@@ -46,9 +46,9 @@ def gradients(ckpt: Checkpoint, device: str, cast: torch.dtype | None, drops: Dr
                 h = ckpt(layer, h, drops, extras={"scale": [scale, None]})
         h.float().square().sum().backward()
         parameters = [p for layer in layers for p in layer.parameters()]
-        found += [h.detach(), *[p.grad.clone() for p in (x, scale, *parameters) if p.grad is not None]]
-    assert len(found) == 2 * (3 + 4 * LAYERS)
-    return found
+        results += [h.detach(), *[p.grad.clone() for p in (x, scale, *parameters) if p.grad is not None]]
+    assert len(results) == 2 * (3 + 4 * LAYERS)
+    return results
 
 
 @pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
@@ -60,24 +60,24 @@ def test_gradients_under_dropout_and_autocast(ckpt: Checkpoint, mode: str, cast:
     expected = gradients(none, device, dtype, plain)
     checkpointing.configure(**{**MODES[mode], **({"num_checkpoints": LAYERS} if "contiguous" in mode else {})})
     drops = Drops()
-    found = gradients(ckpt, device, dtype, drops)
-    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+    results = gradients(ckpt, device, dtype, drops)
+    assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
     # Each layer drew twice, and the same two masks again in its recomputation.
     assert len(drops.masks) == 2 * len(plain.masks) == 8 * LAYERS
     if dtype is not None and not torch.amp.is_autocast_available("cpu"):
         return
     onto_cpu = gradients(none, "cpu", dtype, Drops(plain.masks))
-    for number, (one, other) in enumerate(zip(found, onto_cpu, strict=True)):
+    for index, (one, other) in enumerate(zip(results, onto_cpu, strict=True)):
         scale = max(float(other.abs().max()), 1e-3)
-        assert float((one.cpu().float() - other.float()).abs().max()) <= CLOSE[cast] * scale, f"value {number}"
+        assert float((one.cpu().float() - other.float()).abs().max()) <= CLOSE[cast] * scale, f"value {index}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("number", [1, 100, 4099])
-def test_the_bytes_that_go_to_the_host_and_come_back(number: int, dtype: torch.dtype) -> None:
-    original = torch.randn(number, generator=torch.Generator().manual_seed(4)).to(dtype)
+@pytest.mark.parametrize("numel", [1, 100, 4099])
+def test_the_bytes_that_go_to_the_host_and_come_back(numel: int, dtype: torch.dtype) -> None:
+    original = torch.randn(numel, generator=torch.Generator().manual_seed(4)).to(dtype)
     source = original.cuda()
-    host = transfers.allocate(number, dtype, source.device, True)
+    host = transfers.allocate(numel, dtype, source.device, True)
     host.fill_(-1)
     moved = transfers.Offloaded(source, host)
     torch.cuda.synchronize()
@@ -96,10 +96,10 @@ def test_the_bytes_that_go_to_the_host_and_come_back(number: int, dtype: torch.d
 def test_gradients_come_from_what_is_on_the_host(mode: str) -> None:
     checkpointing.configure(**{**MODES[mode], **({"num_checkpoints": LAYERS} if "contiguous" in mode else {})})
     x = torch.linspace(0, 1, 1000, device="cuda").requires_grad_()
-    seen: list[torch.Tensor] = []
+    received: list[torch.Tensor] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
-        seen.append(h.detach().clone())
+        received.append(h.detach().clone())
         return h.sin().exp()
 
     h = x * 1
@@ -115,7 +115,7 @@ def test_gradients_come_from_what_is_on_the_host(mode: str) -> None:
     assert reference.grad is not None
     assert torch.equal(x.grad, reference.grad)
     # What was brought back is what left, the last first.
-    assert all(torch.equal(*pair) for pair in zip(seen[:LAYERS], reversed(seen[LAYERS:]), strict=True))
+    assert all(torch.equal(*pair) for pair in zip(received[:LAYERS], reversed(received[LAYERS:]), strict=True))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -124,8 +124,8 @@ def test_ten_thousand_checkpoints_have_the_cpus_values(mode: str) -> None:
     start = torch.linspace(0.1, 0.9, 64)
     x = start.cuda().requires_grad_()
     total = torch.zeros(64, dtype=torch.float64, device="cuda")
-    for number in range(MANY):
-        h = x * (1 + number % 7)
+    for index in range(MANY):
+        h = x * (1 + index % 7)
         for _ in range(2):
             h = checkpointing.checkpoint(lambda h: h.sin().exp(), h)
         h.sum().backward()

@@ -102,6 +102,7 @@ def test_torchrun_with_every_rank_passing() -> None:
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_a_dead_device_and_a_rank_that_never_starts(two_ranks: Passed) -> None:
     environment = simulated_environment(gpus=RANKS, memory="1GiB", errors={"cuMemAlloc*@1": 2})
@@ -140,6 +141,7 @@ def test_document(two_ranks: Passed) -> None:
     assert [document["ranks"][rank]["passed"] for rank in (0, 2)] == [True, True]
 
 
+@pytest.mark.slow
 def test_a_late_rank_0_is_waited_for_as_long_as_it_waits_itself(two_ranks: Passed) -> None:
     # As rank 1 is missing, rank 0 has its word for rank 2 only at its own deadline.
     environment, timeout, late = plain_environment(ACCELERATOR_BACKEND="cpu"), two_ranks.seconds, 2 * GRACE_S

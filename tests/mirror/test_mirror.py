@@ -81,6 +81,7 @@ def differences() -> list[str]:
     return differing
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch for simulated GPUs")
 def test_every_call_while_nothing_is_initialized() -> None:
     code = "from tests.mirror.test_mirror import differences\nprint(*differences(), sep='\\n')"

@@ -1,7 +1,7 @@
-"""One machine of the fault matrix, asked in every place: run as a program, it writes down what it was told.
+"""Call every query on one machine of the fault matrix, and write the results into a file.
 
-The main process asks, a thread of it, a forked child, a forked child of one that initialized the driver, and a process of its
-own; and a forked child that does nothing else asks the driver itself, which is the judge.
+The queries run in the main process, in a thread, in a forked child, in a forked child of a process that initialized the driver,
+and in a fresh process. A forked child that does nothing else calls the driver, for comparison.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def outcome(call: Callable[[], Any]) -> Any:
         return f"ESCAPED {type(error).__name__}: {error}"
 
 
-def ask() -> dict[str, Any]:
-    """Put every kind of question."""
+def call_queries() -> dict[str, Any]:
+    """Call every kind of query."""
     first = outcome(acc.device_count)
     devices = acc.visible_devices()
     return {
@@ -95,18 +95,18 @@ def driver() -> list[str] | int:
     if code:
         return [] if code == 100 else code
     library.cuDeviceGetCount(ctypes.byref(count))
-    found: list[str] = []
+    uuids: list[str] = []
     for ordinal in range(count.value):
         library.cuDeviceGet(ctypes.byref(handle), ordinal)
         library.cuDeviceGetUuid_v2(ctypes.byref(uuid), handle)
-        found.append(bytes(uuid).hex())
-    return found
+        uuids.append(bytes(uuid).hex())
+    return uuids
 
 
 def after_initialization() -> Any:
-    """What a child is told whose parent initialized the driver; with whether that succeeded."""
+    """Return whether the driver initialized here, and the results in a child forked afterwards."""
     enumerated = driver()  # "no device" is no initialization
-    return [isinstance(enumerated, list) and bool(enumerated), in_child(ask)]
+    return [isinstance(enumerated, list) and bool(enumerated), in_child(call_queries)]
 
 
 def put(environment: dict[str, str]) -> None:
@@ -127,31 +127,33 @@ def has_children() -> bool:
 
 def main(task: Path) -> None:
     """Ask in each environment and place of a task."""
-    given = json.loads(task.read_text())
-    told: list[dict[str, Any]] = []
+    options = json.loads(task.read_text())
+    rows: list[dict[str, Any]] = []
     early = None
-    if given["late"]:
+    if options["late"]:
         early = outcome(acc.device_count)
-        os.symlink(given["late"], Path(given["folder"]) / "libcuda.so.1")
+        os.symlink(options["late"], Path(options["folder"]) / "libcuda.so.1")
         time.sleep(1.1)
-    for environment in given["environments"]:
+    for environment in options["environments"]:
         put(environment)
-        results = {"truth": in_child(driver), "main": outcome(ask)}
-        if not given["spawned"]:
-            results["thread"] = in_thread(ask)
-            results["forked"] = in_child(ask)
+        results = {"truth": in_child(driver), "main": outcome(call_queries)}
+        if not options["spawned"]:
+            results["thread"] = in_thread(call_queries)
+            results["forked"] = in_child(call_queries)
             results["forked after initialization"] = in_child(after_initialization)
-        told.append({**results, "left": has_children()})
+        rows.append({**results, "left": has_children()})
     put({})
     spawned = None
-    if not given["spawned"]:
+    if not options["spawned"]:
         other = task.with_suffix(".spawned")
-        other.write_text(json.dumps({**given, "spawned": True, "late": None}))
+        other.write_text(json.dumps({**options, "spawned": True, "late": None}))
         subprocess.run(
             [sys.executable, "-m", "tests.queries.fault_matrix", other], check=True, timeout=300, stdout=subprocess.DEVNULL
         )
-        spawned = json.loads(other.with_suffix(".answers").read_text())["told"]
-    task.with_suffix(".answers").write_text(json.dumps({"told": told, "early": early, "spawned": spawned, "pid": os.getpid()}))
+        spawned = json.loads(other.with_suffix(".results").read_text())["output"]
+    task.with_suffix(".results").write_text(
+        json.dumps({"output": rows, "early": early, "spawned": spawned, "pid": os.getpid()})
+    )
 
 
 if __name__ == "__main__":

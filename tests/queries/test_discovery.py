@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support import simulated_environment
-from tests.support.discovery import BUILD, ask, ask_simulated, initializations, on_simulated_gpus, original_pynvml
+from tests.support.discovery import BUILD, evaluate, evaluate_simulated, initializations, on_simulated_gpus, original_pynvml
 
 # What each machine program reports of itself.
 REPORT = """
@@ -112,7 +112,7 @@ def test_whatever_fails(name: str, tmp_path: Path) -> None:
     machine, visible, count, reason = FAILING[name]
     variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     log = tmp_path / "log"
-    output = ask_simulated(REPORT, variables=variables, **{"gpus": 3, "log": log, **machine})
+    output = evaluate_simulated(REPORT, variables=variables, **{"gpus": 3, "log": log, **machine})
     assert output["count"] == count
     assert len(output["names"]) == count
     assert output["available"] is (count > 0)
@@ -135,7 +135,7 @@ def test_whatever_fails(name: str, tmp_path: Path) -> None:
 @on_simulated_gpus
 def test_strict_shows_a_broken_driver(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    output = ask_simulated(REPORT, gpus=2, driver="broken", log=log)
+    output = evaluate_simulated(REPORT, gpus=2, driver="broken", log=log)
     # NVML is well, and nothing short of starting the driver could tell.
     assert (output["count"], output["available"], output["reason"]) == (2, True, None)
     assert output["strict"] is False
@@ -175,7 +175,9 @@ STRICT = """
 )
 def test_a_device_that_is_listed_but_unusable(code: int, state: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    output = ask_simulated(STRICT, str(log), gpus=2, name=["One", "One"], errors={"cuDevicePrimaryCtxRetain@1": code}, log=log)
+    output = evaluate_simulated(
+        STRICT, str(log), gpus=2, name=["One", "One"], errors={"cuDevicePrimaryCtxRetain@1": code}, log=log
+    )
     reason = "cuda:1 (One) " + state.format("cuDevicePrimaryCtxRetain")
     # What is broken is asked again after a second, what is busy at once, and that all is well is known to forked children too.
     asked = 0 if code == 214 else 2
@@ -195,7 +197,7 @@ FROZEN = """
 @pytest.mark.parametrize(("broken", "available"), [(0, True), (1, False)])
 def test_strictly_what_is_visible_here(broken: int, available: bool) -> None:
     errors = {f"cuDevicePrimaryCtxRetain@{broken}": 214}
-    output, reason = ask_simulated(FROZEN, gpus=2, name=["Zero", "One"], errors=errors)
+    output, reason = evaluate_simulated(FROZEN, gpus=2, name=["Zero", "One"], errors=errors)
     assert output is available
     assert available or reason.startswith("cuda:0 (One) is broken: ")
 
@@ -221,7 +223,7 @@ def test_a_device_that_only_nvml_knows(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(ONE_MORE.format(original=str(original_pynvml())))
     environment = simulated_environment(gpus=2)
     environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
-    output = ask(
+    output = evaluate(
         """
         import accelerator as acc
         print(json.dumps([acc.device_count(), acc.is_available(strict=True), acc.unavailable_reason(strict=True)]))
@@ -281,7 +283,7 @@ SEQUENCES = """
 
 @on_simulated_gpus
 def test_the_environment_is_followed_until_anybody_initializes_the_driver() -> None:
-    output = ask_simulated(SEQUENCES, gpus=3)
+    output = evaluate_simulated(SEQUENCES, gpus=3)
     assert [wrong for wrong in output if wrong] == []
     assert len(output) == 30
 
@@ -305,7 +307,7 @@ COST = """
 def test_any_number_of_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     repeated = {}
     for gpus in (0, 1, 8, 72, 100):
-        count, listed, first, repeated[gpus], torch = ask_simulated(COST, gpus=gpus)
+        count, listed, first, repeated[gpus], torch = evaluate_simulated(COST, gpus=gpus)
         assert (count, listed, torch) == (gpus, gpus, False)
         with capsys.disabled():
             print(
@@ -336,7 +338,7 @@ OTHER_ENVIRONMENTS = """
 
 @on_simulated_gpus
 def test_the_environment_of_a_process_to_be_started() -> None:
-    first, second, third, fourth = ask_simulated(OTHER_ENVIRONMENTS, gpus=3)
+    first, second, third, fourth = evaluate_simulated(OTHER_ENVIRONMENTS, gpus=3)
     assert first == [[0, 1, 2], [2, 0], [1], [], [], [1]]
     assert second == [first, [1], 1]
     assert third == [first, [], 0, "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"]
@@ -383,7 +385,7 @@ def test_unlike_gpus_in_reversed_order(nvml: str, tmp_path: Path) -> None:
         if nvml == "present"
         else MIXED.replace('acc.temperature(d.index) - 30, acc.utilization(f"cuda:{d.index}"), ', "0, 0, ")
     )
-    same, before, theirs, after, later, pid, events = ask_simulated(
+    same, before, theirs, after, later, pid, events = evaluate_simulated(
         program,
         str(log),
         gpus=3,
@@ -430,7 +432,7 @@ ENTRIES = """
 
 @on_simulated_gpus
 def test_an_entry_of_visible_devices_is_a_device_argument() -> None:
-    same, largest, digits, runtime, wrong = ask_simulated(ENTRIES, gpus=2, memory=["4GiB", "8GiB"])
+    same, largest, digits, runtime, wrong = evaluate_simulated(ENTRIES, gpus=2, memory=["4GiB", "8GiB"])
     assert all(same)
     assert largest == 1
     assert digits == ["cuda:1", *["RuntimeError"] * 5]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import simulated_environment
-from tests.support.discovery import CUDA, ask, ask_simulated, on_simulated_gpus, original_pynvml, simulated_driver
+from tests.support.discovery import CUDA, evaluate, evaluate_simulated, on_simulated_gpus, original_pynvml, simulated_driver
 
 RETRY = """
     import time
@@ -36,7 +36,7 @@ def test_a_failed_start_is_cached_for_a_second_only(late: str, tmp_path: Path) -
     others = environment["LD_LIBRARY_PATH"].split(":")[2:]
     environment["LD_LIBRARY_PATH"] = ":".join([str(tmp_path), *others])
     libraries = [f"{driver}/libcuda.so.1", f"{nvml}/libnvidia-ml.so.1"]
-    counts, reasons, spent, waited, reason = ask(RETRY, environment, str(tmp_path), *libraries[late == "nvml" :])
+    counts, reasons, spent, waited, reason = evaluate(RETRY, environment, str(tmp_path), *libraries[late == "nvml" :])
     if late == "nvml":
         # NVML without a driver library is of no use either.
         assert counts == [0, 0, 0]
@@ -80,7 +80,7 @@ def bare_python(environment: dict[str, str], *folders: Path) -> tuple[dict[str, 
 @simulated_driver
 def test_without_torch(tmp_path: Path) -> None:
     environment, python = bare_python(simulated_environment(gpus=2), tmp_path / "site")
-    results, modules, physical, celsius = ask(TORCHLESS, environment, python=python)
+    results, modules, physical, celsius = evaluate(TORCHLESS, environment, python=python)
     reason = "torch is not installed in this Python; install it with 'pip install torch'"
     assert results[:9] == [False, 0, reason, [], "cpu", False, False, True, False]
     assert results[9:15] == ["590.44.01", [13, 2], "gloo", [], ["CUDA_VISIBLE_DEVICES"], None]
@@ -111,7 +111,7 @@ def make_torch(folder: Path, version: str) -> Path:
 def test_the_build_is_read_without_importing_torch(version: str, count: int, reason: str | None, tmp_path: Path) -> None:
     folders = (tmp_path / "site", make_torch(tmp_path / "stand-in", version))
     environment, python = bare_python(simulated_environment(gpus=2), *folders)
-    output = ask(
+    output = evaluate(
         "import accelerator as acc; print(json.dumps([acc.device_count(), acc.unavailable_reason()]))",
         environment,
         python=python,
@@ -141,7 +141,7 @@ def test_without_the_binding(tmp_path: Path) -> None:
             failure = str(error)
         print(json.dumps([counts, asked, device, failure, acc.driver_version()]))
     """
-    counts, asked, device, failure, version = ask(program, environment, str(tmp_path / "log"), python=python)
+    counts, asked, device, failure, version = evaluate(program, environment, str(tmp_path / "log"), python=python)
     assert counts == [3, 3, 3, 1, 1, 1] * 3
     assert asked == 2
     assert device[2:] == ["Simulated GPU", "00000000:02:00.0", [9, 0], 8 * 2**30, None, None]
@@ -181,7 +181,7 @@ def test_a_child_that_hangs(tmp_path: Path) -> None:
         look()
         print(json.dumps(results))
     """
-    hung, absent, nameless, frozen, mute, well = ask(program, environment, python=python)
+    hung, absent, nameless, frozen, mute, well = evaluate(program, environment, python=python)
     assert hung[0] == 0
     assert hung[1].startswith("the CUDA driver did not answer a child process within 0.5 s; ")
     assert 0.5 <= hung[2] < 5
@@ -207,7 +207,7 @@ def test_arguments_that_name_no_device() -> None:
         given += [True, 1.0, b"cuda", [], "x", ""]
         print(json.dumps([[outcome(device) for device in given], "torch" in sys.modules]))
     """
-    names, torch = ask_simulated(program, gpus=2, name=["Zero", "One"])
+    names, torch = evaluate_simulated(program, gpus=2, name=["Zero", "One"])
     assert names[:6] == ["Zero", "Zero", "One", "One", "Zero", "One"]
     assert names[6:12] == ["ValueError"] * 6
     assert names[12:16] == ["TypeError"] * 4
@@ -218,9 +218,9 @@ def test_arguments_that_name_no_device() -> None:
 @on_simulated_gpus
 def test_versions() -> None:
     program = "import accelerator as acc; print(json.dumps([acc.driver_version(), acc.driver_cuda_version()]))"
-    assert ask_simulated(program, gpus=0) == ["590.44.01", [13, 2]]
-    assert ask_simulated(program, nvml="absent") == [None, None]
-    assert ask_simulated(program, driver_cuda="12.4")[1] == [12, 4]
+    assert evaluate_simulated(program, gpus=0) == ["590.44.01", [13, 2]]
+    assert evaluate_simulated(program, nvml="absent") == [None, None]
+    assert evaluate_simulated(program, driver_cuda="12.4")[1] == [12, 4]
 
 
 @on_simulated_gpus
@@ -228,14 +228,14 @@ def test_a_driver_that_is_old_for_this_torch() -> None:
     """One major less is too old, the same major is not, whatever the minor."""
     assert CUDA
     program = "import accelerator as acc; print(json.dumps(acc.device_count()))"
-    assert ask_simulated(program, driver_cuda=f"{CUDA}.0") == 1
-    assert ask_simulated(program, driver_cuda=f"{CUDA - 1}.9") == 0
-    assert ask_simulated(program, driver_cuda=f"{CUDA + 1}.0") == 1
+    assert evaluate_simulated(program, driver_cuda=f"{CUDA}.0") == 1
+    assert evaluate_simulated(program, driver_cuda=f"{CUDA - 1}.9") == 0
+    assert evaluate_simulated(program, driver_cuda=f"{CUDA + 1}.0") == 1
     initialized = """
         import accelerator as acc
         ctypes.CDLL("libcuda.so.1").cuInit(0)
         print(json.dumps([acc.device_count(), acc.unavailable_reason()]))
     """
-    count, reason = ask_simulated(initialized, driver_cuda=f"{CUDA - 1}.9")
+    count, reason = evaluate_simulated(initialized, driver_cuda=f"{CUDA - 1}.9")
     assert count == 0
     assert reason.startswith("the NVIDIA driver is too old")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import simulated_environment
-from tests.support.discovery import DRIVER, ask, ask_simulated, noisy_library, on_simulated_gpus
+from tests.support.discovery import DRIVER, evaluate, evaluate_simulated, noisy_library, on_simulated_gpus
 
 pytestmark = on_simulated_gpus
 
@@ -37,7 +37,7 @@ PRELUDE = textwrap.dedent(
 
 
 def run_program(program: str, *arguments: str, **machine: Any) -> Any:
-    return ask_simulated(PRELUDE + textwrap.dedent(program), *arguments, **machine)
+    return evaluate_simulated(PRELUDE + textwrap.dedent(program), *arguments, **machine)
 
 
 MEMORY = """
@@ -66,7 +66,7 @@ def test_memory_is_never_the_hosts() -> None:
     assert not torch
 
 
-@pytest.mark.parametrize("first", ["pass", "import torch; torch.cuda.init()"])
+@pytest.mark.parametrize("first", ["pass", pytest.param("import torch; torch.cuda.init()", marks=pytest.mark.slow)])
 def test_a_capability_that_nvml_does_not_tell(first: str) -> None:
     program = f"""
         {first}
@@ -212,14 +212,14 @@ def test_no_thread_reads_half_a_result() -> None:
         def refresh():
             while time.monotonic() < stop:
                 acc.refresh()
-        def ask():
+        def evaluate():
             while time.monotonic() < stop:
                 for query in (lambda: acc.utilization(1), lambda: acc.get_device_name(1), acc.physical_devices,
                                  acc.visible_devices, lambda: acc.telemetry(0)):
                     said = outcome(query)
                     if isinstance(said, str) and "Error" in said and "out of range: 1 cuda device is visible" not in said:
                         wrong.append(said)
-        threads = [threading.Thread(target=work) for work in (change, refresh, ask, ask, ask)]
+        threads = [threading.Thread(target=work) for work in (change, refresh, evaluate, evaluate, evaluate)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         print(json.dumps(wrong[:3]))
@@ -284,7 +284,7 @@ def test_a_binding_that_is_broken(broken: str, tmp_path: Path) -> None:
     program = """
         print(json.dumps([outcome(acc.device_count), outcome(lambda: acc.utilization(0)), outcome(acc.driver_version)]))
     """
-    count, busy, version = ask(PRELUDE + textwrap.dedent(program), environment)
+    count, busy, version = evaluate(PRELUDE + textwrap.dedent(program), environment)
     assert (count, version) == (2, None)
     assert busy.startswith("RuntimeError: The utilization of device 0, Simulated GPU, cannot be read: ")
 
@@ -318,10 +318,10 @@ def test_one_child_for_all_threads(tmp_path: Path) -> None:
         import threading
         results = []
         barrier = threading.Barrier(32)
-        def ask():
+        def evaluate():
             barrier.wait()
             results.append(acc.device_count())
-        threads = [threading.Thread(target=ask) for _ in range(32)]
+        threads = [threading.Thread(target=evaluate) for _ in range(32)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         asked = children(sys.argv[1])
@@ -377,27 +377,27 @@ def test_the_architectures_in_a_frozen_program() -> None:
         import torch
         executable, sys.executable, sys.frozen = sys.executable, "/nowhere/program", True
         results = []
-        def ask():
+        def evaluate():
             try:
                 results.append(acc.get_arch_list() == torch.cuda.get_arch_list())
             except RuntimeError as error:
                 results.append(str(error))
-        ask()
+        evaluate()
         sys.executable = ""
         del sys.frozen
-        ask()
+        evaluate()
         sys.executable = "/nowhere/program"
-        ask()
+        evaluate()
         results.append(acc.is_fork_safe())
         acc.init()
-        ask()
+        evaluate()
         print(json.dumps(results))
     """
     frozen, nameless, missing, safe, after = run_program(program)
     assert frozen == nameless
-    assert "could not tell" in missing
+    assert "could not read" in missing
     assert "/nowhere/program" in missing
-    assert frozen.startswith("What this torch is compiled for can only be asked in a child process, and there is no Python")
+    assert "there is no Python executable to start one" in frozen
     assert safe
     assert after is True
 

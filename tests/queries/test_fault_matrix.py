@@ -124,7 +124,7 @@ def test_no_result_is_wrong(
     program = [sys.executable, "-m", "tests.queries.fault_matrix", str(task)]
     done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
-    results = json.loads(task.with_suffix(".answers").read_text())
+    results = json.loads(task.with_suffix(".results").read_text())
 
     wrong: list[Any] = []
     places = 0

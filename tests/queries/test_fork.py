@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.discovery import ask_simulated, initializations, on_simulated_gpus
+from tests.support.discovery import evaluate_simulated, initializations, on_simulated_gpus
 
 pytestmark = on_simulated_gpus
 
@@ -80,7 +80,7 @@ DATA_LOADER = (
 
 def test_a_process_that_queried_can_fork_workers_that_use_the_accelerator(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    pid, mine, ours, theirs, loaded, grandchild = ask_simulated(DATA_LOADER, str(log), gpus=2, log=log)
+    pid, mine, ours, theirs, loaded, grandchild = evaluate_simulated(DATA_LOADER, str(log), gpus=2, log=log)
     assert not [line for line in mine.splitlines() if line.startswith(f"{pid} ") and "nvml" not in line]
     # Four items of 0+1+2+3, and each item's index four times.
     assert ours == 4 * 6 + 4 * (0 + 1 + 2 + 3)
@@ -103,7 +103,7 @@ def test_a_child_begins_a_session_of_its_own_with_nvml(tmp_path: Path) -> None:
     first = acc.temperature(1)
     print(json.dumps([os.getpid(), first, in_child(child), acc.temperature(1)]))
     """
-    pid, first, (is_new, second, child), third = ask_simulated(asked, gpus=2, log=log)
+    pid, first, (is_new, second, child), third = evaluate_simulated(asked, gpus=2, log=log)
     assert is_new
     assert first == second == third
     starts = [line.split()[0] for line in log.read_text().splitlines() if "nvmlInit" in line]
@@ -156,7 +156,7 @@ BAD_FORK = (
 
 def test_a_child_of_a_process_with_an_initialized_driver(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    parent, (failures, output, monitored, pid) = ask_simulated(BAD_FORK, gpus=2, name=["Zero", "One"], log=log)
+    parent, (failures, output, monitored, pid) = evaluate_simulated(BAD_FORK, gpus=2, name=["Zero", "One"], log=log)
     # Whoever initialized it: torch knows nothing of it.
     assert parent == [False, False, True, False]
     reason = output[5]
@@ -189,7 +189,7 @@ LATE = """
 )
 def test_imported_only_after_the_fork(initialize: str, expected: list[bool]) -> None:
     """Then what torch knows has to do."""
-    assert ask_simulated(LATE.format(initialize=initialize), gpus=1) == expected
+    assert evaluate_simulated(LATE.format(initialize=initialize), gpus=1) == expected
 
 
 TORCHLESS = """
@@ -213,7 +213,7 @@ TORCHLESS = """
 
 
 def test_without_torch_too() -> None:
-    read, clean, own, is_bad_fork, refused, torch = ask_simulated(TORCHLESS, gpus=2)
+    read, clean, own, is_bad_fork, refused, torch = evaluate_simulated(TORCHLESS, gpus=2)
     assert read[:3] == [2, True, 31]
     # NVML's session of the parent is of no use in the child, and nobody notices.
     assert clean == [[False, 2, True, 31, read[3]], [1, 31]]
@@ -252,7 +252,7 @@ def test_a_fork_during_a_first_query(capsys: pytest.CaptureFixture[str]) -> None
     """CPython's lock of a module that a thread is importing is inherited held; nothing of ours is imported in a fork."""
     rounds, forks, hangs = (20 if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else 4), 0, 0
     for turn in range(rounds):
-        counted = ask_simulated(FIRST_QUERIES, str(10 * turn), str(10 * turn + 10), gpus=2)
+        counted = evaluate_simulated(FIRST_QUERIES, str(10 * turn), str(10 * turn + 10), gpus=2)
         forks, hangs = forks + counted[0], hangs + counted[1]
     with capsys.disabled():
         print(f"\n{forks} forks beside a first query: {hangs} hangs", end="")
@@ -278,7 +278,7 @@ PIECES = """
 
 def test_first_imports_are_short_pieces() -> None:
     """A fork waits for one of them at most: none imports two modules."""
-    pieces = ask_simulated(PIECES, gpus=2)
+    pieces = evaluate_simulated(PIECES, gpus=2)
     assert [(name, opened) for name, opened in pieces if len(opened) > 1] == []
     assert sum(len(opened) for _, opened in pieces) > 15
 
@@ -307,7 +307,7 @@ FORKS_AT_ONCE = """
 
 def test_threads_that_fork_at_once_leave_no_lock_held() -> None:
     """A fork that gave up waiting for another one says nothing about what that one holds."""
-    assert ask_simulated(FORKS_AT_ONCE, gpus=2) == [2]
+    assert evaluate_simulated(FORKS_AT_ONCE, gpus=2) == [2]
 
 
 THREADS = """
@@ -329,7 +329,7 @@ THREADS = """
 
 def test_a_fork_while_other_threads_query() -> None:
     """No lock stays held by a thread that is gone."""
-    assert ask_simulated(THREADS, gpus=2) == [[2, 31, False]] * 20
+    assert evaluate_simulated(THREADS, gpus=2) == [[2, 31, False]] * 20
 
 
 LOADING = """
@@ -337,10 +337,10 @@ LOADING = """
     import accelerator as acc
     sys.setswitchinterval(1e-6)
     count = acc.device_count()
-    def ask():
+    def evaluate():
         for _ in range(10_000):
             acc.device_count()
-    threads = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
+    threads = [threading.Thread(target=evaluate, daemon=True) for _ in range(3)]
     [thread.start() for thread in threads]
     loads = 0
     while any(thread.is_alive() for thread in threads):
@@ -352,4 +352,4 @@ LOADING = """
 
 def test_libraries_loaded_while_other_threads_query() -> None:
     """Looking for the driver and loading a library never wait for each other."""
-    assert ask_simulated(LOADING, gpus=2, driver="absent") == [0, True]
+    assert evaluate_simulated(LOADING, gpus=2, driver="absent") == [0, True]

@@ -232,7 +232,7 @@ class Machine:
         assert self._process.stdout
         return json.loads(self._process.stdout.readline())
 
-    def ask(self, settings: list[tuple[str | None, str | None]], *, whole: bool = False) -> Any:
+    def evaluate(self, settings: list[tuple[str | None, str | None]], *, whole: bool = False) -> Any:
         """For each setting what the driver enumerates, and with ``whole`` what visible_devices and device_count say."""
         assert self._process.stdin
         print(json.dumps((whole, settings)), file=self._process.stdin, flush=True)
@@ -296,7 +296,7 @@ ECONOMICAL = settings(
 def test_generated_texts_against_the_driver(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
     machine = machines[name]
     batch = data.draw(st.lists(st.tuples(values(machine.uuids), ORDERS), min_size=BATCH, max_size=BATCH))
-    for setting, (driver, _, _) in zip(batch, machine.ask(batch), strict=True):
+    for setting, (driver, _, _) in zip(batch, machine.evaluate(batch), strict=True):
         assert machine.select(*setting) == driver, setting
 
 
@@ -313,7 +313,7 @@ def test_the_table_against_the_driver(name: str, machines: dict[str, Machine]) -
         # JSON between the processes cannot carry a lone surrogate to the environment and back in every locale.
         if text is None or "\udcff" not in text:
             rows += [(text, None), (text, "PCI_BUS_ID")]
-    for setting, (driver, _, _) in zip(rows, machine.ask(rows), strict=True):
+    for setting, (driver, _, _) in zip(rows, machine.evaluate(rows), strict=True):
         assert machine.select(*setting) == driver, setting
 
 
@@ -373,7 +373,7 @@ def test_what_is_visible_follows_the_environment(name: str, machines: dict[str, 
     machine = machines[name]
     # The count comes from the same place in either order of these machines, as their GPUs are alike.
     batch = data.draw(st.lists(st.tuples(values(machine.uuids), ORDERS), min_size=BATCH, max_size=BATCH))
-    for setting, (driver, ours, count) in zip(batch, machine.ask(batch, whole=True), strict=True):
+    for setting, (driver, ours, count) in zip(batch, machine.evaluate(batch, whole=True), strict=True):
         assert (ours, count) == (driver, len(driver)), setting
 
 
@@ -384,5 +384,5 @@ def test_unlike_gpus_follow_the_environment(name: str, machines: dict[str, Machi
     settings = [
         (value, order) for value in (None, "1,0", "0", "x", machines[name].uuids[0][:6]) for order in (None, "PCI_BUS_ID")
     ]
-    for setting, (driver, ours, count) in zip(settings, machines[name].ask(settings, whole=True), strict=True):
+    for setting, (driver, ours, count) in zip(settings, machines[name].evaluate(settings, whole=True), strict=True):
         assert (ours, count) == (driver, len(driver)), setting

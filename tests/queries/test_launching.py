@@ -11,7 +11,7 @@ import pytest
 
 import accelerator as acc
 from tests.support import plain_environment
-from tests.support.discovery import ask, ask_simulated, on_simulated_gpus
+from tests.support.discovery import evaluate, evaluate_simulated, on_simulated_gpus
 
 pytestmark = pytest.mark.torch_free
 
@@ -92,7 +92,7 @@ BEYOND = """
 
 @on_simulated_gpus
 def test_ids_are_checked_against_this_machine() -> None:
-    inside, beyond, wrong = ask_simulated(BEYOND, gpus=2)
+    inside, beyond, wrong = evaluate_simulated(BEYOND, gpus=2)
     assert inside == "1"
     assert beyond == "ValueError: Device 5 is out of range: this machine has 2"
     assert wrong == "TypeError: The variable CUDA_VISIBLE_DEVICES is a str, not int (1)"
@@ -126,7 +126,7 @@ STARTED = """
 
 @on_simulated_gpus
 def test_a_process_so_started_sees_the_devices_meant() -> None:
-    results, names, quiet = ask_simulated(STARTED, gpus=3)
+    results, names, quiet = evaluate_simulated(STARTED, gpus=3)
     assert len(results) == 12
     for value, ids, wanted, observed, output in results:
         assert wanted == observed == output, (value, ids)
@@ -145,7 +145,7 @@ def test_a_torch_that_was_built_without_nccl() -> None:
         del torch._C._nccl_version
         print(json.dumps(acc.communication_backend_version()))
     """
-    assert ask_simulated(program, gpus=1) is None
+    assert evaluate_simulated(program, gpus=1) is None
 
 
 # A torch for another accelerator, as far as these queries read it.
@@ -197,7 +197,8 @@ def other_environment(name: str, folder: Path) -> dict[str, str]:
 def test_each_vendor_has_its_own_variables(
     name: str, variable: str | None, backend: str, prefixes: list[str], tmp_path: Path
 ) -> None:
-    names, env, before, registered, exported = ask(READ_ENVS, other_environment(name, tmp_path), python=(sys.executable, "-S"))
+    environment = other_environment(name, tmp_path)
+    names, env, before, registered, exported = evaluate(READ_ENVS, environment, python=(sys.executable, "-S"))
     if variable is None:
         assert (names, env) == ([], f"RuntimeError: No variable is known that decides which {name} devices a process sees")
     else:
@@ -238,7 +239,7 @@ def test_level_zero_s_masks_have_tiles(tmp_path: Path) -> None:
         output = [chosen(env, ids) for env, ids, _ in {MASKS!r}]
         print(json.dumps([output, acc.visible_devices_envs(), acc.communication_backend_name(), acc.export_envs()]))
     """
-    output, names, backend, prefixes = ask(program, environment, python=(sys.executable, "-S"))
+    output, names, backend, prefixes = evaluate(program, environment, python=(sys.executable, "-S"))
     assert output == [expected for _, _, expected in MASKS]
     assert (names, backend, prefixes) == (["ZE_AFFINITY_MASK"], "xccl", ["CCL", "ZE"])
 

@@ -66,7 +66,7 @@ def test_limiting() -> None:
      (1, TypeError), (True, TypeError), (None, TypeError), ("0.5", TypeError), (1j, TypeError)],
 )  # fmt: skip
 def test_no_fraction(fraction: Any, error: type[Exception]) -> None:
-    with pytest.raises(error, match="fraction of the memory"):
+    with pytest.raises(error, match="memory fraction"):
         acc.set_per_process_memory_fraction(fraction)
     assert acc.get_per_process_memory_fraction() == 1.0
 

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from tests.support.discovery import ask_simulated, initializations, on_simulated_gpus
+from tests.support.discovery import evaluate_simulated, initializations, on_simulated_gpus
 
 pytestmark = on_simulated_gpus
 
@@ -40,7 +40,7 @@ def figures(gpu: int) -> list[int]:
 
 
 def monitored(program: str, *arguments: str, **machine: Any) -> Any:
-    return ask_simulated(FUNCTIONS + textwrap.dedent(program), *arguments, **machine)
+    return evaluate_simulated(FUNCTIONS + textwrap.dedent(program), *arguments, **machine)
 
 
 EVERY_DEVICE = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accelerator._machine import nvml
-from tests.support.discovery import ask_simulated, simulated_driver
+from tests.support.discovery import evaluate_simulated, simulated_driver
 
 FORK = """
     import signal, threading
@@ -38,7 +38,7 @@ FORK = """
 @simulated_driver
 @pytest.mark.parametrize("lock", ["ours", "binding"])
 def test_a_lock_held_at_a_fork_does_not_block_the_child(lock: str) -> None:
-    assert ask_simulated(FORK, lock, gpus=2) == 31
+    assert evaluate_simulated(FORK, lock, gpus=2) == 31
 
 
 RECOVERS = """
@@ -68,7 +68,7 @@ RECOVERS = """
 
 @simulated_driver
 def test_a_gpu_that_failed_is_listed_again_after_a_second() -> None:
-    at_once, within_the_second, after, later = ask_simulated(RECOVERS, gpus=2)
+    at_once, within_the_second, after, later = evaluate_simulated(RECOVERS, gpus=2)
     assert at_once[0] is None
     assert "GPU_IS_LOST" in at_once[1]
     assert within_the_second == at_once

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.discovery import ask_simulated, on_simulated_gpus
+from tests.support.discovery import evaluate_simulated, on_simulated_gpus
 
 pytestmark = on_simulated_gpus
 
@@ -31,7 +31,7 @@ LATE = """
 
 
 def test_the_choice_of_the_cpu_after_initialization_changes_nothing() -> None:
-    for before, after, unset, current in ask_simulated(LATE, gpus=2):
+    for before, after, unset, current in evaluate_simulated(LATE, gpus=2):
         assert before[:6] == [2, True, "cuda:1", 1, "cuda:1", 2]
         assert after == before
         assert unset == before
@@ -63,6 +63,6 @@ EARLY = """
 
 
 def test_the_choice_of_the_cpu_before_initialization_holds() -> None:
-    without_query, with_query, unset = ask_simulated(EARLY, gpus=2)
+    without_query, with_query, unset = evaluate_simulated(EARLY, gpus=2)
     assert without_query == with_query == [0, 0, "cpu"]
     assert unset == [0, 2, "cuda"]

@@ -22,7 +22,7 @@ PACKAGE = ROOT / "accelerator"
 PYTHON_FILES = sorted(path.relative_to(ROOT) for path in PACKAGE.rglob("*.py"))
 
 # The second asks a child process, whose program has to be actual wherever the package lies.
-PRINT_COUNT = textwrap.dedent(
+QUERIES = textwrap.dedent(
     """
     import importlib, json, os, sys
     acc = importlib.import_module(sys.argv[1])
@@ -37,11 +37,11 @@ PRINT_COUNT = textwrap.dedent(
 def asked(folder: Path, name: str) -> list[object]:
     environment = simulated_environment(gpus=2, name=["A", "B"])
     environment["PYTHONPATH"] = str(folder)
-    command = [sys.executable, "-c", PRINT_COUNT, name]
+    command = [sys.executable, "-c", QUERIES, name]
     done = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
-    output: list[object] = json.loads(done.stdout)
-    return output
+    result: list[object] = json.loads(done.stdout)
+    return result
 
 
 @on_simulated_gpus
@@ -160,6 +160,7 @@ count: int = acc.device_count()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checker", ["mypy", "pyright"])
 def test_a_type_checker_rejects_wrong_devices(checker: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(checker) is None:

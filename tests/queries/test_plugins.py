@@ -9,7 +9,7 @@ import pytest
 
 from accelerator._machine import torch_build
 from tests.support import plain_environment, simulated_environment
-from tests.support.discovery import ask, on_simulated_gpus
+from tests.support.discovery import evaluate, on_simulated_gpus
 
 pytestmark = pytest.mark.skipif(torch_build.read() is None, reason="needs torch")
 
@@ -65,7 +65,7 @@ def query(plugin: str, folder: Path, environment: dict[str, str], mode: str = ""
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planet\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text("[torch.backends]\nplanet = planet_plugin:load\n")
     environment["PYTHONPATH"] += f":{folder}"
-    return ask(QUERIES, environment, mode)
+    return evaluate(QUERIES, environment, mode)
 
 
 @pytest.mark.slow

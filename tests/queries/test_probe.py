@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.discovery import ask_simulated, simulated_driver
+from tests.support.discovery import evaluate_simulated, simulated_driver
 
 # Makes the child of a probe slow, and records the processes that are started.
 SLOW = """
@@ -43,7 +43,7 @@ def test_a_child_forked_during_a_probe_can_probe() -> None:
     thread.join()
     """
     )
-    assert ask_simulated(program, gpus=2) == 2
+    assert evaluate_simulated(program, gpus=2) == 2
 
 
 @simulated_driver
@@ -58,7 +58,7 @@ def test_a_child_that_misses_the_deadline_is_killed() -> None:
     print(json.dumps([result.error, child.returncode, time.monotonic() - begin < 60]))
     """
     )
-    error, status, in_time = ask_simulated(program, gpus=2)
+    error, status, in_time = evaluate_simulated(program, gpus=2)
     assert "did not answer a child process within 0.5 s" in error
     assert status == -9
     assert in_time

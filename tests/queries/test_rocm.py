@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support import plain_environment
-from tests.support.discovery import ask
+from tests.support.discovery import evaluate
 
 pytestmark = [
     pytest.mark.torch_free,
@@ -137,7 +137,7 @@ const char *hipGetErrorName(int code) { return code == 2 ? "hipErrorOutOfMemory"
 
 
 @pytest.fixture(scope="module")
-def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("rocm")
     (root / "torch/lib").mkdir(parents=True)
     (root / "torch/__init__.py").write_text("raise ImportError('not a torch to import')")
@@ -151,11 +151,11 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def run_on_rocm(code: str, stand_ins: Path, *, amdsmi: bool = True, **variables: str) -> Any:
+def run_on_rocm(code: str, fakes: Path, *, amdsmi: bool = True, **variables: str) -> Any:
     environment = plain_environment(**variables)
-    folders = [environment["PYTHONPATH"].split(os.pathsep)[0], str(stand_ins), *([str(stand_ins / "amd")] if amdsmi else [])]
+    folders = [environment["PYTHONPATH"].split(os.pathsep)[0], str(fakes), *([str(fakes / "amd")] if amdsmi else [])]
     environment["PYTHONPATH"] = os.pathsep.join(folders)
-    return ask(FIRST + textwrap.dedent(code), environment, python=(sys.executable, "-S"))
+    return evaluate(FIRST + textwrap.dedent(code), environment, python=(sys.executable, "-S"))
 
 
 FIRST = textwrap.dedent(
@@ -193,7 +193,7 @@ VISIBLE: list[tuple[dict[str, str], list[int]]] = [
 ]
 
 
-def test_visible_devices_through_amdsmi(stand_ins: Path) -> None:
+def test_visible_devices_through_amdsmi(fakes: Path) -> None:
     program = f"""
         import itertools
         cases = {[case for case, _ in VISIBLE]!r}
@@ -205,7 +205,7 @@ def test_visible_devices_through_amdsmi(stand_ins: Path) -> None:
             followed.append([seen(), acc.device_count(), acc.is_available(), acc.unavailable_reason()])
         print(json.dumps([given, followed, "torch" in sys.modules]))
     """
-    given, followed, torch = run_on_rocm(program, stand_ins)
+    given, followed, torch = run_on_rocm(program, fakes)
     expected = [devices for _, devices in VISIBLE]
     assert given == expected
     for (case, devices), (observed, count, available, reason) in zip(VISIBLE, followed, strict=True):
@@ -215,7 +215,7 @@ def test_visible_devices_through_amdsmi(stand_ins: Path) -> None:
     assert not torch
 
 
-def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
+def test_telemetry_through_amdsmi(fakes: Path, tmp_path: Path) -> None:
     program = """
         names = ["utilization", "memory_usage", "device_memory_used", "temperature", "power_draw", "clock_rate"]
         def look(i):
@@ -230,7 +230,7 @@ def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
         output.append(report_text.format_report(report.collect()))
         print(json.dumps(output))
     """
-    output = run_on_rocm(program, stand_ins, STAND_IN_LOG=str(tmp_path / "log"))
+    output = run_on_rocm(program, fakes, STAND_IN_LOG=str(tmp_path / "log"))
     missing = "Device {}, AMD Instinct {}, does not report its {}: amdsmi returned 'N/A'"
     # HIP's device 0 is amdsmi's 2. Power is in milliwatts here, as everywhere.
     assert output[0] == [12, 22, 20 << 20, 42, missing.format(0, 2, "power draw"), 1502]
@@ -250,24 +250,24 @@ def test_telemetry_through_amdsmi(stand_ins: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "log").exists()
 
 
-def test_memory_through_amdsmi(stand_ins: Path) -> None:
+def test_memory_through_amdsmi(fakes: Path) -> None:
     program = """
         def look(i):
             return [outcome(lambda: f(i)) for f in (acc.get_memory_info, acc.total_memory, acc.available_memory)]
         print(json.dumps([look(0), look(2), "torch" in sys.modules]))
     """
-    first, last, torch = run_on_rocm(program, stand_ins)
+    first, last, torch = run_on_rocm(program, fakes)
     assert first == [[3052 << 20, 3072 << 20], 3072 << 20, 3052 << 20]
     assert last == [[1024 << 20, 1024 << 20], 1024 << 20, 1024 << 20]
     assert not torch
     # That it does not tell is no reason to take the host's.
-    failed, _, _ = run_on_rocm(program.replace("look(2)", "look(1)"), stand_ins, amdsmi=False)
+    failed, _, _ = run_on_rocm(program.replace("look(2)", "look(1)"), fakes, amdsmi=False)
     assert failed[0].startswith("The memory of device 0, Stand-in 0, is unknown: only the driver knows it")
     assert failed[1:] == [2**30, failed[0]]
 
 
 @pytest.mark.parametrize("types", ["AmdSmiLinkType", "AmdSmiIoLinkType", None])
-def test_links_nodes_and_fans_through_amdsmi(types: str | None, stand_ins: Path) -> None:
+def test_links_nodes_and_fans_through_amdsmi(types: str | None, fakes: Path) -> None:
     program = f"""
         import amdsmi
 
@@ -286,7 +286,7 @@ def test_links_nodes_and_fans_through_amdsmi(types: str | None, stand_ins: Path)
         amdsmi._broken.append("link")
         print(json.dumps([linked, nodes, fans, acc.is_nvlink_connected(0, 2)]))
     """
-    linked, nodes, fans, unsupported = run_on_rocm(program, stand_ins)
+    linked, nodes, fans, unsupported = run_on_rocm(program, fakes)
     # HIP's device 0 is amdsmi's 2.
     assert linked == [False, True, False, True]
     assert nodes == [1, 0, None]
@@ -295,7 +295,7 @@ def test_links_nodes_and_fans_through_amdsmi(types: str | None, stand_ins: Path)
 
 
 @pytest.mark.parametrize("broken", ["missing", "import", "init", "list"])
-def test_the_child_where_amdsmi_does_not_work(broken: str, stand_ins: Path, tmp_path: Path) -> None:
+def test_the_child_where_amdsmi_does_not_work(broken: str, fakes: Path, tmp_path: Path) -> None:
     program = """
         output = []
         for value in (None, "1", None, "1", "-1"):
@@ -306,7 +306,7 @@ def test_the_child_where_amdsmi_does_not_work(broken: str, stand_ins: Path, tmp_
         print(json.dumps([output, os.getpid()]))
     """
     log = tmp_path / "log"
-    output, pid = run_on_rocm(program, stand_ins, amdsmi=broken != "missing", STAND_IN_BROKEN=broken, STAND_IN_LOG=str(log))
+    output, pid = run_on_rocm(program, fakes, amdsmi=broken != "missing", STAND_IN_BROKEN=broken, STAND_IN_LOG=str(log))
     both = [
         [0, "GPU-0b00000000000000", "Stand-in 0", "00000000:00:00.0", None, 2**30],
         [1, "GPU-1b00000000000000", "Stand-in 1", "00000000:01:00.0", None, 2 * 2**30],
@@ -321,27 +321,27 @@ def test_the_child_where_amdsmi_does_not_work(broken: str, stand_ins: Path, tmp_
     assert str(pid) not in pids
 
 
-def test_neither_amdsmi_nor_runtime(stand_ins: Path) -> None:
+def test_neither_amdsmi_nor_runtime(fakes: Path) -> None:
     program = "print(json.dumps([acc.device_count(), acc.unavailable_reason(), acc.is_available()]))"
-    count, reason, available = run_on_rocm(program, stand_ins, amdsmi=False, STAND_IN_NO_HIP="1")
+    count, reason, available = run_on_rocm(program, fakes, amdsmi=False, STAND_IN_NO_HIP="1")
     assert (count, available) == (0, False)
     assert reason.startswith("the ROCm runtime failed: hipInit returned hipErrorInvalidDevice (101); amdsmi does not work (")
 
 
-def test_strictly(stand_ins: Path) -> None:
+def test_strictly(fakes: Path) -> None:
     program = """
         output = [acc.is_available(), acc.is_available(strict=True), acc.unavailable_reason(strict=True)]
         os.environ["STAND_IN_BUSY"] = "1"
         acc.refresh()
         print(json.dumps([*output, acc.is_available(strict=True), acc.unavailable_reason(strict=True)]))
     """
-    first, strict, reason, busy, why = run_on_rocm(program, stand_ins, amdsmi=False)
+    first, strict, reason, busy, why = run_on_rocm(program, fakes, amdsmi=False)
     assert (first, strict, reason, busy) == (True, True, None, False)
     assert why == (
         "cuda:1 (Stand-in 1) is busy: full, or another process uses it exclusively: hipFree returned hipErrorOutOfMemory (2)"
     )
     # amdsmi lists GPUs of which this runtime knows nothing.
-    first, strict, reason, *_ = run_on_rocm(program, stand_ins)
+    first, strict, reason, *_ = run_on_rocm(program, fakes)
     assert (first, strict) == (True, False)
     assert reason == "AMD Instinct 2 (GPU-2a00000000000000) cannot be used: it is listed, but the driver does not know it"
 
@@ -389,9 +389,9 @@ TORCH_PACKAGE = {
 
 
 @pytest.mark.parametrize("key", ["uuid", "bus"])
-def test_devices_stay_known_after_initialization(key: str, stand_ins: Path, tmp_path: Path) -> None:
+def test_devices_stay_known_after_initialization(key: str, fakes: Path, tmp_path: Path) -> None:
     site = tmp_path / "initialized"
-    shutil.copytree(stand_ins, site)
+    shutil.copytree(fakes, site)
     for file, text in TORCH_PACKAGE.items():
         (site / "torch" / file).write_text(text)
     program = INITIALIZED.replace("import torch\n", "import torch, torch.accelerator\n", 1)

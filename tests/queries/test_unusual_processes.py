@@ -53,7 +53,7 @@ APPEARS = """
 
 
 @on_simulated_gpus
-def test_a_gpu_that_appears_is_seen_after_refresh() -> None:
+def test_refresh_shows_a_gpu_that_appears() -> None:
     assert evaluate_simulated(APPEARS, gpus=2) == [[1, 1, 2], 31, [1]]
 
 

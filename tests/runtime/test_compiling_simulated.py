@@ -11,13 +11,15 @@ import accelerator as acc
 from accelerator._machine import triton
 
 
-def test_triton_is_not_supported_where_its_kernels_are_refused() -> None:
+def test_triton_is_not_supported_if_its_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATOR_SIM_TRITON", "0")
     assert not acc.is_triton_supported()
     assert not acc.prefer_triton_grouped_mm()
 
 
-def test_triton_is_supported_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATOR_SIM_COMPUTE", "0")
+@pytest.mark.parametrize("compute", ["0", "1"])
+def test_triton_is_supported_if_it_is_installed(compute: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATOR_SIM_COMPUTE", compute)
     assert acc.is_triton_supported() is (importlib.util.find_spec("triton") is not None)
 
 

@@ -106,6 +106,14 @@ def test_what_initializes(call: str) -> None:
 
 
 @uninitialized
+@pytest.mark.parametrize("arguments", [(None, None), (print, None), ((print, None), ((), ()))])
+def test_wrong_callables_for_graphs_initialize_nothing(arguments: Any) -> None:
+    with pytest.raises(TypeError, match=r"callable|sample_args"):
+        acc.make_graphed_callables(*arguments)
+    assert not acc.is_initialized()
+
+
+@uninitialized
 def test_wrong_devices_before_initialization() -> None:
     for name, function in FUNCTIONS.items():
         for device, error in WRONG:
@@ -352,6 +360,10 @@ def test_the_environment_changes_nothing_after_initialization(variable: tuple[st
     assert acc.current_device_index() == acc.get_device_index() == 1
 
 
+def slow(value: str) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 COMPILED = """
 import torch
 import accelerator as acc
@@ -366,12 +378,14 @@ print(made.device)
 
 
 @needs_simulation
-@pytest.mark.parametrize("device", ["1", "'cuda:1'", "torch.device('cuda', 1)", "torch.empty(1, device='cuda:1')"])
+@pytest.mark.parametrize(
+    "device", [slow("1"), "'cuda:1'", slow("torch.device('cuda', 1)"), slow("torch.empty(1, device='cuda:1')")]
+)
 def test_compiled_context_is_the_first_use_of_the_package(device: str) -> None:
     assert run(COMPILED.format(device=device, kind="cuda"), simulated_environment(gpus=2)) == "cuda:1\n"
 
 
-@pytest.mark.parametrize("device", ["0", "'cpu'", "torch.device('cpu')", "torch.ones(1)"])
+@pytest.mark.parametrize("device", ["0", slow("'cpu'"), slow("torch.device('cpu')"), slow("torch.ones(1)")])
 def test_compiled_context_is_the_first_use_on_the_cpu(device: str) -> None:
     assert run(COMPILED.format(device=device, kind="cpu"), plain_environment(ACCELERATOR_BACKEND="cpu")) == "cpu\n"
 

@@ -12,7 +12,9 @@ import torch
 from torch.cuda import _memory_viz
 
 import accelerator as acc
+from accelerator import memory
 from accelerator._machine import host_memory
+from accelerator._torch.state import RuntimeState
 
 
 @pytest.mark.parametrize("name", ["memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"])
@@ -83,3 +85,22 @@ def test_no_way_to_record(arguments: dict[str, Any]) -> None:
 def test_old_names(name: str, arguments: tuple[Any, ...], result: Any) -> None:
     with pytest.warns(FutureWarning, match="Use `"):
         assert getattr(acc, name)(*arguments) == result
+
+
+def test_mps_takes_the_fraction_and_has_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    fractions: list[tuple[float, ...]] = []
+    monkeypatch.setattr(memory.state, "current", lambda *_, **__: RuntimeState("mps", None, is_initialized=True))
+    monkeypatch.setattr(memory, "get_index", lambda: 0)
+    monkeypatch.setattr(memory, "set_index", lambda index: None)
+    monkeypatch.setattr("accelerator._torch.state.get_index", lambda: 0)
+    monkeypatch.setattr(memory.lazy_calls, "run", lambda call: call())
+    monkeypatch.setattr(memory.bindings, "memory_statistics", lambda index: None)
+    monkeypatch.setattr(torch.mps, "set_per_process_memory_fraction", lambda *arguments: fractions.append(arguments))
+    monkeypatch.setattr(torch.mps, "current_allocated_memory", lambda: 7)
+    monkeypatch.setattr(torch.mps, "driver_allocated_memory", lambda: 9)
+    monkeypatch.setattr(memory, "_fractions", {})
+    acc.set_per_process_memory_fraction(0.5)
+    assert fractions == [(0.5,)]
+    assert (acc.memory_allocated(), acc.memory_reserved()) == (7, 9)
+    with pytest.raises(RuntimeError, match="max_memory_allocated"):
+        acc.max_memory_allocated()

@@ -142,3 +142,209 @@ assert entered == ["in", "out"], entered
 """,
         plain_environment(),
     )
+
+
+def test_without_generators_the_functions_of_its_module_are_used() -> None:
+    run(
+        PRELUDE
+        + """
+class Module2(Module):
+    states = {0: torch.tensor([1], dtype=torch.uint8)}
+    seeds = []
+    def get_rng_state(self, device):
+        return self.states[torch.device(device).index].clone()
+    def set_rng_state(self, new_state, device):
+        self.states[torch.device(device).index] = new_state
+    def manual_seed(self, seed):
+        self.seeds.append(seed)
+    def initial_seed(self):
+        return self.seeds[-1]
+
+del Module.default_generators
+torch.fakeacc.__class__ = Module2
+acc.manual_seed(5)
+acc.manual_seed_all(6)
+assert Module2.seeds == [5, 6] and acc.initial_seed() == 6
+state = torch.tensor([7], dtype=torch.uint8)
+acc.set_rng_state(state)
+assert acc.get_rng_state().tolist() == [7] and [each.tolist() for each in acc.get_rng_state_all()] == [[7]]
+with acc.fork_rng():
+    acc.seed()
+    acc.set_rng_state(torch.tensor([8], dtype=torch.uint8))
+assert Module2.states[0].tolist() == [7]
+try:
+    acc.default_generator()
+except RuntimeError as error:
+    assert "has no generator of fakeacc:0" in str(error), error
+else:
+    raise AssertionError
+""",
+        plain_environment(),
+    )
+
+
+def test_no_binding_gets_an_index_that_is_out_of_range() -> None:
+    run(
+        """
+import torch
+called = []
+def record(name):
+    def call(*arguments):
+        called.append((name, arguments))
+        return {} if "Stats" in name else 0
+    return call
+for name in [name for name in dir(torch._C) if name.startswith("_accelerator_") and name != "_accelerator_getAccelerator"]:
+    setattr(torch._C, name, record(name))
+"""
+        + PRELUDE.replace("import torch\n", "", 1)
+        + """
+from tests.runtime.device_arguments import FUNCTIONS, NEGATIVE_IS_FINE, raised
+acc.synchronize()
+assert acc.is_initialized(), "the backend has no lazy initialization"
+for name in FUNCTIONS:
+    if name in ("get_device_properties", "default_stream", "can_device_access_peer", "set_per_process_memory_fraction"):
+        continue
+    for device in (1, 57, 2**40, "fakeacc:57", torch.device("fakeacc", 3), *((-1, -2) if name not in NEGATIVE_IS_FINE else ())):
+        called.clear()
+        error, message = raised(name, device)
+        assert error is ValueError and "is out of range: 1 fakeacc device is visible" in message, (name, device, error, message)
+        assert not [each for each in called if each[1]], (name, device, called)
+""",
+        plain_environment(),
+    )
+
+
+def test_no_binding_of_cuda_is_called() -> None:
+    """As on torch 2.6, which has some bindings for CUDA only."""
+    run(
+        """
+import torch
+def fail(*arguments):
+    raise AssertionError("a binding of CUDA was called")
+for name in ("exchangeDevice", "maybeExchangeDevice", "getDeviceStats", "getMemoryInfo", "resetPeakStats",
+             "resetAccumulatedStats", "emptyCache", "emptyHostCache", "getDefaultGenerator"):
+    if hasattr(torch._C, "_accelerator_" + name):
+        delattr(torch._C, "_accelerator_" + name)
+for name in ("exchangeDevice", "maybeExchangeDevice", "memoryStats", "resetPeakMemoryStats", "resetAccumulatedMemoryStats",
+             "emptyCache"):
+    setattr(torch._C, "_cuda_" + name, fail)
+"""
+        + PRELUDE.replace("import torch\n", "", 1)
+        + """
+class Module2(Module):
+    calls = []
+    def empty_cache(self):
+        self.calls.append("empty_cache")
+    def reset_peak_memory_stats(self, index):
+        self.calls.append(("reset_peak_memory_stats", index))
+    def memory_allocated(self, index):
+        return 77
+
+torch.fakeacc.__class__ = Module2
+with acc.device_index(0):
+    acc.empty_cache()
+    acc.reset_peak_memory_stats(0)
+    acc.reset_accumulated_memory_stats()
+assert Module2.calls == ["empty_cache", ("reset_peak_memory_stats", 0)], Module2.calls
+assert acc.memory_stats() == {} and acc.memory_allocated(0) == 77
+""",
+        plain_environment(),
+    )
+
+
+def test_memory_counters_come_from_its_module_without_an_allocator() -> None:
+    run(
+        PRELUDE
+        + """
+try:
+    acc.memory_allocated()
+except RuntimeError as error:
+    assert "no torch.fakeacc.memory_allocated()" in str(error), error
+else:
+    raise AssertionError
+Module.memory_allocated = lambda self, index: 77
+Module.max_memory_reserved = lambda self, index: 99
+assert acc.memory_allocated("fakeacc:0") == 77 and acc.max_memory_reserved() == 99
+""",
+        plain_environment(),
+    )
+
+
+def test_a_class_of_graphs_that_takes_no_options() -> None:
+    run(
+        PRELUDE
+        + """
+class Plain:
+    calls = []
+    def capture_begin(self, pool=None):
+        self.calls.append(("begin", pool))
+    def capture_end(self):
+        self.calls.append("end")
+
+torch.accelerator.Graph = Plain
+for name in ("_accelerator_synchronizeDevice", "_accelerator_emptyCache", "_accelerator_emptyHostCache", "_host_emptyCache"):
+    setattr(torch._C, name, lambda *device: None)
+graph = acc.Graph(pool=(1, 2), capture_error_mode="relaxed")
+assert isinstance(graph, acc.Graph) and isinstance(graph, Plain)
+with graph:
+    pass
+acc.Graph().capture_begin()
+assert Plain.calls == [("begin", (1, 2)), "end", ("begin", None)], Plain.calls
+try:
+    acc.Graph(True)
+except RuntimeError as error:
+    assert "keep_graph" in str(error)
+else:
+    raise AssertionError
+""",
+        plain_environment(),
+    )
+
+
+def test_functions_follow_the_vendor_table() -> None:
+    run(
+        PRELUDE
+        + """
+from accelerator._machine import accelerators
+row = accelerators.Accelerator(
+    "fakeacc", compile_backend="fake", is_synchronized=True, use_host_timers=False, resolves_data_dependency=True,
+    handles_memory_backpressure=False, op_builders="fake", graph_class="FakeGraph", has_triton=True,
+)
+accelerators._TABLE["fakeacc"] = row
+from accelerator._machine import triton
+triton.is_usable = lambda: True
+assert (acc.is_synchronized_device(), acc.use_host_timers()) == (True, False)
+assert (acc.resolves_data_dependency(), acc.handles_memory_backpressure()) == (True, False)
+assert acc.get_compile_backend() == "fake" and acc.op_builder_dir() == "deepspeed.ops.op_builder.fake"
+assert acc.is_triton_supported() is True and acc.prefer_triton_grouped_mm() is False
+Module.is_bf16_supported = lambda self: False
+Module.is_tf32_supported = lambda self: True
+assert acc.is_bf16_supported() is False and acc.is_tf32_supported() is True
+
+from types import SimpleNamespace
+from accelerator._torch import bindings
+bindings.nvtx, stack = None, []
+accelerators._TABLE["fakeacc"] = row._replace(range_module="ranges")
+Module.ranges = SimpleNamespace(range_push=stack.append, range_pop=stack.pop)
+acc.range_push("outer")
+assert stack == ["outer"]
+acc.range_pop()
+assert stack == []
+
+def program(tensor):
+    acc.empty_cache()
+    acc.reset_peak_memory_stats()
+    acc.ipc_collect()
+    return tensor + 1 if acc.is_synchronized_device() else tensor
+Module.empty_cache = Module.reset_peak_memory_stats = lambda self, *arguments: None
+assert torch.compile(program, backend="eager", fullgraph=True)(torch.ones(2)).tolist() == [2.0, 2.0]
+
+class FakeGraph:
+    pass
+if hasattr(torch.accelerator, "Graph"):
+    del torch.accelerator.Graph
+Module.FakeGraph = FakeGraph
+assert isinstance(acc.Graph(), FakeGraph)
+""",
+        plain_environment(),
+    )

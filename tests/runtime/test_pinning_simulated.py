@@ -138,3 +138,12 @@ def test_addresses_out_of_range(wrong: int) -> None:
                  lambda: acc.unregister_host_memory(wrong)):  # fmt: skip
         with pytest.raises(ValueError, match="of memory must be from 0"):
             call()
+
+
+def test_an_expanded_tensor() -> None:
+    for align_bytes in (1, 4096):
+        pinned = acc.pin_memory(torch.ones(1).expand(4), align_bytes)
+        assert pinned.is_pinned()
+        assert pinned.tolist() == [1.0] * 4
+        assert pinned.is_contiguous()
+        assert pinned.data_ptr() % align_bytes == 0

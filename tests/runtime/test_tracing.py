@@ -120,6 +120,7 @@ def _run_differences(environment: dict[str, str], prelude: str = "") -> list[str
     return run(code, environment, timeout=300).splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch")
 def test_all_that_torch_traces_with_two_devices() -> None:
     *lines, differing = _run_differences(simulated_environment(gpus=2), "torch.cuda.init(); torch.cuda.set_device(1)")
@@ -131,6 +132,7 @@ def test_all_that_torch_traces_with_two_devices() -> None:
     assert least <= {line.split()[1] for line in lines}
 
 
+@pytest.mark.slow
 def test_all_that_torch_traces_under_the_cpu_fallback() -> None:
     assert _run_differences(plain_environment())[-1] == "differing []"
 
@@ -194,3 +196,22 @@ def test_effects_come_at_every_call_and_not_while_tracing() -> None:
         """,
         simulated_environment(gpus=2),
     )
+
+
+@pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch for simulated GPUs")
+def test_what_replaces_calls_of_torch_is_traced() -> None:
+    """Functions without a namesake in torch that the guide recommends in place of torch's, which are traced."""
+    code = """
+import torch
+import accelerator as acc
+
+def program(tensor):
+    if acc.compute_capability(1) >= (9, 0) and acc.total_memory(1) > 2**30 and acc.total_memory() > 0:
+        tensor = tensor + 1
+    if acc.is_fp8_supported() and acc.is_fp16_supported() and acc.get_device_name(0):
+        tensor = tensor.to(acc.supported_dtypes()[0])
+    return tensor
+
+print(torch.compile(program, backend="eager", fullgraph=True)(torch.ones(2)).tolist())
+"""
+    assert run(code, simulated_environment(gpus=2)).splitlines()[-1] == "[2.0, 2.0]"

@@ -32,6 +32,7 @@ def symbols(path: Path) -> set[str]:
 def driver_functions(header: str) -> set[str]:
     """The functions that cuda.h declares, and their variants for another default stream."""
     declared = set(re.findall(r"\bCUresult\s+(?:CUDAAPI\s+)?(cu[A-Z]\w*)\s*\(", header))
+    declared |= set(re.findall(r"#define\s+cu[A-Z]\w*\s+(?:__CUDA_API_\w+\()?(cu[A-Z]\w*)", header))
     variants = {f"{name}_{suffix.lower()}" for suffix, name in re.findall(r"__CUDA_API_(PT[SD][ZS])\((cu[A-Z]\w*)\)", header)}
     return declared | variants
 
@@ -40,6 +41,14 @@ def management_functions(header: str) -> dict[str, bool]:
     """The functions that nvml.h declares, and whether their first argument is a device."""
     declarations = re.findall(r"\b(?:nvmlReturn_t|char\*)\s+(?:DECLDIR\s+)?(nvml\w+)\s*\(\s*(?:const\s+)?(\w+)", header)
     return {name: argument.startswith("nvmlDevice_t") for name, argument in declarations}
+
+
+def stub(function: str, exported: set[str]) -> str:
+    """The line of a function: a variant does the same as its function, for another default stream or as NCCL's profiler."""
+    function_of_variant = re.sub(r"_pt[sd][zs]$", "", function.removeprefix("p") if function.startswith("pnccl") else function)
+    if function_of_variant != function and function_of_variant in exported:
+        return f"VARIANT({function}, {function_of_variant})"
+    return f"NAME({function})"
 
 
 def write(name: str, lines: list[str]) -> None:
@@ -51,9 +60,9 @@ def main(directories: list[str]) -> None:
     files = [path for directory in directories for path in Path(directory).rglob("*") if path.is_file()]
     for name, library in LIBRARIES.items():
         exported = set().union(*(symbols(path) for path in files if path.name == library))
-        write(name, [f"NAME({function})" for function in exported])
+        write(name, [stub(function, exported) for function in exported])
     driver = set().union(*(driver_functions(path.read_text()) for path in files if path.name == "cuda.h"))
-    write("cuda", [f"NAME({function})" for function in driver])
+    write("cuda", [stub(function, driver) for function in driver])
     management = {
         key: value for path in files if path.name == "nvml.h" for key, value in management_functions(path.read_text()).items()
     }

@@ -99,7 +99,8 @@ def test_isolated_python_has_no_kernels_and_says_so() -> None:
 
 
 def test_without_computing_launches_succeed() -> None:
-    program = "import torch, sys; torch.ones(2, device='cuda') + 1; assert not [m for m in sys.modules if '_accelerator_simulation' in m]"
+    program = "import torch, sys; torch.ones(2, device='cuda') + 1; "
+    program += "assert not [name for name in sys.modules if '_accelerator_simulation' in name]"
     env = simulated_environment(gpus=1, compute=False)
     assert "PYTHONPATH" not in env or "_plugin" not in env["PYTHONPATH"]
     done = python(program, env=env)

@@ -237,6 +237,19 @@ def test_the_time_to_wait_for_a_rank_is_the_users() -> None:
     assert child["ACCELERATOR_SIM_MIG"] != "1"
 
 
+def test_triton_and_caches_of_compiled_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    base = {"TORCH_COMPILE_CACHE_KEY_TAG": "mine"}
+    child = environment(base=base)
+    assert (child["TRITON_INTERPRET"], child["TORCH_COMPILE_CACHE_KEY_TAG"]) == ("1", "mine-simulated-gpu-cpp")
+    inner = environment(base=child, compile="triton", triton=False)
+    assert ("TRITON_INTERPRET" in inner, inner["TORCH_COMPILE_CACHE_KEY_TAG"]) == (False, "mine-simulated-gpu-triton")
+    real = environment(base=child, compute=False)
+    assert ("TRITON_INTERPRET" in real, real["TORCH_COMPILE_CACHE_KEY_TAG"]) == (False, "mine")
+    by_user = environment(base={"TRITON_INTERPRET": "1"}, triton=False)
+    assert by_user["TRITON_INTERPRET"] == "1"
+
+
 def test_nesting_replaces() -> None:
     base = {"LD_PRELOAD": "/x/liba.so", "LD_LIBRARY_PATH": "/lib"}
     outer = environment(4, driver="broken", log="log", state="state", base=base)

@@ -53,7 +53,7 @@ def test_memory_in_use() -> None:
     assert during[0] == during[1] == after[0] + GIB
 
 
-def test_memory_that_leaves_no_room_for_the_reserve() -> None:
+def test_memory_too_full_for_the_reserve() -> None:
     program = f"""
         kept = allocate({1000 * MIB})
         info = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0), n.nvmlMemory_v2)

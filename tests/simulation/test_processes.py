@@ -139,7 +139,7 @@ report(calls(), in_child(calls))
         assert "Cannot re-initialize CUDA in forked subprocess" in run(program, simulated_environment())
 
     @needs_cuda_torch
-    def test_counting_with_the_runtime_alone_poisons(self) -> None:
+    def test_counting_with_the_runtime_alone_breaks_fork(self) -> None:
         program = """
             import os, sys, torch
             assert torch._C._cuda_getDeviceCount() == 2

@@ -340,6 +340,37 @@ def test_a_server_that_ends(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
+@pytest.mark.parametrize("method", ["signal", "thread"])
+def test_a_timeout_of_pytest_timeout(method: str, tmp_path: Path) -> None:
+    pytest.importorskip("pytest_timeout")
+    write(
+        tmp_path,
+        f"""
+        import time
+        import pytest
+        pytestmark = pytest.mark.simulated_machine(gpus=1)
+
+        @pytest.mark.timeout(0.5, method="{method}")
+        def test_slow():
+            print("printed before")
+            time.sleep(60)
+
+        def test_next():
+            pass
+        """,
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"failed": 1, "passed": 1}, done.stdout
+    assert "AssertionError" not in done.stdout + done.stderr
+    assert "printed before" in done.stdout
+    if method == "signal":
+        assert "Failed: Timeout (>0.5s) from pytest-timeout" in done.stdout
+    else:  # the plug-in ends the process
+        assert "process ended with status 1 in its call" in done.stdout
+        assert "Timeout" in done.stdout + done.stderr
+
+
+@on_simulated_gpus
 def test_stopping(tmp_path: Path) -> None:
     write(
         tmp_path,

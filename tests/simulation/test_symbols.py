@@ -7,6 +7,7 @@ a test that calls the symbol would fail. These tests read the ELF files and do n
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from accelerator.simulation import _build
 from tests.simulation.elf import ElfSymbols, Symbol
+from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
 
 pytestmark = linux_only
@@ -89,6 +91,114 @@ def test_driver_and_nvml_have_no_version_node(simulated: set[Symbol]) -> None:
 
 def test_nothing_but_the_interface_is_exported(simulated: set[Symbol]) -> None:
     exported = {symbol.name for symbol in simulated}
-    names = r"cuda[A-Z]|__cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|nccl[A-Z]|accelerator_sim"
+    names = r"cuda[A-Z]|__cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|p?nccl[A-Z]|accelerator_sim"
     interface = re.compile(names + r"|lib.*\.so\.\d+$|pthread_exit$")
     assert {name for name in exported if not interface.match(name)} == set()
+
+
+# The libraries that the simulation replaces.
+NATIVE = Path(_build.__file__).parent / "native"
+REPLACED = {"libcudart.so.12", "libcudart.so.13", "libcupti.so.13", "libnccl.so.2"}
+
+
+def listed(name: str) -> set[str]:
+    """The names of a list that tests/simulation/exported_names.py wrote."""
+    text = (NATIVE / f"names_{name}.h").read_text()
+    return set(re.findall(r"^(?:NAME|DEVICE_NAME|VARIANT)\((\w+)", text, re.MULTILINE))
+
+
+def test_all_names_of_the_replaced_libraries_are_exported(torch_directory: Path, simulated: set[Symbol]) -> None:
+    wheels = torch_directory.parent / "nvidia"
+    libraries = [path for path in wheels.rglob("*.so.*") if path.name in REPLACED]
+    if not libraries:
+        pytest.skip("the CUDA libraries are not in wheels")
+    for library in libraries:
+        # C++ internals and the functions that NVTX finds by a path are not part of the interface.
+        interface = re.compile(r"(__)?cuda[A-Z]|cupti[A-Z]|p?nccl[A-Z]")
+        names = {symbol for symbol in ElfSymbols(library).defined if interface.match(symbol.name)}
+        assert len(names) > 80
+        assert names - simulated == set(), library
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "count"),
+    [
+        ("cudart_12", "libcudart.so.12", 400),
+        ("cudart_13", "libcudart.so.13", 400),
+        ("cupti_13", "libcupti.so.13", 200),
+        ("cuda", "", 600),
+        ("nvml", "", 400),
+        ("nccl", "", 150),
+    ],
+)
+def test_all_listed_names_are_exported(name: str, node: str, count: int, simulated: set[Symbol]) -> None:
+    names = listed(name)
+    assert len(names) > count
+    assert {Symbol(function, node) for function in names} - simulated == set()
+
+
+def test_no_simulated_function_is_missing_in_the_lists(simulated: set[Symbol]) -> None:
+    # A misspelled function would be exported beside the stub of the right name.
+    names = set().union(*map(listed, ("cudart_12", "cudart_13", "cupti_13", "cuda", "nvml", "nccl")))
+    ours = {
+        symbol.name for symbol in simulated if re.match("(__)?cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|p?nccl[A-Z]", symbol.name)
+    }
+    assert ours - names == set()
+
+
+def test_what_is_not_simulated_is_not_supported() -> None:
+    program = """
+        import ctypes, json, sys
+        driver, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
+        codes = [driver.cuMemPrefetchAsync(), nvml.nvmlUnitGetCount()]
+        for major in (12, 13):
+            runtime = ctypes.CDLL(f"libcudart.so.{major}")
+            codes += [runtime.cudaGetLastError(), runtime.cudaMemPrefetchAsync(), runtime.cudaGetLastError()]
+        driver.cuInit(0), nvml.nvmlInit_v2()
+        device = ctypes.c_void_p()
+        nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))
+        codes += [driver.cuMemPrefetchAsync(), driver.cuMemPrefetchAsync_ptsz(), nvml.nvmlUnitGetCount(),
+                  nvml.nvmlDeviceGetSerial(device), nvml.nvmlDeviceGetSerial(None)]
+        nccl = ctypes.CDLL("libnccl.so.2")
+        codes += [ctypes.CDLL("libcupti.so.13").cuptiActivityEnable(), nccl.ncclParamDumpAll(), nccl.pncclGetVersion(None)]
+        print(json.dumps(codes))
+    """
+    codes = json.loads(run(program, simulated_environment()))
+    uninitialized, runtimes = [3, 1], [0, 801, 801, 0, 801, 801]
+    assert codes == uninitialized + runtimes + [801, 801, 3, 3, 2, 15, 5, 4]
+
+
+def test_a_variant_does_what_its_function_does() -> None:
+    program = """
+        import ctypes, json
+        runtime, address, data = ctypes.CDLL("libcudart.so.13"), ctypes.c_void_p(), ctypes.create_string_buffer(b"data")
+        codes = [runtime.cudaMalloc(ctypes.byref(address), ctypes.c_size_t(4))]
+        codes.append(runtime.cudaMemcpyAsync_ptsz(address, data, ctypes.c_size_t(4), 1, None))
+        target = ctypes.create_string_buffer(5)
+        codes.append(runtime.cudaMemcpy_ptds(target, address, ctypes.c_size_t(4), 2))
+        print(json.dumps([codes, target.value.decode()]))
+    """
+    assert json.loads(run(program, simulated_environment())) == [[0, 0, 0], "data"]
+
+
+def test_entry_points_by_name_are_the_simulated_ones() -> None:
+    # CUDA 13 has a cuCtxGetDevice_v2 with other parameters, which is not simulated.
+    program = """
+        import ctypes, json
+        driver = ctypes.CDLL("libcuda.so.1")
+        def address(name):
+            function, status = ctypes.c_void_p(), ctypes.c_int(-1)
+            results = ctypes.byref(function), 13000, ctypes.c_uint64(0), ctypes.byref(status)
+            return driver.cuGetProcAddress_v2(name.encode(), *results), function.value
+        names = {"cuCtxGetDevice": "cuCtxGetDevice", "cuMemAlloc": "cuMemAlloc_v2"}
+        names["cuMemPrefetchAsync"] = "cuMemPrefetchAsync_v2"
+        print(json.dumps([address(name) == (0, ctypes.cast(driver[function], ctypes.c_void_p).value)
+                          for name, function in names.items()]))
+    """
+    assert json.loads(run(program, simulated_environment())) == [True] * 3
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
+def test_a_library_with_kernels_of_its_own_loads() -> None:
+    program = "from bitsandbytes import cextension; print(type(cextension.lib).__name__)"
+    assert run(program, simulated_environment()) == "CudaBNBNativeLibrary\n"

@@ -49,13 +49,13 @@ def selective(ckpt: Checkpoint, what: Any, function: Callable[..., Any], *args: 
 class Block(nn.Module):
     def __init__(self, width: int = 8, dropout: float = 0.3) -> None:
         super().__init__()
-        self.up = nn.Linear(width, 2 * width)
+        self.expand = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
         self.norm = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.norm(x + self.dropout(self.down(torch.nn.functional.gelu(self.up(x)))))
+        return self.norm(x + self.dropout(self.down(torch.nn.functional.gelu(self.expand(x)))))
 
 
 class Drops:

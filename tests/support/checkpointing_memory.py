@@ -40,29 +40,29 @@ MODES: dict[str, dict[str, Any]] = {
 class Keeper(nn.Module):
     """Keeps an intermediate on itself, as models do that report their attention or their router's logits."""
 
-    def __init__(self, seen: list[weakref.ref[torch.Tensor]]) -> None:
+    def __init__(self, references: list[weakref.ref[torch.Tensor]]) -> None:
         super().__init__()
-        self.seen = seen
+        self.references = references
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         self.kept = h.sin()
-        self.seen.append(weakref.ref(self.kept))
+        self.references.append(weakref.ref(self.kept))
         return self.kept.exp().cos()
 
 
-def closure(h: torch.Tensor, ckpt: Checkpoint, seen: list[weakref.ref[torch.Tensor]]) -> torch.Tensor:
+def closure(h: torch.Tensor, ckpt: Checkpoint, references: list[weakref.ref[torch.Tensor]]) -> torch.Tensor:
     kept: list[torch.Tensor] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
         kept.append(h.sin())
-        seen.append(weakref.ref(kept[-1]))
+        references.append(weakref.ref(kept[-1]))
         return kept[-1].exp().cos()
 
     return ckpt(function, h)
 
 
-def module(h: torch.Tensor, ckpt: Checkpoint, seen: list[weakref.ref[torch.Tensor]]) -> torch.Tensor:
-    return ckpt(Keeper(seen), h)
+def module(h: torch.Tensor, ckpt: Checkpoint, references: list[weakref.ref[torch.Tensor]]) -> torch.Tensor:
+    return ckpt(Keeper(references), h)
 
 
 KEEPERS = {"closure": closure, "module": module}
@@ -70,32 +70,32 @@ KEEPERS = {"closure": closure, "module": module}
 
 def survivors(keeper: str, x: torch.Tensor, ckpt: Checkpoint = checkpointing.checkpoint) -> int:
     """How many of the intermediates that a function kept are alive when all that kept them is gone."""
-    seen: list[weakref.ref[torch.Tensor]] = []
+    references: list[weakref.ref[torch.Tensor]] = []
     for _ in range(5):
-        KEEPERS[keeper](x * 1, ckpt, seen).sum().backward()
+        KEEPERS[keeper](x * 1, ckpt, references).sum().backward()
     x.grad = None
     gc.collect()
-    assert len(seen) == 10
-    return sum(each() is not None for each in seen)
+    assert len(references) == 10
+    return sum(each() is not None for each in references)
 
 
 def many(x: torch.Tensor, count: int, watch: Callable[[], _T]) -> list[_T]:
     """What ``watch`` said at five points of so many checkpoints, after the first few."""
-    found: list[_T] = []
-    for number in range(count + 20):
+    results: list[_T] = []
+    for step in range(count + 20):
         h = x * 1
         for _ in range(2):
             h = checkpointing.checkpoint(lambda h: h.sin().exp(), h)
-        if number % 10:
+        if step % 10:
             h.sum().backward()
         else:
             # Forwards without a backward, as in a batch that is skipped.
             del h
         x.grad = None
-        if number >= 20 and (number - 20) % (count // 5) == 0:
+        if step >= 20 and (step - 20) % (count // 5) == 0:
             gc.collect()
-            found.append(watch())
-    return found
+            results.append(watch())
+    return results
 
 
 def compare(device: str, count: int) -> None:
@@ -107,9 +107,9 @@ def compare(device: str, count: int) -> None:
         each.requires_grad_()
         out = function(function(each * 1))
         expected.append((out.detach(), *torch.autograd.grad(out.sum(), each)))
-    for number in range(count):
-        x = inputs[number % 7]
+    for step in range(count):
+        x = inputs[step % 7]
         out = checkpointing.checkpoint(function, checkpointing.checkpoint(function, x * 1))
         (gradient,) = torch.autograd.grad(out.sum(), x)
-        assert torch.equal(out, expected[number % 7][0])
-        assert torch.equal(gradient, expected[number % 7][1])
+        assert torch.equal(out, expected[step % 7][0])
+        assert torch.equal(gradient, expected[step % 7][1])

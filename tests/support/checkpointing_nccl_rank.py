@@ -26,11 +26,11 @@ SHAPES = {"odd": (3, 7), "even": (4, 8)}
 class Layer(nn.Module):
     """The same input and output on every rank, and on each a part of the work between them."""
 
-    def __init__(self, width: int, number: int, rank: int) -> None:
+    def __init__(self, width: int, index: int, rank: int) -> None:
         super().__init__()
-        torch.manual_seed(100 * number + rank)
+        torch.manual_seed(100 * index + rank)
         self.own = nn.Linear(width, width)
-        torch.manual_seed(100 * number + 99)
+        torch.manual_seed(100 * index + 99)
         self.shared = nn.Linear(width, width)
 
 
@@ -46,7 +46,7 @@ def values(h: torch.Tensor, x: torch.Tensor, layers: list[Layer]) -> list[torch.
 
 
 def train(ckpt: Checkpoint, shape: tuple[int, int], drops: Drops) -> list[torch.Tensor]:
-    layers = [Layer(shape[1], number, dist.get_rank()).cuda() for number in range(LAYERS)]
+    layers = [Layer(shape[1], index, dist.get_rank()).cuda() for index in range(LAYERS)]
     checkpointing.model_parallel_cuda_manual_seed(11)
     tracker = checkpointing.get_cuda_rng_tracker()
     x = inputs(shape).cuda().requires_grad_()
@@ -66,14 +66,14 @@ def train(ckpt: Checkpoint, shape: tuple[int, int], drops: Drops) -> list[torch.
 
 def reference(shape: tuple[int, int], rank: int, masks: list[list[torch.Tensor]]) -> list[torch.Tensor]:
     """What a rank has to find, computed on the CPU without others, from the masks of all."""
-    layers = [[Layer(shape[1], number, each) for number in range(LAYERS)] for each in range(len(masks))]
+    layers = [[Layer(shape[1], index, each) for index in range(LAYERS)] for each in range(len(masks))]
     x = inputs(shape).requires_grad_()
     h = x * 1
-    for number in range(LAYERS):
-        parts = [torch.tanh(own[number].own(h)) * masks[each][2 * number] for each, own in enumerate(layers)]
+    for index in range(LAYERS):
+        parts = [torch.tanh(own[index].own(h)) * masks[each][2 * index] for each, own in enumerate(layers)]
         # The gradient that a rank has goes through its own part alone.
         whole = torch.stack([part if each == rank else part.detach() for each, part in enumerate(parts)]).sum(0)
-        h = layers[rank][number].shared(whole) * masks[rank][2 * number + 1] + h
+        h = layers[rank][index].shared(whole) * masks[rank][2 * index + 1] + h
     h.square().sum().backward()
     return values(h, x, layers[rank])
 
@@ -82,18 +82,18 @@ def main(rank: int, size: int, folder: Path) -> None:
     torch.set_num_threads(1)
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=size)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for name, shape in SHAPES.items():
         checkpointing.configure(group=dist.group.WORLD)
         drops = Drops()
-        found[name] = {"plain": train(none, shape, drops), "masks": drops.masks}
+        results[name] = {"plain": train(none, shape, drops), "masks": drops.masks}
         for mode, settings in MODES.items():
             for ckpt in OURS:
                 counts = {"num_checkpoints": LAYERS} if "contiguous" in mode else {}
                 checkpointing.configure(group=dist.group.WORLD, **{**settings, **counts})
-                found[name][f"{mode}, {ckpt.__name__}"] = train(ckpt, shape, Drops())
+                results[name][f"{mode}, {ckpt.__name__}"] = train(ckpt, shape, Drops())
     checkpointing.configure()
-    torch.save(found, folder / f"{rank}.pt")
+    torch.save(results, folder / f"{rank}.pt")
     dist.destroy_process_group()
 
 

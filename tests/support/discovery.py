@@ -99,9 +99,6 @@ def evaluate_simulated(code: str, *arguments: str, variables: dict[str, str] | N
     return evaluate(code, simulated_environment(variables, **machine), *arguments)
 
 
-ask, ask_simulated = evaluate, evaluate_simulated
-
-
 def initializations(log: Path, pid: int) -> list[str]:
     """Return the initializations that the simulation logged for a process, except NVML's."""
     lines = log.read_text().splitlines() if log.exists() else []

@@ -53,8 +53,8 @@ def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, inde
         replacement = graph.call_function(op, (tensors, sizes))
         replacement.meta = {**node.meta, "val": [results[position] for position in positions]}
         items: list[Any] = list(results)
-        for number, position in enumerate(positions):
-            items[position] = graph.call_function(operator.getitem, (replacement, number))
+        for at, position in enumerate(positions):
+            items[position] = graph.call_function(operator.getitem, (replacement, at))
             items[position].meta = {"val": results[position]}
     _replace(node, pytree.tree_unflatten(items, results_spec))
     return True

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import os
 
-from . import inductor, triton_interpreter
+from . import dynamo, inductor, library_ops, triton_interpreter
 from .import_hook import after_import
+from .triton_libdevice import hook_libdevice
 
 __all__ = ["install"]
 
 
 def install() -> None:
     """Prepare this process for compiled code. Imports and initializes nothing."""
+    library_ops.install()
+    after_import("torch._dynamo.trace_rules", dynamo.hook_trace_rules)
     if os.environ.get("ACCELERATOR_SIM_COMPILE") == "cpp":
         after_import("torch._inductor.compile_fx", inductor.hook)
     if os.environ.get("ACCELERATOR_SIM_TRITON") == "1" and os.environ.get("TRITON_INTERPRET") == "1":
         after_import("triton.runtime.interpreter", triton_interpreter.hook_interpreter)
         after_import("triton.runtime.autotuner", triton_interpreter.hook_autotuner)
-        after_import("torch._dynamo.variables.builder", triton_interpreter.hook_dynamo)
+        for name in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
+            after_import(name, hook_libdevice)
+        after_import("torch._dynamo.variables.builder", dynamo.hook_builder)

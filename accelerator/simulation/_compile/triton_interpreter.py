@@ -16,8 +16,10 @@ import torch
 
 from .._kernels import capture
 from .._kernels.aliases import cpu_alias
+from .streams import captures_or_waits
+from .triton_bfloat16 import hook_bfloat16
 
-__all__ = ["hook_autotuner", "hook_dynamo", "hook_interpreter"]
+__all__ = ["hook_autotuner", "hook_interpreter"]
 
 
 def hook_interpreter(interpreter: ModuleType) -> None:
@@ -48,7 +50,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
 
     def launch_on_stream(self: Any, *args: Any, **kwargs: Any) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
-        if capture.captures.value and capture.is_capturing(device):
+        if captures_or_waits(device):
             arguments_on_cpu(self, args, kwargs)  # raises now what the replay could only print
             capture.put_on_stream(device, lambda: launch(self, *args, **kwargs))
             return
@@ -57,6 +59,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     executor._init_args_hst = arguments_on_cpu
     executor._restore_args_dev = leave_arguments
     executor.__call__ = launch_on_stream
+    hook_bfloat16(interpreter)
     _break_graphs(interpreter.InterpretedFunction)
 
 
@@ -75,20 +78,6 @@ def hook_autotuner(autotuner: ModuleType) -> None:
     autotuner.Autotuner.do_bench = property(choose)
     _break_graphs(autotuner.Autotuner)
     _break_graphs(autotuner.Heuristics)
-
-
-def hook_dynamo(builder: ModuleType) -> None:
-    """Let Dynamo treat an autotuned kernel as the object of a user, since it would compile its code."""
-    variable_builder: Any = builder.VariableBuilder
-    original = variable_builder._wrap
-
-    def wrap(self: Any, value: Any) -> Any:
-        autotuner = sys.modules.get("triton.runtime.autotuner")
-        if autotuner is not None and isinstance(value, autotuner.Autotuner):
-            return self.wrap_user_defined(value)
-        return original(self, value)
-
-    variable_builder._wrap = wrap
 
 
 def _break_graphs(launcher: Any) -> None:

@@ -11,14 +11,13 @@ from typing import Any
 
 import torch
 
-__all__ = ["cpu_alias", "cpu_alias_of_storage", "to_device", "write_back"]
+__all__ = ["cpu_alias", "cpu_alias_of_storage", "real_span", "to_device", "write_back"]
 
 CPU = torch.device("cpu")
 # One storage spans the address space except its first page. A view of it is the cheapest way to make a tensor over an address.
 _START = 4096
 _SPACE = 2**47 - _START
 _spans: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
-_real_spans: dict[torch.dtype, tuple[torch.Tensor, int]] = {}  # those of real types, which have no conjugates
 # Functions of torch.compile's generated code: `as_strided`, which takes a tuple but not a torch.Size, and `empty_strided` on
 # the current device. They do not go through the dispatcher.
 _C: Any = torch._C
@@ -39,9 +38,12 @@ def _make_span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
     storage = torch._C._construct_storage_from_data_pointer(_START, CPU, _SPACE)
     tensor = torch.empty(0, dtype=dtype, device=CPU).set_(storage, 0, (0,), (1,))
     span = _spans[dtype] = (tensor, tensor.element_size())
-    if not dtype.is_complex:
-        _real_spans[dtype] = span
     return span
+
+
+def real_span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
+    """Return the span of a real type, whose tensors have no lazy conjugation."""
+    return _spans.get(dtype) or _make_span(dtype)
 
 
 def cpu_alias(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["captures", "is_capturing", "put_on_stream", "raise_capture_error"]
+__all__ = ["captures", "is_capturing", "put_on_stream", "raise_capture_error", "wait_for_pending"]
 
 assert torch.version.cuda is not None
 # By its full name, since another major version's library may be loaded too.
@@ -18,8 +18,12 @@ _runtime.accelerator_simulation_compute.argtypes = (ctypes.c_void_p, ctypes.c_vo
 _runtime.accelerator_simulation_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _runtime.accelerator_simulation_released.restype = ctypes.c_size_t
 
-captures = ctypes.c_int.in_dll(_runtime, "accelerator_simulation_captures")
-"""How many captures are under way in this process."""
+_runtime.accelerator_simulation_wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+_NOT_READY = 600
+_WAIT_MS = 100
+
+captures = ctypes.c_int.in_dll(_runtime, "accelerator_simulation_attention")
+"""Not zero while a capture is under way in this process, or a stream waits for a collective."""
 
 _computations: dict[int, Callable[[], object]] = {}
 _identifiers = itertools.count(1)
@@ -29,6 +33,16 @@ def is_capturing(device: torch.device) -> bool:
     """Return whether the current stream of the device captures."""
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def wait_for_pending(device: torch.device) -> None:
+    """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C through."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    while (error := _runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
+        pass
+    if error:
+        torch.cuda.check_error(error)
 
 
 def raise_capture_error(device: torch.device) -> None:

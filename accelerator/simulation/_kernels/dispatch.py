@@ -16,14 +16,15 @@ from .aliases import (
     _copy_few,
     _copy_many,
     _empty_on_current_device,
-    _real_spans,
     _view,
     cpu_alias,
     cpu_alias_of_storage,
+    real_span,
     to_device,
     write_back,
 )
 from .capture import captures
+from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
 from .ops import Op
 from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
 
@@ -37,12 +38,23 @@ _CPU_KEY = torch._C.DispatchKey.CPU
 class Call:
     """One call of an op: its device, its arguments on the CPU and the tensors that it writes."""
 
-    __slots__ = ("argument", "device", "generator", "host_argument", "may_resize", "op", "out_tensors", "written")
+    __slots__ = (
+        "argument",
+        "device",
+        "generator",
+        "host_argument",
+        "may_resize",
+        "narrow_dtype",
+        "op",
+        "out_tensors",
+        "written",
+    )
 
     def __init__(self, op: Op, may_resize: bool = False) -> None:
         self.op = op
         self.may_resize = may_resize  # out= tensors become copies that can grow
         self.device: torch.device | None = None
+        self.narrow_dtype: torch.dtype | None = None  # the first tensor's type if the op is computed in a wider one
         self.generator: torch.Generator | None = None  # overrides the caller's generator if not None
         self.argument = ""  # the name of the argument that is converted, for errors
         self.host_argument = ""  # the name of the first argument that is a tensor of the host
@@ -62,7 +74,7 @@ class Call:
             cpu_kwargs[name] = self._to_cpu(value)
         if self.device is None or self.device == torch.device("cuda"):
             self.device = torch.device("cuda", torch.cuda.current_device())
-        if self.host_argument and not self.op.takes_host_tensors:
+        if self.host_argument:
             raise self._device_mismatch(self.host_argument, CPU)
         return cpu_args, cpu_kwargs
 
@@ -75,20 +87,26 @@ class Call:
             if self.device is None and value.type == "cuda":
                 self.device = value
             return CPU
+        if self.narrow_dtype is not None and isinstance(value, torch.dtype):
+            return widen(value, self.narrow_dtype, self.op.short_name)
         return value
 
     def _tensor_to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
         device = tensor.device
         if device.type == "cpu":
-            if not self.host_argument and not (tensor.dim() == 0 and self.op.takes_host_scalars):
+            may_be_on_host = self.argument in self.op.host_arguments or (tensor.dim() == 0 and self.op.takes_host_scalars)
+            if not self.host_argument and not may_be_on_host:
                 self.host_argument = self.argument
             return tensor
         if device.type != "cuda":
             raise self._device_mismatch(self.argument, device)
         if self.device is None:
             self.device = device
+            self._check_dtype(tensor.dtype)
         elif self.device != device and not self.op.is_copy:
             raise self._device_mismatch(self.argument, device)
+        if self.narrow_dtype is not None:
+            return self._widened(tensor, self.narrow_dtype)
         if not self.op.is_dense:
             result = cpu_alias_of_parts(tensor)
             if self.argument in self.op.written:
@@ -97,6 +115,24 @@ class Call:
         if self.argument in self.op.out or any(tensor is out for out in self.out_tensors):
             return self._out_to_cpu(tensor)
         return cpu_alias(tensor)
+
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        """Raise CUDA's error if the op does not support the first tensor's type there."""
+        rules = self.op.dtype_rules
+        if dtype in rules.refused:
+            raise_unsupported_dtype(self.op.short_name, dtype)
+        if dtype in rules.widened or dtype is WITHOUT_KERNELS:
+            self.narrow_dtype = dtype
+
+    def _widened(self, tensor: torch.Tensor, narrow_dtype: torch.dtype) -> torch.Tensor:
+        """Return a CPU tensor of the wider type; one that the op writes is copied back."""
+        result = next((result for result, other in self.written if other is tensor), None)
+        if result is None:
+            cpu_tensor = cpu_alias(tensor) if self.op.is_dense else cpu_alias_of_parts(tensor)
+            result = cpu_tensor.to(widen(tensor.dtype, narrow_dtype, self.op.short_name), copy=True)
+            if self.argument in self.op.written:
+                self.written.append((result, tensor))
+        return result
 
     def _out_to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return one CPU tensor for all places of a CUDA tensor: an op that writes one of its inputs does not resize it."""
@@ -133,14 +169,12 @@ class Call:
 
     def results(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what the op returns: the arguments that it wrote, and new tensors on the device."""
-        for result, tensor in self.written:
-            if result.layout != torch.strided:
-                write_back_parts(result, tensor)
-            elif result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
-                write_back(result, tensor)
+        self._write_back()
         sources = self.op.results
         if not sources:
             return None
+        if self.narrow_dtype is not None:
+            computed = self._round(computed, args, kwargs)
         if len(sources) == 1:
             return self._to_device(computed) if sources[0] is None else self.op.bind(args, kwargs)[sources[0]]
         arguments = self.op.bind(args, kwargs) if any(sources) else {}
@@ -148,6 +182,37 @@ class Call:
             self._to_device(value) if source is None else arguments[source]
             for source, value in zip(sources, computed, strict=True)
         )
+
+    def _compute_widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute at a replay with wider copies of the present values."""
+        call = Call(self.op)
+        call.generator = self.generator
+        computed = call.compute(*call.convert(args, kwargs))
+        call._write_back()
+        return computed
+
+    def _write_back(self) -> None:
+        for result, tensor in self.written:
+            if result.layout != torch.strided:
+                write_back_parts(result.to(tensor.dtype), tensor)
+            elif result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
+                write_back(result, tensor)
+
+    def _round(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return results that were computed in a wider type in the types that the op returns."""
+        assert self.narrow_dtype is not None
+        results = [computed] if len(self.op.results) == 1 else computed
+        try:
+            if not self.op.is_dense:
+                raise NotImplementedError  # torch has no meta tensors of other layouts
+            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+                meta_results, _ = self.op.infer_shapes(args, kwargs)
+            dtypes = [meta.dtype for meta in meta_results]
+        except NotImplementedError:
+            wide = widen(self.narrow_dtype, self.narrow_dtype, self.op.short_name)
+            dtypes = [self.narrow_dtype if result.dtype == wide else result.dtype for result in results]
+        rounded = [result.to(dtype) for result, dtype in zip(results, dtypes, strict=True)]
+        return rounded[0] if len(self.op.results) == 1 else rounded
 
     def _to_device(self, value: Any) -> Any:
         assert self.device is not None
@@ -164,7 +229,7 @@ class Call:
         """Put the op on the stream that captures, and return the tensors that hold its results after each replay."""
         op = self.op
         assert self.device is not None
-        if op.needs_host:
+        if op.waits_for_stream(args, kwargs):
             capture.raise_capture_error(self.device)
         with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
             meta_results, meta_arguments = op.infer_shapes(args, kwargs)
@@ -176,14 +241,17 @@ class Call:
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
         if op.is_random:
             # The present state: the generator may get another one before the replay.
-            call.generator = call._find_generator(cpu_args, cpu_kwargs).graphsafe_get_state()
+            generator = call._find_generator(cpu_args, cpu_kwargs)
+            random.raise_if_not_registered(generator)
+            call.generator = generator.graphsafe_get_state()
         new_results = [
             _empty_like(result, self.device) for source, result in zip(op.results, meta_results, strict=True) if source is None
         ]
         targets = [_cpu_aliases(result) for result in new_results]
 
         def replay() -> None:
-            computed = call.compute(cpu_args, cpu_kwargs)
+            is_widened = call.narrow_dtype is not None
+            computed = call._compute_widened(args, kwargs) if is_widened else call.compute(cpu_args, cpu_kwargs)
             values = [computed] if len(op.results) == 1 else computed or ()
             new_values = [value for source, value in zip(op.results, values, strict=True) if source is None]
             for target, value in zip(targets, new_values, strict=True):
@@ -222,8 +290,13 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = Call(op)
     with torch._C.DisableTorchFunction():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
-        if captures.value and call.device is not None and capture.is_capturing(call.device):
-            return call.record(args, kwargs)
+        if captures.value and call.device is not None:
+            if capture.is_capturing(call.device):
+                return call.record(args, kwargs)
+            capture.wait_for_pending(call.device)
+        if op.waits_for_stream(args, kwargs):
+            # torch's own wait, for set_sync_debug_mode and the trace of synchronizations.
+            torch.cuda.current_stream(call.device).synchronize()
         try:
             computed = call.compute(cpu_args, cpu_kwargs)
         except RuntimeError as error:
@@ -258,6 +331,7 @@ def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable
     compute: Callable[..., Any] = _not_prepared
     is_plain = is_cast = returns_first = is_single = False
     takes_tensor: tuple[bool, ...] = ()
+    spans: dict[torch.dtype, tuple[torch.Tensor, int]] = {}  # of the types that the fast path handles
 
     def prepare() -> Op:
         nonlocal op, compute, is_plain, is_cast, returns_first, is_single, takes_tensor
@@ -268,6 +342,13 @@ def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable
         takes_tensor = tuple(argument in described.tensor_names for argument in described.names)
         op = described
         return described
+
+    def admit(dtype: torch.dtype) -> tuple[torch.Tensor, int] | None:
+        """Return the span of a type that the op supports on CUDA and on the CPU. Called once for each type."""
+        if dtype.is_complex or dtype in op.dtype_rules.refused or dtype in op.dtype_rules.widened:
+            return None
+        span = spans[dtype] = real_span(dtype)
+        return span
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not is_plain or captures.value or _mode_count() or (is_cast and _is_autocasting("cpu")):
@@ -283,7 +364,8 @@ def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable
                     if index != _NO_DEVICE or value_index < 0:
                         return _run(op, args, kwargs)
                     index = value_index
-                span = _real_spans.get(value.dtype)
+                dtype = value.dtype
+                span = spans.get(dtype) or admit(dtype)
                 address = value.data_ptr()
                 if span is None or not address:
                     return _run(op, args, kwargs)
@@ -326,7 +408,7 @@ def _to_device_quickly(result: torch.Tensor, index: int) -> torch.Tensor:
     if result.layout is not _STRIDED:
         return to_device_by_parts(result, torch.device("cuda", index))
     dtype = result.dtype
-    if not result.is_contiguous() or dtype not in _real_spans or index != _current_device():
+    if not result.is_contiguous() or dtype.is_complex or index != _current_device():
         return to_device(result, torch.device("cuda", index))
     device_result = _empty_on_current_device(tuple(result.shape), result.stride(), dtype)
     nbytes = result.nbytes
@@ -334,12 +416,12 @@ def _to_device_quickly(result: torch.Tensor, index: int) -> torch.Tensor:
     return device_result
 
 
-def copy_override() -> Callable[..., Any]:
+def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """Return the kernel override of ``copy_``: torch's own kernel if it copies bytes, else the CPU's.
 
     torch's kernel copies on streams and between devices.
     """
-    compute = kernel_override("aten::copy_")
+    compute = kernel_override("aten::copy_", key)
     by_key = torch._C._get_operation_overload("aten::copy_", "")[1]
     torch_key = torch._C.DispatchKey.CompositeExplicitAutograd
 
@@ -349,6 +431,8 @@ def copy_override() -> Callable[..., Any]:
         if self.is_cuda and src.is_cuda and not _have_same_layout(self, src):
             compute(self, src.expand_as(self), non_blocking)
         else:
+            if captures.value:
+                capture.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
         return self
 

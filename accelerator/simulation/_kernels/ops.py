@@ -10,13 +10,16 @@ import torch
 
 from .aliases import cpu_alias
 from .decompositions import DECOMPOSITIONS
+from .dtypes import dtype_rules
 
 __all__ = ["Op", "not_simulated"]
 
+_INDEXING = frozenset(
+    ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put")
+)
 # Their CUDA kernels take tensors of the host beside those of the device.
 _TAKES_HOST_TENSORS = frozenset(
     (
-        "index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put",
         "ctc_loss", "_ctc_loss", "_ctc_loss_backward", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "_cudnn_rnn",
         "_cudnn_rnn_backward", "_nested_from_padded", "_nested_view_from_buffer", "_nested_from_padded_tensor",
         "_pack_padded_sequence", "tensor_split", "copy_", "set_",
@@ -34,6 +37,8 @@ _TAKES_HOST_SCALARS = frozenset(
 )  # fmt: skip
 
 
+# Their CUDA kernels wait for the stream, and torch does not tag them so, or only some of their overloads.
+_DATA_DEPENDENT = frozenset(("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "histc"))
 _SCALARS = (int, float, complex)  # bool is an int
 # torch itself makes tensors of numbers for these ops.
 _CONVERTS_SCALARS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
@@ -75,7 +80,8 @@ class Op:
         self.compute = self._compute
         # For plain arguments: the function of torch's Python API, which takes half of the time. Unlike the kernel, it is
         # subject to the CPU's autocast.
-        self.plain_function = decomposition or next((f for b in _BINDINGS if (f := getattr(b, short_name, None))), operator)
+        bindings = _BINDINGS if name.startswith("aten::") else ()
+        self.plain_function = decomposition or next((f for b in bindings if (f := getattr(b, short_name, None))), operator)
         self.is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
@@ -92,15 +98,19 @@ class Op:
         self.has_generator = "generator" in self.names
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
         prefixes = ("_foreach", "_fused_", "_nested", "_amp")
-        self.takes_host_tensors = short_name in _TAKES_HOST_TENSORS or short_name.startswith(prefixes)
-        self.takes_host_scalars = self.takes_host_tensors or torch.Tag.pointwise in tags or short_name in _TAKES_HOST_SCALARS
+        takes_all = short_name in _TAKES_HOST_TENSORS or short_name.startswith(prefixes)
+        # The arguments that may be tensors of the host.
+        self.host_arguments = frozenset(self.names if takes_all else ("indices",) if short_name in _INDEXING else ())
+        is_pointwise = torch.Tag.pointwise in tags
+        self.takes_host_scalars = bool(self.host_arguments) or is_pointwise or short_name in _TAKES_HOST_SCALARS
         self._scalar_overloads: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
+        self.dtype_rules = dtype_rules(short_name)
         self.is_copy = short_name == "copy_"
         self.is_dense = key == torch._C.DispatchKey.CPU
-        # Whether the host reads results or their sizes, so that the op waits for its stream.
-        self.needs_host = bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)) or any(
-            str(result.type) not in ("Tensor", "List[Tensor]") for result in schema.returns
+        self._is_indexing = short_name in _INDEXING
+        self._is_data_dependent = short_name in _DATA_DEPENDENT or bool(
+            {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
         )
 
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
@@ -113,6 +123,14 @@ class Op:
             return self._compute_with_scalars(frozenset(scalars), list(args), kwargs)
         return self._kernel(*args, **kwargs)
 
+    def waits_for_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the host reads results or their sizes, so that a call waits for its stream."""
+        if not self._is_indexing:
+            return self._is_data_dependent
+        # A mask becomes indices, whose number the host reads.
+        indices = self.bind(args, kwargs)["indices"]
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name."""
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
@@ -122,10 +140,12 @@ class Op:
         """Whether the op draws no random numbers, and returns new tensors or writes only its first argument."""
         tensors = bool(self.results) and all(str(result.type) == "Tensor" for result in self.schema.returns)
         first = not self.written or (self.written == frozenset(self.names[:1]) and self.results == [self.names[0]])
-        if "sparse" in self.name or "nested" in self.name:
-            return False  # its results may have parts
+        if "sparse" in self.name or "nested" in self.name or self.short_name.startswith(("quantize", "_make_per")):
+            return False  # its results may have parts or a scale
         if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):
             return False  # for other ops torch resolves lazy negation before the kernel
+        if self._is_data_dependent:
+            return False
         return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
 
     def _scalar_overload(self, scalars: frozenset[str]) -> Op | None:

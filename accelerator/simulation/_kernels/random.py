@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["default_generator", "draw", "draw_with_generator"]
+__all__ = ["default_generator", "draw", "draw_with_generator", "raise_if_not_registered", "track_registrations"]
 
 _OFFSET_STEP = 4  # offsets of CUDA generators are multiples of it
 _MASK = 2**64 - 1
@@ -21,6 +21,35 @@ _default_generator_lock = threading.RLock()
 
 def default_generator(index: int) -> torch.Generator:
     return torch.cuda.default_generators[index]
+
+
+# From 2.15 on, torch registers a generator with the capture that draws from it first.
+_REGISTERS_ITSELF = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+# Generators that were registered with a graph. Kept for the process, since nothing unregisters them.
+_registered: list[torch.Generator] = []
+
+
+def track_registrations() -> None:
+    """Remember the generators that are registered with graphs."""
+    if _REGISTERS_ITSELF:
+        return
+    graph: Any = torch._C._CUDAGraph
+    register = graph.register_generator_state
+
+    def register_generator_state(self: Any, generator: torch.Generator) -> None:
+        register(self, generator)
+        _registered.append(generator)
+
+    graph.register_generator_state = register_generator_state
+
+
+def raise_if_not_registered(generator: torch.Generator) -> None:
+    """Raise CUDA's error for a capture that draws from a generator that no graph knows."""
+    if _REGISTERS_ITSELF:
+        return
+    is_default = any(generator is default for default in torch.cuda.default_generators)
+    if not is_default and not any(generator is registered for registered in _registered):
+        raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 
 
 def _next_seed(generator: torch.Generator) -> int:

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from . import random
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS
+from .determinism import alert_for
 from .dispatch import copy_override, kernel_override
 from .ops import not_simulated
 
@@ -26,7 +28,7 @@ def _names(text: str) -> frozenset[str]:
 _NOT_OVERRIDDEN = frozenset(
     (
         "empty", "empty_strided", "set_", "resize_", "_local_scalar_dense", "record_stream", "is_pinned", "_pin_memory",
-        "_assert_async", "is_set_to", "_efficientzerotensor", "_fused_sdp_choice",
+        "is_set_to", "_efficientzerotensor", "_fused_sdp_choice",
     )
 )  # fmt: skip
 # These have one kernel for all devices, which depends on the device inside.
@@ -36,8 +38,8 @@ _COMPOSITE_WITH_DEVICE_CODE = (
     *("aten::conj_physical_", "aten::mode.values"),
 )
 
-# Most kernels of sparse and nested tensors call dense ops. These have device code of their own.
-_SPARSE_AND_NESTED = (
+# Most kernels of sparse, nested and quantized tensors call dense ops. These have device code of their own.
+_OTHER_LAYOUTS = (
     (
         torch._C.DispatchKey.SparseCUDA,
         torch._C.DispatchKey.SparseCPU,
@@ -64,6 +66,14 @@ _SPARSE_AND_NESTED = (
         torch._C.DispatchKey.NestedTensorCPU,
         _names("bmm bmm.out to_padded_tensor _nested_tensor_softmax_with_shape softmax.int _softmax native_layer_norm matmul"),
     ),
+    (
+        torch._C.DispatchKey.QuantizedCUDA,
+        torch._C.DispatchKey.QuantizedCPU,
+        _names(
+            "_adaptive_avg_pool2d _index_put_impl_ clone dequantize.self fill_.Scalar fill_.Tensor flip gelu index_select"
+            " index_select.out int_repr masked_fill_.Scalar masked_fill_.Tensor max.dim min.dim quantized_max_pool2d relu relu_"
+        ),
+    ),
 )
 
 _libraries: list[Any] = []
@@ -76,12 +86,15 @@ def install() -> None:
     _libraries.append(library)
     with _without_override_warning():
         for name in _names_to_override():
-            library.impl(name, torch._C.DispatchKey.CUDA, _override(name))
+            library.impl(name, torch._C.DispatchKey.CUDA, alert_for(name, _override(name)))
         library.impl("aten::copy_", torch._C.DispatchKey.CUDA, copy_override())
-        for key, cpu_key, names in _SPARSE_AND_NESTED:
+        library.impl("aten::copy_", torch._C.DispatchKey.QuantizedCUDA, copy_override(torch._C.DispatchKey.QuantizedCPU))
+        for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:
                 library.impl(name, key, kernel_override(name, cpu_key))
+    random.track_registrations()
     torch._C._set_cudnn_enabled(False)
+    torch._C._jit_override_can_fuse_on_gpu(False)  # the fuser compiles CUDA kernels at run time
 
 
 def _remove_python_kernels() -> None:

@@ -1,4 +1,4 @@
-"""CPU aliases of sparse and nested tensors, which consist of dense parts, and the way back."""
+"""CPU aliases of sparse, nested and quantized tensors, which consist of dense parts, and the way back."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def cpu_alias_of_parts(tensor: torch.Tensor) -> torch.Tensor:
         # Kernels of nested tensors read the whole storage.
         buffer = cpu_alias_of_storage(tensor.values())
         return torch.ops.aten._nested_view_from_buffer(buffer, sizes, strides, tensor._nested_tensor_storage_offsets())
+    if tensor.is_quantized:
+        return _quantized_cpu_alias(tensor)
     if tensor.layout == torch.strided:
         return cpu_alias(tensor)
     if tensor.layout == torch.sparse_coo:
@@ -34,6 +36,22 @@ def cpu_alias_of_parts(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _quantized_cpu_alias(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        result = torch._empty_affine_quantized(
+            (0,), scale=tensor.q_scale(), zero_point=tensor.q_zero_point(), dtype=tensor.dtype, device=CPU
+        )
+    else:
+        axis = tensor.q_per_channel_axis()
+        scales, zero_points = cpu_alias(tensor.q_per_channel_scales()), cpu_alias(tensor.q_per_channel_zero_points())
+        result = torch._empty_per_channel_affine_quantized(
+            tensor.size(), scales=scales, zero_points=zero_points, axis=axis, dtype=tensor.dtype, device=CPU
+        )
+    storage = tensor.untyped_storage()
+    alias_storage = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), CPU, storage.nbytes())
+    return result.set_(alias_storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+
+
 def _compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if tensor.layout in _COMPRESSED_ROWS:
         return tensor.crow_indices(), tensor.col_indices(), tensor.values()
@@ -46,6 +64,8 @@ def to_device_by_parts(result: torch.Tensor, device: torch.device) -> torch.Tens
         sizes, strides = result._nested_tensor_size(), result._nested_tensor_strides()
         buffer = to_device(result.values(), device)
         return torch.ops.aten._nested_view_from_buffer(buffer, sizes, strides, result._nested_tensor_storage_offsets())
+    if result.is_quantized:
+        return result.to(device)
     if result.layout == torch.strided:
         return to_device(result, device)
     if result.layout == torch.sparse_coo:

@@ -16,6 +16,7 @@ import warnings
 from typing import IO, Any
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from ... import discovery
 from ..pytest_plugin import SERVER_NAME
@@ -56,6 +57,16 @@ def main() -> int:
     return pytest.main(["--on-simulated-gpus", *order.arguments], plugins=[_Server(channel, order)])
 
 
+class _Terminal:
+    """A terminal reporter whose hooks pytest does not call: the session reports."""
+
+    def __init__(self, reporter: TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reporter, name)
+
+
 class _Server:
     """The plug-in that turns a pytest into a server."""
 
@@ -66,6 +77,7 @@ class _Server:
         self._items: dict[str, pytest.Item] = {}
         self._failed: list[str] = []
         self._config: Any = None
+        self._terminal: Any = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # open as long as the server
         self._records: IO[bytes] | None = None  # set in the process of a test
 
     @pytest.hookimpl(tryfirst=True)
@@ -83,6 +95,12 @@ class _Server:
     def pytest_configure(self, config: pytest.Config) -> None:
         """Block the terminal reporter: the session reports."""
         config.pluginmanager.set_blocked("terminalreporter")
+
+    def pytest_sessionstart(self) -> None:
+        """Give plug-ins a terminal to write to: pytest-timeout shows there what a test was doing."""
+        plugins = self._config.pluginmanager
+        plugins.unblock("terminalreporter")
+        plugins.register(_Terminal(TerminalReporter(self._config, self._terminal)), "terminalreporter")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep collection errors for the tests that they prevent."""
@@ -132,12 +150,16 @@ class _Server:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def _unreported(self) -> tuple[str, str]:
-        """Return the output of a process that ended early; it shares this process's capture files."""
+        """Return the output of a process that ended early; it shares this process's files."""
+        self._terminal.seek(0)
+        terminal = self._terminal.read()
+        self._terminal.seek(0)
+        self._terminal.truncate()
         capture = self._config.pluginmanager.getplugin("capturemanager")
         if capture is None or not capture.is_globally_capturing():
-            return "", ""
+            return terminal, ""
         out, err = capture.read_global_capture()
-        return out, err
+        return out + terminal, err
 
     def _become_test(self, item: pytest.Item, records: IO[bytes]) -> None:
         """Run a test in the forked process, then exit."""

@@ -132,6 +132,7 @@ static void read_environment(void)
     snprintf(log_path, sizeof log_path, "%s", variable("LOG", ""));
     cu_init_delay = read_delay("cuInit");
     nvml_init_delay = read_delay("nvmlInit");
+    config.fills_with_nan = strcmp(variable("FILL", "zero"), "nan") == 0;
     read_gpus();
     read_error_rules();
 }
@@ -181,6 +182,8 @@ void sim_pci_address(int gpu, unsigned *domain, unsigned *bus)
 
 uint64_t sim_memory_size(int gpu, int instance)
 {
+    if (gpu == SIM_HOST)
+        return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
     uint64_t memory = sim_config()->gpus[gpu].memory;
     return instance == SIM_WHOLE_GPU ? memory : memory / 8;
 }

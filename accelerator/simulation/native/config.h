@@ -5,6 +5,7 @@
 #ifndef ACCELERATOR_SIM_CONFIG_H
 #define ACCELERATOR_SIM_CONFIG_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -15,6 +16,7 @@ enum {
     SIM_MAX_INSTANCES = 7, /* MIG instances of one GPU */
     SIM_WHOLE_GPU = -1,    /* in place of an instance number: the GPU itself */
     SIM_NO_GPU = -1,       /* in place of a GPU number: the call concerns none */
+    SIM_HOST = -2,         /* in place of a GPU number: the host, which pinned memory is charged to */
     SIM_MIG_OFF = -1,
     SIM_NO_LINKS = -1,     /* in place of an NVLink group */
     SIM_NAME_SIZE = 96,
@@ -37,6 +39,7 @@ struct sim_config {
     struct sim_gpu gpus[SIM_MAX_GPUS];
     char driver_version[80]; /* "590.44.01" */
     int cuda_version;        /* 13020 for CUDA 13.2 */
+    bool fills_with_nan;     /* new device memory, instead of zeros */
 };
 
 const struct sim_config *sim_config(void);

@@ -3,6 +3,7 @@
 #include "driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -91,7 +92,16 @@ SIM_EXPORT CUresult cuGetErrorString(CUresult code, const char **text)
     return error ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
-/* A base name means the newest version: cuMemGetAddressRange is cuMemGetAddressRange_v2. */
+/* Whether the entry point is more than a stub. */
+static bool is_simulated(void *function)
+{
+    Dl_info info;
+    const ElfW(Sym) *symbol = NULL;
+    return function && dladdr1(function, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol &&
+           ELF64_ST_BIND(symbol->st_info) != STB_WEAK;
+}
+
+/* A base name means the newest version that is simulated: cuMemGetAddressRange is cuMemGetAddressRange_v2. */
 static void *find_entry_point(const char *name)
 {
     Dl_info self;
@@ -102,11 +112,9 @@ static void *find_entry_point(const char *name)
         return NULL;
     char versioned[128];
     snprintf(versioned, sizeof versioned, "%s_v2", name);
-    void *function = dlsym(library, versioned);
-    if (!function)
-        function = dlsym(library, name);
+    void *newest = dlsym(library, versioned), *function = dlsym(library, name);
     dlclose(library);
-    return function;
+    return newest && (is_simulated(newest) || !is_simulated(function)) ? newest : function;
 }
 
 SIM_EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)

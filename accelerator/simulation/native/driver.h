@@ -74,10 +74,15 @@ static inline CUresult enter_context(const char *function)
 }
 
 /* driver_memory.c. Blocks are the ranges of addresses that CUDA knows, ordered by address. */
+struct heap_part {
+    uint64_t inode; /* of the heap's file; 0 for private memory */
+    uint64_t offset;
+};
+
 struct block {
     struct sim_memory memory;
-    int file;         /* the anonymous file that holds an exported block, or -1 */
-    uint64_t charged; /* bytes charged to its device */
+    struct heap_part part; /* of device memory */
+    uint64_t charged;      /* bytes charged to its device, or to the host */
     void *physical;   /* the handle that is mapped here */
 };
 
@@ -90,7 +95,6 @@ void block_remove(struct block *block);
 bool block_overlaps(const void *address, size_t size); /* whether a block lies in the range, maybe in part */
 
 size_t round_to_pages(size_t size);
-void *map_anonymous(size_t size);
 bool is_mapped_memory(const void *address, size_t size); /* by the operating system */
 int charge(int device, uint64_t bytes);
 void release(int device, uint64_t bytes);
@@ -99,19 +103,24 @@ int is_valid_range(const void *address, size_t size);
 void set_pool(void *address, void *pool);
 bool set_idle(void *address, bool is_idle);
 int free_idle(void *address);
-bool is_shared(const void *address);
 
 /* driver_zero.c. Exported for the kernel overrides in Python. */
 void accelerator_simulation_zero(void *address, size_t size);
+void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM_FILL says so */
 
 /* driver_stream.c */
 void use_runtime(const struct sim_runtime *used);
+/* Wait for NCCL's work, the only work that is not done at the call. */
+int wait_for_pending_on_device(int ordinal);
+int wait_for_pending_on_stream(CUstream stream);
 int free_to_pool(const struct sim_memory *memory);
 
 /* driver_virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */
 bool is_reserved(const void *address, size_t size);
 
-/* driver_share.c */
+/* driver_heap.c. The caller of the first two holds the memory lock. */
+void *heap_map(int device, size_t size, struct heap_part *part); /* NULL without memory */
+void heap_unmap(int device, void *base, size_t size, const struct heap_part *part);
 int export_memory(const void *address, struct sim_ipc_handle *handle);
 int import_memory(const struct sim_ipc_handle *handle, void **address);
 int close_imported(void *address);

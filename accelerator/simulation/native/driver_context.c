@@ -157,6 +157,7 @@ void wait_until(int64_t time)
 SIM_EXPORT CUresult cuCtxSynchronize(void)
 {
     RETURN_IF_ERROR(enter_context(__func__));
+    RETURN_IF_ERROR(wait_for_pending_on_device(current_context()->ordinal));
     wait_until(current_context()->busy_until);
     return SUCCESS;
 }

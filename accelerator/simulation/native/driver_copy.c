@@ -14,18 +14,21 @@ static CUresult copy(void *target, const void *source, size_t size)
 SIM_EXPORT CUresult cuMemcpy(CUdeviceptr target, CUdeviceptr source, size_t size)
 {
     RETURN_IF_ERROR(enter_context(__func__));
+    RETURN_IF_ERROR(wait_for_pending_on_stream(NULL));
     return copy((void *)target, (const void *)source, size);
 }
 
 SIM_EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void *source, size_t size)
 {
     RETURN_IF_ERROR(enter_context(__func__));
+    RETURN_IF_ERROR(wait_for_pending_on_stream(NULL));
     return copy((void *)target, source, size);
 }
 
 SIM_EXPORT CUresult cuMemcpyDtoH_v2(void *target, CUdeviceptr source, size_t size)
 {
     RETURN_IF_ERROR(enter_context(__func__));
+    RETURN_IF_ERROR(wait_for_pending_on_stream(NULL));
     return copy(target, (const void *)source, size);
 }
 
@@ -47,14 +50,15 @@ static CUresult fill(CUdeviceptr address, uint32_t value, size_t count)
 SIM_EXPORT CUresult cuMemsetD32Async(CUdeviceptr address, unsigned value, size_t count, CUstream stream)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    (void)stream;
+    RETURN_IF_ERROR(wait_for_pending_on_stream(stream));
     return fill(address, value, count);
 }
 
 SIM_EXPORT CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, uint32_t value, unsigned flags)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    (void)stream, (void)flags;
+    (void)flags;
+    RETURN_IF_ERROR(wait_for_pending_on_stream(stream));
     return fill(address, value, 1);
 }
 

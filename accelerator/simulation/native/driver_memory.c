@@ -1,14 +1,13 @@
 /* libcuda.so.1: device and pinned memory.
  *
- * Device memory is host memory that is mapped lazily, so that a large simulated GPU costs only what is written. What is
- * free follows from the recorded charges. One address space holds everything, as under CUDA's unified addressing. */
+ * Both are host memory that is mapped lazily, so that a large simulated GPU costs only what is written. What is free
+ * follows from the recorded charges. One address space holds everything, as under CUDA's unified addressing. */
 #define _GNU_SOURCE
 #include "driver.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "arrays.h"
 #include "driver_api.h"
@@ -42,15 +41,12 @@ struct block *block_insert(enum sim_memory_type type, void *base, size_t size, i
         return NULL;
     }
     block->memory = (struct sim_memory){type, base, size, device, ++last_id, NULL, false};
-    block->file = -1;
     return block;
 }
 
 void block_remove(struct block *block)
 {
     sorted_remove(&blocks, sorted_index(&blocks, (uintptr_t)block->memory.base));
-    if (block->file >= 0)
-        close(block->file);
     free(block);
 }
 
@@ -67,7 +63,7 @@ size_t round_to_pages(size_t size)
     return (size + PAGE - 1) / PAGE * PAGE;
 }
 
-void *map_anonymous(size_t size)
+static void *map_anonymous(size_t size)
 {
     void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return base == MAP_FAILED ? NULL : base;
@@ -83,30 +79,63 @@ void release(int device, uint64_t bytes)
     sim_state_release(driver_state, devices[device].gpu, devices[device].instance, bytes);
 }
 
-/* Maps memory and records it. Charges `charged` bytes to the current device. */
-static CUresult allocate(enum sim_memory_type type, size_t size, uint64_t charged, void **address)
+static bool charge_memory(enum sim_memory_type type, int device, uint64_t bytes)
+{
+    if (type == SIM_PINNED_MEMORY)
+        return sim_state_charge(driver_state, SIM_HOST, SIM_WHOLE_GPU, bytes) == 0;
+    return charge(device, bytes) == 0;
+}
+
+static void release_memory(enum sim_memory_type type, int device, uint64_t bytes)
+{
+    if (type == SIM_PINNED_MEMORY)
+        sim_state_release(driver_state, SIM_HOST, SIM_WHOLE_GPU, bytes);
+    else
+        release(device, bytes);
+}
+
+static void unmap_memory(const struct block *block)
+{
+    size_t size = round_to_pages(block->memory.size);
+    if (block->memory.type == SIM_DEVICE_MEMORY)
+        heap_unmap(block->memory.device, block->memory.base, size, &block->part);
+    else
+        munmap(block->memory.base, size);
+}
+
+/* Maps memory and records it. The caller holds the lock. */
+static struct block *map_memory(enum sim_memory_type type, size_t size, int device)
+{
+    struct heap_part part = {0};
+    size_t mapped = round_to_pages(size);
+    void *base = type == SIM_DEVICE_MEMORY ? heap_map(device, mapped, &part) : map_anonymous(mapped);
+    struct block *block = base ? block_insert(type, base, size, device) : NULL;
+    if (block) {
+        block->part = part;
+        block->charged = mapped;
+    } else if (base) {
+        unmap_memory(&(struct block){.memory = {.type = type, .base = base, .size = size, .device = device}, .part = part});
+    }
+    return block;
+}
+
+/* Charges pinned memory to the host and other memory to the current device. */
+static CUresult allocate(enum sim_memory_type type, size_t size, void **address)
 {
     int device = current_context()->ordinal;
-    if (charged > 0 && charge(device, charged) != 0)
+    if (!charge_memory(type, device, round_to_pages(size)))
         return ERROR_OUT_OF_MEMORY;
-
-    void *base = map_anonymous(round_to_pages(size));
-    struct block *block = NULL;
-    if (base) {
-        memory_lock();
-        block = block_insert(type, base, size, device);
-        if (block)
-            block->charged = charged;
-        memory_unlock();
-    }
+    memory_lock();
+    struct block *block = map_memory(type, size, device);
+    if (block)
+        *address = block->memory.base;
+    memory_unlock();
     if (!block) {
-        if (base)
-            munmap(base, round_to_pages(size));
-        if (charged > 0)
-            release(device, charged);
+        release_memory(type, device, round_to_pages(size));
         return ERROR_OUT_OF_MEMORY;
     }
-    *address = base;
+    if (type == SIM_DEVICE_MEMORY)
+        fill_new_memory(*address, size);
     return SUCCESS;
 }
 
@@ -118,13 +147,9 @@ static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_me
     bool fits = block && block->memory.base == address && block->memory.is_idle == is_idle &&
                 (block->memory.type == type || block->memory.type == other_type);
     if (fits) {
-        size_t size = round_to_pages(block->memory.size);
-        int device = block->memory.device;
-        uint64_t charged = block->charged;
+        unmap_memory(block);
+        release_memory(block->memory.type, block->memory.device, block->charged);
         block_remove(block);
-        munmap(address, size);
-        if (charged > 0)
-            release(device, charged);
     }
     memory_unlock();
     return fits ? SUCCESS : ERROR_INVALID_VALUE;
@@ -142,7 +167,7 @@ SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
         return ERROR_INVALID_VALUE;
     if (size > current_context()->memory)
         return ERROR_OUT_OF_MEMORY; /* also keeps the rounding below from overflowing */
-    return allocate(SIM_DEVICE_MEMORY, size, round_to_pages(size), (void **)address);
+    return allocate(SIM_DEVICE_MEMORY, size, (void **)address);
 }
 
 SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
@@ -153,7 +178,7 @@ SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigne
         return ERROR_INVALID_VALUE;
     if (size > current_context()->memory)
         return ERROR_OUT_OF_MEMORY;
-    return allocate(SIM_MANAGED_MEMORY, size, round_to_pages(size), (void **)address);
+    return allocate(SIM_MANAGED_MEMORY, size, (void **)address);
 }
 
 SIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
@@ -173,7 +198,7 @@ SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
         return ERROR_INVALID_VALUE;
     if (size > SIZE_MAX / 2)
         return ERROR_OUT_OF_MEMORY;
-    return allocate(SIM_PINNED_MEMORY, size, 0, address);
+    return allocate(SIM_PINNED_MEMORY, size, address);
 }
 
 SIM_EXPORT CUresult cuMemFreeHost(void *address)
@@ -247,7 +272,8 @@ int is_valid_range(const void *address, size_t size)
 {
     if (size > UINTPTR_MAX - (uintptr_t)address)
         return false;
-    const char *reached = address, *end = reached + size;
+    /* Numbers, because the range may be larger than any object that a pointer may index. */
+    uintptr_t reached = (uintptr_t)address, end = reached + size;
     memory_lock();
     struct block *block = block_find(address);
     bool is_known = block != NULL, is_valid = !is_known || !block->memory.is_idle;
@@ -257,8 +283,8 @@ int is_valid_range(const void *address, size_t size)
      * allocation. */
     while (block && reached < end) {
         bool is_mapped = block->memory.type == SIM_MAPPED_MEMORY;
-        reached = (const char *)block->memory.base + block->memory.size;
-        block = is_mapped ? block_find(reached) : NULL;
+        reached = (uintptr_t)block->memory.base + block->memory.size;
+        block = is_mapped ? block_find((void *)reached) : NULL;
         if (block && block->memory.type != SIM_MAPPED_MEMORY)
             block = NULL;
     }
@@ -284,14 +310,4 @@ bool set_idle(void *address, bool is_idle)
         block->memory.is_idle = is_idle;
     memory_unlock();
     return changes;
-}
-
-/* Whether the block that holds the address was moved to a file. */
-bool is_shared(const void *address)
-{
-    memory_lock();
-    struct block *block = block_find(address);
-    bool shared = block && block->file >= 0;
-    memory_unlock();
-    return shared;
 }

@@ -19,6 +19,16 @@ static const struct sim_runtime *find_runtime(void)
     return runtime;
 }
 
+int wait_for_pending_on_device(int ordinal)
+{
+    return runtime ? runtime->wait_for_pending_on_device(ordinal) : SUCCESS;
+}
+
+int wait_for_pending_on_stream(CUstream stream)
+{
+    return runtime ? runtime->wait_for_pending_on_stream(stream) : SUCCESS;
+}
+
 int free_to_pool(const struct sim_memory *memory)
 {
     const struct sim_runtime *functions = find_runtime();

@@ -62,6 +62,8 @@ struct sim_runtime {
     int (*query_stream)(void *stream);
     int (*synchronize_stream)(void *stream);
     int (*is_capturing)(void *stream, int *status);
+    int (*wait_for_pending_on_device)(int ordinal);
+    int (*wait_for_pending_on_stream)(void *stream);
     int (*free_to_pool)(const struct sim_memory *memory);
 };
 

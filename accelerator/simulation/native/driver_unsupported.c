@@ -1,26 +1,17 @@
-/* libcuda.so.1: entry points that programs require to exist and that are not simulated. */
+/* libcuda.so.1: entry points that are not simulated. */
 #include "driver.h"
+#include "stubs.h"
 
-#define NOT_SUPPORTED(name)                                                                                            \
-    SIM_EXPORT CUresult name(void)                                                                                     \
+static CUresult refuse(const char *function)
+{
+    RETURN_IF_ERROR(enter(function));
+    return ERROR_NOT_SUPPORTED;
+}
+
+#define NAME(name)                                                                                                     \
+    STUB CUresult name(void)                                                                                           \
     {                                                                                                                  \
-        RETURN_IF_ERROR(enter(__func__));                                                                                                       \
-        return ERROR_NOT_SUPPORTED;                                                                                    \
+        return refuse(__func__);                                                                                       \
     }
 
-NOT_SUPPORTED(cuLinkCreate_v2)
-NOT_SUPPORTED(cuLinkAddData_v2)
-NOT_SUPPORTED(cuLinkComplete)
-NOT_SUPPORTED(cuTensorMapEncodeTiled)
-NOT_SUPPORTED(cuTensorMapEncodeIm2col)
-NOT_SUPPORTED(cuMulticastCreate)
-NOT_SUPPORTED(cuMulticastAddDevice)
-NOT_SUPPORTED(cuMulticastBindMem)
-NOT_SUPPORTED(cuMulticastUnbind)
-NOT_SUPPORTED(cuGreenCtxCreate)
-NOT_SUPPORTED(cuGreenCtxDestroy)
-NOT_SUPPORTED(cuGreenCtxStreamCreate)
-NOT_SUPPORTED(cuCtxFromGreenCtx)
-NOT_SUPPORTED(cuDevSmResourceSplitByCount)
-NOT_SUPPORTED(cuDeviceGetDevResource)
-NOT_SUPPORTED(cuDevResourceGenerateDesc)
+#include "names_cuda.h"

@@ -168,6 +168,18 @@ static CUresult new_physical(int file, size_t size, const struct properties *pro
     return is_recorded ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
 
+static bool fill_file(int file, size_t size)
+{
+    if (!sim_config()->fills_with_nan)
+        return true;
+    void *pages = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (pages == MAP_FAILED)
+        return false;
+    fill_new_memory(pages, size);
+    munmap(pages, size);
+    return true;
+}
+
 SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct properties *properties, uint64_t flags)
 {
     enum { PINNED = 1 };
@@ -186,7 +198,7 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
 
     CUresult result = ERROR_OUT_OF_MEMORY;
     int file = memfd_create("cuda-physical", MFD_CLOEXEC);
-    if (file >= 0 && ftruncate(file, (off_t)size) == 0)
+    if (file >= 0 && ftruncate(file, (off_t)size) == 0 && fill_file(file, size))
         result = new_physical(file, size, properties, true, handle);
     if (result != SUCCESS) {
         if (file >= 0)
@@ -241,10 +253,10 @@ static bool is_whole_blocks(const char *start, size_t size)
 {
     if (size == 0 || size > UINTPTR_MAX - (uintptr_t)start)
         return false;
-    const char *reached = start, *end = start + size;
+    uintptr_t reached = (uintptr_t)start, end = reached + size;
     while (reached < end) {
-        const struct block *block = block_find(reached);
-        if (!block || block->memory.type != SIM_MAPPED_MEMORY || block->memory.base != reached)
+        const struct block *block = block_find((void *)reached);
+        if (!block || block->memory.type != SIM_MAPPED_MEMORY || (uintptr_t)block->memory.base != reached)
             return false;
         reached += block->memory.size;
     }

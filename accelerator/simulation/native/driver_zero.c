@@ -1,4 +1,4 @@
-/* libcuda.so.1: filling memory with zeros. Whole pages are discarded instead of written, because a simulated GPU may be
+/* libcuda.so.1: filling memory with zeros or NaN. Whole pages are discarded instead of written, because a simulated GPU may be
  * much larger than the host; a discarded page reads as zeros. */
 #define _GNU_SOURCE
 #include "driver.h"
@@ -16,8 +16,8 @@ static bool discard(char *pages, size_t size)
         return true;
     struct sim_memory memory;
     bool is_private = find_memory(pages, &memory) && pages + size <= memory.base + memory.size &&
-                      (memory.type == SIM_DEVICE_MEMORY || memory.type == SIM_MANAGED_MEMORY);
-    return is_private && !is_shared(pages) && madvise(pages, size, MADV_DONTNEED) == 0;
+                      memory.type == SIM_MANAGED_MEMORY;
+    return is_private && madvise(pages, size, MADV_DONTNEED) == 0;
 }
 
 SIM_EXPORT void accelerator_simulation_zero(void *address, size_t size)
@@ -30,4 +30,10 @@ SIM_EXPORT void accelerator_simulation_zero(void *address, size_t size)
     }
     memset(start, 0, (size_t)(first - start));
     memset(last, 0, (size_t)(end - last));
+}
+
+void fill_new_memory(void *address, size_t size)
+{
+    if (sim_config()->fills_with_nan)
+        memset(address, 0xff, size); /* a NaN of every floating-point type */
 }

@@ -1,4 +1,4 @@
-/* NCCL: errors, the calls that communicate, and those that have nothing to do here. */
+/* NCCL: errors, collectives and messages, reductions with a factor, memory registration. */
 #include "nccl.h"
 
 #include <stdarg.h>
@@ -11,7 +11,12 @@ enum { VERSION = 23007, TEXT_SIZE = 512 };
 EXPORT const char accelerator_simulation[] = "nccl";
 
 static char last_error[TEXT_SIZE];
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the text and of all factors */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the text and all factors */
+
+void reset_error_lock(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
 
 ncclResult_t fail(ncclResult_t result, const char *format, ...)
 {
@@ -26,7 +31,7 @@ ncclResult_t fail(ncclResult_t result, const char *format, ...)
     return result;
 }
 
-/* Another thread may ask what went wrong: torch's watchdog does. */
+/* The text is not per thread: torch's watchdog reads errors of other threads. */
 EXPORT const char *ncclGetLastError(const struct comm *comm)
 {
     static _Thread_local char text[TEXT_SIZE];
@@ -116,7 +121,7 @@ static ncclResult_t communicate(struct operation operation)
         ((reads(&operation) && !operation.source) || (writes(&operation) && !operation.target)))
         result = fail(ncclInvalidArgument, "a buffer is NULL");
     if (result == ncclSuccess && operation.count == 0)
-        return ncclSuccess; /* as in NCCL, which does not wait for the others then */
+        return ncclSuccess; /* NCCL does not wait for the other ranks either */
     if (result == ncclSuccess)
         result = submit(&operation);
     return note_group_error(result);
@@ -145,7 +150,7 @@ EXPORT ncclResult_t ncclReduceScatter(const void *source, void *target, size_t c
                                           .reduction = reduction});
 }
 
-/* Those that move numbers and do not change them. */
+/* Calls without a reduction. */
 static ncclResult_t move(enum operation_code code, const void *source, void *target, size_t count, int type, int root,
                          struct comm *comm, void *stream)
 {
@@ -256,9 +261,9 @@ EXPORT ncclResult_t ncclRedOpCreatePreMulSum(int *reduction, void *scalar, int t
 
 EXPORT ncclResult_t ncclRedOpDestroy(int reduction, struct comm *comm)
 {
-    ncclResult_t result = is_comm(comm) ? ncclInvalidArgument : fail(ncclInvalidArgument, "there is no such communicator");
+    ncclResult_t result = ncclInvalidArgument;
     if (!is_comm(comm))
-        return result;
+        return fail(result, "the communicator is NULL or was destroyed");
     int index = reduction - FIRST_MULTIPLIED;
     pthread_mutex_lock(&lock);
     if (index >= 0 && index < comm->factor_count && comm->factors[index].is_used) {
@@ -269,7 +274,7 @@ EXPORT ncclResult_t ncclRedOpDestroy(int reduction, struct comm *comm)
     return result == ncclSuccess ? result : fail(result, "there is no reduction %d to destroy", reduction);
 }
 
-/* ---- Memory: all of it is host memory, so registering has nothing to do. ---- */
+/* ---- Memory. All of it is host memory, so registration does nothing. ---- */
 
 EXPORT ncclResult_t ncclMemAlloc(void **address, size_t size)
 {
@@ -281,11 +286,11 @@ EXPORT ncclResult_t ncclMemFree(void *address)
     return device_free(address);
 }
 
-/* A handle is the address that was registered. */
+/* The registered address serves as the handle. */
 static ncclResult_t register_memory(const struct comm *comm, void *address, void **handle)
 {
     if (!is_comm(comm) || !address || !handle)
-        return fail(ncclInvalidArgument, "registering needs a communicator, an address and a place for the handle");
+        return fail(ncclInvalidArgument, "registration needs a communicator, an address and a pointer for the handle");
     *handle = address;
     return ncclSuccess;
 }
@@ -298,7 +303,7 @@ EXPORT ncclResult_t ncclCommRegister(const struct comm *comm, void *address, siz
 
 EXPORT ncclResult_t ncclCommDeregister(const struct comm *comm, void *handle)
 {
-    return is_comm(comm) && handle ? ncclSuccess : fail(ncclInvalidArgument, "that is not registered");
+    return is_comm(comm) && handle ? ncclSuccess : fail(ncclInvalidArgument, "the handle is not registered");
 }
 
 EXPORT ncclResult_t ncclCommWindowRegister(struct comm *comm, void *address, size_t size, void **window, int flags)
@@ -309,7 +314,7 @@ EXPORT ncclResult_t ncclCommWindowRegister(struct comm *comm, void *address, siz
 
 EXPORT ncclResult_t ncclCommWindowDeregister(struct comm *comm, void *window)
 {
-    return is_comm(comm) && window ? ncclSuccess : fail(ncclInvalidArgument, "that is not registered");
+    return is_comm(comm) && window ? ncclSuccess : fail(ncclInvalidArgument, "the handle is not registered");
 }
 
 EXPORT ncclResult_t ncclWinGetUserPtr(struct comm *comm, void *window, void **address)
@@ -317,7 +322,7 @@ EXPORT ncclResult_t ncclWinGetUserPtr(struct comm *comm, void *window, void **ad
     return register_memory(comm, window, address);
 }
 
-/* ---- What is not simulated: the memory of one process is out of another one's reach. ---- */
+/* ---- Not simulated: a process cannot access another one's memory. ---- */
 
 static ncclResult_t not_simulated(const char *function)
 {

@@ -1,7 +1,7 @@
-/* The inside of libnccl.so.2: what its files share.
+/* Internal declarations of libnccl.so.2.
  *
- * Simulated device memory is host memory and simulated streams do their work at the call, so a communication is done at
- * the call as well: the ranks meet in one file of shared memory per communicator and copy through it. */
+ * Simulated device memory is host memory. The ranks of a communicator copy through one file of shared memory. A thread per
+ * communicator does the work, so that calls return at once; until it is done, the streams are pending (pending.h). */
 #ifndef ACCELERATOR_SIM_NCCL_H
 #define ACCELERATOR_SIM_NCCL_H
 
@@ -11,9 +11,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "errors.h"
+#include "pending.h"
+
 #define EXPORT __attribute__((visibility("default")))
 
-/* Results, types and reductions have NCCL's numbers. */
+/* The values of results, types and reductions are NCCL's. */
 typedef enum {
     ncclSuccess,
     ncclUnhandledCudaError,
@@ -48,7 +51,7 @@ enum reduction {
     MAX,
     MIN,
     AVG,
-    FIRST_MULTIPLIED, /* this and higher numbers: sums of numbers multiplied before, each with its own factor */
+    FIRST_MULTIPLIED, /* from here on: sums of values that were multiplied before, each with its own factor */
 };
 
 enum { ID_SIZE = 16, UUID_SIZE = 16, MAX_RANKS = 128, CACHE_LINE = 64 };
@@ -57,7 +60,7 @@ typedef struct {
     char internal[128];
 } ncclUniqueId;
 
-/* What the caller's structure begins with, in every version of NCCL. */
+/* The first members of the caller's structure, in every version of NCCL. */
 typedef struct {
     size_t size;
     unsigned magic, version;
@@ -67,57 +70,57 @@ typedef struct {
 
 enum member_state { MEMBER_ABSENT, MEMBER_PRESENT, MEMBER_LEFT, MEMBER_ABORTED, MEMBER_REVOKED };
 
-/* What a rank is about to do in a collective; all ranks must say the same. */
+/* A rank's arguments of a collective, which must be equal on all ranks. */
 struct announcement {
     uint64_t count;
     int code, type, reduction, root;
 };
 
-/* What the ranks tell each other to make one communicator of another. */
+/* The ranks of a parent exchange these to make a new communicator. */
 struct exchange_record {
     int color, key;
     bool has_id;
     ncclUniqueId id;
 };
 
-/* One rank's place. Of the pairs, the step's number decides which half is used: nobody can be two steps ahead. */
+/* One rank. Arrays of two are indexed by the step modulo 2, because no rank can be two steps ahead of another. */
 struct member {
     _Alignas(CACHE_LINE) _Atomic int state;
-    _Atomic uint32_t wakeups;      /* a futex: changes when something came that the rank may wait for */
-    _Atomic uint32_t sleepers; /* the rank sleeps on its wakeups */
+    _Atomic uint32_t wakeups;      /* a futex; changes when the rank may be able to go on */
+    _Atomic uint32_t sleepers; /* threads that sleep on the futex */
     _Atomic uint64_t steps, exchanges;
     unsigned char gpu[UUID_SIZE];
     struct announcement announced[2];
     struct exchange_record exchange[2];
 };
 
-/* From one rank to one other: a stream of bytes, each message after a word with its size. */
+/* A ring of bytes from one rank to another: each message after a word with its size. */
 struct mailbox {
     _Alignas(CACHE_LINE) _Atomic uint64_t written, read;
     _Alignas(CACHE_LINE) char data[];
 };
 
-/* The file: this, a mailbox for every pair of ranks, a slot for every rank. */
+/* Layout of the file: this, a mailbox for every pair of ranks, a slot for every rank. */
 struct shared_state {
     uint64_t magic;
     int ranks;
     size_t size, mailboxes, mailbox_size, slots, slot_size; /* offsets in the file, and sizes */
     _Atomic int attached;
-    _Atomic uint64_t failure;           /* 0, or what ended the communicator for all */
+    _Atomic uint64_t failure;           /* 0, or the reason that ended the communicator for all ranks */
     _Atomic uint64_t steps, exchanges; /* of all ranks together */
     struct member members[];
 };
 
 /* ---- One process. ---- */
 
-/* This process's hold on a file, shared by those of the communicator's ranks that are its threads. */
+/* A file that this process has opened. Ranks of one communicator that are threads of this process share it. */
 struct attachment {
     struct attachment *next;
     char name[2 * ID_SIZE + 1];
-    char *path; /* NULL once the file has no name any more */
+    char *path; /* NULL once the file is unlinked */
     int file;
     int references;
-    bool is_here[MAX_RANKS]; /* the rank is of this process */
+    bool is_here[MAX_RANKS]; /* the rank belongs to this process */
     struct shared_state *shared;
 };
 
@@ -133,14 +136,13 @@ enum operation_code {
     COLLECTIVE_COUNT,
     SEND = COLLECTIVE_COUNT,
     RECEIVE,
-    EXCHANGE,
 };
 
-/* A factor to multiply by, in the type of the data; read when the work is done if it lies in device memory. */
+/* A factor in the type of the data. A factor in device memory is read when the work is done. */
 struct factor {
     bool is_used;
     enum data_type type;
-    const void *address; /* NULL: the value is here */
+    const void *address; /* in device memory; NULL: use `value` */
     _Alignas(8) char value[8];
 };
 
@@ -152,9 +154,8 @@ struct operation {
     char *target;
     size_t count;
     enum data_type type;
-    int reduction, root; /* root: also the peer */
+    int reduction, root; /* the root, or the peer of a message */
     struct factor factor;
-    struct exchange_record *mine, *all; /* of an exchange */
     /* Progress. */
     size_t done; /* elements; bytes of a message */
     bool is_posted, has_started;
@@ -173,25 +174,36 @@ struct comm {
     unsigned char gpu[UUID_SIZE];
     struct attachment *attachment;
     struct shared_state *shared;
-    pthread_mutex_t lock; /* held while operations run */
-    _Atomic int users;    /* threads that hold the lock or wait for it */
+    _Atomic int users; /* threads inside a call that needs the communicator */
+    pthread_mutex_t lock; /* of the jobs and the worker */
+    pthread_cond_t changed;
+    struct job *first_job, *last_job; /* the first may be in progress */
+    pthread_t worker;
+    bool has_worker, is_stopping, has_stopped;
+    struct pending_queue work;
     _Atomic bool is_aborted, is_revoked, is_finalized, is_suspended;
     _Atomic int asynchronous_error;
-    uint64_t steps, exchanges; /* this rank's, so far */
-    uint64_t children;         /* communicators made of this one without an exchange */
+    uint64_t steps, exchanges; /* how many this rank has completed */
+    uint64_t children;         /* how many communicators were made of this one without an exchange */
     bool has_growth_id;
-    struct queue collectives, exchanging, sends[MAX_RANKS], receives[MAX_RANKS];
+    struct queue collectives, sends[MAX_RANKS], receives[MAX_RANKS]; /* of the job in progress */
     struct factor *factors;
     int factor_count;
-    struct comm *next; /* of those that are gone */
+    struct comm *next; /* in the list of destroyed communicators */
 };
 
-struct batch {
+/* The operations of one call, or of one group, on one communicator. */
+struct job {
+    struct job *next;
     struct operation *operations;
-    size_t count, capacity;
+    size_t count;
+    struct pending before; /* what its streams waited for when it was submitted */
+    int64_t not_before;    /* when their other work ends */
+    uint64_t sequence;
 };
 
 /* nccl.c */
+void reset_error_lock(void);
 const char *ncclGetLastError(const struct comm *comm);
 ncclResult_t fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
@@ -204,49 +216,85 @@ struct capture_info {
 ncclResult_t current_device(int *device, unsigned char gpu[UUID_SIZE]);
 ncclResult_t use_device(int device);
 ncclResult_t get_capture_info(void *stream, struct capture_info *info);
-ncclResult_t capture_call(void *stream, const struct capture_info *info, void (*function)(void *), void (*release)(void *),
-                          void *argument);
+/* The graph that the stream captures will call `function` at each launch, and `release` when it is destroyed. */
+ncclResult_t capture_call(void *stream, int device, const struct capture_info *info, void (*function)(void *),
+                          void (*release)(void *), void *argument);
+const struct sim_pending *pending_runtime(void);
 ncclResult_t device_malloc(void **address, size_t size);
 ncclResult_t device_free(void *address);
 
 /* nccl_rendezvous.c */
-extern int fork_generation; /* how many forks this process is away from the first */
+extern int fork_generation; /* how many forks separate this process from the first one */
 
 void new_id(unsigned char id[ID_SIZE]);
-/* Takes the rank's member if that can be done now; `is_done` tells. Rank 0 makes the file, the others find it. */
+/* Rank 0 creates the file; other ranks open it. Sets `is_done` to false if the file does not exist yet. */
 ncclResult_t attach(struct comm *comm, bool *is_done);
 void detach(struct comm *comm, enum member_state state);
-void remove_file_name(struct attachment *attachment); /* removes the file's name */
+void remove_file_name(struct attachment *attachment);
 bool is_process_gone(const struct comm *comm, int rank);
 
-/* nccl_progress.c */
+/* nccl_failure.c */
 int64_t now_ms(void);
 int64_t timeout_ms(void);
-ncclResult_t run_batch(struct batch *batch);
 void wake(struct member *member);
 void wake_all(struct shared_state *shared);
-/* Ends the communicator for all ranks, because of the culprit. */
+void sleep_until_woken(struct member *member, uint32_t wakeups, int milliseconds);
+/* Ends the communicator for all ranks and names the rank that caused it. */
 enum failure_reason { GONE = 1, LATE, LEFT, MISMATCH };
 ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, int culprit, const char *what);
 ncclResult_t report_failure(struct comm *comm);
 const char *departure(enum member_state state);
 
+/* nccl_collective.c */
+extern const char *const operation_names[];
+void arrive(const struct comm *comm, _Atomic uint64_t *total, _Atomic uint64_t *own);
+bool have_all_arrived(const struct comm *comm, _Atomic uint64_t *total, uint64_t step);
+ncclResult_t advance_collective(struct operation *operation, bool *has_progressed, bool *is_done);
+
+/* nccl_message.c */
+struct mailbox *mailbox(const struct comm *comm, int from, int to);
+void advance_send(struct operation *operation, bool *has_progressed, bool *is_done);
+ncclResult_t advance_receive(struct operation *operation, bool *has_progressed, bool *is_done);
+
+/* nccl_worker.c */
+ncclResult_t check_running(const struct comm *comm);
+/* All operations belong to one communicator. `in_graph` submits them to the stream that launches the graph. */
+ncclResult_t submit_operations(const struct operation *operations, size_t count, bool in_graph);
+void drain(struct comm *comm);
+void stop_worker(struct comm *comm);
+
 /* nccl_group.c */
 struct joining {
-    struct comm *comm; /* NULL once it is known that this rank belongs to no new communicator */
+    struct comm *comm; /* NULL if this rank belongs to no new communicator (a split without color) */
     struct comm **handle;
-    struct comm *parent; /* whose ranks exchange words before, or NULL */
+    struct comm *parent; /* whose ranks exchange records first, or NULL */
     struct exchange_record mine, all[MAX_RANKS];
-    bool is_attached;
+    bool is_attached, has_posted, has_exchanged;
+    uint64_t exchange_count; /* of the parent, this one included */
 };
 
 ncclResult_t submit(const struct operation *operation);
-ncclResult_t submit_joining(struct joining *joining); /* which was allocated, and is freed */
-ncclResult_t note_group_error(ncclResult_t error); /* the end of the group, if one is open, will answer it too */
+ncclResult_t submit_joining(struct joining *joining); /* takes ownership */
+ncclResult_t note_group_error(ncclResult_t error); /* the end of an open group returns it, too */
 void group_start(void);
 ncclResult_t group_end(bool is_to_run);
 
+/* nccl_split.c */
+ncclResult_t exchange_records(struct joining **joinings, size_t count);
+
 /* nccl_comm.c */
+void pause_briefly(void);
+void retire(struct comm *comm);
+ncclResult_t check_comm(const struct comm *comm);
+ncclResult_t check_config(const ncclConfig_t *config);
+ncclResult_t check_rank(int rank, int ranks);
+ncclResult_t not_null(const void *pointer, const char *name);
+ncclResult_t read_id(const ncclUniqueId *id, unsigned char bytes[ID_SIZE]);
+ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm *parent, struct joining **joining);
+ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueId *id, int rank, const ncclConfig_t *config);
+void stop_operations(struct comm *comm);
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
+void reset_retired_lock(void);
 ncclResult_t join_all(struct joining **joinings, size_t count);
 void abandon_joining(struct joining *joining);
 bool is_comm(const struct comm *comm);

@@ -1,4 +1,4 @@
-/* NCCL: communicators come and go. */
+/* NCCL: communicators: unique ids, initialization, destruction, properties. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -7,20 +7,25 @@
 #include <time.h>
 
 #define COMM_MAGIC 0x6d6d6f63u
-#define ID_MAGIC "accsim\n" /* with its final zero eight bytes */
+#define ID_MAGIC "accsim\n" /* eight bytes with the final zero */
 
-enum { ID_MAGIC_SIZE = 8, NO_COLOR = -1, CONFIG_MAGIC = (int)0xcafebeef };
+enum { ID_MAGIC_SIZE = 8, CONFIG_MAGIC = (int)0xcafebeef };
 
-/* Communicators that are gone stay allocated, so that a late call with one is told so. */
+/* Destroyed communicators stay allocated, so that a late call with one gets an error. */
 static struct comm *retired_comms;
 static pthread_mutex_t retired_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void reset_retired_lock(void)
+{
+    pthread_mutex_init(&retired_lock, NULL);
+}
 
 bool is_comm(const struct comm *comm)
 {
     return comm && comm->magic == COMM_MAGIC && comm->fork_generation == fork_generation;
 }
 
-static ncclResult_t check_comm(const struct comm *comm)
+ncclResult_t check_comm(const struct comm *comm)
 {
     if (is_comm(comm))
         return ncclSuccess;
@@ -29,20 +34,12 @@ static ncclResult_t check_comm(const struct comm *comm)
     return fail(ncclInvalidArgument, "the communicator is NULL, was destroyed or is not ready yet");
 }
 
-#define RETURN_IF_ERROR(expression)                                                                                    \
-    do {                                                                                                               \
-        ncclResult_t error_ = (expression);                                                                            \
-        if (error_ != ncclSuccess)                                                                                     \
-            return error_;                                                                                             \
-    } while (0)
+ncclResult_t not_null(const void *pointer, const char *name)
+{
+    return pointer ? ncclSuccess : note_group_error(fail(ncclInvalidArgument, "the argument '%s' is NULL", name));
+}
 
-#define NOT_NULL(pointer)                                                                                              \
-    do {                                                                                                               \
-        if (!(pointer))                                                                                                \
-            return note_group_error(fail(ncclInvalidArgument, "%s: " #pointer " is NULL", __func__));                   \
-    } while (0)
-
-static void pause_briefly(void)
+void pause_briefly(void)
 {
     nanosleep(&(struct timespec){0, 1000000}, NULL);
 }
@@ -52,6 +49,11 @@ static struct comm *new_comm(int rank, int ranks)
     struct comm *comm = calloc(1, sizeof *comm);
     if (!comm)
         return NULL;
+    pthread_condattr_t attributes;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&comm->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&comm->lock, NULL);
     comm->fork_generation = fork_generation;
     comm->rank = rank;
@@ -59,7 +61,7 @@ static struct comm *new_comm(int rank, int ranks)
     return comm;
 }
 
-static void retire(struct comm *comm)
+void retire(struct comm *comm)
 {
     free(comm->factors);
     comm->factors = NULL;
@@ -70,45 +72,26 @@ static void retire(struct comm *comm)
     pthread_mutex_unlock(&retired_lock);
 }
 
-/* ---- Names. ---- */
+/* ---- Unique ids. ---- */
 
 EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
-    NOT_NULL(id);
+    RETURN_IF_ERROR(not_null(id, "id"));
     memset(id, 0, sizeof *id);
     memcpy(id->internal, ID_MAGIC, ID_MAGIC_SIZE);
     new_id((unsigned char *)id->internal + ID_MAGIC_SIZE);
     return ncclSuccess;
 }
 
-static ncclResult_t read_id(const ncclUniqueId *id, unsigned char bytes[ID_SIZE])
+ncclResult_t read_id(const ncclUniqueId *id, unsigned char bytes[ID_SIZE])
 {
     if (memcmp(id->internal, ID_MAGIC, ID_MAGIC_SIZE) != 0)
-        return fail(ncclInvalidArgument, "the unique id is not one of this library: did every rank get the same bytes?");
+        return fail(ncclInvalidArgument, "the unique id is not from this library; pass the result of ncclGetUniqueId");
     memcpy(bytes, id->internal + ID_MAGIC_SIZE, ID_SIZE);
     return ncclSuccess;
 }
 
-static uint64_t mix(uint64_t state, uint64_t word)
-{
-    state = (state ^ word) + UINT64_C(0x9e3779b97f4a7c15);
-    state = (state ^ state >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
-    state = (state ^ state >> 27) * UINT64_C(0x94d049bb133111eb);
-    return state ^ state >> 31;
-}
-
-/* The same words give the same id on every rank. */
-static void derive_id(unsigned char id[ID_SIZE], const struct comm *parent, const uint64_t *words, size_t count)
-{
-    uint64_t halves[2];
-    memcpy(halves, parent->id, sizeof halves);
-    for (size_t i = 0; i < count; i++)
-        for (int half = 0; half < 2; half++)
-            halves[half] = mix(halves[half] + (uint64_t)half, words[i]);
-    memcpy(id, halves, sizeof halves);
-}
-
-/* ---- Joining. ---- */
+/* ---- Initialization. ---- */
 
 void abandon_joining(struct joining *joining)
 {
@@ -120,59 +103,14 @@ void abandon_joining(struct joining *joining)
     *joining->handle = NULL;
 }
 
-/* From what the parent's ranks said: who is in the new communicator, and under which name they meet. */
-static ncclResult_t resolve_joining(struct joining *joining)
-{
-    struct comm *comm = joining->comm, *parent = joining->parent;
-    if (!comm->ranks) { /* a split */
-        if (joining->mine.color == NO_COLOR) {
-            retire(comm);
-            joining->comm = *joining->handle = NULL;
-            return ncclSuccess;
-        }
-        for (int rank = 0; rank < parent->ranks; rank++) {
-            const struct exchange_record *other = &joining->all[rank];
-            if (other->color != joining->mine.color)
-                continue;
-            comm->ranks++;
-            comm->rank += other->key < joining->mine.key || (other->key == joining->mine.key && rank < parent->rank);
-        }
-        const uint64_t words[] = {'s', parent->exchanges, (uint64_t)joining->mine.color};
-        derive_id(comm->id, parent, words, 3);
-        return ncclSuccess;
-    }
-    int root = 0;
-    while (root < parent->ranks && !joining->all[root].has_id)
-        root++;
-    if (root == parent->ranks)
-        return fail(ncclInvalidUsage, "no rank gave the unique id under which the communicator is to grow");
-    return read_id(&joining->all[root].id, comm->id);
-}
-
-static ncclResult_t exchange(struct joining **joinings, size_t count)
-{
-    struct batch batch = {calloc(count, sizeof(struct operation)), 0, count};
-    if (!batch.operations)
-        return fail(ncclSystemError, "out of memory");
-    for (size_t i = 0; i < count; i++)
-        if (joinings[i]->parent)
-            batch.operations[batch.count++] = (struct operation){
-                .code = EXCHANGE, .comm = joinings[i]->parent, .mine = &joinings[i]->mine, .all = joinings[i]->all};
-    ncclResult_t result = run_batch(&batch);
-    free(batch.operations);
-    for (size_t i = 0; i < count && result == ncclSuccess; i++)
-        if (joinings[i]->parent)
-            result = resolve_joining(joinings[i]);
-    return result;
-}
-
 static ncclResult_t check_gpus(const struct comm *comm)
 {
     const struct member *members = comm->shared->members;
     for (int i = 0; i < comm->ranks; i++)
         for (int j = i + 1; j < comm->ranks; j++)
             if (memcmp(members[i].gpu, members[j].gpu, UUID_SIZE) == 0)
-                return fail(ncclInvalidUsage, "duplicate GPU: ranks %d and %d are on the same one; each rank needs its own", i, j);
+                return fail(ncclInvalidUsage, "duplicate GPU: ranks %d and %d use the same one; each rank needs its own", i,
+                            j);
     return ncclSuccess;
 }
 
@@ -186,7 +124,7 @@ static ncclResult_t report_missing(const struct comm *comm)
                 comm->rank, seconds);
 }
 
-/* Whether all ranks are there now. */
+/* Attaches if possible, and checks whether all ranks are attached. */
 static ncclResult_t try_to_join(struct joining *joining, bool with_check, bool *is_complete)
 {
     struct comm *comm = joining->comm;
@@ -238,7 +176,7 @@ static ncclResult_t wait_for_members(struct joining **joinings, size_t count)
 
 ncclResult_t join_all(struct joining **joinings, size_t count)
 {
-    ncclResult_t result = exchange(joinings, count);
+    ncclResult_t result = exchange_records(joinings, count);
     if (result == ncclSuccess)
         result = wait_for_members(joinings, count);
     for (size_t i = 0; i < count; i++) {
@@ -250,14 +188,14 @@ ncclResult_t join_all(struct joining **joinings, size_t count)
     return result;
 }
 
-static ncclResult_t check_config(const ncclConfig_t *config)
+ncclResult_t check_config(const ncclConfig_t *config)
 {
     if (config && (config->size < sizeof *config || config->magic != (unsigned)CONFIG_MAGIC))
         return fail(ncclInvalidArgument, "the configuration was not initialized with NCCL_CONFIG_INITIALIZER");
     return ncclSuccess;
 }
 
-static ncclResult_t check_rank(int rank, int ranks)
+ncclResult_t check_rank(int rank, int ranks)
 {
     if (ranks < 1 || rank < 0 || rank >= ranks)
         return fail(ncclInvalidArgument, "rank %d of %d ranks", rank, ranks);
@@ -266,8 +204,8 @@ static ncclResult_t check_rank(int rank, int ranks)
     return ncclSuccess;
 }
 
-/* Allocates a communicator-to-be on the parent's device, or without a parent on the current one. */
-static ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm *parent, struct joining **joining)
+/* Allocates a new communicator on the parent's device, or on the current device if there is no parent. */
+ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm *parent, struct joining **joining)
 {
     *handle = NULL;
     *joining = calloc(1, sizeof **joining);
@@ -289,7 +227,7 @@ static ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struc
     return ncclSuccess;
 }
 
-static ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueId *id, int rank, const ncclConfig_t *config)
+ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueId *id, int rank, const ncclConfig_t *config)
 {
     struct joining *joining;
     unsigned char bytes[ID_SIZE] = {0};
@@ -303,21 +241,21 @@ static ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueI
 
 EXPORT ncclResult_t ncclCommInitRankConfig(struct comm **comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config)
 {
-    NOT_NULL(comm);
+    RETURN_IF_ERROR(not_null(comm, "comm"));
     return note_group_error(init_rank(comm, ranks, &id, rank, config));
 }
 
 EXPORT ncclResult_t ncclCommInitRank(struct comm **comm, int ranks, ncclUniqueId id, int rank)
 {
-    NOT_NULL(comm);
+    RETURN_IF_ERROR(not_null(comm, "comm"));
     return note_group_error(init_rank(comm, ranks, &id, rank, NULL));
 }
 
 EXPORT ncclResult_t ncclCommInitRankScalable(struct comm **comm, int ranks, int rank, int id_count, ncclUniqueId *ids,
                                              ncclConfig_t *config)
 {
-    NOT_NULL(comm);
-    NOT_NULL(ids);
+    RETURN_IF_ERROR(not_null(comm, "comm"));
+    RETURN_IF_ERROR(not_null(ids, "ids"));
     if (id_count < 1 || id_count > ranks)
         return note_group_error(fail(ncclInvalidArgument, "%d unique ids for %d ranks", id_count, ranks));
     return note_group_error(init_rank(comm, ranks, ids, rank, config));
@@ -328,7 +266,7 @@ EXPORT ncclResult_t ncclCommInitAll(struct comm **comms, int count, const int *d
     ncclUniqueId id;
     int device;
     unsigned char gpu[UUID_SIZE];
-    NOT_NULL(comms);
+    RETURN_IF_ERROR(not_null(comms, "comms"));
     RETURN_IF_ERROR(check_rank(0, count));
     RETURN_IF_ERROR(current_device(&device, gpu));
     RETURN_IF_ERROR(ncclGetUniqueId(&id));
@@ -344,125 +282,20 @@ EXPORT ncclResult_t ncclCommInitAll(struct comm **comms, int count, const int *d
     return group_end(true);
 }
 
-/* Before a communicator is made of another one. */
-static ncclResult_t check_parent(struct comm *parent, struct comm **handle, const ncclConfig_t *config)
-{
-    RETURN_IF_ERROR(check_comm(parent));
-    if (!handle)
-        return fail(ncclInvalidArgument, "there is no place for the new communicator");
-    if (parent->is_suspended)
-        return fail(ncclInvalidUsage, "the communicator is suspended");
-    return check_config(config);
-}
+/* ---- Destruction. ---- */
 
-static ncclResult_t split(struct comm *parent, int color, int key, struct comm **handle, const ncclConfig_t *config)
-{
-    struct joining *joining;
-    RETURN_IF_ERROR(check_parent(parent, handle, config));
-    if (color < NO_COLOR)
-        return fail(ncclInvalidArgument, "color %d is negative", color);
-    RETURN_IF_ERROR(new_joining(handle, 0, 0, parent, &joining));
-    joining->parent = parent;
-    joining->mine = (struct exchange_record){.color = color, .key = key};
-    return submit_joining(joining);
-}
-
-EXPORT ncclResult_t ncclCommSplit(struct comm *comm, int color, int key, struct comm **handle, ncclConfig_t *config)
-{
-    return note_group_error(split(comm, color, key, handle, config));
-}
-
-static void stop_operations(struct comm *comm)
+void stop_operations(struct comm *comm)
 {
     comm->is_revoked = true;
     comm->shared->members[comm->rank].state = MEMBER_REVOKED;
     wake_all(comm->shared);
-    while (comm->users > 0)
-        pause_briefly();
+    stop_worker(comm);
 }
-
-static ncclResult_t shrink(struct comm *parent, const int *excluded, int count, struct comm **handle,
-                           const ncclConfig_t *config, int flags)
-{
-    enum { ABORT = 1 };
-    bool is_excluded[MAX_RANKS] = {false};
-    struct joining *joining;
-    RETURN_IF_ERROR(check_parent(parent, handle, config));
-    if (count < 0 || (count > 0 && !excluded))
-        return fail(ncclInvalidArgument, "the list of excluded ranks is missing");
-    for (int i = 0; i < count; i++) {
-        if (excluded[i] < 0 || excluded[i] >= parent->ranks)
-            return fail(ncclInvalidArgument, "there is no rank %d to exclude", excluded[i]);
-        is_excluded[excluded[i]] = true;
-    }
-    if (is_excluded[parent->rank])
-        return fail(ncclInvalidUsage, "rank %d is excluded and must not take part", parent->rank);
-    if (flags & ABORT)
-        stop_operations(parent);
-    RETURN_IF_ERROR(new_joining(handle, 0, 0, parent, &joining));
-    /* The excluded may be dead, so nothing can be exchanged: each rank works out the same. */
-    uint64_t words[MAX_RANKS + 2] = {'r', ++parent->children};
-    for (int rank = 0; rank < parent->ranks; rank++) {
-        words[rank + 2] = is_excluded[rank];
-        joining->comm->ranks += !is_excluded[rank];
-        joining->comm->rank += !is_excluded[rank] && rank < parent->rank;
-    }
-    derive_id(joining->comm->id, parent, words, (size_t)parent->ranks + 2);
-    return submit_joining(joining);
-}
-
-EXPORT ncclResult_t ncclCommShrink(struct comm *comm, int *excluded, int count, struct comm **handle, ncclConfig_t *config,
-                                   int flags)
-{
-    return note_group_error(shrink(comm, excluded, count, handle, config, flags));
-}
-
-EXPORT ncclResult_t ncclCommGetUniqueId(struct comm *comm, ncclUniqueId *id)
-{
-    RETURN_IF_ERROR(check_comm(comm));
-    if (comm->has_growth_id)
-        return fail(ncclInvalidUsage, "the communicator has not grown by its last unique id yet");
-    RETURN_IF_ERROR(ncclGetUniqueId(id));
-    comm->has_growth_id = true;
-    return ncclSuccess;
-}
-
-static ncclResult_t grow(struct comm *parent, int ranks, const ncclUniqueId *id, int rank, struct comm **handle,
-                         const ncclConfig_t *config)
-{
-    struct joining *joining;
-    if (!parent) {
-        if (!id || !handle)
-            return fail(ncclInvalidArgument, "a new rank needs the unique id");
-        return init_rank(handle, ranks, id, rank, config);
-    }
-    RETURN_IF_ERROR(check_parent(parent, handle, config));
-    RETURN_IF_ERROR(check_rank(parent->rank, ranks));
-    if (rank != -1 && rank != parent->rank)
-        return fail(ncclInvalidArgument, "rank %d keeps its number, it cannot become %d", parent->rank, rank);
-    if (ranks <= parent->ranks)
-        return fail(ncclInvalidArgument, "%d ranks are no more than the %d there are", ranks, parent->ranks);
-    RETURN_IF_ERROR(new_joining(handle, parent->rank, ranks, parent, &joining));
-    joining->parent = parent;
-    joining->mine.has_id = id != NULL;
-    if (id)
-        joining->mine.id = *id;
-    parent->has_growth_id = false;
-    return submit_joining(joining);
-}
-
-EXPORT ncclResult_t ncclCommGrow(struct comm *comm, int ranks, const ncclUniqueId *id, int rank, struct comm **handle,
-                                 ncclConfig_t *config)
-{
-    return note_group_error(grow(comm, ranks, id, rank, handle, config));
-}
-
-/* ---- Leaving. ---- */
 
 static ncclResult_t leave(struct comm *comm, enum member_state state)
 {
     if (comm && comm->fork_generation != fork_generation)
-        return ncclSuccess; /* a forked child tidies up what is its parent's */
+        return ncclSuccess; /* a forked child must not touch its parent's communicators */
     uint32_t live = COMM_MAGIC;
     if (!comm || !atomic_compare_exchange_strong(&comm->magic, &live, 0))
         return fail(ncclInvalidArgument, "the communicator is NULL or was destroyed");
@@ -472,6 +305,9 @@ static ncclResult_t leave(struct comm *comm, enum member_state state)
     }
     while (comm->users > 0)
         pause_briefly();
+    if (state == MEMBER_LEFT)
+        drain(comm);
+    stop_worker(comm);
     detach(comm, state);
     retire(comm);
     return ncclSuccess;
@@ -493,6 +329,7 @@ EXPORT ncclResult_t ncclCommFinalize(struct comm *comm)
     if (comm->is_revoked || comm->is_finalized)
         return fail(ncclInvalidUsage, "the communicator was %s before", comm->is_revoked ? "revoked" : "finalized");
     comm->is_finalized = true;
+    drain(comm);
     return ncclSuccess;
 }
 
@@ -500,7 +337,7 @@ EXPORT ncclResult_t ncclCommRevoke(struct comm *comm, int flags)
 {
     RETURN_IF_ERROR(check_comm(comm));
     if (flags != 0)
-        return fail(ncclInvalidArgument, "the flags of a revocation must be 0");
+        return fail(ncclInvalidArgument, "flags %d of ncclCommRevoke; must be 0", flags);
     if (comm->is_revoked)
         return fail(ncclInvalidUsage, "the communicator was revoked before");
     stop_operations(comm);
@@ -526,13 +363,13 @@ EXPORT ncclResult_t ncclCommResume(struct comm *comm)
     return ncclSuccess;
 }
 
-/* ---- Questions. ---- */
+/* ---- Properties. ---- */
 
 EXPORT ncclResult_t ncclCommGetAsyncError(struct comm *comm, ncclResult_t *error)
 {
-    NOT_NULL(error);
-    NOT_NULL(comm);
-    comm->users++; /* it cannot be taken down meanwhile */
+    RETURN_IF_ERROR(not_null(error, "error"));
+    RETURN_IF_ERROR(not_null(comm, "comm"));
+    comm->users++; /* keeps the communicator from being destroyed */
     ncclResult_t result = check_comm(comm);
     if (result == ncclSuccess) {
         if (comm->asynchronous_error == ncclSuccess && comm->shared->failure)
@@ -545,7 +382,7 @@ EXPORT ncclResult_t ncclCommGetAsyncError(struct comm *comm, ncclResult_t *error
 
 EXPORT ncclResult_t ncclCommCount(const struct comm *comm, int *count)
 {
-    NOT_NULL(count);
+    RETURN_IF_ERROR(not_null(count, "count"));
     RETURN_IF_ERROR(check_comm(comm));
     *count = comm->ranks;
     return ncclSuccess;
@@ -553,7 +390,7 @@ EXPORT ncclResult_t ncclCommCount(const struct comm *comm, int *count)
 
 EXPORT ncclResult_t ncclCommCuDevice(const struct comm *comm, int *device)
 {
-    NOT_NULL(device);
+    RETURN_IF_ERROR(not_null(device, "device"));
     RETURN_IF_ERROR(check_comm(comm));
     *device = comm->device;
     return ncclSuccess;
@@ -561,7 +398,7 @@ EXPORT ncclResult_t ncclCommCuDevice(const struct comm *comm, int *device)
 
 EXPORT ncclResult_t ncclCommUserRank(const struct comm *comm, int *rank)
 {
-    NOT_NULL(rank);
+    RETURN_IF_ERROR(not_null(rank, "rank"));
     RETURN_IF_ERROR(check_comm(comm));
     *rank = comm->rank;
     return ncclSuccess;
@@ -570,10 +407,10 @@ EXPORT ncclResult_t ncclCommUserRank(const struct comm *comm, int *rank)
 EXPORT ncclResult_t ncclCommMemStats(struct comm *comm, int statistic, uint64_t *value)
 {
     enum { SUSPENDABLE, IS_SUSPENDED, PERSISTENT, TOTAL };
-    NOT_NULL(value);
+    RETURN_IF_ERROR(not_null(value, "value"));
     RETURN_IF_ERROR(check_comm(comm));
     if (statistic < SUSPENDABLE || statistic > TOTAL)
         return fail(ncclInvalidArgument, "there is no statistic %d", statistic);
-    *value = statistic == IS_SUSPENDED ? comm->is_suspended : 0; /* nothing is taken from the GPU */
+    *value = statistic == IS_SUSPENDED ? comm->is_suspended : 0; /* NCCL uses no device memory here */
     return ncclSuccess;
 }

@@ -1,6 +1,6 @@
-/* NCCL: what it needs of the simulated CUDA runtime.
+/* NCCL: calls to the simulated CUDA runtime.
  *
- * Nothing is linked: both majors of the runtime are preloaded, and only the one that the program uses knows its streams. */
+ * They are not linked: the runtimes of both majors are preloaded, and only the one that the program uses knows its streams. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -12,7 +12,7 @@ struct runtime {
     int (*cudaSetDevice)(int device);
     int (*cudaMalloc)(void **address, size_t size);
     int (*cudaFree)(void *address);
-    int (*cudaLaunchHostFunc)(void *stream, void (*function)(void *), void *argument);
+    const struct sim_pending *pending;
     int (*cudaUserObjectCreate)(void **object, void *argument, void (*destroy)(void *), unsigned references, unsigned flags);
     int (*cudaUserObjectRelease)(void *object, unsigned count);
     int (*cudaGraphRetainUserObject)(void *graph, void *object, unsigned count, unsigned flags);
@@ -45,7 +45,7 @@ static bool is_used(const char *node)
 
 static void load_runtime(void)
 {
-    /* A program that has not touched CUDA yet will use the newer one, if it is there. */
+    /* A program that has not used CUDA yet is assumed to use the newer runtime. */
     bool is_12 = is_used("libcudart.so.12") && !is_used("libcudart.so.13");
     const char *node = is_12 ? "libcudart.so.12" : "libcudart.so.13";
     is_complete = true;
@@ -55,7 +55,6 @@ static void load_runtime(void)
     FIND(cudaSetDevice);
     FIND(cudaMalloc);
     FIND(cudaFree);
-    FIND(cudaLaunchHostFunc);
     FIND(cudaUserObjectCreate);
     FIND(cudaUserObjectRelease);
     FIND(cudaGraphRetainUserObject);
@@ -65,6 +64,9 @@ static void load_runtime(void)
         *(void **)&runtime.capture_info = find("cudaStreamGetCaptureInfo_v2", node);
     else
         *(void **)&runtime.capture_info = find("cudaStreamGetCaptureInfo", node);
+    const struct sim_pending *(*pending)(void);
+    *(void **)&pending = find(SIM_PENDING_SYMBOL, node);
+    runtime.pending = pending ? pending() : NULL;
 }
 
 static ncclResult_t need_runtime(void)
@@ -80,16 +82,15 @@ static ncclResult_t check(int error, const char *function)
     return fail(ncclUnhandledCudaError, "%s: %s", function, runtime.cudaGetErrorString(error));
 }
 
-#define NEED_RUNTIME()                                                                                                 \
-    do {                                                                                                               \
-        ncclResult_t needed_ = need_runtime();                                                                         \
-        if (needed_ != ncclSuccess)                                                                                    \
-            return needed_;                                                                                            \
-    } while (0)
+/* Never NULL while there is a communicator. */
+const struct sim_pending *pending_runtime(void)
+{
+    return runtime.pending;
+}
 
 ncclResult_t current_device(int *device, unsigned char gpu[UUID_SIZE])
 {
-    NEED_RUNTIME();
+    RETURN_IF_ERROR(need_runtime());
     ncclResult_t result = check(runtime.cudaGetDevice(device), "cudaGetDevice");
     if (result != ncclSuccess)
         return result;
@@ -106,7 +107,7 @@ ncclResult_t current_device(int *device, unsigned char gpu[UUID_SIZE])
 
 ncclResult_t use_device(int device)
 {
-    NEED_RUNTIME();
+    RETURN_IF_ERROR(need_runtime());
     return check(runtime.cudaSetDevice(device), "cudaSetDevice");
 }
 
@@ -118,7 +119,7 @@ ncclResult_t get_capture_info(void *stream, struct capture_info *info)
     *info = (struct capture_info){0};
     if ((uintptr_t)stream <= 2)
         return ncclSuccess; /* the legacy stream cannot capture */
-    NEED_RUNTIME();
+    RETURN_IF_ERROR(need_runtime());
     int error = runtime.major == 12 ? runtime.capture_info.of_12(stream, &status, &info->id, &info->graph, NULL, &count)
                                     : runtime.capture_info.of_13(stream, &status, &info->id, &info->graph, NULL, NULL, &count);
     if (error == 0 && status == INVALIDATED)
@@ -128,12 +129,12 @@ ncclResult_t get_capture_info(void *stream, struct capture_info *info)
     return check(error, "cudaStreamGetCaptureInfo");
 }
 
-ncclResult_t capture_call(void *stream, const struct capture_info *info, void (*function)(void *), void (*release)(void *),
-                          void *argument)
+ncclResult_t capture_call(void *stream, int device, const struct capture_info *info, void (*function)(void *),
+                          void (*release)(void *), void *argument)
 {
     enum { NO_DESTRUCTOR_SYNC = 1, MOVE = 1 };
     void *object;
-    /* The graph owns the argument from here on. */
+    /* From here on the graph owns the argument. */
     int error = runtime.cudaUserObjectCreate(&object, argument, release, 1, NO_DESTRUCTOR_SYNC);
     if (error != 0) {
         release(argument);
@@ -144,17 +145,17 @@ ncclResult_t capture_call(void *stream, const struct capture_info *info, void (*
         runtime.cudaUserObjectRelease(object, 1);
         return check(error, "cudaGraphRetainUserObject");
     }
-    return check(runtime.cudaLaunchHostFunc(stream, function, argument), "cudaLaunchHostFunc");
+    return check(runtime.pending->capture(stream, device, function, argument), "capture");
 }
 
 ncclResult_t device_malloc(void **address, size_t size)
 {
-    NEED_RUNTIME();
+    RETURN_IF_ERROR(need_runtime());
     return check(runtime.cudaMalloc(address, size), "cudaMalloc");
 }
 
 ncclResult_t device_free(void *address)
 {
-    NEED_RUNTIME();
+    RETURN_IF_ERROR(need_runtime());
     return check(runtime.cudaFree(address), "cudaFree");
 }

@@ -1,8 +1,14 @@
-/* NCCL: groups, and the way of the work to the streams. */
+/* NCCL: groups of calls, and their submission to the communicators' workers. */
 #include "nccl.h"
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+struct batch {
+    struct operation *operations;
+    size_t count, capacity;
+};
 
 struct group {
     int depth;
@@ -14,64 +20,71 @@ struct group {
 
 static _Thread_local struct group group;
 
-/* ---- Running, or capturing. ---- */
+/* ---- Submission, now or at each launch of a graph. ---- */
+
+struct captured_job {
+    size_t count;
+    struct operation operations[];
+};
 
 static void replay(void *argument)
 {
-    struct batch *batch = argument;
-    ncclResult_t result = run_batch(batch);
+    const struct captured_job *captured = argument;
+    ncclResult_t result = submit_operations(captured->operations, captured->count, true);
     if (result == ncclSuccess)
         return;
-    /* There is nobody to return it to. */
-    for (size_t i = 0; i < batch->count; i++)
-        if (is_comm(batch->operations[i].comm))
-            batch->operations[i].comm->asynchronous_error = (int)result;
+    /* The host function of a graph cannot return an error. */
     fail(result, "in the launch of a graph: %s", ncclGetLastError(NULL));
     fprintf(stderr, "NCCL (simulated): %s\n", ncclGetLastError(NULL));
 }
 
-static void release(void *argument)
+static ncclResult_t capture(const struct operation *operations, size_t count, const struct capture_info *info)
 {
-    struct batch *batch = argument;
-    free(batch->operations);
-    free(batch);
-}
-
-static ncclResult_t capture(const struct batch *batch, void *stream, const struct capture_info *info)
-{
-    struct batch *copy = calloc(1, sizeof *copy);
-    if (copy)
-        copy->operations = malloc(batch->count * sizeof *copy->operations);
-    if (!copy || !copy->operations) {
-        free(copy);
+    struct captured_job *captured = malloc(sizeof *captured + count * sizeof *operations);
+    if (!captured)
         return fail(ncclSystemError, "out of memory");
-    }
-    for (copy->count = 0; copy->count < batch->count; copy->count++)
-        copy->operations[copy->count] = batch->operations[copy->count];
-    return capture_call(stream, info, replay, release, copy);
+    captured->count = count;
+    memcpy(captured->operations, operations, count * sizeof *operations);
+    return capture_call(operations->stream, operations->comm->device, info, replay, free, captured);
 }
 
-/* What was submitted to the streams before is done, so the batch runs now; in a graph, at each of its launches. */
+/* Moves all operations of the first operation's communicator to the front, in order; returns their count. */
+static size_t partition(struct operation *operations, size_t count)
+{
+    size_t moved = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (operations[i].comm != operations[0].comm)
+            continue;
+        struct operation operation = operations[i];
+        memmove(operations + moved + 1, operations + moved, (i - moved) * sizeof *operations);
+        operations[moved++] = operation;
+    }
+    return moved;
+}
+
 static ncclResult_t launch(struct batch *batch)
 {
     struct capture_info first = {0}, info;
     for (size_t i = 0; i < batch->count; i++) {
         if (i > 0 && batch->operations[i].stream == batch->operations[i - 1].stream)
             continue;
-        ncclResult_t result = get_capture_info(batch->operations[i].stream, &info);
-        if (result != ncclSuccess)
-            return result;
+        RETURN_IF_ERROR(get_capture_info(batch->operations[i].stream, &info));
         if (i == 0)
             first = info;
         if (info.id != first.id)
             return fail(ncclInvalidUsage, "the streams of a group must all belong to one capture, or none to any");
     }
-    return first.id != 0 ? capture(batch, batch->operations[0].stream, &first) : run_batch(batch);
+    for (size_t start = 0, count; start < batch->count; start += count) {
+        struct operation *operations = batch->operations + start;
+        count = partition(operations, batch->count - start);
+        RETURN_IF_ERROR(first.id != 0 ? capture(operations, count, &first) : submit_operations(operations, count, false));
+    }
+    return ncclSuccess;
 }
 
 /* ---- Groups. ---- */
 
-static ncclResult_t record_error(ncclResult_t error)
+ncclResult_t note_group_error(ncclResult_t error)
 {
     if (group.depth > 0 && group.error == ncclSuccess)
         group.error = error;
@@ -93,13 +106,13 @@ static bool grow(void **array, size_t count, size_t *capacity, size_t size)
 
 ncclResult_t submit(const struct operation *operation)
 {
-    struct operation alone = *operation;
+    struct operation single = *operation;
     struct batch *batch = &group.batch;
     if (group.depth == 0)
-        return launch(&(struct batch){&alone, 1, 1});
+        return launch(&(struct batch){&single, 1, 1});
     if (!grow((void **)&batch->operations, batch->count, &batch->capacity, sizeof *batch->operations))
-        return record_error(fail(ncclSystemError, "out of memory"));
-    batch->operations[batch->count++] = alone;
+        return note_group_error(fail(ncclSystemError, "out of memory"));
+    batch->operations[batch->count++] = single;
     return ncclSuccess;
 }
 
@@ -112,7 +125,7 @@ ncclResult_t submit_joining(struct joining *joining)
     }
     if (!grow((void **)&group.joinings, group.joining_count, &group.joining_capacity, sizeof(struct joining *))) {
         free(joining);
-        return record_error(fail(ncclSystemError, "out of memory"));
+        return note_group_error(fail(ncclSystemError, "out of memory"));
     }
     group.joinings[group.joining_count++] = joining;
     return ncclSuccess;
@@ -123,18 +136,13 @@ void group_start(void)
     group.depth++;
 }
 
-ncclResult_t note_group_error(ncclResult_t error)
-{
-    return record_error(error);
-}
-
 ncclResult_t group_end(bool is_to_run)
 {
     if (group.depth == 0)
         return fail(ncclInvalidUsage, "there is no group to end");
     if (--group.depth > 0)
         return ncclSuccess;
-    /* Taken out of the thread's group first: what runs may start groups itself. */
+    /* The thread's group is reset first, because the launch may start groups itself. */
     struct group ended = group;
     group = (struct group){0};
     ncclResult_t result = ended.error;

@@ -28,7 +28,7 @@ static inline uint32_t to_bits(float value)
     return bits;
 }
 
-/* Widens a small float of IEEE's layout with five bits of exponent, given as a half. */
+/* Converts a float16, or a float8 with five bits of exponent in its upper half. */
 static inline float from_half(uint16_t half)
 {
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
@@ -37,7 +37,7 @@ static inline float from_half(uint16_t half)
     return to_float(to_bits(value) | special | (uint32_t)(half & 0x8000) << 16);
 }
 
-/* Rounds to the nearest float with few bits, ties to even, as its code without the sign; beyond the largest: that. */
+/* Rounds to nearest, ties to even, and returns the bits without the sign; larger values give `largest`. */
 static inline uint32_t narrow(float value, int mantissa, int bias, uint32_t largest)
 {
     uint32_t bits = to_bits(value) & 0x7fffffff;
@@ -50,7 +50,7 @@ static inline uint32_t narrow(float value, int mantissa, int bias, uint32_t larg
         return 0;
     uint32_t kept = significand >> shift, rest = significand & ((1u << shift) - 1), half = 1u << (shift - 1);
     kept += rest > half || (rest == half && (kept & 1));
-    /* A carry runs on into the exponent, as it should. */
+    /* A carry of the mantissa increments the exponent, as it should. */
     uint32_t code = is_subnormal ? kept : kept + ((uint32_t)(exponent + bias - 1) << mantissa);
     return code < largest ? code : largest;
 }
@@ -93,7 +93,7 @@ static inline float from_e4m3(uint8_t value)
     return to_float(to_bits(to_float((uint32_t)(value & 0x7f) << 20) * 0x1p120f) | sign);
 }
 
-/* As on a GPU, what is too large for eight bits becomes the largest finite number. */
+/* Values too large for float8 saturate to the largest finite value, as on a GPU. */
 static inline uint8_t to_e5m2(float value)
 {
     return (uint8_t)((value != value ? 0x7f : narrow(value, 2, 15, 0x7b)) | sign_of(value, 7));
@@ -106,9 +106,9 @@ static inline uint8_t to_e4m3(float value)
 
 #define SAME(value) (value)
 #define FIRST_IF(condition, a, b) ((condition) ? (a) : (b))
-#define NUMBER_IF(condition, a, b) ((condition) || (b) != (b) ? (a) : (b)) /* a number beats what is none */
+#define NUMBER_IF(condition, a, b) ((condition) || (b) != (b) ? (a) : (b)) /* NaN loses */
 
-/* Numbers are stored as TYPE and added up as SUM; integers wrap, which only their unsigned WRAP may do in C. */
+/* Values are stored as TYPE and summed as SUM_TYPE. Integers wrap around, which C allows for unsigned WRAP only. */
 #define DEFINE(NAME, TYPE, SUM_TYPE, WRAP, WIDE, LOAD, STORE, CHOOSE)                                                  \
     static void reduce_##NAME(char *target, char *const *sources, int count, size_t elements, int reduction)           \
     {                                                                                                                  \

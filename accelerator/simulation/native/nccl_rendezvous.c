@@ -1,9 +1,9 @@
-/* NCCL: where the ranks of a communicator meet.
+/* NCCL: the shared file of a communicator, through which its ranks find each other.
  *
- * Rank 0 makes a file that the unique id names; the others find it, and the last to come removes the name. Each process
- * holds a lock on one byte of the file for each of its ranks. The kernel drops such locks when a process ends, however it
- * ends, and neither the reuse of process numbers nor their name spaces can mislead: who has no lock is gone. Closing any
- * descriptor of a file drops all locks that the process has on it, so a process opens a file once. */
+ * Rank 0 creates a file that is named by the unique id. The other ranks open it, and the last one unlinks it. For each of
+ * its ranks a process locks one byte of the file. The kernel drops these locks when the process ends, for whatever reason, so
+ * a rank without a lock is gone; unlike process ids, locks are never reused and work across pid namespaces. Closing any
+ * descriptor of a file drops all locks of the process on it, so each process opens the file once. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -35,14 +35,16 @@ int fork_generation;
 static struct attachment *attachments;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* Ranks do not outlive a fork in the child: the locks stay with the parent. */
+/* A forked child loses the file locks, so the ranks stay with the parent. */
 static void reset_in_child(void)
 {
     fork_generation++;
     for (struct attachment *attachment = attachments; attachment; attachment = attachment->next)
         close(attachment->file);
     attachments = NULL;
-    lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_init(&lock, NULL);
+    reset_error_lock();
+    reset_retired_lock();
 }
 
 __attribute__((constructor)) static void watch_forks(void)
@@ -66,7 +68,7 @@ static void format_name(const unsigned char id[ID_SIZE], char name[2 * ID_SIZE +
         snprintf(name + 2 * i, 3, "%02x", id[i]);
 }
 
-/* The directories a file may be in, in the order they are tried. */
+/* Directories for the file, in order of preference. */
 static int list_directories(const char *directories[3])
 {
     int count = 0;
@@ -109,7 +111,7 @@ static struct attachment *find_attachment(const char *name)
     return attachment;
 }
 
-/* Removes files in which no process has a member any more. */
+/* Removes files that no process uses any more. */
 static void remove_abandoned(const char *directory)
 {
     DIR *entries = opendir(directory);
@@ -184,8 +186,8 @@ static struct attachment *new_attachment(const char *name, const char *path, int
     return attachment;
 }
 
-/* Makes the file under a name for the time being, for others must not find it unfinished. Answers EAGAIN if another
- * process took it for abandoned before it was locked. */
+/* Creates the file under a temporary name, so that no other rank opens it unfinished. Returns EAGAIN if another process
+ * removed it as abandoned before it was locked. */
 static int make_in(const char *directory, const char *name, int ranks, struct attachment **made)
 {
     char path[PATH_SIZE], unfinished[PATH_SIZE + 8];
@@ -240,7 +242,7 @@ static ncclResult_t make(const char *name, int ranks, struct attachment **made)
                 plan(ranks).size, ranks, strerror(error));
 }
 
-/* Opens the file if it is there, and locks the rank's byte before anything else. */
+/* Opens the file if it exists, and locks the rank's byte first. */
 static struct attachment *find_file(const char *name, int rank)
 {
     const char *directories[3];
@@ -286,7 +288,7 @@ void remove_file_name(struct attachment *attachment)
     pthread_mutex_unlock(&lock);
 }
 
-/* Called with the lock held: gives up what nobody here uses. */
+/* Closes the file when no rank of this process uses it. Called with the lock held. */
 static void release(struct attachment *attachment)
 {
     if (attachment->references > 0)
@@ -306,7 +308,7 @@ static ncclResult_t become_member(struct comm *comm, struct attachment *attachme
 {
     struct shared_state *shared = attachment->shared;
     if (shared->ranks != comm->ranks)
-        return fail(ncclInvalidUsage, "rank %d says that there are %d ranks, rank 0 that there are %d", comm->rank, comm->ranks,
+        return fail(ncclInvalidUsage, "rank %d says that there are %d ranks, rank 0 says %d", comm->rank, comm->ranks,
                     shared->ranks);
     struct member *member = &shared->members[comm->rank];
     if (member->state != MEMBER_ABSENT || !lock_byte(attachment->file, comm->rank))
@@ -351,7 +353,7 @@ void detach(struct comm *comm, enum member_state state)
     pthread_mutex_lock(&lock);
     struct shared_state *shared = attachment->shared;
     if (shared->attached < shared->ranks)
-        remove_path(attachment); /* nobody is to find a communicator that lacks a rank */
+        remove_path(attachment); /* no other rank may attach to an incomplete communicator */
     shared->members[comm->rank].state = (int)state;
     wake_all(shared);
     struct flock range = bytes(F_UNLCK, comm->rank, 1);

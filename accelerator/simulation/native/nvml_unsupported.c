@@ -1,7 +1,7 @@
 /* The functions of NVML that are not simulated. NVIDIA's Python binding needs their names: if one is missing, a
- * program assumes an old driver, not a GPU without the feature. The stubs are weak: a function of another file takes the place
- * of the stub of its name. */
+ * program assumes an old driver, not a GPU without the feature. */
 #include "nvml.h"
+#include "stubs.h"
 
 static int refuse(const char *function)
 {
@@ -17,14 +17,14 @@ static int refuse_device(const char *function, nvml_handle handle)
 }
 
 #define NAME(name)                                                                                                     \
-    SIM_EXPORT __attribute__((weak)) int name(void)                                                                    \
+    STUB int name(void)                                                                    \
     {                                                                                                                  \
         return refuse(__func__);                                                                                       \
     }
 
 /* The first argument is a device. */
 #define DEVICE_NAME(name)                                                                                              \
-    SIM_EXPORT __attribute__((weak)) int name(nvml_handle handle)                                                      \
+    STUB int name(nvml_handle handle)                                                      \
     {                                                                                                                  \
         return refuse_device(__func__, handle);                                                                        \
     }

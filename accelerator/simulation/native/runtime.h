@@ -7,6 +7,7 @@
 #include "driver_errors.h"
 #include "driver_table.h"
 #include "errors.h"
+#include "pending.h"
 
 #ifndef CUDART
 #error "CUDART is the major version of the runtime to build: 12 or 13"
@@ -59,6 +60,7 @@ struct stream {
     int device;
     int priority;
     _Atomic int64_t idle_at; /* nanoseconds of CLOCK_MONOTONIC; 0 before any work took time */
+    struct pending pending;
     _Atomic(struct capture *) capture;
     struct stream *next;     /* of the streams in the same capture, or of the free ones */
     unsigned captured_count; /* pieces of work captured so far */
@@ -87,6 +89,7 @@ struct work {
         struct {
             void (*function)(void *argument);
             void *argument;
+            bool submits_work; /* to the stream, rather than doing it */
         } host;
         struct {
             bool (*compute)(uint64_t id);
@@ -104,6 +107,17 @@ cudaError_t run(struct stream *stream, const struct work *work);
 cudaError_t wait_for_stream(struct stream *stream);
 void delay_stream(struct stream *stream, int64_t until);
 
+/* runtime_pending.c */
+extern _Atomic int waiting_count; /* of streams, events and whatever else waits for unfinished work */
+extern _Atomic int accelerator_simulation_attention;
+
+cudaError_t wait_for_pending(struct pending *pending);
+cudaError_t wait_for_pending_on_device(int ordinal);
+cudaError_t wait_for_pending_on_stream(void *handle);
+void drop_pending(struct pending *pending);
+cudaError_t prepare_work(struct stream *stream, const struct work *work); /* before it is done; needed if anything waits */
+void call_host_function(struct stream *stream, const struct work *work);
+
 /* runtime_event.c */
 struct event {
     uint32_t magic;
@@ -111,7 +125,8 @@ struct event {
     unsigned flags;
     _Atomic int64_t own_time, *time; /* when it is reached, 0 if never recorded; shared memory once exported */
     int file;                        /* the shared memory, or -1 */
-    uint64_t capture_id;             /* the capture in which it was last recorded, or 0 */
+    struct pending pending;
+    _Atomic uint64_t capture_id;     /* the capture in which it was last recorded, or 0 */
     struct stream *captured_on;
     unsigned captured_count; /* of that stream, at that time */
     struct event *next;      /* of the free events */
@@ -151,8 +166,7 @@ void graph_release(struct graph *graph);
 /* runtime_kernel.c */
 void computation_released(uint64_t id);
 
-/* Entry points in the table for the driver. */
-cudaError_t cudaStreamIsCapturing(void *handle, int *status);
+/* runtime_stream.c. The table for the driver. */
 const struct sim_runtime *accelerator_sim_runtime(void);
 
 /* runtime_pool.c */

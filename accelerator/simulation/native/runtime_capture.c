@@ -23,9 +23,7 @@ struct capture {
     struct capture *next;
 };
 
-/* Exported for the kernel overrides, which read it before each op. */
 _Atomic int active_captures;
-extern _Atomic int accelerator_simulation_captures __attribute__((alias("active_captures"), visibility("default")));
 
 static struct capture *captures;
 static uint64_t last_id;
@@ -89,6 +87,7 @@ static cudaError_t begin(struct stream *stream, struct graph *graph, int mode)
     capture->next = captures;
     captures = capture;
     active_captures++;
+    accelerator_simulation_attention++;
     return SUCCESS;
 }
 
@@ -150,6 +149,7 @@ static cudaError_t end(struct capture *capture, struct graph **graph)
         link = &(*link)->next;
     *link = capture->next;
     active_captures--;
+    accelerator_simulation_attention--;
 
     if (error != SUCCESS && !capture->extends_graph)
         graph_release(capture->graph);

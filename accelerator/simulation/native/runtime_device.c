@@ -258,6 +258,7 @@ EXPORT cudaError_t cudaDeviceSynchronize(void)
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
     RETURN_IF_ERROR(unsafe_call());
+    RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
     if (device->busy_until != 0)
         sleep_until(device->busy_until);
     return SUCCESS;

@@ -79,6 +79,7 @@ EXPORT cudaError_t cudaEventDestroy(void *handle)
     if (!event)
         return fail(ERROR_INVALID_HANDLE);
     event->magic = 0;
+    drop_pending(&event->pending);
     leave_sharing(event);
     pthread_mutex_lock(&lock);
     event->next = free_events;
@@ -121,7 +122,7 @@ static cudaError_t enter_event(const char *function, void *handle, struct event 
 
 static bool is_reached(const struct event *event)
 {
-    return *event->time == 0 || *event->time <= now();
+    return event->pending.count == 0 && (*event->time == 0 || *event->time <= now());
 }
 
 EXPORT cudaError_t cudaEventQuery(void *handle)
@@ -135,6 +136,7 @@ EXPORT cudaError_t cudaEventSynchronize(void *handle)
 {
     struct event *event;
     RETURN_IF_ERROR(enter_event(__func__, handle, &event));
+    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending)));
     if (!is_reached(event))
         sleep_until(*event->time);
     return SUCCESS;
@@ -190,6 +192,7 @@ EXPORT cudaError_t cudaIpcGetEventHandle(struct sim_ipc_handle *target, void *ha
     struct event *event = find_event(handle);
     if (!target || !event || !(event->flags & INTERPROCESS))
         return fail(ERROR_INVALID_HANDLE);
+    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending))); /* other processes cannot */
     pthread_mutex_lock(&lock);
     cudaError_t error = share(event);
     pthread_mutex_unlock(&lock);

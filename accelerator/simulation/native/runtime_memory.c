@@ -29,6 +29,7 @@ EXPORT cudaError_t cudaFree(void *address)
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
+    RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
     if (device->busy_until != 0)
         sleep_until(device->busy_until);
     if (driver->find_memory(address, &memory) && memory.pool)
@@ -54,10 +55,12 @@ EXPORT cudaError_t cudaMallocHost(void **address, size_t size)
 
 EXPORT cudaError_t cudaFreeHost(void *address)
 {
-    RETURN_IF_ERROR(enter_context(__func__, NULL));
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
+    RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
     return finish(driver->cuMemFreeHost(address));
 }
 

@@ -97,7 +97,7 @@ cudaError_t run(struct stream *stream, const struct work *work)
             memset(work->fill.target, work->fill.value, work->fill.size);
         break;
     case WORK_HOST:
-        work->host.function(work->host.argument);
+        call_host_function(stream, work);
         break;
     case WORK_RECORD:
         *work->event->time = reached_at(stream);
@@ -116,16 +116,18 @@ cudaError_t submit(struct stream *stream, const struct work *work)
 {
     if (__builtin_expect(stream->capture != NULL, 0))
         return capture_work(stream, work);
-    return run(stream, work);
+    cudaError_t error = __builtin_expect(waiting_count != 0, 0) ? prepare_work(stream, work) : SUCCESS;
+    return error == SUCCESS ? run(stream, work) : error;
 }
 
 cudaError_t wait_for_stream(struct stream *stream)
 {
     if (stream->capture)
         return refuse_captured_stream(stream);
-    if (stream->idle_at != 0)
+    cudaError_t error = wait_for_pending(&stream->pending);
+    if (error == SUCCESS && stream->idle_at != 0)
         sleep_until(stream->idle_at);
-    return SUCCESS;
+    return error;
 }
 
 static struct stream *new_stream(void)
@@ -178,6 +180,7 @@ EXPORT cudaError_t cudaStreamDestroy(void *handle)
     if (stream->capture)
         RETURN_IF_ERROR(finish(refuse_captured_stream(stream)));
     stream->magic = 0;
+    drop_pending(&stream->pending);
     pthread_mutex_lock(&lock);
     stream->next = free_streams;
     free_streams = stream;
@@ -209,7 +212,8 @@ EXPORT cudaError_t cudaStreamQuery(void *handle)
     RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
     if (stream->capture)
         return fail(refuse_captured_stream(stream));
-    return stream->idle_at != 0 && stream->idle_at > now() ? fail(ERROR_NOT_READY) : SUCCESS;
+    bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && stream->idle_at > now());
+    return is_busy ? fail(ERROR_NOT_READY) : SUCCESS;
 }
 
 EXPORT cudaError_t cudaStreamSynchronize(void *handle)
@@ -238,7 +242,7 @@ EXPORT cudaError_t cudaLaunchHostFunc(void *handle, void (*function)(void *argum
     RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
     if (!function)
         return fail(ERROR_INVALID_VALUE);
-    return finish(submit(stream, &(struct work){.type = WORK_HOST, .host = {function, argument}}));
+    return finish(submit(stream, &(struct work){.type = WORK_HOST, .host = {function, argument, false}}));
 }
 
 EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *stream, cudaError_t status, void *argument),
@@ -250,6 +254,7 @@ EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *st
         return fail(ERROR_INVALID_VALUE);
     if (stream->capture)
         return fail(refuse_captured_stream(stream));
+    RETURN_IF_ERROR(finish(wait_for_pending(&stream->pending)));
     callback(handle, SUCCESS, argument);
     return SUCCESS;
 }
@@ -259,7 +264,8 @@ static int create_stream(void **handle, unsigned flags, int priority)
     return cudaStreamCreateWithPriority((struct stream **)handle, flags, priority);
 }
 
-/* For the driver. */
+cudaError_t cudaStreamIsCapturing(void *handle, int *status);
+
 EXPORT const struct sim_runtime *accelerator_sim_runtime(void)
 {
     static const struct sim_runtime table = {
@@ -268,6 +274,8 @@ EXPORT const struct sim_runtime *accelerator_sim_runtime(void)
         .query_stream = cudaStreamQuery,
         .synchronize_stream = cudaStreamSynchronize,
         .is_capturing = cudaStreamIsCapturing,
+        .wait_for_pending_on_device = wait_for_pending_on_device,
+        .wait_for_pending_on_stream = wait_for_pending_on_stream,
         .free_to_pool = pool_free,
     };
     return &table;

@@ -36,8 +36,11 @@ static cudaError_t find_address(void **address, size_t *size, const void *host_v
     struct symbol *symbol = symbols;
     while (symbol && symbol->host_variable != host_variable)
         symbol = symbol->next;
-    if (symbol && !symbol->copies[device])
+    if (symbol && !symbol->copies[device]) {
         error = driver->cuMemAlloc((uintptr_t *)&symbol->copies[device], symbol->size);
+        if (error == SUCCESS)
+            driver->fill_with_zeros(symbol->copies[device], symbol->size);
+    }
     if (symbol && error == SUCCESS) {
         *address = symbol->copies[device];
         *size = symbol->size;

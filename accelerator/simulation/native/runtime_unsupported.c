@@ -1,20 +1,21 @@
-/* The CUDA runtime: entry points that PyTorch is linked to and that are not simulated. */
+/* The CUDA runtime: entry points that are not simulated. */
 #include "runtime.h"
+#include "stubs.h"
 
-#define NOT_SUPPORTED(name)                                                                                            \
-    EXPORT cudaError_t name(void)                                                                                      \
+static cudaError_t refuse(const char *function)
+{
+    RETURN_IF_ERROR(enter(function));
+    return fail(ERROR_NOT_SUPPORTED);
+}
+
+#define NAME(name)                                                                                                     \
+    STUB cudaError_t name(void)                                                                                        \
     {                                                                                                                  \
-        RETURN_IF_ERROR(enter(__func__));                                                                                                       \
-        return fail(ERROR_NOT_SUPPORTED);                                                                              \
+        return refuse(__func__);                                                                                       \
     }
 
-NOT_SUPPORTED(cudaGraphAddNode)
-NOT_SUPPORTED(cudaGraphConditionalHandleCreate)
-NOT_SUPPORTED(cudaLibraryLoadData)
-NOT_SUPPORTED(cudaLibraryLoadFromFile)
-NOT_SUPPORTED(cudaLibraryUnload)
-NOT_SUPPORTED(cudaLibraryGetKernel)
-NOT_SUPPORTED(cudaLibraryGetGlobal)
-NOT_SUPPORTED(cudaLibraryGetManaged)
-NOT_SUPPORTED(cudaLibraryGetUnifiedFunction)
-NOT_SUPPORTED(cudaLibraryGetKernelCount)
+#if CUDART == 12
+#include "names_cudart_12.h"
+#else
+#include "names_cudart_13.h"
+#endif

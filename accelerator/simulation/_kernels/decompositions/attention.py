@@ -14,6 +14,8 @@ from torch import Tensor
 
 from .common import widened
 
+_aten = torch.ops.aten
+
 
 class Mask(NamedTuple):
     """The keys that a query attends to.
@@ -125,6 +127,64 @@ def attend_backward(
         _sum_over_query_heads(grad_value, value),
         grad_scores,
     )
+
+
+_FLASH_TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _flash_causality(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None, dropout: Dropout
+) -> bool | None:
+    """Return whether the CPU's flash kernel is to mask causally, or None if it does not support the call."""
+    queries, keys = query.size(-2), key.size(-2)
+    if (
+        bias is not None
+        or dropout.probability
+        or mask.left is not None
+        or query.dim() != 4
+        or query.dtype not in _FLASH_TYPES
+        or not query.size(1) == key.size(1) == value.size(1)
+        or not query.size(3) == key.size(3) == value.size(3)
+        or not queries * keys * query.size(0)
+    ):
+        return None
+    if mask.right is None:
+        return False
+    return True if mask.right == 0 and (queries == keys or not mask.from_end) else None
+
+
+def attend_masked(
+    query: Tensor, key: Tensor, value: Tensor, mask: Mask, bias: Tensor | None, dropout: Dropout, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return output and logsumexp for (batch, heads, length, features), by the CPU's flash kernel if it supports the call."""
+    is_causal = _flash_causality(query, key, value, mask, bias, dropout)
+    if is_causal is not None:
+        return _aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, scale=scale)
+    total = add_biases(mask.bias(query.size(-2), key.size(-2), widened(query)), None if bias is None else widened(bias))
+    return attend(query, key, value, total, dropout, scale)
+
+
+def attend_masked_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    mask: Mask,
+    bias: Tensor | None,
+    dropout: Dropout,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the gradients of query, key, value, and of a bias in the shape of the scores."""
+    is_causal = _flash_causality(query, key, value, mask, bias, dropout)
+    if is_causal is not None and logsumexp.numel():
+        # Some kernels pad the logsumexp.
+        logsumexp = logsumexp.reshape(*query.shape[:2], -1)[..., : query.size(2)].to(torch.float32)
+        arguments = (grad, query, key, value, output, logsumexp, 0.0, is_causal)
+        return *_aten._scaled_dot_product_flash_attention_for_cpu_backward(*arguments, scale=scale), None
+    total = add_biases(mask.bias(query.size(-2), key.size(-2), widened(query)), None if bias is None else widened(bias))
+    return attend_backward(grad, query, key, value, total, dropout, scale)
 
 
 Sequences = list[tuple[int, slice, slice]]

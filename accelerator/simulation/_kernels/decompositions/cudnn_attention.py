@@ -12,9 +12,8 @@ from .attention import (
     Dropout,
     Mask,
     Sequences,
-    add_biases,
-    attend,
-    attend_backward,
+    attend_masked,
+    attend_masked_backward,
     attend_packed,
     attend_packed_backward,
     draw_seed,
@@ -25,7 +24,7 @@ from .attention import (
     seed_from_tensor,
     seed_tensors,
 )
-from .common import widened, with_layout_of
+from .common import with_layout_of
 
 
 def cudnn_forward(
@@ -50,9 +49,8 @@ def cudnn_forward(
     dropout = Dropout(dropout_p, draw_seed(dropout_p))
     if cum_seq_q is None:
         raise_unsupported("_cudnn_attention_forward of unpacked sequences", seqused_k=seqused_k)
-        output, logsumexp = attend(
-            query, key, value, _cudnn_bias(query, key, attn_bias, is_causal), dropout, resolve_scale(query, scale)
-        )
+        mask, bias = _mask_and_bias(attn_bias, is_causal)
+        output, logsumexp = attend_masked(query, key, value, mask, bias, dropout, resolve_scale(query, scale))
         logsumexp = logsumexp.unsqueeze(-1)
     else:
         raise_unsupported("_cudnn_attention_forward of packed sequences", attn_bias=attn_bias)
@@ -65,9 +63,9 @@ def cudnn_forward(
     return result, logsumexp.to(torch.float32), cum_seq_q, cum_seq_k, max_q, max_k, *seeds, None
 
 
-def _cudnn_bias(query: Tensor, key: Tensor, attn_bias: Tensor | None, is_causal: bool) -> Tensor | None:
-    causal = Mask(right=0).bias(query.size(-2), key.size(-2), widened(query)) if is_causal else None
-    return add_biases(causal, None if attn_bias is None or attn_bias.numel() == 0 else widened(attn_bias))
+def _mask_and_bias(attn_bias: Tensor | None, is_causal: bool) -> tuple[Mask, Tensor | None]:
+    mask = Mask(right=0) if is_causal else Mask()
+    return mask, None if attn_bias is None or attn_bias.numel() == 0 else attn_bias
 
 
 def _cudnn_packed_mask(sequences: Sequences, is_causal: bool) -> Mask:
@@ -104,8 +102,10 @@ def cudnn_backward(
         sequences = packed_sequences(cum_seq_q, cum_seq_k, None)
         mask = _cudnn_packed_mask(sequences, is_causal)
         return attend_packed_backward(grad_out, query, key, value, sequences, mask, dropout, resolve_scale(query, scale))
-    bias = _cudnn_bias(query, key, attn_bias, is_causal)
-    grads = attend_backward(grad_out, query, key, value, bias, dropout, resolve_scale(query, scale))[:3]
+    mask, bias = _mask_and_bias(attn_bias, is_causal)
+    grads = attend_masked_backward(
+        grad_out, query, key, value, out, logsumexp, mask, bias, dropout, resolve_scale(query, scale)
+    )[:3]
     return tuple(with_layout_of(x, grad) for grad, x in zip(grads, (query, key, value), strict=True))  # type: ignore[return-value]
 
 

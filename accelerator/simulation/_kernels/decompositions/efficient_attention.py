@@ -12,9 +12,8 @@ from torch import Tensor
 from .attention import (
     Dropout,
     Mask,
-    add_biases,
-    attend,
-    attend_backward,
+    attend_masked,
+    attend_masked_backward,
     attend_packed,
     attend_packed_backward,
     draw_seed,
@@ -25,7 +24,7 @@ from .attention import (
     seed_tensors,
     uniform,
 )
-from .common import widened, with_layout_of
+from .common import with_layout_of
 
 _NO_MASK, _FROM_FIRST, _FROM_LAST = 0, 1, 2
 
@@ -67,8 +66,7 @@ def efficient_forward(
         raise_unsupported("_efficient_attention_forward of unpacked sequences", seqlen_k=seqlen_k)
         longest_q, longest_k = query.size(1), key.size(1)
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        total = add_biases(mask.bias(longest_q, longest_k, widened(q)), None if bias is None else widened(bias))
-        output, logsumexp = attend(q, k, v, total, dropout, resolve_scale(query, scale))
+        output, logsumexp = attend_masked(q, k, v, mask, bias, dropout, resolve_scale(query, scale))
         output, logsumexp = output.transpose(1, 2).contiguous(), _padded(logsumexp, compute_log_sumexp)
     else:
         raise_unsupported("_efficient_attention_forward of packed sequences", bias=bias)
@@ -119,11 +117,11 @@ def efficient_backward(
         )
         grad_query, grad_key, grad_value = (grad.unsqueeze(0) for grad in grads)
     else:
-        g, q, k, v = (x.transpose(1, 2) for x in (grad_out_, query, key, value))
-        total = add_biases(mask.bias(q.size(2), k.size(2), widened(q)), None if bias is None else widened(bias))
-        *dense, grad_scores = attend_backward(g, q, k, v, total, dropout, resolve_scale(query, scale))
+        g, q, k, v, o = (x.transpose(1, 2) for x in (grad_out_, query, key, value, out))
+        resolved_scale = resolve_scale(query, scale)
+        *dense, grad_scores = attend_masked_backward(g, q, k, v, o, logsumexp, mask, bias, dropout, resolved_scale)
         grad_query, grad_key, grad_value = (grad.transpose(1, 2).contiguous() for grad in dense)
-        if bias is not None and bias_requires_grad:
+        if bias is not None and bias_requires_grad and grad_scores is not None:
             grad_bias = grad_scores.sum_to_size(bias.shape).to(bias.dtype)
     if shared_storage_dqdkdv:
         # One storage for all three: the gradient of a fused projection.
@@ -171,13 +169,14 @@ def sdp_efficient_backward(
         return None, None, None, None
     dropout = Dropout(dropout_p, seed_from_tensor(philox_seed) if dropout_p else 0)
     mask = _efficient_mask(_FROM_FIRST if is_causal else _NO_MASK, None)
-    bias = None if attn_bias is None or attn_bias.numel() == 0 else widened(attn_bias)
-    total = add_biases(mask.bias(query.size(2), key.size(2), widened(query)), bias)
-    *grads, grad_scores = attend_backward(grad_out_, query, key, value, total, dropout, resolve_scale(query, scale))
+    bias = None if attn_bias is None or attn_bias.numel() == 0 else attn_bias
+    *grads, grad_scores = attend_masked_backward(
+        grad_out_, query, key, value, out, logsumexp, mask, bias, dropout, resolve_scale(query, scale)
+    )
     grad_query, grad_key, grad_value = (with_layout_of(x, g) for g, x in zip(grads, (query, key, value), strict=True))
     grad_bias = None
-    if grad_input_mask[3] and bias is not None and attn_bias is not None:
-        grad_bias = grad_scores.sum_to_size(bias.shape).to(attn_bias.dtype)
+    if grad_input_mask[3] and bias is not None and grad_scores is not None:
+        grad_bias = grad_scores.sum_to_size(bias.shape).to(bias.dtype)
     return grad_query, grad_key, grad_value, grad_bias
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from .attention import (
     Dropout,
     Mask,
-    attend,
-    attend_backward,
+    attend_masked,
+    attend_masked_backward,
     attend_packed,
     attend_packed_backward,
     draw_seed,
@@ -24,7 +24,7 @@ from .attention import (
     seed_from_tensor,
     seed_tensors,
 )
-from .common import widened, with_layout_of
+from .common import with_layout_of
 
 
 def _flash_seed(seed: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,8 +73,7 @@ def flash_forward(
     if cum_seq_q is None:
         raise_unsupported("_flash_attention_forward of unpacked sequences", seqused_k=seqused_k)
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        bias = mask.bias(q.size(2), k.size(2), widened(q))
-        output, logsumexp = attend(q, k, v, bias, dropout, resolve_scale(query, scale))
+        output, logsumexp = attend_masked(q, k, v, mask, None, dropout, resolve_scale(query, scale))
         output = output.transpose(1, 2)
     else:
         sequences = packed_sequences(cum_seq_q, cum_seq_k, seqused_k)
@@ -120,9 +119,8 @@ def flash_backward(
     if cum_seq_q is not None and cum_seq_q.numel():
         sequences = packed_sequences(cum_seq_q, cum_seq_k, None)
         return attend_packed_backward(grad_out, query, key, value, sequences, mask, dropout, resolve_scale(query, scale))
-    g, q, k, v = (x.transpose(1, 2) for x in (grad_out, query, key, value))
-    bias = mask.bias(q.size(2), k.size(2), widened(q))
-    grads = attend_backward(g, q, k, v, bias, dropout, resolve_scale(query, scale))[:3]
+    g, q, k, v, o = (x.transpose(1, 2) for x in (grad_out, query, key, value, out))
+    grads = attend_masked_backward(g, q, k, v, o, logsumexp, mask, None, dropout, resolve_scale(query, scale))[:3]
     return tuple(with_layout_of(x, grad.transpose(1, 2)) for grad, x in zip(grads, (query, key, value), strict=True))  # type: ignore[return-value]
 
 

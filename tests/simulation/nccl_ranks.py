@@ -1,6 +1,6 @@
 """Ranks as forked processes: one process imports torch once, and every case costs a fork for each rank.
 
-Run as ``python -m tests.support.nccl_ranks`` on simulated GPUs, it reads one JSON document a line, what to run and how,
+Run as ``python -m tests.simulation.nccl_ranks`` on simulated GPUs, it reads one JSON document a line, what to run and how,
 and reports one a line: for each rank what it returned or why it did not, and the seconds it took.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ nccl = ctypes.CDLL("libnccl.so.2")
 nccl.ncclGetLastError.restype = ctypes.c_char_p
 nccl.ncclGetErrorString.restype = ctypes.c_char_p
 
+NOT_READY, LAUNCH_FAILED = 600, 719  # of CUDA
 SUCCESS, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 0, 2, 3, 4, 5, 6
 
 
@@ -68,7 +70,7 @@ def pointer(tensor: Any, offset: int = 0) -> ctypes.c_void_p:
 
 
 class Comm:
-    """A communicator; every method raises Error where NCCL reports one."""
+    """A communicator. Methods return when the work is done; they raise Error if NCCL reports one."""
 
     def __init__(self, handle: ctypes.c_void_p, rank: int, ranks: int) -> None:
         self.handle, self.rank, self.ranks = handle, rank, ranks
@@ -87,25 +89,57 @@ class Comm:
         check(nccl.ncclCommCount(handle, ctypes.byref(ranks)))
         return cls(handle, rank.value, ranks.value)
 
+    @property
+    def device(self) -> int:
+        device = ctypes.c_int()
+        check(nccl.ncclCommCuDevice(self.handle, ctypes.byref(device)))
+        return device.value
+
+    def submit(self, function: Any, *arguments: Any, stream: int | None = None) -> None:
+        """Call NCCL; returns before the work is done."""
+        check(function(*arguments, self.handle, ctypes.c_void_p(stream)))
+
+    def call(self, function: Any, *arguments: Any) -> None:
+        self.submit(function, *arguments)
+        if _groups:
+            _groups[-1].append(self)
+        else:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the default stream of the communicator's device; a stream with failed work never becomes ready."""
+        device = ctypes.c_int()
+        check_cuda(loaded_runtime().cudaGetDevice(ctypes.byref(device)))
+        check_cuda(loaded_runtime().cudaSetDevice(self.device))
+        error = 0
+        while not error and (code := loaded_runtime().cudaStreamQuery(None)) == NOT_READY:
+            error = self.asynchronous_error()
+            time.sleep(0.0002)
+        loaded_runtime().cudaGetLastError()
+        check_cuda(loaded_runtime().cudaSetDevice(device))
+        if error:
+            raise Error(error, nccl.ncclGetLastError(None).decode())
+        check_cuda(code)
+
     def all_reduce(self, source: Any, target: Any, type_code: int, op: int = 0, count: int | None = None) -> None:
         size = ctypes.c_size_t(source.numel() if count is None else count)
-        check(nccl.ncclAllReduce(pointer(source), pointer(target), size, type_code, op, self.handle, None))
+        self.call(nccl.ncclAllReduce, pointer(source), pointer(target), size, type_code, op)
 
     def send(self, tensor: Any, peer: int) -> None:
         size = ctypes.c_size_t(tensor.numel() * tensor.element_size())
-        check(nccl.ncclSend(pointer(tensor), size, 0, peer, self.handle, None))
+        self.call(nccl.ncclSend, pointer(tensor), size, 0, peer)
 
     def receive(self, tensor: Any, peer: int) -> None:
         size = ctypes.c_size_t(tensor.numel() * tensor.element_size())
-        check(nccl.ncclRecv(pointer(tensor), size, 0, peer, self.handle, None))
+        self.call(nccl.ncclRecv, pointer(tensor), size, 0, peer)
 
     def total(self, value: int = 1) -> int:
         """A small all-reduce that proves that the communicator works."""
         import torch
 
-        value = torch.tensor([value], dtype=torch.int64)
-        self.all_reduce(value, value, 4)
-        return int(value.item())
+        tensor = torch.tensor([value], dtype=torch.int64)
+        self.all_reduce(tensor, tensor, 4)
+        return int(tensor.item())
 
     def split(self, color: int, key: int) -> Comm | None:
         handle = ctypes.c_void_p()
@@ -124,11 +158,22 @@ class Comm:
         check(nccl.ncclCommAbort(self.handle))
 
 
+_groups: list[list[Comm]] = []
+
+
 @contextlib.contextmanager
 def group() -> Any:
+    """A group of calls; the outermost returns when the work of all of them is done."""
     check(nccl.ncclGroupStart())
+    _groups.append([])
     yield
     check(nccl.ncclGroupEnd())
+    inner = _groups.pop()
+    if _groups:
+        _groups[-1].extend(inner)
+    else:
+        for comm in dict.fromkeys(inner):
+            comm.finish()
 
 
 def check_cuda(code: int) -> None:
@@ -152,11 +197,12 @@ def _run_rank(case: str, place: Place, arguments: dict[str, Any], variables: dic
     try:
         signal.alarm(MOST_SECONDS)
         os.environ.update(variables)
-        import tests.support.nccl_cases as cases
+        module, _, function = case.rpartition(".")
+        cases = importlib.import_module(f"tests.simulation.nccl_{module}_cases")
 
         begin = time.monotonic()
         try:
-            report = {"value": getattr(cases, case)(place, **arguments)}
+            report = {"value": getattr(cases, function)(place, **arguments)}
         except Error as error:
             report = {"code": error.code, "text": error.text}
         except BaseException:
@@ -193,7 +239,9 @@ def _run(order: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    import tests.support.nccl_cases  # noqa: F401 (and torch with it, once for all cases)
+    # They import torch, once for all ranks.
+    for module in ("collective", "communicator", "pending", "torch"):
+        importlib.import_module(f"tests.simulation.nccl_{module}_cases")
 
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), flush=True)
@@ -201,6 +249,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     # The cases import this module by its name, and their Error must be the same class.
-    from tests.support import nccl_ranks
+    from tests.simulation import nccl_ranks
 
     nccl_ranks.main()

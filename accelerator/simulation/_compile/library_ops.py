@@ -1,0 +1,68 @@
+"""Ops of other libraries that have a CPU and a CUDA kernel compute on simulated GPUs with the CPU kernel.
+
+A library such as torchvision registers its kernels while its shared library is loaded, without a call of Python. So the kernels
+of a namespace are overridden at its first use in ``torch.ops``, and after ``torch.ops.load_library``. Kernels written in Python
+call torch's ops and stay. The environment variable ACCELERATOR_SIM_OWN_KERNELS lists namespaces, separated by commas, whose
+kernels stay too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+import torch
+
+from .._kernels.dispatch import kernel_override
+
+__all__ = ["install"]
+
+_CUDA = torch._C.DispatchKey.CUDA
+
+_torch_namespaces: set[str] = set()
+_overridden: set[str] = set()
+_libraries: list[Any] = []  # the overrides end with their library
+
+
+def install() -> None:
+    """Override the kernels of other libraries from now on, as soon as they are used."""
+    _torch_namespaces.update(_namespace(name) for name in torch._C._dispatch_get_all_op_names())
+    namespaces: Any = torch._ops._OpNamespace
+    ops: Any = torch._ops._Ops
+    find_op, load_library = namespaces.__getattr__, ops.load_library
+
+    def find_op_and_override(self: Any, name: str) -> Any:
+        if self.name not in _torch_namespaces:
+            _override({self.name})
+        return find_op(self, name)
+
+    def load_library_and_override(self: Any, path: Any) -> None:
+        load_library(self, path)
+        _override({_namespace(name) for name in torch._C._dispatch_get_all_op_names()} - _torch_namespaces)
+
+    namespaces.__getattr__ = find_op_and_override
+    ops.load_library = load_library_and_override
+
+
+def _namespace(name: str) -> str:
+    return name.partition("::")[0]
+
+
+def _override(namespaces: set[str]) -> None:
+    """Override the CUDA kernels of namespaces that were registered from C++, if the ops have CPU kernels."""
+    own = {name.strip() for name in os.environ.get("ACCELERATOR_SIM_OWN_KERNELS", "").split(",")}
+    names = set(torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")) - _overridden
+    for name in names:
+        namespace = _namespace(name)
+        if namespace in namespaces - own and _is_from_cpp(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"):
+            library: Any = torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
+            library.impl(name, _CUDA, kernel_override(name))
+            _libraries.append(library)
+            _overridden.add(name)
+
+
+def _is_from_cpp(name: str) -> bool:
+    """Return whether an op's CUDA kernel was registered from C++ and not from Python, by the name of the source file."""
+    match = re.search(r"^CUDA: registered at (.*):\d+ ::", torch._C._dispatch_dump(name), re.MULTILINE)
+    return match is not None and not match[1].endswith((".py", ">")) and match[1] != os.devnull

@@ -1,0 +1,62 @@
+"""LU factorization without pivoting, which the CPU lacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .common import write
+
+
+def _factor_without_pivoting(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the factors in one matrix, the pivots and the index of the first zero on the diagonal, or 0."""
+    lu = A.clone()
+    rank = min(A.shape[-2:])
+    info = torch.zeros(A.shape[:-2], dtype=torch.int32)
+    for k in range(rank):
+        pivot = lu[..., k, k]
+        info = torch.where((pivot == 0) & (info == 0), k + 1, info)
+        lu[..., k + 1 :, k] /= pivot.unsqueeze(-1)
+        lu[..., k + 1 :, k + 1 :] -= lu[..., k + 1 :, k, None] * lu[..., None, k, k + 1 :]
+    pivots = torch.arange(1, rank + 1, dtype=torch.int32).expand(*A.shape[:-2], rank).contiguous()
+    return lu, pivots, info.to(torch.int32)
+
+
+def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    if pivot:
+        return torch.linalg.lu_factor_ex(A, check_errors=check_errors)
+    lu, pivots, info = _factor_without_pivoting(A)
+    if check_errors and info.any():
+        raise torch.linalg.LinAlgError(f"torch.linalg.lu_factor_ex: U[{int(info.max())},{int(info.max())}] is zero")  # type: ignore[attr-defined]
+    return lu.mT.contiguous().mT, pivots, info  # column-major, as LAPACK
+
+
+def lu_factor_ex_out(
+    A: Tensor, *, pivot: bool = True, check_errors: bool = False, LU: Tensor, pivots: Tensor, info: Tensor
+) -> tuple[Tensor, ...]:
+    results = lu_factor_ex(A, pivot=pivot, check_errors=check_errors)
+    return tuple(write(out, result) for out, result in zip((LU, pivots, info), results, strict=True))
+
+
+def lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
+    if pivot:
+        return torch.linalg.lu(A)
+    rank = min(A.shape[-2:])
+    factors, _, _ = _factor_without_pivoting(A)
+    lower = factors[..., :rank].tril(-1) + torch.eye(A.size(-2), rank, dtype=A.dtype)
+    return A.new_empty(0), lower, factors[..., :rank, :].triu()
+
+
+def lu_out(A: Tensor, *, pivot: bool = True, P: Tensor, L: Tensor, U: Tensor) -> tuple[Tensor, ...]:
+    return tuple(write(out, result) for out, result in zip((P, L, U), lu(A, pivot=pivot), strict=True))
+
+
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    "aten::linalg_lu_factor_ex": lu_factor_ex,
+    "aten::linalg_lu_factor_ex.out": lu_factor_ex_out,
+    "aten::linalg_lu": lu,
+    "aten::linalg_lu.out": lu_out,
+}

@@ -1,0 +1,155 @@
+"""Errors of ops whose CUDA kernels are not deterministic, if ``torch.use_deterministic_algorithms`` is on.
+
+The names are those of CUDA's errors. Ops and conditions follow the documentation of ``torch.use_deterministic_algorithms``.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["alert_for"]
+
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_is_deterministic = torch._C._get_deterministic_algorithms
+_is_warn_only = torch._C._get_deterministic_algorithms_warn_only
+
+# The name in CUDA's error by op; all overloads of an op share it.
+_ALERTS = {
+    **{
+        name: f"{name.removeprefix('_')}_cuda"
+        for name in (
+            *("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward"),
+            *("adaptive_max_pool3d_backward", "avg_pool3d_backward", "fractional_max_pool2d_backward"),
+            *("fractional_max_pool3d_backward", "grid_sampler_2d_backward", "grid_sampler_3d_backward"),
+            *("max_pool3d_with_indices_backward", "replication_pad1d_backward", "replication_pad2d_backward"),
+            *("replication_pad3d_backward", "reflection_pad2d_backward"),
+        )
+    },
+    **{
+        name: f"{name}_out_cuda"
+        for name in (
+            *("reflection_pad1d_backward", "reflection_pad3d_backward", "upsample_linear1d_backward"),
+            *("upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "upsample_trilinear3d_backward"),
+        )
+    },
+    "_ctc_loss_backward": "ctc_loss_backward_gpu",
+    "histc": "_histc_cuda",
+    "max_unpool2d": "max_unpooling2d_forward_out",
+    "max_unpool3d": "max_unpooling3d_forward_out",
+    "nll_loss2d_forward": "nll_loss2d_forward_out_cuda_template",
+    "nll_loss2d_backward": "nll_loss2d_backward_out_cuda_template",
+}
+if _VERSION < (2, 15):
+    _ALERTS["kthvalue"] = "kthvalue CUDA"
+
+_Arguments = dict[str, Any]
+
+
+def _median(name: str, arguments: _Arguments) -> str | None:
+    return "median CUDA with indices output" if "dim" in arguments else None
+
+
+def _bincount(name: str, arguments: _Arguments) -> str | None:
+    return "_bincount_cuda" if arguments.get("weights") is not None else None
+
+
+def _put(name: str, arguments: _Arguments) -> str | None:
+    # Without accumulation the CPU's kernel raises the error.
+    return "put_" if arguments.get("accumulate") else None
+
+
+def _embedding_bag(name: str, arguments: _Arguments) -> str | None:
+    return "embedding_bag_backward_cuda_max" if arguments.get("mode") == 2 else None
+
+
+def _cumsum(name: str, arguments: _Arguments) -> str | None:
+    tensor = arguments["self"]
+    is_exact = not (tensor.is_floating_point() or tensor.is_complex())
+    return None if _VERSION >= (2, 15) or is_exact else "cumsum_cuda_kernel"
+
+
+def _scatter_reduce(name: str, arguments: _Arguments) -> str | None:
+    reduce = arguments.get("reduce")
+    return f"scatter_reduce_cuda_{reduce}_" if reduce == "prod" or _VERSION >= (2, 15) else None
+
+
+# Ops that are nondeterministic only with some arguments.
+_CONDITIONS: dict[str, Callable[[str, _Arguments], str | None]] = {
+    "median": _median,
+    "nanmedian": _median,
+    "bincount": _bincount,
+    "put_": _put,
+    "_embedding_bag_backward": _embedding_bag,
+    "_embedding_bag_dense_backward": _embedding_bag,
+    "cumsum": _cumsum,
+    "cumsum_": _cumsum,
+    "scatter_reduce": _scatter_reduce,
+    "scatter_reduce_": _scatter_reduce,
+}
+_BY_CUBLAS = frozenset(("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "dot", "vdot"))
+_CUBLAS_CONFIGURATIONS = (":4096:8", ":16:8")
+
+
+def alert_for(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an op's kernel override, with CUDA's error or warning if the op is not deterministic."""
+    base, _, overload = name.partition(".")
+    short_name = base.partition("::")[2]
+    if short_name in _ALERTS:
+        find: Callable[[_Arguments], str | None] = lambda _: _ALERTS[short_name]  # noqa: E731
+    elif short_name in _CONDITIONS:
+        find = lambda arguments: _CONDITIONS[short_name](name, arguments)  # noqa: E731
+    elif short_name in _BY_CUBLAS and _VERSION < (2, 15):
+        return _cublas_alert(override)
+    else:
+        return override
+    names = [argument.name for argument in torch._C._get_schema(base, overload).arguments]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _is_deterministic() and (kernel := find({**dict(zip(names, args, strict=False)), **kwargs})):
+            _alert(kernel)
+        return override(*args, **kwargs)
+
+    return run
+
+
+def _alert(kernel: str) -> None:
+    support_request = (
+        "file an issue at https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support for this"
+        " operation."
+    )
+    if _is_warn_only():
+        warnings.warn(
+            f"{kernel} does not have a deterministic implementation, but you set"
+            f" 'torch.use_deterministic_algorithms(True, warn_only=True)'. You can {support_request}",
+            stacklevel=2,
+        )
+        return
+    raise RuntimeError(
+        f"{kernel} does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'."
+        " You can turn off determinism just for this operation, or you can use the 'warn_only=True' option, if that's"
+        f" acceptable for your application. You can also {support_request}"
+    )
+
+
+def _cublas_alert(override: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _is_deterministic() and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in _CUBLAS_CONFIGURATIONS:
+            message = (
+                "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or"
+                " `at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses"
+                " CuBLAS and you have CUDA >= 10.2. To enable deterministic behavior in this case, you must set an environment"
+                " variable before running your PyTorch application: CUBLAS_WORKSPACE_CONFIG=:4096:8 or"
+                " CUBLAS_WORKSPACE_CONFIG=:16:8. For more information, go to"
+                " https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility"
+            )
+            if not _is_warn_only():
+                raise RuntimeError(message)
+            warnings.warn(message, stacklevel=2)
+        return override(*args, **kwargs)
+
+    return run

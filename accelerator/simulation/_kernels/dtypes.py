@@ -1,0 +1,124 @@
+"""The types that CUDA's kernels support, by op, where they differ from the CPU's.
+
+``dtypes.json`` has a table for each version of torch from which on it holds. CUDA refuses some types that the CPU's kernel
+supports. Others it supports and the CPU's kernel does not: those are computed in a wider type and rounded once. Tests generate
+the tables from PyTorch's operator database (``python -m tests.simulation.make_dtype_tables``).
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from typing import NamedTuple
+
+import torch
+
+__all__ = ["WITHOUT_KERNELS", "DtypeRules", "dtype_rules", "raise_unsupported_dtype", "widen"]
+
+
+class DtypeRules(NamedTuple):
+    """The types that an op refuses on CUDA, and those that are computed in a wider type."""
+
+    refused: frozenset[torch.dtype] = frozenset()
+    widened: frozenset[torch.dtype] = frozenset()
+
+
+# The device code's name in CUDA's error, if it is not the op's.
+_ERROR_NAMES = {
+    "mm": "addmm_cuda",
+    "addmm": "addmm_cuda",
+    "_addmm_activation": "addmm_cuda",
+    "bmm": "baddbmm_cuda",
+    "baddbmm": "baddbmm_cuda",
+    "mv": "addmv_impl_cuda",
+    "addmv": "addmv_impl_cuda",
+    "max_pool2d_with_indices": "max_pool2d_with_indices_out_cuda_frame",
+    "max_pool3d_with_indices": "max_pool3d_with_indices_out_frame",
+    "avg_pool2d": "avg_pool2d_out_cuda_frame",
+    "avg_pool3d": "avg_pool3d_out_cuda",
+    "igamma": "igamma_cuda",
+    "igammac": "igammac_cuda",
+    "upsample_bilinear2d": "upsample_bilinear2d_out_frame",
+    "upsample_bicubic2d": "upsample_bicubic2d_out_frame",
+    "_upsample_bilinear2d_aa": "upsample_bilinear2d_out_frame",
+    "native_dropout": "fused_dropout",
+    "native_dropout_backward": "masked_scale",
+    "scatter_reduce": "scatter_gather_tensor_cuda",
+}
+_SCALAR_TYPE_NAMES = {
+    torch.bool: "Bool",
+    torch.uint8: "Byte",
+    torch.int8: "Char",
+    torch.int16: "Short",
+    torch.int32: "Int",
+    torch.int64: "Long",
+    torch.float16: "Half",
+    torch.bfloat16: "BFloat16",
+    torch.float32: "Float",
+    torch.float64: "Double",
+    torch.complex32: "ComplexHalf",
+    torch.complex64: "ComplexFloat",
+    torch.complex128: "ComplexDouble",
+}
+_BY_CUDNN = frozenset(("convolution", "_convolution"))
+
+_WIDE_INTEGERS = {"histc": torch.float64}  # the CPU's kernel supports no integers
+_WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+    **dict.fromkeys((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.int64),
+}
+_WIDE.update({getattr(torch, name): torch.float32 for name in dir(torch) if name.startswith("float8_")})
+# The CPU has hardly a kernel of this type, which is the result of Fourier transforms of bfloat16.
+WITHOUT_KERNELS: torch.dtype | None = getattr(torch, "bcomplex32", None)
+if WITHOUT_KERNELS is not None:
+    _WIDE[WITHOUT_KERNELS] = torch.complex64
+
+
+@functools.cache
+def _table() -> dict[str, DtypeRules]:
+    """Return the rules by op of the newest table that is not newer than this torch, or of the oldest."""
+    with open(os.path.join(os.path.dirname(__file__), "dtypes.json"), encoding="utf-8") as file:
+        tables = {_version(name): table for name, table in json.load(file).items()}
+    version = max((v for v in tables if v <= _version(torch.__version__)), default=min(tables))
+    refused, widened = (_by_op(tables[version][part]) for part in ("refused", "widened"))
+    none: frozenset[torch.dtype] = frozenset()
+    return {name: DtypeRules(refused.get(name, none), widened.get(name, none)) for name in {*refused, *widened}}
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, minor = text.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _by_op(ops_by_dtypes: dict[str, str]) -> dict[str, frozenset[torch.dtype]]:
+    """Return the types by op from a table that groups ops by their types."""
+    by_op: dict[str, frozenset[torch.dtype]] = {}
+    for dtypes, names in ops_by_dtypes.items():
+        supported = frozenset(getattr(torch, name) for name in dtypes.split() if hasattr(torch, name))
+        by_op.update(dict.fromkeys(names.split(), supported))
+    return by_op
+
+
+def dtype_rules(short_name: str) -> DtypeRules:
+    """Return the rules of an op, which its variants in place and with out= share."""
+    return _table().get(short_name) or _table().get(short_name.removesuffix("_"), DtypeRules())
+
+
+def raise_unsupported_dtype(short_name: str, dtype: torch.dtype) -> None:
+    """Raise CUDA's error for a type that an op does not support."""
+    short_name = short_name.removesuffix("_")
+    type_name = _SCALAR_TYPE_NAMES[dtype]
+    if short_name in _BY_CUDNN:
+        raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {type_name}")
+    raise NotImplementedError(f"\"{_ERROR_NAMES.get(short_name, short_name)}\" not implemented for '{type_name}'")
+
+
+def widen(dtype: torch.dtype, first: torch.dtype, short_name: str) -> torch.dtype:
+    """Return the type in which an op computes an argument of a type, if the first tensor's type is widened."""
+    if dtype == first and not (dtype.is_floating_point or dtype.is_complex):
+        return _WIDE_INTEGERS.get(short_name, torch.int64)
+    is_narrow = dtype.is_floating_point or dtype.is_complex
+    return _WIDE.get(dtype, dtype) if is_narrow and (first.is_floating_point or first.is_complex) else dtype

@@ -1,0 +1,114 @@
+"""Types as a user of the package sees them: type hints at run time, and a user's file under strict type checkers."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import accelerator as acc
+from tests.support import ROOT, plain_environment, run
+
+# A call for each function, generated from its signature: a parameter of its own type for each of its parameters.
+HEADER = """\
+# pyright: reportUnusedImport=false, reportDeprecated=false
+import os
+import typing
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+
+import accelerator as acc
+from accelerator import Device, PhysicalDevice, VisibleDevice
+
+AnyDevice = Device | VisibleDevice | PhysicalDevice
+Environment = MutableMapping[str, str]
+CaptureErrorMode = Literal["default", "global", "thread_local", "relaxed"]
+
+"""
+BY_HAND = """
+def use_values() -> None:
+    stream: torch.Stream = acc.Stream()
+    event: torch.Event = acc.Event(enable_timing=True)
+    graph = acc.Graph(pool=(1, 2))
+    with acc.stream(stream), acc.device_index(1), graph:
+        event.record()
+    with torch.cuda.graph(acc.create_graph()):
+        pass
+    module: ModuleType = acc.random()
+    acc.random.manual_seed(1)
+    version: str = acc.__version__
+    domain: bool = acc.supports_nvtx_domain
+    reading: acc.Telemetry = acc.telemetry(acc.visible_devices()[0])
+    users: tuple[acc.Process, ...] = acc.processes()
+    simulated: bool = acc.simulation.is_simulated()
+    total: torch.Tensor = acc.checkpointing.checkpoint(torch.add, torch.ones(1), torch.ones(1))
+    print(module, version, domain, reading, users, simulated, total)
+"""
+
+
+def user_file() -> str:
+    calls = []
+    for name in acc.__all__:
+        function = getattr(acc, name)
+        if not inspect.isfunction(function):
+            continue
+        parameters, arguments = [], []
+        for parameter in inspect.signature(function).parameters.values():
+            prefix = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+            annotation = str(parameter.annotation)
+            parameters.append(f"{prefix}{parameter.name}: {annotation}")
+            by_name = parameter.kind is parameter.KEYWORD_ONLY
+            arguments.append(f"{prefix}{f'{parameter.name}=' if by_name else ''}{parameter.name}")
+        calls.append(f"def use_{name}({', '.join(parameters)}) -> None:\n    acc.{name}({', '.join(arguments)})\n\n")
+    return HEADER + "\n".join(calls) + BY_HAND
+
+
+def test_type_hints_of_every_public_name() -> None:
+    run(
+        """
+        import inspect, typing, torch
+        import accelerator as acc
+        for name in acc.__all__:
+            value = getattr(acc, name)
+            if inspect.isfunction(value):
+                typing.get_type_hints(inspect.unwrap(value))
+            elif isinstance(value, type):
+                typing.get_type_hints(value)
+        """,
+        plain_environment(),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="needs mypy")
+def test_a_users_file_passes_mypy(tmp_path: Path) -> None:
+    file = tmp_path / "user.py"
+    file.write_text(user_file())
+    program = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(file)]
+    environment = {**os.environ, "MYPYPATH": str(ROOT)}
+    checked = subprocess.run(program, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False, timeout=900)
+    assert "accelerator" in checked.stdout or checked.returncode == 0, checked.stderr
+    assert [line for line in checked.stdout.splitlines() if line.startswith("user.py")] == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("pyright") is None, reason="needs pyright")
+def test_a_users_file_passes_pyright(tmp_path: Path) -> None:
+    (tmp_path / "user.py").write_text(user_file())
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)], "typeCheckingMode": "strict"}))
+    program = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(tmp_path)]
+    checked = subprocess.run(program, capture_output=True, text=True, check=False, timeout=900)
+    result = json.loads(checked.stdout)
+    assert result["summary"]["filesAnalyzed"] == 1
+    assert [problem["message"] for problem in result["generalDiagnostics"]] == []

@@ -1,0 +1,358 @@
+"""Cases of communicators: their life, misuse, and ranks that die or never come. Every function is one rank's part."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.simulation.nccl_ranks import (
+    SUCCESS,
+    Comm,
+    Error,
+    Place,
+    UniqueId,
+    check,
+    check_cuda,
+    nccl,
+    pointer,
+    refused,
+    unique_id,
+)
+from tests.support.simulation_driver import loaded_runtime
+
+INT64, FLOAT32 = 4, 7
+
+
+# ---- Communicators. ----
+
+
+def families(place: Place) -> list[Any]:
+    """Splits of splits; who has no color gets none."""
+    comm, rank = place.comm(), place.rank
+    half = comm.split(rank % 2, -rank)
+    assert half
+    pair = half.split(-1 if half.rank == 0 else 0, 0)
+    reports = [half.rank, half.ranks, half.total(rank), pair and pair.total(rank), comm.total(rank)]
+    assert refused(comm.split, -2, 0)[0] == 4
+    for one in filter(None, (comm, half, pair)):
+        one.destroy()
+    return reports
+
+
+def scalable(place: Place) -> int:
+    ids = (UniqueId * 2)(place.id, place.id)
+    handle = ctypes.c_void_p()
+    check_cuda(loaded_runtime().cudaSetDevice(place.rank))
+    check(nccl.ncclCommInitRankScalable(ctypes.byref(handle), place.ranks, place.rank, 2, ids, None))
+    return Comm.adopt(handle).total()
+
+
+def many(place: Place, count: int) -> int:
+    """Communicators that come and go, and some that stay."""
+    comm, kept, total = place.comm(), [], 0
+    for i in range(count):
+        new = comm.split(0, 0)
+        assert new
+        total += new.total(i)
+        if i % 4:
+            new.destroy()
+        else:
+            kept.append(new)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for one in kept:
+        total += one.total(1)
+        one.destroy()
+    assert descriptors - len(os.listdir("/proc/self/fd")) == len(kept)
+    comm.destroy()
+    maps = Path("/proc/self/maps").read_text()
+    assert "accelerator-nccl" not in maps
+    return total
+
+
+def shrink(place: Place, flags: int) -> list[Any]:
+    """The last rank dies; the others go on without it."""
+    comm = place.comm()
+    comm.total()
+    if place.rank == place.ranks - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    # As with NCCL, work that hangs blocks its stream until it is aborted.
+    code = refused(comm.total)[0] if flags else SUCCESS
+    gone, handle = (ctypes.c_int * 1)(place.ranks - 1), ctypes.c_void_p()
+    check(nccl.ncclCommShrink(comm.handle, gone, 1, ctypes.byref(handle), None, flags))
+    smaller = Comm.adopt(handle)
+    reports = [code, smaller.rank, smaller.ranks, smaller.total()]
+    comm.abort()
+    smaller.destroy()
+    return reports
+
+
+def grow(place: Place) -> list[int]:
+    """Ranks 0 and 1 are joined by rank 2."""
+    check_cuda(loaded_runtime().cudaSetDevice(place.rank))
+    shared, handle = Path(place.store), ctypes.c_void_p()
+    if place.rank < 2:
+        comm = Comm.of(place.id, place.rank, 2)
+        identifier = UniqueId()
+        if place.rank == 0:
+            check(nccl.ncclCommGetUniqueId(comm.handle, ctypes.byref(identifier)))
+            assert nccl.ncclCommGetUniqueId(comm.handle, ctypes.byref(identifier)) == 5
+            part = shared.with_suffix(".part")
+            part.write_bytes(bytes(identifier))
+            part.rename(shared)
+        argument = ctypes.byref(identifier) if place.rank == 0 else None
+        check(nccl.ncclCommGrow(comm.handle, 3, argument, -1, ctypes.byref(handle), None))
+    else:
+        while not shared.exists():
+            time.sleep(0.01)
+        identifier = UniqueId.from_buffer_copy(shared.read_bytes())
+        check(nccl.ncclCommGrow(None, 3, ctypes.byref(identifier), 2, ctypes.byref(handle), None))
+    larger = Comm.adopt(handle)
+    return [larger.rank, larger.ranks, larger.total()]
+
+
+def life(place: Place) -> list[Any]:
+    """Revoking, suspending, finalizing, destroying: what may follow, and what not."""
+    comm, reports = place.comm(), []
+    check(nccl.ncclCommSuspend(comm.handle, 1))
+    reports.append(refused(comm.total)[0])
+    value = ctypes.c_uint64()
+    check(nccl.ncclCommMemStats(comm.handle, 1, ctypes.byref(value)))
+    reports.append(value.value)
+    check(nccl.ncclCommResume(comm.handle))
+    reports.append(comm.total())
+    new = comm.split(0, 0)
+    assert new
+    check(nccl.ncclCommRevoke(new.handle, 0))
+    reports.append(refused(new.total)[0])
+    child = new.split(0, 0)
+    assert child
+    reports.append(child.total())
+    check(nccl.ncclCommFinalize(child.handle))
+    reports.append(refused(child.total)[0])
+    child.destroy()
+    reports += [refused(child.total)[0], nccl.ncclCommDestroy(child.handle), nccl.ncclCommDestroy(None)]
+    new.abort()
+    reports += [comm.asynchronous_error(), comm.total()]
+    comm.destroy()
+    return reports
+
+
+def revoke_ends_waits(place: Place) -> list[Any]:
+    comm = place.comm()
+    if place.rank == 0:
+        time.sleep(0.3)
+        check(nccl.ncclCommRevoke(comm.handle, 0))
+        return [0, ""]
+    return refused(comm.total)
+
+
+def memory(place: Place) -> bool:
+    comm, address, handle = place.comm(), ctypes.c_void_p(), ctypes.c_void_p()
+    check(nccl.ncclMemAlloc(ctypes.byref(address), ctypes.c_size_t(4096)))
+    check(nccl.ncclCommRegister(comm.handle, address, ctypes.c_size_t(4096), ctypes.byref(handle)))
+    check(nccl.ncclCommDeregister(comm.handle, handle))
+    check(nccl.ncclCommWindowRegister(comm.handle, address, ctypes.c_size_t(4096), ctypes.byref(handle), 1))
+    back = ctypes.c_void_p()
+    check(nccl.ncclWinGetUserPtr(comm.handle, handle, ctypes.byref(back)))
+    assert back.value == address.value
+    check(nccl.ncclCommWindowDeregister(comm.handle, handle))
+    size = ctypes.c_size_t(512)
+    comm.call(nccl.ncclAllReduce, address, address, size, INT64, 0)
+    check(nccl.ncclMemFree(address))
+    for name in ("ncclPutSignal", "ncclSignal", "ncclWaitSignal", "ncclDevCommCreate", "ncclGetPeerDevicePointer"):
+        assert getattr(nccl, name)() == 5, name
+    return True
+
+
+# ---- Misuse. ----
+
+
+def mismatch(place: Place) -> list[list[Any]]:
+    """Calls that do not match fail on both ranks and end their communicator; the parent goes on."""
+    parent, rank = place.comm(), place.rank
+    tensor, size = torch.zeros(200_000), ctypes.c_size_t
+
+    def counts(comm: Comm) -> None:
+        comm.all_reduce(tensor, tensor, FLOAT32, 0, 100_000 + rank)
+
+    def reductions(comm: Comm) -> None:
+        comm.all_reduce(tensor, tensor, FLOAT32, rank, 10)
+
+    def types(comm: Comm) -> None:
+        comm.all_reduce(tensor, tensor, 2 if rank else FLOAT32, 0, 10)
+
+    def roots(comm: Comm) -> None:
+        comm.call(nccl.ncclBroadcast, pointer(tensor), pointer(tensor), size(3), FLOAT32, rank)
+
+    def operations(comm: Comm) -> None:
+        if rank:
+            comm.all_reduce(tensor, tensor, FLOAT32, 0, 3)
+        else:
+            comm.call(nccl.ncclAllGather, pointer(tensor), pointer(torch.zeros(99)), size(3), FLOAT32)
+
+    def orders(comm: Comm) -> None:
+        small, large = tensor[:10], tensor[:20]
+        for part in (small, large) if rank else (large, small):
+            comm.submit(nccl.ncclAllReduce, pointer(part), pointer(part), size(len(part)), FLOAT32, 0)
+        comm.finish()
+
+    def messages(comm: Comm) -> None:
+        if rank == 0:
+            comm.send(tensor, 1)
+        else:
+            comm.receive(tensor[:10], 0)
+
+    reports = []
+    for case in (counts, reductions, types, roots, operations, orders, messages):
+        comm = parent.split(0, 0)
+        assert comm
+        reports.append([*refused(case, comm), comm.asynchronous_error(), refused(comm.total)[0]])
+        comm.abort()
+    return [*reports, parent.total()]
+
+
+def misuse(place: Place) -> list[Any]:
+    comm, x = place.comm(), torch.zeros(4)
+    size = ctypes.c_size_t(4)
+    one = pointer(x)
+    return [
+        nccl.ncclAllReduce(one, one, size, 99, 0, comm.handle, None),
+        nccl.ncclAllReduce(one, one, size, 7, 77, comm.handle, None),
+        nccl.ncclAllReduce(one, one, size, 7, 0, None, None),
+        nccl.ncclAllReduce(None, one, size, 7, 0, comm.handle, None),
+        nccl.ncclBroadcast(one, one, size, 7, 1, comm.handle, None),
+        nccl.ncclSend(one, size, 7, -1, comm.handle, None),
+        nccl.ncclGroupEnd(),
+        nccl.ncclCommInitRank(ctypes.byref(ctypes.c_void_p()), 1, UniqueId(), 0),
+        nccl.ncclCommInitRank(ctypes.byref(ctypes.c_void_p()), 2, unique_id(), 2),
+        nccl.ncclCommInitRank(ctypes.byref(ctypes.c_void_p()), 129, unique_id(), 2),
+        nccl.ncclCommInitRankConfig(ctypes.byref(ctypes.c_void_p()), 1, unique_id(), 0, (ctypes.c_char * 64)()),
+        nccl.ncclGroupStart() or (nccl.ncclAllReduce(one, one, size, 99, 0, comm.handle, None) and nccl.ncclGroupEnd()),
+        comm.total(),
+    ]
+
+
+def same_gpu(place: Place) -> None:
+    Comm.of(place.id, place.rank, place.ranks, device=0)
+
+
+def different_counts(place: Place) -> None:
+    Comm.of(place.id, place.rank, place.ranks + place.rank)
+
+
+def forked_child(place: Place) -> list[Any]:
+    """A child forked after the start cannot use the communicator, and does it no harm when it ends."""
+    comm, reports = place.comm(), []
+    reading, writing = os.pipe()
+    if os.fork() == 0:
+        code = refused(comm.total)[0]
+        os.write(writing, bytes([code, nccl.ncclCommAbort(comm.handle), nccl.ncclCommDestroy(comm.handle)]))
+        os._exit(0)
+    os.wait()
+    reports = list(os.read(reading, 10))
+    return [*reports, comm.total()]
+
+
+# ---- Ranks that die, or never come. ----
+
+
+def killed(place: Place, during: str) -> list[Any]:
+    """The last rank is killed while the others wait for it."""
+    comm, last = place.comm(), place.ranks - 1
+    tensor = torch.ones(30_000_000)
+    comm.total()
+    if place.rank == last:
+        if during == "collective":  # in the middle of the data
+            threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            while True:
+                comm.all_reduce(tensor, tensor, FLOAT32)
+        # The child that it leaves behind has all of its descriptors.
+        if during == "idle" and os.fork() == 0:
+            time.sleep(3)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    begin = time.monotonic()
+    if during == "collective":
+        try:
+            while True:
+                begin = time.monotonic()
+                comm.all_reduce(tensor, tensor, FLOAT32)
+        except Error as error:
+            report = [error.code, error.text]
+    else:
+        moves = {"idle": comm.total, "send": lambda: comm.send(tensor, last), "receive": lambda: comm.receive(tensor, last)}
+        report = refused(moves[during])
+    waited = time.monotonic() - begin
+    reports = [*report, waited, comm.asynchronous_error(), refused(comm.total)[0]]
+    comm.abort()
+    return reports
+
+
+def killed_at_the_start(place: Place) -> None:
+    if place.rank == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if place.rank == 2:
+        time.sleep(2)
+    place.comm()
+
+
+def never_comes(place: Place, late: str) -> list[Any]:
+    """The last rank lives, but does not come."""
+    last = place.rank == place.ranks - 1
+    if late == "start":
+        if last:
+            return [0, ""]
+        os.environ["ACCELERATOR_SIM_NCCL_TIMEOUT"] = "0.5"
+        return refused(place.comm)
+    comm = place.comm()
+    comm.total()
+    os.environ["ACCELERATOR_SIM_NCCL_TIMEOUT"] = "0.5"
+    if last:
+        time.sleep(1.5)
+    return refused(comm.total)
+
+
+def abort(place: Place) -> list[Any]:
+    """Another thread aborts while this one waits for the stream."""
+    comm = place.comm()
+    if place.rank == 0:
+        timer = threading.Timer(0.3, comm.abort)
+        timer.start()
+        tensor = torch.zeros(1_000_000)
+        comm.submit(nccl.ncclRecv, pointer(tensor), ctypes.c_size_t(4_000_000), 0, 1)
+        begin = time.monotonic()
+        code = loaded_runtime().cudaStreamSynchronize(None)
+        waited = time.monotonic() - begin
+        timer.join()
+        return [code, waited, refused(comm.total)[0]]
+    if place.rank == 1:
+        time.sleep(0.6)
+    return refused(comm.total)
+
+
+def abandon(place: Place) -> None:
+    """Starts a communicator that nobody else comes to, and is killed."""
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    Comm.of(place.id, 0, 2)
+
+
+def short_of_memory(place: Place, limit: int) -> list[Any]:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    return refused(place.comm)
+
+
+def where(place: Place) -> str:
+    """In which directory the ranks meet."""
+    comm = place.comm()
+    comm.total()
+    maps = Path("/proc/self/maps").read_text()
+    return next(line.split()[-2] for line in maps.splitlines() if "accelerator-nccl" in line)

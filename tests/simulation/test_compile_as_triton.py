@@ -1,0 +1,45 @@
+"""``simulate --compile triton``: Inductor's own Triton code, run by Triton's interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import simulated_environment
+from tests.support.simulation import linux_only
+from tests.support.simulation_driver import needs_cuda_torch
+
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.slow]
+
+PROGRAM = """
+import torch
+import torch.nn.functional as F
+from torch._inductor.utils import run_and_get_code
+
+torch.manual_seed(0)
+x, w = torch.randn(8, 16, device="cuda"), torch.randn(16, 16, device="cuda", requires_grad=True)
+
+def loss(x, w):
+    return F.cross_entropy(F.gelu(F.layer_norm(x @ w, (16,))).sort(-1).values.softmax(-1), torch.arange(8, device="cuda"))
+
+result, code = run_and_get_code(torch.compile(loss), x, w)
+assert "@triton.jit" in code[0]
+torch.testing.assert_close(result, loss(x, w), rtol=1e-4, atol=1e-4)
+expected, = torch.autograd.grad(loss(x, w), w)
+torch.testing.assert_close(torch.autograd.grad(result, w)[0], expected, rtol=1e-4, atol=1e-5)
+
+dropped = torch.compile(lambda x: F.dropout(x, 0.5))(torch.ones(1000, device="cuda"))
+assert set(dropped.unique().tolist()) == {0.0, 2.0}
+assert 0.4 < dropped.eq(0).float().mean() < 0.6
+print("right")
+"""
+
+
+def test_inductors_triton_code_runs_in_the_interpreter(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    env = simulated_environment({"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}, compile="triton")
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)
+    assert done.stdout == "right\n", done.stderr

@@ -1,0 +1,214 @@
+"""Ops on simulated GPUs support the types that CUDA's kernels support."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.simulation import operators
+from tests.simulation.make_dtype_tables import STATED, samples
+
+# Pairs of entry and type that torch's database gives CUDA and that fail here.
+FAILING = {
+    "sparse.mm.reduce": "CUDA has no kernel of it; the database is wrong",
+    "sparse.sampled_addmm": "its backward multiplies sparse matrices, which the CPU does not support in half types",
+    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "a kernel of the CPU",
+}
+# Pairs of entry and type that torch's database does not give CUDA and that run here.
+RUNNING = {
+    "_softmax_backward_data": "the database's samples convert half to float, which CUDA supports",
+}
+
+
+def find_error(op: Any, sample: Any, backward: bool) -> str | None:
+    try:
+        operators._call(op, sample, backward)
+    except (RuntimeError, NotImplementedError) as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
+def fails(op: Any, dtype: torch.dtype, backward: bool = False) -> str | None:
+    """Return the first error of an entry's samples."""
+    errors = (find_error(op, sample, backward) for sample in samples(op, dtype, backward))
+    return next((error for error in errors if error), None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(4))
+def test_types_of_every_operator(chunk: int) -> None:
+    failing, running = {}, {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name, op in sorted(operators.entries().items())[chunk::4]:
+            if name.startswith("jiterator"):
+                continue
+            cpu, cuda = op.supported_dtypes("cpu"), op.supported_dtypes("cuda")
+            for dtype in cuda - cpu:
+                if error := fails(op, dtype):
+                    failing[name, dtype] = error
+            for dtype in (cpu - cuda) & STATED:
+                if samples(op, dtype, False) and fails(op, dtype) is None:
+                    running[name, dtype] = "runs"
+            if op.supports_autograd:
+                for dtype in op.supported_backward_dtypes("cuda") - op.supported_backward_dtypes("cpu"):
+                    if error := fails(op, dtype, True):
+                        failing[name, dtype] = error
+    assert not {pair: error for pair, error in failing.items() if pair[0] not in FAILING}
+    assert not {pair: text for pair, text in running.items() if pair[0] not in RUNNING}
+
+
+def ints(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype, device="cuda")
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "mm": (lambda: ints(2, 2) @ ints(2, 2), "\"addmm_cuda\" not implemented for 'Int'"),
+    "linear": (
+        lambda: F.linear(ints(2, 2, dtype=torch.int64), ints(2, 2, dtype=torch.int64)),
+        "\"addmm_cuda\" not implemented for 'Long'",
+    ),
+    "bmm": (lambda: torch.bmm(ints(1, 2, 2), ints(1, 2, 2)), "\"baddbmm_cuda\" not implemented for 'Int'"),
+    "mv": (lambda: ints(2, 2) @ ints(2), "\"addmv_impl_cuda\" not implemented for 'Int'"),
+    "dot": (lambda: torch.dot(ints(2), ints(2)), "\"dot\" not implemented for 'Int'"),
+    "max_pool2d": (
+        lambda: F.max_pool2d(ints(1, 4, 4, dtype=torch.uint8), 2),
+        "\"max_pool2d_with_indices_out_cuda_frame\" not implemented for 'Byte'",
+    ),
+    "avg_pool2d": (
+        lambda: F.avg_pool2d(ints(1, 4, 4, dtype=torch.int64), 2),
+        "\"avg_pool2d_out_cuda_frame\" not implemented for 'Long'",
+    ),
+    "histc": (lambda: torch.histc(torch.ones(4, device="cuda").half()), "\"histc\" not implemented for 'Half'"),
+    "dropout": (lambda: F.dropout(ints(8)), "\"fused_dropout\" not implemented for 'Int'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_with_cudas_error(name: str) -> None:
+    call, message = REFUSED[name]
+    for _ in range(2):  # the first call does not take the fast path
+        with pytest.raises(NotImplementedError) as caught:
+            call()
+        assert str(caught.value) == message
+
+
+def test_convolution_of_integers_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"getCudnnDataTypeFromScalarType\(\) not supported for Long"):
+        F.conv2d(ints(1, 1, 4, 4, dtype=torch.int64), ints(1, 1, 2, 2, dtype=torch.int64))
+
+
+def test_refused_type_of_another_argument_is_allowed() -> None:
+    """The type of the first tensor decides."""
+    pooled, indices = F.max_pool2d(torch.rand(1, 4, 4, device="cuda"), 2, return_indices=True)
+    assert indices.dtype == torch.int64
+    assert F.max_unpool2d(pooled, indices, 2).shape == (1, 4, 4)
+    assert torch.nn.Embedding(3, 2).cuda()(ints(2)).shape == (2, 2)
+
+
+def test_refused_type_after_a_supported_one() -> None:
+    x = torch.ones(2, 2, device="cuda")
+    for _ in range(3):
+        x @ x
+    with pytest.raises(NotImplementedError, match="addmm_cuda"):
+        x.int() @ x.int()
+
+
+def round_once(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, wide: torch.dtype) -> None:
+    result, expected = function(x.cuda()), function(x.to(wide))
+    assert result.is_cuda
+    assert torch.equal(result.cpu(), expected.to(result.dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backward", [False, True])
+def test_half_types_are_rounded_once(dtype: torch.dtype, backward: bool) -> None:
+    def pool(x: torch.Tensor) -> torch.Tensor:
+        if not backward:
+            return F.avg_pool3d(x, 2)
+        x = x.clone().requires_grad_()
+        return torch.autograd.grad(F.avg_pool3d(x, 2).square().sum(), x)[0]
+
+    x = torch.randn(1, 4, 4, 4, generator=torch.Generator().manual_seed(1)).to(dtype)
+    if backward:
+        torch.testing.assert_close(pool(x.cuda()).cpu(), pool(x.float()).to(dtype), rtol=0.02, atol=0.02)
+    else:
+        round_once(pool, x, torch.float32)
+
+
+def test_complex_half() -> None:
+    x = torch.randn(8, dtype=torch.complex64, generator=torch.Generator().manual_seed(1)).to(torch.complex32)
+    for function in (torch.exp, torch.sin, torch.sum, lambda x: x / x.flip(0)):
+        result = function(x.cuda())
+        assert result.dtype == torch.complex32
+        torch.testing.assert_close(result.cpu().to(torch.complex64), function(x.to(torch.complex64)), rtol=0.01, atol=0.01)
+
+
+def test_integers() -> None:
+    x = torch.tensor([1, 2, 2, 5])
+    assert torch.histc(x.int().cuda(), 4, 1, 5).tolist() == [1, 2, 0, 1]
+    assert torch.histc(x.int().cuda(), 4, 1, 5).dtype == torch.int32
+    assert torch.tensor([True, False], device="cuda").abs().tolist() == [True, False]
+    assert torch.ones(2, 2, dtype=torch.bool, device="cuda").trace().item() == 2
+
+
+def test_in_place_and_out() -> None:
+    x = torch.randn(4, dtype=torch.complex64, generator=torch.Generator().manual_seed(1)).to(torch.complex32)
+    expected = torch.view_as_real(x.to(torch.complex64).exp().to(torch.complex32))
+    there = x.cuda()
+    assert there.exp_() is there
+    assert torch.equal(torch.view_as_real(there.cpu()), expected)
+    out = torch.empty(0, dtype=torch.complex32, device="cuda")
+    assert torch.exp(x.cuda(), out=out) is out
+    assert torch.equal(torch.view_as_real(out.cpu()), expected)
+
+
+def test_replays_compute_the_present_values() -> None:
+    x = torch.zeros(1, 2, 2, 2, dtype=torch.float16, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = F.avg_pool3d(x, 2)
+    for value in (1.0, 3.0):
+        x.fill_(value)
+        graph.replay()
+        assert y.item() == value
+
+
+class TestFourier:
+    @pytest.mark.parametrize("name", ["fft", "ifft", "rfft", "ihfft", "fft2", "fftn"])
+    def test_half(self, name: str) -> None:
+        function = getattr(torch.fft, name)
+        x = torch.randn(8, 8, generator=torch.Generator().manual_seed(1)).half()
+        result = function(x.cuda())
+        assert result.dtype == torch.complex32
+        torch.testing.assert_close(result.cpu().to(torch.complex64), function(x.float()), rtol=0.01, atol=0.05)
+
+    def test_there_and_back(self) -> None:
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)).half()
+        back = torch.fft.irfft(torch.fft.rfft(x.cuda()))
+        assert back.dtype == torch.float16
+        torch.testing.assert_close(back.cpu(), x, rtol=0.01, atol=0.01)
+
+    def test_sizes_are_powers_of_two(self) -> None:
+        with pytest.raises(RuntimeError, match=r"sizes are powers of two when computing in half precision.*\[6\]"):
+            torch.fft.fft(torch.ones(6, device="cuda").half())
+
+
+def test_complex_sum_without_nan() -> None:
+    x = torch.tensor([1 + 2j, complex("nan"), 3j], device="cuda")
+    assert torch.nansum(x).item() == 1 + 5j
+
+
+def test_lu_without_pivoting() -> None:
+    matrix = torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    _, lower, upper = torch.linalg.lu(matrix.cuda(), pivot=False)
+    torch.testing.assert_close((lower @ upper).cpu(), matrix)
+    factors, pivots = torch.linalg.lu_factor(matrix.cuda(), pivot=False)
+    assert pivots.tolist() == [[1, 2, 3, 4]] * 2
+    torch.testing.assert_close(factors.cpu().triu()[:, :4], upper.cpu())
+    assert torch.linalg.lu_factor_ex(torch.zeros(2, 2, device="cuda"), pivot=False).info.item() == 1

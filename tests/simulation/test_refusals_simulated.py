@@ -1,0 +1,262 @@
+"""Modes and arguments with which ops fail on simulated GPUs as on real ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def tensor(*shape: int) -> torch.Tensor:
+    return torch.rand(*shape, device="cuda")
+
+
+def differentiate(function: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> Callable[[], Any]:
+    return lambda: function(tensor(*shape).requires_grad_()).sum().backward()
+
+
+def embedding_bag() -> None:
+    bag = nn.EmbeddingBag(4, 3, mode="max").cuda()
+    bag(torch.tensor([0, 1, 2], device="cuda"), torch.tensor([0], device="cuda")).sum().backward()
+
+
+def ctc_loss() -> None:
+    scores = tensor(5, 1, 4).requires_grad_()
+    targets, lengths = torch.tensor([[1, 2]], device="cuda"), torch.tensor([2], device="cuda")
+    F.ctc_loss(scores.log_softmax(-1), targets, torch.tensor([5], device="cuda"), lengths).backward()
+
+
+def unpool(dimensions: int) -> Callable[[], Any]:
+    pools = (F.max_pool1d, F.max_pool2d, F.max_pool3d)
+    unpools = (F.max_unpool1d, F.max_unpool2d, F.max_unpool3d)
+    pool, back = pools[dimensions - 1], unpools[dimensions - 1]
+    return lambda: back(*pool(tensor(1, 1, *[4] * dimensions), 2, return_indices=True), 2)
+
+
+def interpolate(mode: str, dimensions: int) -> Callable[[], Any]:
+    # The op itself: with determinism F.interpolate computes some modes by other ops.
+    name = {"linear": "upsample_linear1d", "bilinear": "upsample_bilinear2d", "bicubic": "upsample_bicubic2d"}.get(mode)
+    op = getattr(torch.ops.aten, f"{name or 'upsample_trilinear3d'}_backward")
+    return lambda: op(tensor(1, 1, *[4] * dimensions), [4] * dimensions, [1, 1, *[2] * dimensions], False)
+
+
+# What the documentation of torch.use_deterministic_algorithms lists for CUDA.
+NONDETERMINISTIC: dict[str, Callable[[], Any]] = {
+    "avg_pool3d": differentiate(lambda x: F.avg_pool3d(x, 2), 1, 4, 4, 4),
+    "adaptive_avg_pool2d": differentiate(lambda x: F.adaptive_avg_pool2d(x, 2), 1, 5, 5),
+    "adaptive_avg_pool3d": differentiate(lambda x: F.adaptive_avg_pool3d(x, 2), 1, 5, 5, 5),
+    "adaptive_max_pool2d": differentiate(lambda x: F.adaptive_max_pool2d(x, 2), 1, 5, 5),
+    "fractional_max_pool2d": differentiate(lambda x: F.fractional_max_pool2d(x, 2, output_size=2), 1, 5, 5),
+    "fractional_max_pool3d": differentiate(lambda x: F.fractional_max_pool3d(x, 2, output_size=2), 1, 5, 5, 5),
+    "max_pool3d": differentiate(lambda x: F.max_pool3d(x, 2), 1, 4, 4, 4),
+    "max_unpool1d": unpool(1),
+    "max_unpool2d": unpool(2),
+    "max_unpool3d": unpool(3),
+    "linear": interpolate("linear", 1),
+    "bilinear": interpolate("bilinear", 2),
+    "bicubic": interpolate("bicubic", 2),
+    "trilinear": interpolate("trilinear", 3),
+    "reflection_pad1d": differentiate(lambda x: F.pad(x, (1, 1), "reflect"), 1, 4),
+    "reflection_pad2d": differentiate(lambda x: F.pad(x, (1, 1, 1, 1), "reflect"), 1, 4, 4),
+    "reflection_pad3d": differentiate(lambda x: F.pad(x, (1,) * 6, "reflect"), 1, 4, 4, 4),
+    "nll_loss": lambda: F.nll_loss(tensor(1, 3, 2, 2), torch.zeros(1, 2, 2, dtype=torch.int64, device="cuda")),
+    "ctc_loss": ctc_loss,
+    "embedding_bag": embedding_bag,
+    "put": lambda: tensor(4).put_(torch.tensor([1], device="cuda"), tensor(1)),
+    "put_accumulate": lambda: tensor(4).put_(torch.tensor([1], device="cuda"), tensor(1), accumulate=True),
+    "histc": lambda: torch.histc(tensor(4)),
+    "bincount": lambda: torch.bincount(torch.tensor([1, 2], device="cuda"), tensor(2)),
+    "median": lambda: tensor(4).median(0),
+    "grid_sample": differentiate(lambda x: F.grid_sample(x, tensor(1, 2, 2, 2)), 1, 1, 4, 4),
+    "scatter_reduce": lambda: tensor(4).scatter_reduce(0, torch.zeros(2, dtype=torch.int64, device="cuda"), tensor(2), "prod"),
+}
+if VERSION < (2, 15):
+    NONDETERMINISTIC["kthvalue"] = lambda: tensor(4).kthvalue(1)
+    NONDETERMINISTIC["cumsum"] = lambda: tensor(4).cumsum(0)
+
+
+class TestDeterminism:
+    @pytest.fixture(autouse=True)
+    def _restore(self) -> Iterator[None]:
+        yield
+        torch.use_deterministic_algorithms(False)
+
+    @pytest.mark.parametrize("name", NONDETERMINISTIC)
+    def test_nondeterministic_op(self, name: str) -> None:
+        call = NONDETERMINISTIC[name]
+        call()
+        torch.use_deterministic_algorithms(True)
+        with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+            call()
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(UserWarning, match="does not have a deterministic implementation"):
+            call()
+
+    def test_other_ops_run(self) -> None:
+        torch.use_deterministic_algorithms(True)
+        x = tensor(4)
+        assert x.median().item() <= x.max().item()
+        assert torch.bincount(torch.tensor([1, 2], device="cuda")).tolist() == [0, 1, 1]
+        assert torch.arange(3, device="cuda").cumsum(0).tolist() == [0, 1, 3]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            F.conv2d(tensor(1, 1, 4, 4), tensor(1, 1, 2, 2))
+
+    @pytest.mark.skipif(VERSION >= (2, 15), reason="newer torch sets cuBLAS's workspace by itself")
+    def test_products_need_a_workspace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+        torch.use_deterministic_algorithms(True)
+        with pytest.raises(RuntimeError, match="it uses CuBLAS and you have CUDA"):
+            tensor(2, 2) @ tensor(2, 2)
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        assert (tensor(2, 2) @ tensor(2, 2)).shape == (2, 2)
+
+
+SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda x: x[0].item(),
+    "nonzero": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "mask_assignment": lambda x: x.__setitem__(x > 0, x[:1].expand(3)),
+    "unique": lambda x: x.unique(),
+    "unique_consecutive": lambda x: x.unique_consecutive(),
+    "equal": lambda x: x.equal(x),
+    "bincount": lambda x: torch.bincount(x.long()),
+    "to_sparse": lambda x: x.to_sparse(),
+    "cpu": lambda x: x.cpu(),
+}
+NOT_SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
+    "add": lambda x: x + x,
+    "mask_to_scalar": lambda x: x.masked_fill_(x > 0, 1.0),
+    "topk": lambda x: x.topk(2),
+    "sort": lambda x: x.sort(),
+    "index": lambda x: x[torch.ones_like(x, dtype=torch.int64)],
+}
+
+
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+class TestSyncDebugMode:
+    @pytest.fixture(autouse=True)
+    def _restore(self) -> Iterator[None]:
+        yield
+        torch.cuda.set_sync_debug_mode("default")
+
+    @pytest.mark.parametrize("name", SYNCHRONIZING)
+    def test_synchronizing_op(self, name: str) -> None:
+        x = torch.ones(3, device="cuda")
+        SYNCHRONIZING[name](x)
+        torch.cuda.set_sync_debug_mode("error")
+        with pytest.raises(RuntimeError, match="called a synchronizing CUDA operation"):
+            SYNCHRONIZING[name](x)
+        torch.cuda.set_sync_debug_mode("warn")
+        with pytest.warns(UserWarning, match="called a synchronizing CUDA operation"):
+            SYNCHRONIZING[name](x)
+
+    @pytest.mark.parametrize("name", NOT_SYNCHRONIZING)
+    def test_other_op(self, name: str) -> None:
+        x = torch.ones(3, device="cuda")
+        torch.cuda.set_sync_debug_mode("error")
+        NOT_SYNCHRONIZING[name](x)
+
+    def test_nonzero_waits_for_its_stream(self) -> None:
+        x = torch.ones(3, device="cuda")
+        torch.cuda._sleep(200_000_000)
+        event = torch.cuda.current_stream().record_event()
+        assert not event.query()
+        x.nonzero()
+        assert event.query()
+
+
+class TestCapture:
+    def test_indexing_is_captured(self) -> None:
+        x, index = torch.arange(4.0, device="cuda"), torch.tensor([3, 1], device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x[index]
+            x[index] = y * 2
+        graph.replay()
+        assert y.tolist() == [3.0, 1.0]
+        assert x.tolist() == [0.0, 2.0, 2.0, 6.0]
+
+    @pytest.mark.skipif(VERSION >= (2, 15), reason="newer torch registers a generator by itself")
+    def test_unregistered_generator_is_refused(self) -> None:
+        generator = torch.Generator("cuda")
+        pool = torch.cuda.graph_pool_handle()
+        with (
+            pytest.raises(RuntimeError, match="generator not in capture mode"),
+            torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool),
+        ):
+            torch.rand(3, device="cuda", generator=generator)
+
+    def test_registered_generator(self) -> None:
+        generator = torch.Generator("cuda")
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(generator)
+        with torch.cuda.graph(graph):
+            x = torch.rand(8, device="cuda", generator=generator)
+        graph.replay()
+        first = x.tolist()
+        graph.replay()
+        assert x.tolist() != first
+
+
+class TestArguments:
+    def test_values_of_the_host_are_not_put(self) -> None:
+        x, index = torch.zeros(3, device="cuda"), torch.tensor([1])
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            x.index_put_((index.cuda(),), torch.ones(1))
+        with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+            x[torch.tensor([0, 1], device="cuda")] = torch.ones(2)
+        x[index] = torch.tensor(2.0)
+        x[index.cuda()] = 3.0
+        assert x.tolist() == [0.0, 3.0, 0.0]
+
+    def test_assertions(self) -> None:
+        torch._assert_async(torch.ones(1, device="cuda"))
+        torch._assert_async(torch.ones(1, device="cuda"), "message")
+        with pytest.raises(RuntimeError):
+            torch._assert_async(torch.zeros(1, device="cuda"))
+
+    def test_scripted_pointwise_functions(self) -> None:
+        function = torch.jit.CompilationUnit("def f(x, y):\n    return (x * y + x).relu().sigmoid()\n").f
+        x = torch.randn(8)
+        for _ in range(4):
+            torch.testing.assert_close(function(x.cuda(), x.cuda()).cpu(), function(x, x))
+
+
+class TestQuantized:
+    @pytest.mark.parametrize("per_channel", [False, True])
+    def test_values(self, per_channel: bool) -> None:
+        x = torch.linspace(-1, 1, 12).reshape(3, 4)
+
+        def quantize(x: torch.Tensor) -> torch.Tensor:
+            if not per_channel:
+                return torch.quantize_per_tensor(x, 0.1, 2, torch.qint8)
+            scales = torch.tensor([0.1, 0.2, 0.3], device=x.device)
+            return torch.quantize_per_channel(x, scales, torch.zeros(3, dtype=torch.int64, device=x.device), 0, torch.qint8)
+
+        quantize(x.cuda())  # only later calls take the fast path
+        here, there = quantize(x), quantize(x.cuda())
+        assert there.is_quantized
+        assert there.is_cuda
+        assert torch.equal(there.int_repr().cpu(), here.int_repr())
+        assert torch.equal(there.dequantize().cpu(), here.dequantize())
+        assert torch.equal(there.cpu().dequantize(), here.dequantize())
+
+    def test_ops(self) -> None:
+        here = torch.quantize_per_tensor(torch.linspace(-1, 1, 16).reshape(1, 1, 4, 4), 0.1, 0, torch.quint8)
+        there = here.cuda()
+        for function in (torch.relu, lambda q: F.max_pool2d(q, 2), lambda q: F.adaptive_avg_pool2d(q, 2), lambda q: q[0]):
+            torch.testing.assert_close(function(there).cpu().dequantize(), function(here).dequantize())
+
+    def test_ops_without_cuda_kernel_keep_torchs_error(self) -> None:
+        q = torch.quantize_per_tensor(tensor(4), 0.1, 0, torch.qint8)
+        with pytest.raises(NotImplementedError, match=r"aten::add.*QuantizedCUDA"):
+            q + q

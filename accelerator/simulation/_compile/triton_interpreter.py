@@ -26,6 +26,9 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     """Replace the functions of ``triton.runtime.interpreter`` that copy arguments and launch a kernel."""
     executor: Any = interpreter.GridExecutor
     launch = executor.__call__
+    # Before Triton 3.3, the interpreter takes no wrapped tensors.
+    unwrap: Any = getattr(interpreter, "_unwrap_tensor", lambda tensor: tensor)
+    rewrap: Any = getattr(interpreter, "_rewrap_tensor", lambda tensor, original_tensor: tensor)
 
     def convert(argument: Any) -> Any:
         if isinstance(argument, tuple):
@@ -35,9 +38,9 @@ def hook_interpreter(interpreter: ModuleType) -> None:
             return dataclasses.replace(argument, base=convert(argument.base))  # type: ignore[type-var]
         if not hasattr(argument, "data_ptr"):
             return argument
-        tensor = interpreter._unwrap_tensor(argument)
+        tensor = unwrap(argument)
         if tensor.device.type == "cuda":
-            return interpreter._rewrap_tensor(cpu_alias(tensor), original_tensor=argument)
+            return rewrap(cpu_alias(tensor), original_tensor=argument)
         if tensor.device.type == "cpu" and not tensor.is_pinned():
             raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
         return argument
@@ -70,12 +73,14 @@ def hook_autotuner(autotuner: ModuleType) -> None:
         kernel_call()
         return [1.0] * len(quantiles or (1,))
 
-    original: Any = autotuner.Autotuner.__dict__["do_bench"]
+    original: Any = autotuner.Autotuner.__init__
 
-    def choose(self: Any) -> Any:
-        return do_bench if getattr(self, "_do_bench", None) is None else original.func(self)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("do_bench") is None:
+            kwargs["do_bench"] = do_bench
+        original(self, *args, **kwargs)
 
-    autotuner.Autotuner.do_bench = property(choose)
+    autotuner.Autotuner.__init__ = initialize
     _break_graphs(autotuner.Autotuner)
     _break_graphs(autotuner.Heuristics)
 

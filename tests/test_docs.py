@@ -51,6 +51,16 @@ BLOCKS = _blocks()
 PYTHON, SHELL, WORKFLOWS = (
     [block for block in BLOCKS if block.language == it and not block.how] for it in ("python", "sh", "yaml")
 )
+
+
+def with_slow_guide(blocks: list[Block]) -> list[Any]:
+    """Parameters of a test: README's blocks always run, those of the guide among the slow tests."""
+    return [
+        pytest.param(block, id=block.where, marks=() if block.where.startswith("README") else pytest.mark.slow)
+        for block in blocks
+    ]
+
+
 NEEDING = [block for block in BLOCKS if block.how.startswith("needs ")]
 
 
@@ -68,7 +78,7 @@ def test_no_block_is_left_out_without_a_reason() -> None:
 
 
 @on_simulated_gpus
-@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.where)
+@pytest.mark.parametrize("block", with_slow_guide(PYTHON))
 def test_python(block: Block, tmp_path: Path) -> None:
     program = tmp_path / "block.py"
     program.write_text(block.code, encoding="utf-8")
@@ -97,13 +107,13 @@ def test_python_that_needs_something(block: Block, tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-@pytest.mark.parametrize("block", SHELL, ids=lambda block: block.where)
+@pytest.mark.parametrize("block", with_slow_guide(SHELL))
 def test_shell(block: Block, tmp_path: Path) -> None:
     _printed(block.code, _beside_the_miniature_library(block.code, tmp_path))
 
 
 @on_simulated_gpus
-@pytest.mark.parametrize("block", WORKFLOWS, ids=lambda block: block.where)
+@pytest.mark.parametrize("block", with_slow_guide(WORKFLOWS))
 def test_workflow(block: Block, tmp_path: Path) -> None:
     """Run the commands of a workflow, except those that install."""
     steps = re.findall(r"^ +- run: (.*)$", block.code, re.MULTILINE)

@@ -34,6 +34,7 @@ def test_a_library_on_two_simulated_gpus() -> None:
     assert counts(run(MINIATURE, "--simulate-gpus", "2")) == {"passed": 10}
 
 
+@pytest.mark.slow
 def test_a_library_where_there_is_no_gpu() -> None:
     from accelerator import simulation
 

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["two", "four"])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two", "four"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank wrote down."""
     size: int = request.param

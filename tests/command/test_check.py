@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support import plain_environment, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
@@ -159,6 +161,7 @@ except all_reduce.Failed as error:
     assert done.stdout == "[(0, 'SystemExit: a signal')]\n"
 
 
+@pytest.mark.slow
 def test_torch_without_numpy_prints_no_warning(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['numpy'] = None\n")
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")

@@ -130,6 +130,7 @@ def test_on_the_cpu(two_ranks: Passed) -> None:
     assert two_ranks.printed.splitlines()[-1] == "✓ all-reduce: 2 ranks over gloo"
 
 
+@pytest.mark.slow
 def test_document(two_ranks: Passed) -> None:
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")
     printed, _, statuses = start(environment, 3, [0, 2], "--json", "--timeout", str(2 * two_ranks.seconds))
@@ -183,6 +184,7 @@ def test_differences_between_ranks() -> None:
     assert re.search(r"differs: ranks 0-1 share\s+GPU-", printed)
 
 
+@pytest.mark.slow
 def test_without_rank_0() -> None:
     printed, errors, statuses = start(plain_environment(ACCELERATOR_BACKEND="cpu"), 2, [1], "--timeout", "5")
     assert (printed, statuses) == ("", [1])

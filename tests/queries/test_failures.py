@@ -362,6 +362,7 @@ def test_a_stored_failure_does_not_grow() -> None:
     assert depths[1:] == [depths[1]] * 49
 
 
+@pytest.mark.slow
 def test_the_architectures_with_paths_of_any_type() -> None:
     program = """
         import pathlib

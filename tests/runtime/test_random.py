@@ -271,6 +271,7 @@ assert acc.default_generator() is torch.default_generator
         run(code, simulated_environment({"ACCELERATOR_BACKEND": "cpu"}, gpus=2))
 
 
+@pytest.mark.slow
 def test_every_way_to_import_the_module() -> None:
     for first in ("acc.random", "acc.manual_seed", "importlib.import_module('accelerator.random')"):
         run(

@@ -151,6 +151,7 @@ def test_everything_arrives_as_in_a_normal_run(tmp_path: Path) -> None:
     assert "RuntimeWarning: oh" in marked.stdout
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_machines_of_their_own(tmp_path: Path) -> None:
     write(

@@ -35,10 +35,9 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
 
     Returns:
         A new dictionary. ``"supported_dtypes"`` is the set of dtypes that tensors on the device can have; for the dtypes to
-        train in, call ``supported_dtypes()``. ``"compute_capability"``, on CUDA only, is major and minor, or None if unknown.
-        Mirrors ``torch.accelerator.get_device_capability``, which raises on CUDA and caches the first device's result.
-
-    On other accelerators than CUDA this does what ``torch.accelerator.get_device_capability`` does.
+        train in, call ``supported_dtypes()``. ``"compute_capability"`` exists on CUDA only: a pair (major, minor), or None if
+        unknown. Mirrors ``torch.accelerator.get_device_capability``, which raises on CUDA and caches the first device's result.
+        On accelerators other than CUDA, the result is torch's.
 
     Example:
         >>> import accelerator as acc, torch
@@ -56,7 +55,7 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
 
 @cache
 def _dtypes() -> frozenset[torch.dtype]:
-    """Return every dtype that tensors can have. CUDA and the CPU have the same, so the CPU is tested."""
+    """Return every dtype that tensors can have. CUDA and the CPU have the same dtypes, so a test on the CPU suffices."""
     dtypes = {value for name in dir(torch) if isinstance(value := getattr(torch, name), torch.dtype)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that some dtypes are experimental
@@ -78,12 +77,12 @@ def get_device_properties(device: Device = None) -> Any:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        torch's own object, whose attributes depend on the accelerator. Under the CPU fallback an object with the three above:
-        "cpu", the host's memory in bytes, and the number of processors that this process may use. Mirrors
+        torch's own object, whose attributes depend on the accelerator. Under the CPU fallback, an object with the three
+        attributes above: "cpu", the host's memory in bytes, and the number of processors that this process may use. Mirrors
         ``torch.cuda.get_device_properties``.
 
     Raises:
-        RuntimeError: if torch has no properties of this accelerator's devices; in a bad fork.
+        RuntimeError: if torch has no such function for this accelerator, or in a bad fork.
 
     Initializes: the accelerator.
 
@@ -107,11 +106,11 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
         peer_device: the device that has the memory.
 
     Returns:
-        The driver's result; False for a device and itself, and under the CPU fallback. Mirrors
+        The driver's result. False if both are the same device, and under the CPU fallback. Mirrors
         ``torch.cuda.can_device_access_peer``.
 
     Raises:
-        RuntimeError: if torch has no such function for this accelerator; in a bad fork.
+        RuntimeError: if torch has no such function for this accelerator, or in a bad fork.
 
     Initializes: the accelerator.
 
@@ -120,7 +119,7 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
         >>> acc.can_device_access_peer(0, 0)
         False
     """
-    state.current(device)  # so that an error in the first argument comes first
+    state.current(device)  # an error in the first argument is raised before one in the second
     peer = state.initialize(peer_device)
     if peer.device_type == "cpu":
         return False
@@ -132,12 +131,12 @@ def get_arch_list() -> list[str]:
     """Return the architectures that this torch was compiled for.
 
     Returns:
-        For example ``["sm_80", "sm_90", "compute_120"]``, also without a device; empty for a CPU build and for accelerators
-        without architectures. Mirrors ``torch.cuda.get_arch_list``. Before initialization torch's binding would break fork,
-        so one child process calls it.
+        For example ``["sm_80", "sm_90", "compute_120"]``. A device is not needed. The list is empty for a CPU build and for
+        accelerators without architectures. Mirrors ``torch.cuda.get_arch_list``. Before initialization, torch's binding would
+        break fork, so one child process calls it.
 
     Raises:
-        RuntimeError: if that child process fails or cannot start, as in a frozen program.
+        RuntimeError: if that child process fails or cannot start, for example in a frozen program.
 
     May start: a child process.
 
@@ -158,7 +157,7 @@ def get_gencode_flags() -> str:
         ``torch.cuda.get_gencode_flags``.
 
     Raises:
-        RuntimeError: as ``get_arch_list``.
+        RuntimeError: for the same reasons as in ``get_arch_list``.
 
     May start: a child process.
 

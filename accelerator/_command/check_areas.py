@@ -1,6 +1,6 @@
-"""The areas that ``check`` exercises, each through the public names; one function an area.
+"""The areas that ``check`` exercises. Each function exercises one area through the package's public names.
 
-An area returns what it measured, in a few words, and raises ``Wrong`` if a result is not what it must be.
+It returns its measurement in a few words. It raises ``Wrong`` if a result is wrong.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from . import acc
 
 
 class Wrong(Exception):
-    """A result is not what it must be."""
+    """A result of the package is wrong; the message says which."""
 
 
-def expect(condition: object, what: str) -> None:
-    """Raise unless the condition holds; ``python -O`` does not switch it off."""
+def expect(condition: object, problem: str) -> None:
+    """Raise unless the condition holds. Unlike ``assert``, this also works under ``python -O``."""
     if not condition:
-        raise Wrong(what)
+        raise Wrong(problem)
 
 
 def discovery() -> str:
@@ -44,22 +44,23 @@ def launching() -> str:
 def fork() -> str:
     if not hasattr(os, "fork"):
         return "not on this platform"
-    expect(acc.is_fork_safe(), "the queries so far have made fork unsafe")
+    expect(acc.is_fork_safe(), "fork is not safe after the queries of this check")
     child = os.fork()
     if child == 0:
         is_bad = True
         try:
             is_bad = acc.is_in_bad_fork()
-        finally:  # the child must not go on as a second check
+        finally:  # the child must not run the rest of the check
             os._exit(is_bad)
-    expect(os.waitpid(child, 0)[1] == 0, "a child forked after all these queries could not use the accelerator")
-    return "safe after all these queries"
+    expect(os.waitpid(child, 0)[1] == 0, "a child cannot use the accelerator if it is forked after the queries of this check")
+    return "safe after the queries of this check"
 
 
 def monitoring(index: int) -> str:
     telemetry = acc.telemetry(index)
     known = [field for field, value in zip(acc.Telemetry._fields, telemetry, strict=True) if value is not None]
-    expect(telemetry.device_memory_used is None or telemetry.device_memory_used >= 0, "negative memory used")
+    used = telemetry.device_memory_used
+    expect(used is None or used >= 0, f"telemetry() has device_memory_used {used}")
     return f"{len(known)} of {len(acc.Telemetry._fields)} fields"
 
 
@@ -71,9 +72,9 @@ def devices_in_turn(indices: Sequence[int]) -> str:
             with acc.device_index(indices[0]):
                 expect(acc.current_device_index() == indices[0], "nested device_index() did not change the device")
             expect(acc.current_device_index() == index, "nested device_index() did not restore the device")
-            expect(len(acc.get_device_capability(index)["supported_dtypes"]) > 0, "no supported dtype")
+            expect(acc.get_device_capability(index)["supported_dtypes"], "get_device_capability() has no supported dtype")
     expect(acc.current_device_index() == first, "device_index() did not restore the current device")
-    return f"{len(indices)} in turn"
+    return f"{len(indices)} made current in turn"
 
 
 def streams(index: int) -> str:
@@ -88,7 +89,7 @@ def streams(index: int) -> str:
     acc.synchronize()
     elapsed = start.elapsed_time(end)
     acc.set_stream(before)
-    expect(elapsed >= 0 and end.query(), "events are out of order")
+    expect(elapsed >= 0 and end.query(), "after synchronize(), the events are not reached or out of order")
     return f"two events {elapsed:.3f} ms apart"
 
 
@@ -103,10 +104,10 @@ def memory(index: int) -> str:
     expect(
         growth == (0 if device.type == "cpu" else tensor.numel()), f"a tensor of 1 MiB changed memory_allocated() by {growth}"
     )
-    expect(0 <= free <= total, f"{free} bytes free of {total}")
+    expect(0 <= free <= total, f"get_memory_info() returned {free} free of {total} bytes")
     del tensor
     acc.empty_cache()
-    expect(acc.memory_allocated() == before, "memory_allocated() did not go back")
+    expect(acc.memory_allocated() == before, "memory_allocated() did not return to its value before the tensor")
     return f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
 
 
@@ -123,7 +124,7 @@ def arithmetic(index: int) -> str:
 
 
 def _computes(index: int) -> bool:
-    """Whether kernels compute; simulated GPUs may be started without."""
+    """Whether kernels compute. Those of simulated GPUs do not if the machine was started with ``--no-compute``."""
     import torch
 
     return not acc.simulation.is_simulated() or torch.full((3,), 7.0, device=acc.device(index)).tolist() == [7.0] * 3
@@ -136,7 +137,7 @@ def random(index: int) -> str:
     seeded = acc.get_rng_state()
     with acc.fork_rng():
         acc.manual_seed(8)
-        expect(not seeded.equal(acc.get_rng_state()), "another seed gave the same state")
+        expect(not seeded.equal(acc.get_rng_state()), "manual_seed(8) left the state of seed 7")
     expect(seeded.equal(acc.get_rng_state()), "fork_rng() did not restore the state")
     acc.set_rng_state(before, index)
     expect(before.equal(acc.get_rng_state()), "set_rng_state() did not restore the state")
@@ -145,7 +146,7 @@ def random(index: int) -> str:
 
 def dtypes(index: int) -> str:
     supported = acc.supported_dtypes()
-    expect(supported, "no dtype to train in")
+    expect(supported, "supported_dtypes() is empty")
     return ", ".join(str(dtype).removeprefix("torch.") for dtype in supported)
 
 
@@ -154,9 +155,10 @@ def tensors(index: int) -> str:
 
     tensor = acc.FloatTensor([1.0, 2.0])
     expect(acc.on_accelerator(tensor), "FloatTensor() is not on the device")
-    expect(tensor.cpu().tolist() == [1.0, 2.0], "FloatTensor() does not hold its data")
-    pinned = acc.pin_memory(torch.ones(16))
-    expect(acc.is_pinned(pinned) == acc.is_available(), "pin_memory() did not pin")
+    values = tensor.cpu().tolist()
+    expect(values == [1.0, 2.0], f"FloatTensor([1.0, 2.0]) has the values {values}")
+    is_pinned = acc.is_pinned(acc.pin_memory(torch.ones(16)))
+    expect(is_pinned == acc.is_available(), f"is_pinned() is {is_pinned} for a tensor of pin_memory()")
     return "typed and pinned"
 
 
@@ -177,7 +179,7 @@ def graphs(index: int) -> str:
     source.fill_(7)
     graph.replay()
     acc.synchronize()
-    expect(target.cpu().tolist() == [7] * 8, "a replayed copy did not copy")
+    expect(target.cpu().tolist() == [7] * 8, "replay() did not repeat the captured copy")
     return "a captured copy replayed"
 
 
@@ -189,7 +191,7 @@ def profiling() -> str:
 
 
 def extensions() -> str:
-    # A package of builders may print while it is imported.
+    # A package of op builders may print when it is imported.
     with contextlib.redirect_stdout(io.StringIO()):
         builder = acc.get_op_builder("NoSuchBuilder")
     expect(builder is None, "get_op_builder() returned a builder for an unknown name")
@@ -208,7 +210,7 @@ def checkpointing(index: int) -> str:
     torch.autograd.backward(layer(inputs[0]).sum())
     torch.autograd.backward(acc.checkpointing.checkpoint(layer, inputs[1]).sum())
     plain, recomputed = inputs[0].grad, inputs[1].grad
-    expect(plain is not None and recomputed is not None, "backward left no gradient")
+    expect(plain is not None and recomputed is not None, "backward() computed no gradient")
     if not _computes(index):
         return "a gradient"
     expect(torch.equal(plain, recomputed), f"gradients differ: {recomputed}, without checkpointing {plain}")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Output for a terminal, a file or a pipe, which may be narrow, full, closed, or without Unicode."""
+"""Output to a terminal, a file or a pipe, and keys from a terminal. Handles missing Unicode, closed pipes and full disks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ WIDTH = 80
 
 _USAGE = 2
 
-# Replacements for terminals that only have ASCII or a code page.
+# Replacements for terminals without Unicode.
 _ASCII = str.maketrans({"✓": "+", "✗": "x", "°": " ", "…": "~", "─": "-", "█": "#", "░": "."})
 
 _STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
 
 
 class OutputError(Exception):
-    """The output cannot be written although somebody reads it; the message says why."""
+    """The output cannot be written, for another reason than a closed pipe; the message says why."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports wrong usage in one line, and whose help survives a closed pipe and a full disk."""
+    """A parser that reports wrong usage in one line, and prints its help with ``write``."""
 
     def error(self, message: str) -> NoReturn:
-        """Report wrong usage."""
+        """Report wrong usage and exit."""
         self.exit(_USAGE, f"{self.prog}: {message} (--help explains)\n")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -43,10 +43,10 @@ def write(text: str) -> bool:
     """Write to standard output and flush it.
 
     Returns:
-        False if nobody reads the output any more, as after ``| head -1``.
+        False if the reader has closed the pipe, as ``| head -1`` does; else True.
 
     Raises:
-        OutputError: if it cannot be written for another reason, such as a full disk.
+        OutputError: if the output cannot be written for another reason, such as a full disk.
     """
     out = sys.stdout
     try:
@@ -66,7 +66,7 @@ def write(text: str) -> bool:
 
 
 def _discard_buffer(out: object) -> None:
-    """Send what the stream still buffers to the null device; Python's exit would fail on it again."""
+    """Redirect the stream to the null device, because Python flushes its buffer at exit and would fail again."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, out.fileno())  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
     os.close(null)
@@ -81,7 +81,8 @@ def has_color(choice: str = "auto") -> bool:
     """Whether to write colors.
 
     Args:
-        choice: "always", "never", or "auto": on a terminal with colors or with ``FORCE_COLOR``, unless ``NO_COLOR`` is set.
+        choice: "always", "never" or "auto". "auto" writes colors to a terminal that has them, or anywhere if ``FORCE_COLOR`` is
+            set, but never if ``NO_COLOR`` is set.
     """
     if choice != "auto":
         return choice == "always"
@@ -91,23 +92,23 @@ def has_color(choice: str = "auto") -> bool:
 
 
 def styled(text: str, style: str | None, color: bool) -> str:
-    """The text in a style, if colors are written."""
+    """Return the text in a style if ``color`` is true, else unchanged."""
     return f"\033[{_STYLES[style]}m{text}\033[0m" if color and style else text
 
 
 def redraw(text: str) -> bool:
-    """Overwrite the terminal with as many lines of the text as fit; returns what ``write`` returns."""
+    """Overwrite the terminal with the lines of the text that fit. Return the result of ``write``."""
     height = max(shutil.get_terminal_size().lines - 1, 1)
     lines = text.splitlines()
     if len(lines) > height:
         lines = [*lines[: height - 1], f"... {len(lines) - height + 1} more lines"]
-    # Clearing each line to its end, and everything below the last one, avoids flicker.
+    # Clearing the rest of each line, and the lines below, flickers less than clearing the terminal first.
     return write("\033[H" + "".join(f"{line}\033[K\n" for line in lines) + "\033[J")
 
 
 @contextmanager
 def single_keys() -> Generator[None, None, None]:
-    """Deliver keys at once, without Return, while standard input is a terminal."""
+    """Make keys readable before Return is pressed, if standard input is a terminal."""
     if sys.platform == "win32" or not sys.stdin or not sys.stdin.isatty():
         yield
         return
@@ -123,7 +124,7 @@ def single_keys() -> Generator[None, None, None]:
 
 
 def is_quit_pressed(seconds: float) -> bool:
-    """Wait this long, or until ``q`` is pressed on a terminal."""
+    """Wait until the time is over, ``q`` is pressed or the terminal is closed. Return False if the time is over."""
     if sys.platform == "win32" or not sys.stdin or not sys.stdin.isatty():
         time.sleep(seconds)
         return False

@@ -1,4 +1,4 @@
-"""Conversion of a device argument into an index, or into the right error. No other module does this."""
+"""Conversion of device arguments into device indices. No other module parses device arguments."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
     Device: TypeAlias = int | str | "torch.device" | SupportsIndex | None
 else:
-    # Names the module of torch.device, so that typing.get_type_hints() works in modules that do not import torch.
+    # The reference names torch.device's module, so that typing.get_type_hints() works in modules that do not import torch.
     Device = Union[int, str, ForwardRef("device", module="torch"), SupportsIndex, None]  # noqa: UP007
-"""A device argument: an index or an object with ``__index__``, "cuda:1", a ``torch.device``, or None for the current device,
-which is device 0 while the accelerator is not initialized.
+"""A device argument: an int or an object with ``__index__``, "cuda:1", a ``torch.device``, or None.
+
+None is the current device, which is device 0 while the accelerator is not initialized.
 
 An index out of range and a device of another type raise ValueError. A string that names no device raises RuntimeError. Any
-other object raises TypeError. Under the CPU fallback, every index from 0 on names the CPU.
+other object raises TypeError. Under the CPU fallback, every index that is not negative names the CPU.
 """
 
 # The device types that torch.device accepts; the current accelerator's type is accepted too.
@@ -28,15 +29,15 @@ _DEVICE_STRING = re.compile(r"([a-z_]+)(?::(0|[1-9][0-9]*))?", re.ASCII)
 
 
 def index(device: object, accelerator: str, *, optional: bool = True) -> int | None:
-    """The index that a device argument names.
+    """Return the index that a device argument names.
 
     Args:
         device: None, an int, a string, or an object with ``type`` and ``index``, as ``torch.device``.
         accelerator: the type that a string or a device must have.
-        optional: whether None and a device without an index may mean the current device.
+        optional: whether None and a device without an index are allowed; they name the current device.
 
     Returns:
-        The index, also if it is negative or out of range; None for the current device.
+        The index, which may be negative or out of range; None for the current device.
 
     Raises:
         ValueError: if the type is not the accelerator's, or an index is required and missing.
@@ -63,13 +64,13 @@ def index(device: object, accelerator: str, *, optional: bool = True) -> int | N
 
 
 def check(device_index: int, count: int, accelerator: str) -> int:
-    """Return the index if it names one of ``count`` devices. Return 0 for every index from 0 on if the accelerator is the CPU.
+    """Return the index if it names one of ``count`` devices. On the CPU, return 0 for every index that is not negative.
 
     Raises:
-        ValueError: if it is negative or too large.
+        ValueError: if the index is negative or, except on the CPU, too large.
     """
     if accelerator == "cpu" and device_index >= 0:
-        return 0  # the ranks of a program share the CPU, by whatever index
+        return 0  # each rank passes its own index, and all ranks share the CPU
     if not 0 <= device_index < count:
         noun = "device is" if count == 1 else "devices are"
         raise ValueError(f"Device index {device_index} is out of range: {count} {accelerator} {noun} visible")
@@ -79,7 +80,7 @@ def check(device_index: int, count: int, accelerator: str) -> int:
 def _parse(text: str, accelerator: str) -> tuple[str, int | None]:
     match = _DEVICE_STRING.fullmatch(text)
     if match is None or (match[1] not in _TYPES and match[1] != accelerator):
-        raise RuntimeError(f"{text!r} is no device: expected a device type such as 'cpu' or '{accelerator}', or with an index")
+        raise RuntimeError(f"{text!r} is no device: expected a device type with or without an index, such as '{accelerator}:0'")
     return match[1], None if match[2] is None else int(match[2])
 
 
@@ -91,4 +92,4 @@ def _read_device(device: Any) -> tuple[str, int | None]:
 
 
 def _raise_type_error(device: object) -> NoReturn:
-    raise TypeError(f"A device is None, an int, a str or a torch.device, not {type(device).__name__} ({device!r})")
+    raise TypeError(f"Expected a device as None, an int, a str or a torch.device, but got {type(device).__name__} ({device!r})")

@@ -1,4 +1,4 @@
-"""The arguments of a checkpoint between its forward and its backward."""
+"""Storage of a checkpoint's arguments between forward and recomputation."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def keep_arguments(
     """Keep the arguments of a checkpoint for its recomputation.
 
     Args:
-        outer_hooks: the saved-tensor hooks around the checkpoint.
-        nested: whether those belong to another checkpoint. It recomputes the arguments, so nothing is partitioned.
+        outer_hooks: the saved-tensor hooks around the checkpoint, or None.
+        nested: whether these hooks belong to an outer checkpoint. That checkpoint recomputes the arguments, so they are
+            neither partitioned nor offloaded.
     """
     if settings.keeps_arguments and outer_hooks is None and bindings.innermost_hooks is not None:
         return KeptArguments(args, kwargs)
@@ -35,12 +36,12 @@ _Watched = tuple[torch.Tensor, int, str]
 
 
 def _version(tensor: torch.Tensor) -> int:
-    """How often a tensor was edited in place. Tensors of inference mode do not count."""
+    """Return how often a tensor was edited in place, -1 for a tensor of inference mode, which has no version."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def _edited_name(watched: list[_Watched]) -> str | None:
-    """The name of the first tensor that was edited, None if none was."""
+    """Return the name of the first tensor that was edited in place, None if none was."""
     for tensor, version, name in watched:
         if _version(tensor) != version:
             return name
@@ -48,21 +49,22 @@ def _edited_name(watched: list[_Watched]) -> str | None:
 
 
 class KeptArguments:
-    """Arguments whose tensors are kept as they are.
+    """Arguments whose tensors are stored by reference.
 
     Containers are copied, so that the recomputation does not see later edits by the caller or the function.
     """
 
     __slots__ = ("_args", "_edited", "_has_containers", "_kwargs", "_watched", "devices")
 
-    # The activations that are stored in another form: none.
+    # As ``StoredArguments.stored``: no tensor is partitioned or offloaded.
     stored: tuple[torch.Tensor, ...] = ()
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._watched: list[_Watched] = []
-        # The name of an argument that the function itself edited.
+        # The name of an argument that the function edited in its forward, or None.
         self._edited: str | None = None
 
+        # The loop handles tensors and atoms. Containers and keyword arguments take the slower path below.
         self._has_containers = bool(kwargs)
         self.devices: set[torch.device] = set()
         for i, item in enumerate(args):
@@ -83,8 +85,10 @@ class KeptArguments:
         return tensor
 
     def forward_ended(self) -> None:
-        """Release the arguments if the function edited one: backward would raise, and the graph of the edited tensor leads
-        through the checkpoint, which would keep itself alive."""
+        """Release the arguments if the function edited one in place, for which backward raises.
+
+        The graph of the edited tensor refers to this checkpoint, so storing the tensor would be a reference cycle.
+        """
         self._edited = _edited_name(self._watched)
         if self._edited is not None:
             self.release()
@@ -94,7 +98,7 @@ class KeptArguments:
         self._watched, self._args, self._kwargs = [], (), {}
 
     def prefetch(self) -> None:
-        """There is nothing to fetch."""
+        """Do nothing, because the tensors are still on their devices."""
 
     def restore(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments.
@@ -122,7 +126,7 @@ def _map_arguments(
 
 
 class _KeptTensor:
-    """A tensor that is kept as it is."""
+    """A tensor that is stored by reference."""
 
     __slots__ = ("_tensor", "_version")
 
@@ -136,13 +140,13 @@ class _KeptTensor:
         return self._tensor
 
     def forward_ended(self) -> None:
-        """As ``KeptArguments.forward_ended``."""
+        """Release the tensor if the function edited it in place, as ``KeptArguments.forward_ended`` does."""
         if self._tensor is not None and _version(self._tensor) != self._version:
             self._tensor = None
 
 
 class PackedByHook:
-    """A tensor that went through the saved-tensor hooks around the checkpoint, such as those of an outer checkpoint."""
+    """A tensor that is packed by the saved-tensor hooks around the checkpoint, such as those of an outer checkpoint."""
 
     __slots__ = ("_packed", "_requires_grad", "_unpack")
 
@@ -159,7 +163,7 @@ class PackedByHook:
 
 
 class _SaveTensors(torch.autograd.Function):
-    """Saves tensors as an operation does, for a torch that does not report its saved-tensor hooks."""
+    """An operation that only saves tensors, so that autograd packs them: for torch 2.6, which does not report its hooks."""
 
     @staticmethod
     def forward(ctx: Any, anchor: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
@@ -178,7 +182,7 @@ class _SavedByAutograd:
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         anchor = torch.empty(0, device="cpu", requires_grad=True)
-        # The saved tensors live as long as the output.
+        # The output keeps the saved tensors alive.
         self._output: Any = _SaveTensors.apply(anchor, *tensors)
 
     def restore(self) -> tuple[torch.Tensor, ...]:
@@ -186,7 +190,7 @@ class _SavedByAutograd:
 
 
 class _Reference:
-    """Takes the place of a tensor in a kept structure."""
+    """Replaces a tensor in the stored containers by its index in ``StoredArguments._tensors``."""
 
     __slots__ = ("index",)
 
@@ -195,7 +199,7 @@ class _Reference:
 
 
 class StoredArguments:
-    """Arguments whose tensors are stored in another form: partitioned, on the host, or packed by hooks.
+    """Arguments with tensors that may be partitioned, on the host, packed by hooks, or saved by autograd.
 
     A tensor or a container that occurs twice is stored once and restored as one object. Containers are copied.
     """
@@ -221,7 +225,7 @@ class StoredArguments:
         # Each is a StoredActivation, a PackedByHook, a _KeptTensor, or an index into _saved.
         self._tensors: list[Any] = []
         self._saved: _SavedByAutograd | None = None
-        # The activations that are stored in another form.
+        # The tensors that are stored as a StoredActivation; empty after the forward.
         self.stored: tuple[torch.Tensor, ...] = ()
         try:
             self._store(tensors, settings, outer_hooks, nested)
@@ -251,7 +255,7 @@ class StoredArguments:
             self._saved = _SavedByAutograd(saved)
 
     def forward_ended(self) -> None:
-        """Release what the forward needed."""
+        """Release the memory that only the forward needs."""
         self.stored = ()
         for each in self._tensors:
             if isinstance(each, (_KeptTensor, StoredActivation)):
@@ -263,7 +267,7 @@ class StoredArguments:
         self.stored = ()
 
     def prefetch(self) -> None:
-        """Start to fetch what is on the host or on other ranks."""
+        """Start to fetch the activations that are on the host or on other ranks."""
         for each in self._tensors:
             if isinstance(each, StoredActivation):
                 each.prefetch()
@@ -272,7 +276,7 @@ class StoredArguments:
         """Return the arguments.
 
         Raises:
-            RuntimeError: if one was edited in place, or the group it was partitioned over is destroyed.
+            RuntimeError: if one was edited in place, or the process group over which it is partitioned was destroyed.
         """
         for each in self._tensors:
             if isinstance(each, StoredActivation):

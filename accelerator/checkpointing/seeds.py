@@ -1,4 +1,4 @@
-"""The seeds of model parallelism: one shared by all ranks, and one for each rank."""
+"""The seeds of model parallelism: one that all ranks share, and one for each rank."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from .rng import MODEL_PARALLEL, check_seed, device_generator, tracker
 
 __all__ = ["model_parallel_cuda_manual_seed", "model_parallel_reconfigure_tp_seed"]
 
-# The difference between the shared seed and that of rank 0, which checkpoints in Megatron's format rely on.
+# Rank r has the shared seed + this offset + r. Megatron-LM has the same offset, on which its checkpoints rely.
 _MODEL_PARALLEL_OFFSET = 2718
 
 
 def model_parallel_cuda_manual_seed(seed: int) -> None:
-    """Seed the accelerator for model parallelism: the same default stream on every rank, and one stream per rank.
+    """Seed the accelerator for model parallelism: the default generator with a shared seed, and a random stream by rank.
 
-    The default generator of the current device gets ``seed``. The tracker is reset and gets the stream
-    "model-parallel-rng" with ``seed + 2718 + rank``. The rank is that in the configured group or mpu, 0 without one.
+    The default generator of the current device gets ``seed``. The RNG tracker is reset and gets the random stream
+    "model-parallel-rng" with ``seed + 2718 + rank``. The rank is this process's in the configured group or mpu, else 0.
 
     Args:
         seed: the seed that all ranks share.
 
     Raises:
         TypeError: if the seed is not an integer.
-        RuntimeError: inside ``fork()``; nothing is seeded then.
+        RuntimeError: if called inside the tracker's ``fork()``; nothing is seeded then.
 
     Initializes: the accelerator.
 
@@ -43,14 +43,14 @@ def model_parallel_cuda_manual_seed(seed: int) -> None:
 
 
 def model_parallel_reconfigure_tp_seed(seed: int) -> None:
-    """Seed the stream "model-parallel-rng" again, with ``seed + 2718 + rank``.
+    """Seed the random stream "model-parallel-rng" again, with ``seed + 2718 + rank``.
 
     Args:
         seed: the seed that all ranks share.
 
     Raises:
         TypeError: if the seed is not an integer.
-        ValueError: if there is no such stream; ``model_parallel_cuda_manual_seed`` adds it.
+        ValueError: if the tracker has no such stream; ``model_parallel_cuda_manual_seed`` adds it.
 
     Initializes: the accelerator.
 

@@ -1,4 +1,4 @@
-"""Copying activations to host memory and back, on a stream of their own if the device has streams."""
+"""Copies of activations to host memory and back, on a separate stream if the device has streams."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .._machine import process
 
 
 class _CopyStream:
-    """The copy stream of a device, and the activations that were copied to the host but still are on the device."""
+    """The copy stream of a device, and the offloaded activations whose device memory is not yet freed."""
 
     __slots__ = ("_lock", "_on_device", "module", "stream")
 
     def __init__(self, device: torch.device) -> None:
         self.module: Any = torch.get_device_module(device)
         self.stream: Any = self.module.Stream(device=device)
-        # The oldest first.
+        # Oldest first.
         self._on_device: deque[weakref.ref[Offloaded]] = deque()
         self._lock = threading.Lock()
 
     def add(self, offloaded: Offloaded) -> None:
-        """Add an activation, and free those of earlier checkpoints."""
+        """Register an activation, and free the device memory of those of earlier checkpoints."""
         self.free_unused(0)
         with self._lock:
             self._on_device.append(weakref.ref(offloaded))
 
     def free_unused(self, keep: int) -> None:
-        """Free the device memory of activations whose forward has ended, except for the newest ones."""
+        """Free the device memory of activations whose forward has ended, except for the ``keep`` newest ones."""
         with self._lock:
             while len(self._on_device) > keep:
                 oldest = self._on_device[0]()
@@ -60,7 +60,7 @@ def _copy_stream(device: torch.device) -> _CopyStream | None:
 
 
 def allocate(numel: int, dtype: torch.dtype, device: torch.device, on_host: bool) -> torch.Tensor:
-    """Allocate memory for activations, on their device or on the host. Host memory for another device is pinned.
+    """Allocate memory for activations, on their device or on the host. Host memory is pinned if the device has streams.
 
     torch's caching host allocator reuses a pinned block only after the copies that use it have ended.
     """
@@ -72,8 +72,8 @@ def allocate(numel: int, dtype: torch.dtype, device: torch.device, on_host: bool
 class Offloaded:
     """A tensor of one dimension that is copied to the host, and back when a recomputation needs it.
 
-    It stays on the device while the forward of its checkpoint runs, beside the copy. The last one stays until the next
-    checkpoint starts. If backward comes first, it uses that one as it is.
+    The tensor stays on the device until the forward of its checkpoint ends. The newest tensor stays until the next checkpoint
+    starts; if backward starts first, it uses that tensor without a copy.
     """
 
     __slots__ = (
@@ -97,7 +97,7 @@ class Offloaded:
         self._host = host
         self._copied_to_host: Any = None
         self._copied_back: Any = None
-        # Whether the source was edited during the copy, so that the copy may have neither the old nor the new values.
+        # Whether the source was edited in place before the copy had ended. The copy may then mix old and new values.
         self.was_edited = False
         self.forward_has_ended = False
         self._version = source._version
@@ -116,18 +116,18 @@ class Offloaded:
             self._copied_to_host.record(copy_stream.stream)
 
     def __del__(self) -> None:
-        # A copy may still run. The allocator must not reuse the memory before it has ended.
+        # The allocator must not reuse the memory before the copy has ended.
         if self._on_device is not None and self._copy_stream is not None:
             self._on_device.record_stream(self._copy_stream.stream)
 
     def forward_ended(self) -> None:
-        """Free the device memory if the checkpoint has a newer activation."""
+        """Free the device memory, unless this is the newest activation on the device."""
         self.forward_has_ended = True
         if self._copy_stream is not None:
             self._copy_stream.free_unused(1)
 
     def free_device_memory(self) -> None:
-        """Free the device memory after the copy, in the order of the computation."""
+        """Free the device memory. The stream waits for the copy first, because its later work may reuse the memory."""
         if self._copied_back is None and self._on_device is not None:
             self.was_edited = self._on_device._version != self._version
             self._stream.wait_event(self._copied_to_host)
@@ -138,7 +138,7 @@ class Offloaded:
         copy_stream = self._copy_stream
         if copy_stream is None or self._on_device is not None:
             return
-        # Allocated on the stream of the computation, which uses and frees it.
+        # The memory belongs to the stream of the computation, which uses and frees it.
         on_device = torch.empty_like(self._host, device=self._device, pin_memory=False)
         self._stream = copy_stream.module.current_stream(self._device)
         copy_stream.stream.wait_stream(self._stream)
@@ -160,7 +160,7 @@ class Offloaded:
             stream.wait_event(self._copied_back)
             self._copied_back = None
         else:
-            # It never left the device. What follows must not change it before the copy to the host has ended.
+            # The tensor is still on the device. Work on this stream must not change it before the copy to the host has ended.
             self.was_edited = on_device._version != self._version
             stream.wait_event(self._copied_to_host)
         if stream != self._stream:

@@ -1,8 +1,9 @@
 """The pytest plug-in: a whole session, or single tests, on simulated GPUs.
 
 ``pytest --simulate-gpus 2`` runs a whole session on a machine with two simulated GPUs.
-``@pytest.mark.simulated_machine(...)``, with the parameters of `accelerator.simulation.environment`, runs one test on a
-machine of its own, in a process forked for it; its fixtures, session and module ones too, are set up and torn down there.
+``@pytest.mark.simulated_machine(...)`` takes the parameters of `accelerator.simulation.environment` and runs one test on a
+simulated machine of its own, in a forked process. That process sets up and tears down all fixtures of the test, including those
+of session and module scope.
 ``@pytest.mark.min_gpus(2)`` skips a test if fewer GPUs are visible.
 
 Every pytest run loads this module if the package is installed. Until an option or mark uses it, it does nothing and imports
@@ -23,7 +24,7 @@ _session: pytest.StashKey[session.SimulatedSession] = pytest.StashKey()
 _machines: pytest.StashKey[machines.Machines] = pytest.StashKey()
 
 WRONG_MARK: pytest.StashKey[str] = pytest.StashKey()
-"""What is wrong with a test's mark; such a test fails in its set-up."""
+"""The error in a test's mark, with which the test fails in its set-up."""
 
 SERVER_NAME = "accelerator-simulated-machine"
 
@@ -39,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("accelerator", "simulated GPUs")
     group.addoption("--simulate-gpus", type=int, metavar="N", help="run all tests on a machine with N simulated GPUs")
     group.addoption("--simulate-memory", metavar="SIZE", help="memory of each simulated GPU, such as 16GiB (8GiB)")
-    # Marks the pytest that runs on the simulated machine: its arguments contain the options above too.
+    # Only the pytest on the simulated machine gets this option. Its arguments also contain the two options above.
     group.addoption("--on-simulated-gpus", action="store_true", help="==SUPPRESS==")
 
 
@@ -47,10 +48,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, None, None]:
-    """Replace this pytest by one on simulated GPUs, before capture begins and before any test module is imported."""
+    """Prepare the pytest on simulated GPUs that replaces this one, before capture begins and test modules are imported."""
     options = early_config.known_args_namespace
     if options.simulate_gpus is None and options.simulate_memory is not None:
-        raise pytest.UsageError("--simulate-memory sets the memory of the GPUs of --simulate-gpus, which is missing")
+        raise pytest.UsageError("--simulate-memory needs --simulate-gpus N, the number of GPUs with this memory")
     if options.simulate_gpus is not None and not options.on_simulated_gpus:
         from ._pytest.session import take_over
 
@@ -63,7 +64,7 @@ def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Run the pytest that replaces this one."""
     simulated = config.stash.get(_session, None)
     if simulated is None and config.option.simulate_gpus is not None and not config.option.on_simulated_gpus:
-        raise pytest.UsageError(f"--simulate-gpus needs the plug-in before a conftest loads it: add '-p {__name__}'")
+        raise pytest.UsageError(f"a conftest loaded the plug-in, which is too late for --simulate-gpus: add '-p {__name__}'")
     return None if simulated is None else simulated.run()
 
 
@@ -83,7 +84,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Find the tests with a simulated machine; skip those that cannot run."""
+    """Assign machines to the tests with a simulated machine. Skip tests that need more GPUs than are visible."""
     if config.option.collectonly:
         return
     is_server = config.pluginmanager.has_plugin(SERVER_NAME)

@@ -475,7 +475,7 @@ def test_a_crash_of_the_session(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--simulate-memory", "1GiB"], "of --simulate-gpus, which is missing"),
+        (["--simulate-memory", "1GiB"], "--simulate-memory needs --simulate-gpus"),
         (["--simulate-gpus", "x"], "invalid int value: 'x'"),
     ],
 )

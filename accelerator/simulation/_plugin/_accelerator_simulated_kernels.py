@@ -1,15 +1,15 @@
 """Entry point of the group ``torch.backends``: loads the simulated GPUs' kernels into a process on a simulated machine.
 
 torch imports every entry point of that group, and ``import torch`` fails if one of them fails. Only simulated machines have
-this file's folder on their path. Their Python may lack the package or have it under another name, so the kernels are loaded
-by file name, and a failure is stored for the error message of the first kernel launch.
+this file's folder on their path. Their Python may lack the package or have it under another name, so this module loads the
+kernels by file name. If that fails, the error message of the first kernel launch has the reason.
 """
 
 from __future__ import annotations
 
 
 def load() -> None:
-    """Replace torch's CUDA kernels in this process by kernels that compute."""
+    """Replace torch's CUDA kernels in this process by kernels that compute on the CPU."""
     try:
         _load()
     except BaseException as error:  # raising would make `import torch` fail
@@ -26,7 +26,7 @@ def _load() -> None:
 
     if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or torch.version.cuda is None:
         return
-    # A package of its own, without the content of simulation/__init__.py, which needs the whole of accelerator.
+    # An empty package replaces simulation/__init__.py, which would import the rest of accelerator.
     package = types.ModuleType("_accelerator_simulation")
     package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     sys.modules[package.__name__] = package

@@ -1,10 +1,11 @@
-/* CUDA's error codes: the runtime and the driver share numbers and texts, and differ in names. */
+/* CUDA's errors. The runtime and the driver use the same codes and texts, but different names. */
 #ifndef ACCELERATOR_SIM_DRIVER_ERRORS_H
 #define ACCELERATOR_SIM_DRIVER_ERRORS_H
 
 #include <stddef.h>
 
-/* X(our name, code, the runtime's name, the driver's name, text) */
+/* X(the name after ERROR_, code, the runtime's name, the driver's name, text)
+ * The driver's name is CUDA_ERROR_UNKNOWN if only the runtime has the error. */
 #define SIM_ERRORS(X)                                                                                                  \
     X(SUCCESS, 0, cudaSuccess, CUDA_SUCCESS, "no error")                                                               \
     X(INVALID_VALUE, 1, cudaErrorInvalidValue, CUDA_ERROR_INVALID_VALUE, "invalid argument")                           \

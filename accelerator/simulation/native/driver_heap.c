@@ -1,8 +1,8 @@
-/* libcuda.so.1: the heap of each device, and device memory between processes.
+/* libcuda.so.1: the heap of each device, and device memory that processes share (CUDA IPC).
  *
- * A heap is an anonymous sparse file; a block of device memory maps a part of it. Another process opens the file under
- * /proc and maps the same part. Parts are never reused, so that a handle of freed memory never names another block. The
- * page before an exported block holds the block's id; freeing the block removes the page. */
+ * A heap is an anonymous sparse file. Each block of device memory maps a part of the file. An importing process opens
+ * the file under /proc and maps the same part. Parts are never reused, so the handle of a freed block cannot refer to a
+ * newer one. The page before each block is for its id. The export writes the id; freeing the block clears the page. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdio.h>
@@ -20,15 +20,15 @@ struct heap {
     int file;
     dev_t file_system;
     ino_t inode;
-    uint64_t end; /* of the part that was used */
+    uint64_t end; /* offset after the last part */
 };
 
-/* Guarded by the memory lock. An inode of 0 means that there is no file yet. */
+/* Guarded by the memory lock. An inode of 0: the file does not exist yet. */
 static struct heap heaps[SIM_MAX_GPUS];
 
 static bool has_file(const struct heap *heap)
 {
-    /* A program may close descriptors that it does not know, and the system then reuses them. */
+    /* A program may have closed this descriptor with all others, and the system may have reused its number. */
     struct stat status;
     return heap->inode != 0 && fstat(heap->file, &status) == 0 && status.st_dev == heap->file_system &&
            status.st_ino == heap->inode;
@@ -48,7 +48,7 @@ static bool create_file(struct heap *heap)
     return true;
 }
 
-/* Exceeding the limit would send a signal, which ends most programs. */
+/* A file that grows beyond RLIMIT_FSIZE raises SIGXFSZ, which ends most programs. */
 static bool is_within_file_limit(uint64_t size)
 {
     struct rlimit limit;
@@ -58,17 +58,18 @@ static bool is_within_file_limit(uint64_t size)
 void *heap_map(int device, size_t size, struct heap_part *part)
 {
     struct heap *heap = &heaps[device];
-    bool has_heap = has_file(heap) || create_file(heap);
+    bool is_in_file = has_file(heap) || create_file(heap);
     uint64_t offset = heap->end + PAGE;
-    has_heap = has_heap && is_within_file_limit(offset + size) && ftruncate(heap->file, (off_t)(offset + size)) == 0;
-    /* Without descriptors or large files, the memory is private and cannot be exported. */
-    int file = has_heap ? heap->file : -1;
-    int flags = has_heap ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
-    void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, file, has_heap ? (off_t)offset : 0);
+    is_in_file = is_in_file && is_within_file_limit(offset + size) &&
+                 ftruncate(heap->file, (off_t)(offset + size)) == 0;
+    /* If the file cannot be created or grown, the memory is private to this process and cannot be exported. */
+    int file = is_in_file ? heap->file : -1;
+    int flags = is_in_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
+    void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, file, is_in_file ? (off_t)offset : 0);
     if (base == MAP_FAILED)
         return NULL;
     *part = (struct heap_part){0};
-    if (has_heap) {
+    if (is_in_file) {
         heap->end = offset + size;
         *part = (struct heap_part){heap->inode, offset};
     }
@@ -77,7 +78,7 @@ void *heap_map(int device, size_t size, struct heap_part *part)
 
 void heap_unmap(int device, void *base, size_t size, const struct heap_part *part)
 {
-    /* Frees the pages even if another process still maps them. If its file was closed, the last mapping holds them. */
+    /* A hole frees the pages even if another process maps them. After close(file), the last munmap() frees them. */
     const struct heap *heap = &heaps[device];
     if (has_file(heap) && heap->inode == part->inode)
         fallocate(heap->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(part->offset - PAGE), (off_t)(size + PAGE));
@@ -91,7 +92,7 @@ struct handle {
     short gpu, instance;
     uint64_t inode, offset, size, id;
 };
-_Static_assert(sizeof(struct handle) <= sizeof(struct sim_ipc_handle), "CUDA's size of a handle");
+_Static_assert(sizeof(struct handle) <= sizeof(struct sim_ipc_handle), "a handle must fit into CUDA's IPC handle");
 
 int export_memory(const void *address, struct sim_ipc_handle *handle)
 {
@@ -112,10 +113,10 @@ int export_memory(const void *address, struct sim_ipc_handle *handle)
             .size = block->memory.size,
             .id = block->memory.id,
         };
-        bool is_marked = block->part.inode != 0 && has_file(heap) && heap->inode == block->part.inode &&
+        bool is_id_written = block->part.inode != 0 && has_file(heap) && heap->inode == block->part.inode &&
                          pwrite(heap->file, &exported.id, sizeof exported.id, (off_t)(exported.offset - PAGE)) ==
                              sizeof exported.id;
-        result = is_marked ? SUCCESS : ERROR_OPERATING_SYSTEM;
+        result = is_id_written ? SUCCESS : ERROR_OPERATING_SYSTEM;
         memset(handle, 0, sizeof *handle);
         memcpy(handle, &exported, sizeof exported);
     }
@@ -123,8 +124,8 @@ int export_memory(const void *address, struct sim_ipc_handle *handle)
     return result;
 }
 
-/* Whether the file is the heap of the handle, and the block was not freed. */
-static bool is_live(int file, const struct handle *handle)
+/* Whether the file is the heap that the handle names, and its block was not freed. Only memfds have seals. */
+static bool has_live_block(int file, const struct handle *handle)
 {
     struct stat status;
     uint64_t id;
@@ -148,7 +149,7 @@ static CUresult map_exported(const struct handle *handle, void **base)
     if (file < 0)
         return ERROR_INVALID_HANDLE;
     CUresult result = ERROR_INVALID_HANDLE;
-    if (is_live(file, handle)) {
+    if (has_live_block(file, handle)) {
         *base = mmap(NULL, round_to_pages(handle->size), PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)handle->offset);
         result = *base == MAP_FAILED ? ERROR_MAP_FAILED : SUCCESS;
     }
@@ -185,12 +186,12 @@ int close_imported(void *address)
 {
     memory_lock();
     struct block *block = block_find(address);
-    bool fits = block && block->memory.base == address && block->memory.type == SIM_IMPORTED_MEMORY;
-    if (fits) {
+    bool is_imported = block && block->memory.base == address && block->memory.type == SIM_IMPORTED_MEMORY;
+    if (is_imported) {
         size_t size = round_to_pages(block->memory.size);
         block_remove(block);
         munmap(address, size);
     }
     memory_unlock();
-    return fits ? SUCCESS : ERROR_INVALID_VALUE;
+    return is_imported ? SUCCESS : ERROR_INVALID_VALUE;
 }

@@ -1,5 +1,7 @@
-/* libcuda.so.1: modules and kernels compiled at run time. They load but do not run: a launch fails if the machine
- * computes, and does nothing otherwise. */
+/* libcuda.so.1: modules and kernels compiled at run time.
+ *
+ * Modules load, but their kernels do not run. If simulated GPUs compute (ACCELERATOR_SIM_COMPUTE=1), a launch fails,
+ * because the program would read wrong results. Otherwise it succeeds and does nothing. */
 #include "driver.h"
 
 #include <pthread.h>
@@ -7,19 +9,21 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Modules are opaque to their users, so one represents all. Functions are known by name. */
+/* The handle of every module, because programs only pass it back. A function is identified by its name alone. */
 static char any_module;
+
+enum { MAX_THREADS_PER_BLOCK = 1024, THREADS_PER_MULTIPROCESSOR = 2048 };
 
 struct function {
     struct function *next;
-    bool is_named; /* in a message on stderr */
+    bool is_reported; /* each function is reported on stderr once */
     char name[];
 };
 
 static struct function *functions;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static struct function *find_function(const char *name)
+static struct function *find_or_add_function(const char *name)
 {
     pthread_mutex_lock(&lock);
     struct function *function = functions;
@@ -34,17 +38,17 @@ static struct function *find_function(const char *name)
     return function;
 }
 
-static CUresult refuse(struct function *function)
+static CUresult refuse_launch(struct function *function)
 {
     pthread_mutex_lock(&lock);
-    if (!function->is_named)
+    if (!function->is_reported)
         fprintf(stderr, "kernel %s is not simulated\n", function->name);
-    function->is_named = true;
+    function->is_reported = true;
     pthread_mutex_unlock(&lock);
     return ERROR_NOT_SUPPORTED;
 }
 
-static bool computes(void)
+static bool is_compute_enabled(void)
 {
     const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
     return value && strcmp(value, "1") == 0;
@@ -88,16 +92,16 @@ SIM_EXPORT CUresult cuModuleGetFunction(void **function, void *module, const cha
         return ERROR_INVALID_VALUE;
     if (module != &any_module)
         return ERROR_INVALID_HANDLE;
-    *function = find_function(name);
+    *function = find_or_add_function(name);
     return *function ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
 
 static int function_attribute(int attribute)
 {
-    enum { MAX_THREADS_PER_BLOCK = 0, REGISTERS = 4, PTX_VERSION = 5, BINARY_VERSION = 6 };
+    enum { BLOCK_SIZE = 0, REGISTERS = 4, PTX_VERSION = 5, BINARY_VERSION = 6 };
     switch (attribute) {
-    case MAX_THREADS_PER_BLOCK:
-        return 1024;
+    case BLOCK_SIZE:
+        return MAX_THREADS_PER_BLOCK;
     case REGISTERS:
         return 32;
     case PTX_VERSION:
@@ -144,9 +148,9 @@ SIM_EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned gri
     RETURN_IF_ERROR(enter_context(__func__));
     (void)shared_memory, (void)stream, (void)parameters, (void)extra;
     uint64_t threads = (uint64_t)block_x * block_y * block_z;
-    if (!function || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > 1024)
+    if (!function || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > MAX_THREADS_PER_BLOCK)
         return ERROR_INVALID_VALUE;
-    return computes() ? refuse(function) : SUCCESS;
+    return is_compute_enabled() ? refuse_launch(function) : SUCCESS;
 }
 
 SIM_EXPORT CUresult cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
@@ -192,6 +196,6 @@ SIM_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, voi
     (void)shared_memory;
     if (!blocks || !function || block_size <= 0)
         return ERROR_INVALID_VALUE;
-    *blocks = 2048 / block_size;
+    *blocks = THREADS_PER_MULTIPROCESSOR / block_size;
     return SUCCESS;
 }

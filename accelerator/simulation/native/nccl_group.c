@@ -1,4 +1,7 @@
-/* NCCL: groups of calls, and their submission to the communicators' workers. */
+/* NCCL: groups of calls.
+ *
+ * Each thread collects the calls of its open group. The end of the outermost group submits them to the workers of their
+ * communicators, or adds them to the graph that their streams capture. A call outside a group is submitted at once. */
 #include "nccl.h"
 
 #include <stdio.h>
@@ -11,16 +14,16 @@ struct batch {
 };
 
 struct group {
-    int depth;
+    int depth; /* of nested groups; 0: no group is open */
     ncclResult_t error; /* of the first call that failed */
     struct batch batch;
-    struct joining **joinings;
+    struct joining **joinings; /* one for each communicator that the group creates */
     size_t joining_count, joining_capacity;
 };
 
 static _Thread_local struct group group;
 
-/* ---- Submission, now or at each launch of a graph. ---- */
+/* ---- Submission: at once, or at each launch of a captured graph. ---- */
 
 struct captured_job {
     size_t count;
@@ -33,7 +36,7 @@ static void replay(void *argument)
     ncclResult_t result = submit_operations(captured->operations, captured->count, true);
     if (result == ncclSuccess)
         return;
-    /* The host function of a graph cannot return an error. */
+    /* A graph's host function returns nothing, so stderr reports the error too. */
     fail(result, "in the launch of a graph: %s", ncclGetLastError(NULL));
     fprintf(stderr, "NCCL (simulated): %s\n", ncclGetLastError(NULL));
 }
@@ -48,8 +51,8 @@ static ncclResult_t capture(const struct operation *operations, size_t count, co
     return capture_call(operations->stream, operations->comm->device, info, replay, free, captured);
 }
 
-/* Moves all operations of the first operation's communicator to the front, in order; returns their count. */
-static size_t partition(struct operation *operations, size_t count)
+/* Keeps the order within each communicator, because ranks match their operations by it. Returns the number moved. */
+static size_t move_first_comm_to_front(struct operation *operations, size_t count)
 {
     size_t moved = 0;
     for (size_t i = 0; i < count; i++) {
@@ -72,11 +75,12 @@ static ncclResult_t launch(struct batch *batch)
         if (i == 0)
             first = info;
         if (info.id != first.id)
-            return fail(ncclInvalidUsage, "the streams of a group must all belong to one capture, or none to any");
+            return fail(ncclInvalidUsage, "the streams of a group belong to different captures, or only some capture; "
+                                          "capture all of them in one graph, or none");
     }
     for (size_t start = 0, count; start < batch->count; start += count) {
         struct operation *operations = batch->operations + start;
-        count = partition(operations, batch->count - start);
+        count = move_first_comm_to_front(operations, batch->count - start);
         RETURN_IF_ERROR(first.id != 0 ? capture(operations, count, &first) : submit_operations(operations, count, false));
     }
     return ncclSuccess;
@@ -139,10 +143,10 @@ void group_start(void)
 ncclResult_t group_end(bool is_to_run)
 {
     if (group.depth == 0)
-        return fail(ncclInvalidUsage, "there is no group to end");
+        return fail(ncclInvalidUsage, "ncclGroupEnd was called without ncclGroupStart");
     if (--group.depth > 0)
         return ncclSuccess;
-    /* The thread's group is reset first, because the launch may start groups itself. */
+    /* The thread's group is reset before the launch, because the launch may start a group itself. */
     struct group ended = group;
     group = (struct group){0};
     ncclResult_t result = ended.error;

@@ -1,6 +1,6 @@
 /* Connections between GPUs, and between a GPU and the host: NVLink, PCI, NUMA nodes.
  *
- * A GPU has one link to each other GPU of its link group, until its links are used up. */
+ * Each GPU has one NVLink to every other GPU of its link group, up to LINKS_PER_GPU links. */
 #define _GNU_SOURCE
 #include "nvml.h"
 
@@ -16,8 +16,8 @@ static bool are_linked(int gpu, int other)
     return gpu != other && gpus[gpu].link_group != SIM_NO_LINKS && gpus[gpu].link_group == gpus[other].link_group;
 }
 
-/* The GPU at the end of a link, or SIM_NO_GPU. */
-static int link_end(int gpu, unsigned link)
+/* Returns SIM_NO_GPU if the link is inactive. */
+static int find_link_peer(int gpu, unsigned link)
 {
     for (int other = 0; link < LINKS_PER_GPU && other < sim_config()->gpu_count; other++)
         if (are_linked(gpu, other) && link-- == 0)
@@ -28,58 +28,58 @@ static int link_end(int gpu, unsigned link)
 int nvml_link_count(int gpu)
 {
     int count = 0;
-    while (link_end(gpu, (unsigned)count) != SIM_NO_GPU)
+    while (find_link_peer(gpu, (unsigned)count) != SIM_NO_GPU)
         count++;
     return count;
 }
 
-/* Enters a call that concerns one link. `end` is the GPU that it leads to, or SIM_NO_GPU. */
-static int enter_link(const char *function, nvml_handle handle, unsigned link, bool has_valid_arguments, int *end)
+/* Enters a call that concerns one link. Sets `peer` to the GPU at its other end, or to SIM_NO_GPU if it is inactive. */
+static int enter_link(const char *function, nvml_handle handle, unsigned link, bool has_valid_arguments, int *peer)
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(function, handle, has_valid_arguments && link < MOST_LINKS_OF_ANY_GPU, &device));
     if (nvml_gpu(&device)->link_group == SIM_NO_LINKS || link >= LINKS_PER_GPU)
         return NVML_NOT_SUPPORTED;
-    *end = link_end(device.gpu, link);
+    *peer = find_link_peer(device.gpu, link);
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetNvLinkState(nvml_handle handle, unsigned link, unsigned *is_active)
 {
-    int end;
-    RETURN_IF_ERROR(enter_link(__func__, handle, link, is_active, &end));
-    *is_active = end != SIM_NO_GPU;
+    int peer;
+    RETURN_IF_ERROR(enter_link(__func__, handle, link, is_active, &peer));
+    *is_active = peer != SIM_NO_GPU;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetNvLinkVersion(nvml_handle handle, unsigned link, unsigned *version)
 {
-    int end;
-    RETURN_IF_ERROR(enter_link(__func__, handle, link, version, &end));
-    if (end == SIM_NO_GPU)
+    int peer;
+    RETURN_IF_ERROR(enter_link(__func__, handle, link, version, &peer));
+    if (peer == SIM_NO_GPU)
         return NVML_NOT_SUPPORTED;
     *version = 4;
     return NVML_OK;
 }
 
-/* Links give access to the memory of peers and host, with atomic operations, and no bridges. */
+/* An active link can access, also atomically, the memory of peers and of the host. It is no SLI bridge. */
 SIM_EXPORT int nvmlDeviceGetNvLinkCapability(nvml_handle handle, unsigned link, unsigned capability, unsigned *is_capable)
 {
     enum { PEER_ACCESS, SYSTEM_ACCESS, PEER_ATOMICS, SYSTEM_ATOMICS, CAPABILITIES = 6 };
-    int end;
-    RETURN_IF_ERROR(enter_link(__func__, handle, link, is_capable && capability < CAPABILITIES, &end));
-    *is_capable = end != SIM_NO_GPU && capability <= SYSTEM_ATOMICS;
+    int peer;
+    RETURN_IF_ERROR(enter_link(__func__, handle, link, is_capable && capability < CAPABILITIES, &peer));
+    *is_capable = peer != SIM_NO_GPU && capability <= SYSTEM_ATOMICS;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_handle handle, unsigned link, int *type)
 {
-    enum { A_GPU = 0 };
-    int end;
-    RETURN_IF_ERROR(enter_link(__func__, handle, link, type, &end));
-    if (end == SIM_NO_GPU)
+    enum { DEVICE_TYPE_GPU = 0 };
+    int peer;
+    RETURN_IF_ERROR(enter_link(__func__, handle, link, type, &peer));
+    if (peer == SIM_NO_GPU)
         return NVML_NOT_SUPPORTED;
-    *type = A_GPU;
+    *type = DEVICE_TYPE_GPU;
     return NVML_OK;
 }
 
@@ -87,10 +87,10 @@ static int remote_pci_info(const char *function, nvml_handle handle, unsigned li
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(function, handle, info && link < MOST_LINKS_OF_ANY_GPU, &device));
-    int end = nvml_is_instance(&device) ? SIM_NO_GPU : link_end(device.gpu, link);
-    if (end == SIM_NO_GPU)
+    int peer = nvml_is_instance(&device) ? SIM_NO_GPU : find_link_peer(device.gpu, link);
+    if (peer == SIM_NO_GPU)
         return NVML_NOT_SUPPORTED;
-    struct nvml_pci_info remote = nvml_pci_info(end);
+    struct nvml_pci_info remote = nvml_pci_info(peer);
     memcpy(info, &remote, size);
     return NVML_OK;
 }
@@ -100,13 +100,13 @@ SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo_v2(nvml_handle handle, unsigned 
     return remote_pci_info(__func__, handle, link, info, sizeof *info);
 }
 
-/* The structure of the first version ends before the long form of the address. */
+/* The first version of the structure has no `bus_id`. */
 SIM_EXPORT int nvmlDeviceGetNvLinkRemotePciInfo(nvml_handle handle, unsigned link, void *info)
 {
     return remote_pci_info(__func__, handle, link, info, offsetof(struct nvml_pci_info, bus_id));
 }
 
-/* PCI connects all GPUs; only NVLink has atomic operations. */
+/* All GPUs access each other over PCI. Atomic operations need NVLink. */
 SIM_EXPORT int nvmlDeviceGetP2PStatus(nvml_handle handle, nvml_handle other, unsigned capability, int *status)
 {
     enum { READ, WRITE, NVLINK, ATOMICS, PCI, CAPABILITIES };
@@ -117,12 +117,12 @@ SIM_EXPORT int nvmlDeviceGetP2PStatus(nvml_handle handle, nvml_handle other, uns
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, is_valid, &device));
     if (nvml_is_instance(&second))
         return NVML_NOT_SUPPORTED;
-    bool takes_links = capability == NVLINK || capability == ATOMICS;
-    *status = !takes_links || are_linked(device.gpu, second.gpu) ? POSSIBLE : IMPOSSIBLE;
+    bool needs_nvlink = capability == NVLINK || capability == ATOMICS;
+    *status = !needs_nvlink || are_linked(device.gpu, second.gpu) ? POSSIBLE : IMPOSSIBLE;
     return NVML_OK;
 }
 
-/* NVML's levels of the nearest common ancestor. */
+/* Values of NVML's nvmlGpuTopologyLevel_t. */
 enum { SAME_GPU = 0, SAME_NODE = 40, SAME_MACHINE = 50 };
 
 static unsigned common_level(int gpu, int other)
@@ -164,8 +164,8 @@ static void put_bit(uint64_t *set, unsigned words, unsigned long bit)
         set[bit / WORD_BITS] |= UINT64_C(1) << bit % WORD_BITS;
 }
 
-/* Adds the processors of one NUMA node of this host. Returns false if there is no such node. */
-static bool add_node(unsigned node, uint64_t *set, unsigned words)
+/* Returns false if this host has no such NUMA node, or the node has no processors. */
+static bool add_cpus_of_node(unsigned node, uint64_t *set, unsigned words)
 {
     char path[64];
     snprintf(path, sizeof path, "/sys/devices/system/node/node%u/cpulist", node);
@@ -173,22 +173,22 @@ static bool add_node(unsigned node, uint64_t *set, unsigned words)
     if (!list)
         return false;
     unsigned long first, last; /* "0-3,8": a number, or the first and the last of a range */
-    bool any = false;
+    bool has_cpus = false;
     while (fscanf(list, "%lu", &first) == 1) {
         if (fscanf(list, "-%lu", &last) != 1)
             last = first;
         for (; first <= last; first++)
             put_bit(set, words, first);
-        any = true;
+        has_cpus = true;
         if (fgetc(list) != ',')
             break;
     }
     fclose(list);
-    return any;
+    return has_cpus;
 }
 
-/* The processors of the GPU's nodes, or all if this host has none of these nodes: a program that binds itself to them
- * must keep running. */
+/* Sets the processors of the GPU's NUMA nodes. If this host has none of these nodes, sets all processors, because a
+ * program that binds itself to an empty set fails. */
 static int cpu_affinity(const char *function, nvml_handle handle, unsigned words, uint64_t *set, unsigned scope)
 {
     struct nvml_device device;
@@ -196,11 +196,11 @@ static int cpu_affinity(const char *function, nvml_handle handle, unsigned words
     if (nvml_gpu(&device)->nodes == 0)
         return NVML_NOT_SUPPORTED;
     memset(set, 0, words * sizeof *set);
-    bool any = false;
+    bool has_cpus = false;
     for (unsigned node = 0; node < WORD_BITS; node++)
         if (nvml_gpu(&device)->nodes >> node & 1)
-            any |= add_node(node, set, words);
-    for (long cpu = 0; !any && cpu < sysconf(_SC_NPROCESSORS_CONF); cpu++)
+            has_cpus |= add_cpus_of_node(node, set, words);
+    for (long cpu = 0; !has_cpus && cpu < sysconf(_SC_NPROCESSORS_CONF); cpu++)
         put_bit(set, words, (unsigned long)cpu);
     return NVML_OK;
 }
@@ -226,7 +226,7 @@ SIM_EXPORT int nvmlDeviceGetMemoryAffinity(nvml_handle handle, unsigned words, u
     return NVML_OK;
 }
 
-/* Simulated GPUs belong to no fabric of several machines. */
+/* No simulated GPU belongs to an NVLink fabric across machines. */
 struct fabric_info {
     unsigned version;
     unsigned char cluster[16];

@@ -1,4 +1,4 @@
-/* What the files of libcudart.so.12 and .13 share. */
+/* Internal declarations of libcudart.so.12 and .13. */
 #ifndef ACCELERATOR_SIM_RUNTIME_H
 #define ACCELERATOR_SIM_RUNTIME_H
 
@@ -19,7 +19,7 @@ typedef int cudaError_t;
 
 /* runtime.c */
 extern const struct sim_driver *driver;
-extern _Atomic bool is_ready_and_plain; /* initialized, without injected errors */
+extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
 
 cudaError_t enter_slowly(const char *function);
 cudaError_t fail(cudaError_t error);
@@ -28,14 +28,14 @@ int chosen_device(void);
 int visible_device_count(void);
 cudaError_t check_device(int ordinal);
 
-/* Returns its argument; an error becomes the thread's last error. Entry points return through it. */
+/* Returns its argument, and makes an error the thread's last error. Entry points return the result of this function. */
 static inline cudaError_t finish(cudaError_t error)
 {
     return __builtin_expect(error == SUCCESS, 1) ? SUCCESS : fail(error);
 }
 
-/* Every entry point calls one of these first. They return the error that ends the call, which is then also the thread's
- * last error. The second also makes sure that the thread has a context, and fills in its device unless `device` is NULL. */
+/* Every entry point first calls enter() or enter_context(), and returns their error if there is one. enter_context()
+ * creates a context if the thread has none, and sets `device` to the context's device unless `device` is NULL. */
 static inline cudaError_t enter(const char *function)
 {
     return __builtin_expect(is_ready_and_plain, 1) ? SUCCESS : finish(enter_slowly(function));
@@ -52,24 +52,25 @@ static inline cudaError_t enter_context(const char *function, struct sim_device 
     return SUCCESS;
 }
 
-/* runtime_stream.c. Work is done at the call; a stream records only the time at which its work would end. */
+/* runtime_stream.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU
+ * would finish. NCCL's work is the exception (pending.h). */
 struct capture;
 
 struct stream {
     uint32_t magic;
     int device;
     int priority;
-    _Atomic int64_t idle_at; /* nanoseconds of CLOCK_MONOTONIC; 0 before any work took time */
+    _Atomic int64_t idle_at; /* CLOCK_MONOTONIC in nanoseconds; 0 if no work has taken time */
     struct pending pending;
     _Atomic(struct capture *) capture;
-    struct stream *next;     /* of the streams in the same capture, or of the free ones */
-    unsigned captured_count; /* pieces of work captured so far */
-    bool is_unjoined;        /* the capture's origin does not wait for all of them yet */
+    struct stream *next;     /* in the list of the capture's streams, or of free streams */
+    unsigned captured_count; /* number of pieces of work that were captured from this stream */
+    bool is_unjoined;        /* the capture's first stream does not yet wait for all of this work */
 };
 
 enum work_type { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_COMPUTATION };
 
-/* One piece of work, done now or recorded in a graph and done at each launch. */
+/* One piece of work. It is done at once, or added to a graph and done at each launch of the graph. */
 struct work {
     enum work_type type;
     union {
@@ -89,7 +90,7 @@ struct work {
         struct {
             void (*function)(void *argument);
             void *argument;
-            bool submits_work; /* to the stream, rather than doing it */
+            bool submits_work; /* only submits work to the stream, so it starts before pending work ends */
         } host;
         struct {
             bool (*compute)(uint64_t id);
@@ -108,14 +109,14 @@ cudaError_t wait_for_stream(struct stream *stream);
 void delay_stream(struct stream *stream, int64_t until);
 
 /* runtime_pending.c */
-extern _Atomic int waiting_count; /* of streams, events and whatever else waits for unfinished work */
+extern _Atomic int waiting_count; /* number of streams, events and other holders of a non-empty struct pending */
 extern _Atomic int accelerator_simulation_attention;
 
 cudaError_t wait_for_pending(struct pending *pending);
 cudaError_t wait_for_pending_on_device(int ordinal);
 cudaError_t wait_for_pending_on_stream(void *handle);
 void drop_pending(struct pending *pending);
-cudaError_t prepare_work(struct stream *stream, const struct work *work); /* before it is done; needed if anything waits */
+cudaError_t prepare_work(struct stream *stream, const struct work *work); /* before run(), if waiting_count > 0 */
 void call_host_function(struct stream *stream, const struct work *work);
 
 /* runtime_event.c */
@@ -123,13 +124,14 @@ struct event {
     uint32_t magic;
     int device;
     unsigned flags;
-    _Atomic int64_t own_time, *time; /* when it is reached, 0 if never recorded; shared memory once exported */
-    int file;                        /* the shared memory, or -1 */
+    /* When the event is reached, 0 if never recorded. `time` points to own_time; after an export, to shared memory. */
+    _Atomic int64_t own_time, *time;
+    int file; /* descriptor of the shared memory, or -1 */
     struct pending pending;
-    _Atomic uint64_t capture_id;     /* the capture in which it was last recorded, or 0 */
+    _Atomic uint64_t capture_id; /* of the capture in which the event was last recorded, or 0 */
     struct stream *captured_on;
-    unsigned captured_count; /* of that stream, at that time */
-    struct event *next;      /* of the free events */
+    unsigned captured_count; /* of `captured_on`, when the event was recorded */
+    struct event *next;      /* in the list of free events */
 };
 
 struct event *find_event(void *handle);
@@ -139,13 +141,14 @@ cudaError_t forbid_if_capturing(void);
 cudaError_t capture_work(struct stream *stream, const struct work *work);
 cudaError_t capture_event(struct stream *stream, struct event *event);
 cudaError_t capture_wait(struct stream *stream, struct event *event);
-/* For queries and waits of the host, which invalidate the capture of the event or stream. */
+/* The host cannot query or wait for captured work. If the event or stream is captured, these functions invalidate the
+ * capture and return an error. */
 cudaError_t refuse_captured_event(const struct event *event);
 cudaError_t refuse_captured_stream(struct stream *stream);
 
 extern _Atomic int active_captures;
 
-/* For calls that CUDA forbids during a capture. */
+/* CUDA forbids potentially unsafe calls during a capture. Their entry points call this function after enter(). */
 static inline cudaError_t unsafe_call(void)
 {
     return __builtin_expect(active_captures == 0, 1) ? SUCCESS : finish(forbid_if_capturing());
@@ -154,19 +157,19 @@ static inline cudaError_t unsafe_call(void)
 /* runtime_graph.c */
 struct node {
     struct graph *graph;
-    struct node *previous; /* graphs are chains */
+    struct node *previous; /* a graph is a chain of nodes */
     struct work work;
 };
 
 struct graph *graph_new(void);
 bool graph_append(struct graph *graph, const struct work *work);
-struct node *graph_last_node(struct graph *graph); /* NULL while it is empty */
+struct node *graph_last_node(struct graph *graph); /* NULL if the graph is empty */
 void graph_release(struct graph *graph);
 
 /* runtime_kernel.c */
 void computation_released(uint64_t id);
 
-/* runtime_stream.c. The table for the driver. */
+/* runtime_stream.c. The table of functions that the driver calls. */
 const struct sim_runtime *accelerator_sim_runtime(void);
 
 /* runtime_pool.c */

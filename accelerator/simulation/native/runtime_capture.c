@@ -1,7 +1,7 @@
 /* The CUDA runtime: capture of streams.
  *
- * Captured work becomes a chain in the order of the calls, across streams. That is a valid order of the graph that CUDA
- * would build. */
+ * A capture appends the work of all its streams to one chain, in the order of the calls. CUDA would build a graph with
+ * branches; the chain is one valid order of its nodes. */
 #define _GNU_SOURCE
 #include "runtime.h"
 
@@ -17,7 +17,7 @@ struct capture {
     pthread_t thread;
     enum capture_status status;
     struct graph *graph;
-    bool extends_graph; /* the caller's, rather than one of its own */
+    bool is_graph_callers; /* cudaStreamBeginCaptureToGraph() passed it */
     struct node *last_node;
     struct stream *origin, *streams;
     struct capture *next;
@@ -70,14 +70,14 @@ static struct capture *find_capture(uint64_t id)
     return capture;
 }
 
-static cudaError_t begin(struct stream *stream, struct graph *graph, int mode)
+static cudaError_t add_capture(struct stream *stream, struct graph *graph, int mode)
 {
     struct capture *capture = calloc(1, sizeof *capture);
     if (!capture || !(capture->graph = graph ? graph : graph_new())) {
         free(capture);
         return ERROR_OUT_OF_MEMORY;
     }
-    capture->extends_graph = graph != NULL;
+    capture->is_graph_callers = graph != NULL;
     capture->id = ++last_id;
     capture->mode = (enum capture_mode)mode;
     capture->thread = pthread_self();
@@ -99,9 +99,9 @@ static cudaError_t begin_capture(void *handle, const struct sim_device *device, 
     if (mode < GLOBAL || mode > RELAXED)
         return ERROR_INVALID_VALUE;
     if ((uintptr_t)handle <= 2)
-        return ERROR_CAPTURE_UNSUPPORTED; /* the legacy stream */
+        return ERROR_CAPTURE_UNSUPPORTED; /* CUDA cannot capture the default stream */
     pthread_mutex_lock(&lock);
-    cudaError_t error = stream->capture ? ERROR_ILLEGAL_STATE : begin(stream, graph, mode);
+    cudaError_t error = stream->capture ? ERROR_ILLEGAL_STATE : add_capture(stream, graph, mode);
     pthread_mutex_unlock(&lock);
     return error;
 }
@@ -122,7 +122,7 @@ EXPORT cudaError_t cudaStreamBeginCaptureToGraph(void *handle, struct graph *gra
     return finish(graph ? begin_capture(handle, device, graph, mode) : ERROR_INVALID_VALUE);
 }
 
-static cudaError_t may_end(const struct capture *capture, const struct stream *stream)
+static cudaError_t check_end(const struct capture *capture, const struct stream *stream)
 {
     if (!capture)
         return ERROR_ILLEGAL_STATE;
@@ -133,8 +133,8 @@ static cudaError_t may_end(const struct capture *capture, const struct stream *s
     return SUCCESS;
 }
 
-/* Removes the capture. Returns its graph only if the capture is valid. */
-static cudaError_t end(struct capture *capture, struct graph **graph)
+/* Sets `graph` to NULL if the capture is invalid. */
+static cudaError_t remove_capture(struct capture *capture, struct graph **graph)
 {
     cudaError_t error = capture->status == INVALIDATED ? ERROR_CAPTURE_INVALIDATED : SUCCESS;
     for (struct stream *stream = capture->streams, *next; stream; stream = next) {
@@ -151,7 +151,7 @@ static cudaError_t end(struct capture *capture, struct graph **graph)
     active_captures--;
     accelerator_simulation_attention--;
 
-    if (error != SUCCESS && !capture->extends_graph)
+    if (error != SUCCESS && !capture->is_graph_callers)
         graph_release(capture->graph);
     *graph = error == SUCCESS ? capture->graph : NULL;
     free(capture);
@@ -167,9 +167,9 @@ EXPORT cudaError_t cudaStreamEndCapture(void *handle, struct graph **graph)
         return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
     *graph = NULL;
     pthread_mutex_lock(&lock);
-    cudaError_t error = may_end(stream->capture, stream);
+    cudaError_t error = check_end(stream->capture, stream);
     if (error == SUCCESS)
-        error = end(stream->capture, graph);
+        error = remove_capture(stream->capture, graph);
     pthread_mutex_unlock(&lock);
     return finish(error);
 }
@@ -189,7 +189,7 @@ cudaError_t capture_work(struct stream *stream, const struct work *work)
     }
     pthread_mutex_unlock(&lock);
     if (!capture)
-        error = run(stream, work); /* another thread ended the capture in the meantime */
+        error = run(stream, work); /* another thread has just ended the capture */
     return error;
 }
 
@@ -207,7 +207,7 @@ cudaError_t capture_event(struct stream *stream, struct event *event)
     return error;
 }
 
-/* `stream` now waits for the work before the event. */
+/* Records that `stream` waits for the work before the event. Work that was captured after the event stays unjoined. */
 static void join(struct capture *capture, struct stream *stream, struct event *event)
 {
     struct stream *other = event->captured_on;
@@ -222,7 +222,7 @@ static cudaError_t wait_in_capture(struct stream *stream, struct event *event)
 {
     struct capture *capture = stream->capture, *source = find_capture(event->capture_id);
     if (!source && event->capture_id != 0)
-        return ERROR_CAPTURED_EVENT; /* that capture is over */
+        return ERROR_CAPTURED_EVENT; /* the event's capture has ended */
     if (capture && capture->status == INVALIDATED)
         return ERROR_CAPTURE_INVALIDATED;
     if (!source) {
@@ -231,8 +231,9 @@ static cudaError_t wait_in_capture(struct stream *stream, struct event *event)
         capture->status = INVALIDATED;
         return ERROR_CAPTURE_ISOLATION;
     }
-    if (!capture && (stream->magic == 0 || source->status == INVALIDATED))
-        return stream->magic == 0 ? ERROR_CAPTURE_IMPLICIT : ERROR_CAPTURE_INVALIDATED;
+    bool is_default_stream = stream->magic == 0;
+    if (!capture && (is_default_stream || source->status == INVALIDATED))
+        return is_default_stream ? ERROR_CAPTURE_IMPLICIT : ERROR_CAPTURE_INVALIDATED;
     if (!capture)
         add_stream(source, stream);
     else if (capture != source) {
@@ -274,7 +275,7 @@ cudaError_t refuse_captured_stream(struct stream *stream)
 }
 
 static cudaError_t read_capture(void *handle, const struct sim_device *device, int *status, unsigned long long *id,
-                           struct graph **graph, struct node *const **dependencies, size_t *count)
+                                struct graph **graph, struct node *const **dependencies, size_t *count)
 {
     struct stream *stream = find_stream(handle, device);
     if (!stream || !status)
@@ -328,7 +329,7 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo(void *handle, int *status, unsigned 
 }
 #endif
 
-/* A chain has no other dependencies. */
+/* In a chain, each node depends on the previous one only, so there is nothing to update. */
 #if CUDART == 12
 EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node **nodes, size_t count, unsigned flags)
 #else

@@ -1,4 +1,4 @@
-/* The CUDA runtime: variables of the device that a program declares. */
+/* The CUDA runtime: symbols, which are the __device__ and __constant__ variables of a program. */
 #include "runtime.h"
 
 #include <pthread.h>
@@ -7,7 +7,7 @@
 struct symbol {
     const void *host_variable;
     size_t size;
-    void *copies[SIM_MAX_GPUS]; /* one for each device, allocated at its first use */
+    void *copies[SIM_MAX_GPUS]; /* one for each device, allocated when it is first used */
     struct symbol *next;
 };
 
@@ -29,7 +29,7 @@ EXPORT void __cudaRegisterVar(void **handle, char *host_variable, char *device_a
     pthread_mutex_unlock(&lock);
 }
 
-static cudaError_t find_address(void **address, size_t *size, const void *host_variable, int device)
+static cudaError_t find_or_allocate(void **address, size_t *size, const void *host_variable, int device)
 {
     cudaError_t error = SUCCESS;
     pthread_mutex_lock(&lock);
@@ -56,7 +56,7 @@ EXPORT cudaError_t cudaGetSymbolAddress(void **address, const void *symbol)
     RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!address)
         return fail(ERROR_INVALID_VALUE);
-    return finish(find_address(address, &size, symbol, device->ordinal));
+    return finish(find_or_allocate(address, &size, symbol, device->ordinal));
 }
 
 cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int direction);
@@ -67,7 +67,7 @@ EXPORT cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *source, si
     size_t size;
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
-    RETURN_IF_ERROR(finish(find_address(&address, &size, symbol, device->ordinal)));
+    RETURN_IF_ERROR(finish(find_or_allocate(&address, &size, symbol, device->ordinal)));
     if (offset > size || count > size - offset)
         return fail(ERROR_INVALID_VALUE);
     return cudaMemcpy((char *)address + offset, source, count, direction);

@@ -1,6 +1,7 @@
-"""Flash attention.
+"""The flash attention ops.
 
-Inputs are (batch, length, heads, features) or packed. Heads may share keys. The causal diagonal ends at the last key.
+Inputs have the shape (batch, length, heads, features), or (all lengths, heads, features) if sequences are packed. Several query
+heads may share a key head. The causal mask gives the last query the position of the last key.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .common import with_layout_of
 
 
 def _flash_seed(seed: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the seed as the op does: as one tensor of two unsigned integers if its schema has ``rng_state``, else as two."""
+    """Return the op's two results for the seed. A schema with ``rng_state`` has seed and offset in the first result."""
     schema = torch.ops.aten._flash_attention_forward.default._schema
     if any(result.name == "rng_state" for result in schema.returns):
         state = torch.tensor([seed, 0], dtype=torch.int64, device=like.device).view(torch.uint64)
@@ -37,6 +38,7 @@ def _flash_seed(seed: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _flash_mask(is_causal: bool, left: int | None, right: int | None) -> Mask:
+    # A negative window is unlimited.
     left = None if left is None or left < 0 else left
     right = 0 if is_causal else None if right is None or right < 0 else right
     return Mask(left, right, from_end=True)

@@ -1,4 +1,4 @@
-"""LU factorization without pivoting, which the CPU lacks."""
+"""LU factorization without pivoting. torch's CPU kernels do not support it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .common import write
 
 
 def _factor_without_pivoting(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the factors in one matrix, the pivots and the index of the first zero on the diagonal, or 0."""
+    """Return both factors in one matrix, the pivots, and the index (from 1) of the first zero pivot, 0 if there is none."""
     lu = A.clone()
-    rank = min(A.shape[-2:])
+    diagonal_length = min(A.shape[-2:])
     info = torch.zeros(A.shape[:-2], dtype=torch.int32)
-    for k in range(rank):
+    for k in range(diagonal_length):
         pivot = lu[..., k, k]
         info = torch.where((pivot == 0) & (info == 0), k + 1, info)
         lu[..., k + 1 :, k] /= pivot.unsqueeze(-1)
         lu[..., k + 1 :, k + 1 :] -= lu[..., k + 1 :, k, None] * lu[..., None, k, k + 1 :]
-    pivots = torch.arange(1, rank + 1, dtype=torch.int32).expand(*A.shape[:-2], rank).contiguous()
+    pivots = torch.arange(1, diagonal_length + 1, dtype=torch.int32).expand(*A.shape[:-2], diagonal_length).contiguous()
     return lu, pivots, info.to(torch.int32)
 
 
@@ -31,7 +31,7 @@ def lu_factor_ex(A: Tensor, *, pivot: bool = True, check_errors: bool = False) -
     lu, pivots, info = _factor_without_pivoting(A)
     if check_errors and info.any():
         raise torch.linalg.LinAlgError(f"torch.linalg.lu_factor_ex: U[{int(info.max())},{int(info.max())}] is zero")  # type: ignore[attr-defined]
-    return lu.mT.contiguous().mT, pivots, info  # column-major, as LAPACK
+    return lu.mT.contiguous().mT, pivots, info  # column-major, as LAPACK returns it
 
 
 def lu_factor_ex_out(
@@ -44,10 +44,10 @@ def lu_factor_ex_out(
 def lu(A: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
     if pivot:
         return torch.linalg.lu(A)
-    rank = min(A.shape[-2:])
+    diagonal_length = min(A.shape[-2:])
     factors, _, _ = _factor_without_pivoting(A)
-    lower = factors[..., :rank].tril(-1) + torch.eye(A.size(-2), rank, dtype=A.dtype)
-    return A.new_empty(0), lower, factors[..., :rank, :].triu()
+    lower = factors[..., :diagonal_length].tril(-1) + torch.eye(A.size(-2), diagonal_length, dtype=A.dtype)
+    return A.new_empty(0), lower, factors[..., :diagonal_length, :].triu()
 
 
 def lu_out(A: Tensor, *, pivot: bool = True, P: Tensor, L: Tensor, U: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,4 @@
-"""The fused cells of LSTM and GRU. The gates have the names of torch.nn.LSTM's formula."""
+"""The fused cells of LSTM and GRU. The LSTM gates i, f, g and o are those of torch.nn.LSTM's formula."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def lstm_cell_backward(
     if grad_hy is None and grad_cy is None:
         return None, None, None
     i, f, g, o = widened(workspace).chunk(4, 1)
-    squashed = widened(cy).tanh()
-    dhy = torch.zeros_like(squashed) if grad_hy is None else widened(grad_hy)
-    dcy = dhy * o * (1 - squashed * squashed)
+    tanh_cy = widened(cy).tanh()
+    dhy = torch.zeros_like(tanh_cy) if grad_hy is None else widened(grad_hy)
+    dcy = dhy * o * (1 - tanh_cy * tanh_cy)
     if grad_cy is not None:
         dcy = dcy + widened(grad_cy)
     gates = torch.cat(
@@ -41,7 +41,7 @@ def lstm_cell_backward(
             dcy * g * i * (1 - i),
             dcy * widened(cx) * f * (1 - f),
             dcy * i * (1 - g * g),
-            dhy * squashed * o * (1 - o),
+            dhy * tanh_cy * o * (1 - o),
         ],
         1,
     ).to(workspace.dtype)
@@ -78,7 +78,7 @@ def gru_cell_backward(
 
 
 def flatten_weight(weight_arr: list[Tensor], *layout: object) -> Tensor:
-    """Return the weights in one tensor, as cuDNN wants them. Nothing reads it, since the weights keep their own memory."""
+    """Return the weights in one tensor. No op reads it: unlike cuDNN's op, this one does not make the weights views of it."""
     return torch.cat([weight.reshape(-1) for weight in weight_arr])
 
 

@@ -96,7 +96,7 @@ def _or_none(smi: Any, function: Callable[[], Any]) -> Any:
 
 
 def read(handle: Any, field: str) -> Any:
-    """Read a field of a GPU; the fields are those of ``telemetry``.
+    """Read a field of a GPU; the fields are those of ``nvml_telemetry``.
 
     Raises:
         NotSupported: if the GPU or this amdsmi does not report it.

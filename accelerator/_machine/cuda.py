@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import driver, driver_child, grammar, nvml, probe, telemetry, torch_build
+from . import driver, driver_child, grammar, nvml, nvml_telemetry, probe, torch_build
 from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, Gpu
 
 FROM_DRIVER = "the driver, which is initialized in this process"
@@ -80,7 +80,7 @@ def physical() -> tuple[DiscoveredDevice, ...]:
     )
 
 
-read = telemetry.read
+read = nvml_telemetry.read
 
 
 def is_linked(handle: Any, peer: Any) -> bool | None:
@@ -89,7 +89,7 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
     Raises:
         NotSupported, Failed: as ``nvml.call``.
     """
-    return telemetry.is_nvlink_connected(handle, peer)
+    return nvml_telemetry.is_nvlink_connected(handle, peer)
 
 
 def driver_device(device: DiscoveredDevice) -> driver_child.Device | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from accelerator._machine import nvml, telemetry
+from accelerator._machine import nvml, nvml_telemetry
 
 THROTTLING = {
     "power cap": 0x4,
@@ -19,27 +19,27 @@ HARMLESS = {"idle": 0x1, "application clocks": 0x2, "sync boost": 0x10, "display
 
 
 def returning(value: Any, monkeypatch: pytest.MonkeyPatch) -> nvml.Handle:
-    monkeypatch.setattr(telemetry, "call", lambda function, *arguments, **options: value)
+    monkeypatch.setattr(nvml_telemetry, "call", lambda function, *arguments, **options: value)
     return nvml.Handle(0)
 
 
 @pytest.mark.parametrize("bit", THROTTLING.values(), ids=THROTTLING)
 def test_each_reason_throttles(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert telemetry.read(returning(bit, monkeypatch), "throttled") is True
+    assert nvml_telemetry.read(returning(bit, monkeypatch), "throttled") is True
 
 
 @pytest.mark.parametrize("bit", [0, *HARMLESS.values()], ids=["none", *HARMLESS])
 def test_other_reasons_do_not(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert telemetry.read(returning(bit, monkeypatch), "throttled") is False
+    assert nvml_telemetry.read(returning(bit, monkeypatch), "throttled") is False
 
 
 @pytest.mark.parametrize("node", [0, 1, 31, 32, 63, 64, 100, 127, 1023])
 def test_the_numa_node_of_an_affinity_set(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [0] * 16
     words[node // 64] = 1 << node % 64
-    assert telemetry.read(returning(words, monkeypatch), "numa_node") == node
+    assert nvml_telemetry.read(returning(words, monkeypatch), "numa_node") == node
 
 
 @pytest.mark.parametrize("words", [[0] * 16, [3] + [0] * 15, [1, 1] + [0] * 14])
 def test_no_or_several_nodes(words: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert telemetry.read(returning(words, monkeypatch), "numa_node") is None
+    assert nvml_telemetry.read(returning(words, monkeypatch), "numa_node") is None

@@ -27,8 +27,8 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     executor: Any = interpreter.GridExecutor
     launch = executor.__call__
     # Before Triton 3.3, the interpreter takes no wrapped tensors.
-    unwrap: Any = getattr(interpreter, "_unwrap_tensor", lambda tensor: tensor)
-    rewrap: Any = getattr(interpreter, "_rewrap_tensor", lambda tensor, original_tensor: tensor)
+    unwrap: Any = getattr(interpreter, "_unwrap_tensor", _keep_tensor)
+    rewrap: Any = getattr(interpreter, "_rewrap_tensor", _keep_tensor)
 
     def convert(argument: Any) -> Any:
         if isinstance(argument, tuple):
@@ -64,6 +64,10 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     executor.__call__ = launch_on_stream
     hook_bfloat16(interpreter)
     _break_graphs(interpreter.InterpretedFunction)
+
+
+def _keep_tensor(tensor: torch.Tensor, original_tensor: object = None) -> torch.Tensor:
+    return tensor
 
 
 def hook_autotuner(autotuner: ModuleType) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from . import environment as this_environment
 from . import grammar, imports, process
 from .discovery_result import RETRY_AFTER_S
 
@@ -59,7 +60,7 @@ def run(
     if python is None or program is None:
         raise NotStarted(f"{subject} can only be asked in a child process, and there is no Python executable to start one")
     mark = os.urandom(16).hex()
-    variables = {**os.environ, **environment}
+    variables = {**this_environment.variables(), **environment}
     try:
         child = subprocess.Popen(
             [python, "-I", "-S", "-c", program, *arguments, mark],

@@ -68,6 +68,18 @@ def test_another_thread_removes_a_variable_while_a_child_is_started() -> None:
 
 
 @simulated_driver
+def test_a_program_is_read_while_tokenize_is_half_imported() -> None:
+    program = """
+    from types import ModuleType
+    from accelerator._machine import probe
+
+    sys.modules["tokenize"] = ModuleType("tokenize")
+    print(json.dumps(len(probe.run({}).devices)))
+    """
+    assert evaluate_simulated(program, gpus=2) == 2
+
+
+@simulated_driver
 def test_a_child_that_misses_the_deadline_is_killed() -> None:
     program = (
         SLOW

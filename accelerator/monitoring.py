@@ -15,7 +15,7 @@ from . import discovery
 from ._machine import description, discovery_cache
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
-from ._machine.discovery_result import DiscoveredDevice, Failed, NotSupported
+from ._machine.discovery_result import DiscoveredDevice, DiscoveryResult, Failed, NotSupported
 
 __all__ = [
     "Process",
@@ -85,7 +85,10 @@ def _resolve(device: AnyDevice) -> tuple[DiscoveredDevice, ModuleType | None, st
     """A device, the backend that reads it, and its name for messages."""
     if isinstance(device, (VisibleDevice, PhysicalDevice)):
         return _listed(device)
-    result, index = discovery.resolve_device(device)
+    return _indexed(*discovery.resolve_device(device))
+
+
+def _indexed(result: DiscoveryResult, index: int) -> tuple[DiscoveredDevice, ModuleType | None, str]:
     if not result.count:
         raise RuntimeError(f"There is no device to read from: {result.problem}")
     return result.devices[index], result.backend, f"device {index}"
@@ -111,11 +114,14 @@ def _read(device: AnyDevice, field: str) -> Any:
                 return result.backend.read(handle, field)
             except (NotSupported, Failed) as error:
                 raise _field_error(field, f"device {device}", result.devices[device], error) from None
-    resolved, backend, label = _resolve(device)
+    return _read_from(*_resolve(device), field)
+
+
+def _read_from(device: DiscoveredDevice, backend: ModuleType | None, label: str, field: str) -> Any:
     try:
-        return description.read(resolved, backend, field)
+        return description.read(device, backend, field)
     except (NotSupported, Failed) as error:
-        raise _field_error(field, label, resolved, error) from None
+        raise _field_error(field, label, device, error) from None
 
 
 def _field_error(field: str, label: str, device: DiscoveredDevice, error: Exception) -> RuntimeError:
@@ -272,10 +278,14 @@ def list_gpu_processes(device: AnyDevice = None) -> str:
         >>> print(acc.list_gpu_processes(1).partition(chr(10))[0])
         GPU:1
     """
-    if not isinstance(device, (VisibleDevice, PhysicalDevice)):
-        device = discovery.get_device_index(device)
-    listed = processes(device)
-    lines = [f"GPU:{device if isinstance(device, int) else device.index}"]
+    if isinstance(device, (VisibleDevice, PhysicalDevice)):
+        index, source = device.index, _listed(device)
+    else:
+        # Once: the index and the processes belong to one environment, also if another thread changes it.
+        result, index = discovery.resolve_device(device)
+        source = _indexed(result, index)
+    listed = [Process(*process) for process in _read_from(*source, "processes")]
+    lines = [f"GPU:{index}"]
     if not listed:
         lines.append("no processes are running")
     for process in listed:

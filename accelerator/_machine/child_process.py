@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from . import environment as this_environment
 from . import grammar, imports, process
 from .discovery_result import RETRY_AFTER_S
 
@@ -26,13 +27,16 @@ class NotStarted(ChildError):
 
 def source(module: ModuleType) -> str | None:
     """The source text of a module, from wherever this package was imported."""
-    loader = getattr(module, "__loader__", None)
-    get_source = getattr(loader, "get_source", None)
-    try:
-        text: str | None = get_source(module.__name__) if get_source else None
-    except (ImportError, OSError):
+    # The loader's get_source would import tokenize, which fails in a signal handler that interrupts the import of it.
+    get_data = getattr(getattr(module, "__loader__", None), "get_data", None)
+    path: str | None = getattr(module, "__file__", None)
+    if get_data is None or path is None:
         return None
-    return text
+    try:
+        data: bytes = get_data(path.removesuffix("c"))  # a frozen application may name the compiled file
+    except OSError:
+        return None
+    return data.decode()
 
 
 def run(
@@ -59,7 +63,7 @@ def run(
     if python is None or program is None:
         raise NotStarted(f"{subject} can only be asked in a child process, and there is no Python executable to start one")
     mark = os.urandom(16).hex()
-    variables = {**os.environ, **environment}
+    variables = {**this_environment.variables(), **environment}
     try:
         child = subprocess.Popen(
             [python, "-I", "-S", "-c", program, *arguments, mark],

@@ -36,6 +36,13 @@ def snapshot() -> tuple[Any, ...]:
     return tuple(map(_get, _keys)) if os.environ is _environ else tuple(map(os.environ.get, VARIABLES))
 
 
+def variables() -> dict[str, str]:
+    """All variables of this process, for a child process."""
+    # dict(os.environ) raises KeyError if another thread removes a variable meanwhile; list() takes the names at once.
+    pairs = [(name, os.environ.get(name)) for name in list(os.environ)]
+    return {name: value for name, value in pairs if value is not None}
+
+
 def check(env: Mapping[str, object], names: Iterable[str] = VARIABLES) -> None:
     """Raise TypeError if a variable of an environment is not a string."""
     for name in names:

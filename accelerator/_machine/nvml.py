@@ -91,17 +91,21 @@ def call(function: str, *arguments: Any, **options: Any) -> Any:
         NotSupported: if NVML says so.
         Failed: if the function fails in any other way, or NVML does not start; with NVML's name of the error.
     """
-    session = _session
-    if type(session) is not _Session:
-        session = _get_session()
-    try:
-        return _call(session, function, arguments, options)
-    except Failed as error:
-        if error.code != _UNINITIALIZED:
-            raise
-    # Other code in this process shut NVML down more often than it initialized it.
-    _drop(session)
-    return _call(_get_session(), function, arguments, options)
+    was_dropped = False
+    while True:
+        session = _session
+        if type(session) is not _Session:
+            session = _get_session()
+        try:
+            return _call(session, function, arguments, options)
+        except Failed as error:
+            # Another thread may have ended the session meanwhile, with ``clear``, and then the error has no meaning.
+            if _session is session:
+                if error.code != _UNINITIALIZED or was_dropped:
+                    raise
+                # Other code in this process shut NVML down more often than it initialized it.
+                _drop(session)
+                was_dropped = True
 
 
 def _call(session: _Session, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

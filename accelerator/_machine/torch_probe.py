@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from . import child_process, process, torch_child
+from . import environment as this_environment
 from .discovery_result import RETRY_AFTER_S
 from .driver_child import Device
 
@@ -51,7 +52,7 @@ def run(environment: Mapping[str, str | None] = {}, *, refresh: bool = False) ->
         child_process.NotStarted: if no child can be started.
     """
     global _result
-    key: dict[str, str | None] = {**os.environ, **environment}
+    key: dict[str, str | None] = {**this_environment.variables(), **environment}
     with _lock:
         entry = _result
         if entry is None or entry[1] != key or (refresh and time.monotonic() > entry[0] + RETRY_AFTER_S):

@@ -22,8 +22,6 @@ M, N = "MIG-aaaa", "MIG-bbbb"
 @pytest.mark.parametrize(
     ("value", "ids", "expected"),
     [
-        (None, [1], "1"),
-        (None, [2, 0], "2,0"),
         (None, [], ""),
         ("4,5", [1], "5"),
         ("4,5", [1, 0], "5,4"),
@@ -64,7 +62,7 @@ ODD_DIGITS = ("1_0", "+1", " 1 ", "01", "\u0661", "")
         (None, [1.5], "A local accelerator id is the index of a device, not 1.5"),
         (None, [True], "A local accelerator id is the index of a device, not True"),
         (None, [None], "A local accelerator id is the index of a device, not None"),
-        (None, [1, 1], "1,1 repeats a device, which would hide every device"),
+        (None, [0, 0], "0,0 repeats a device, which would hide every device"),
         ("4,5", [0, 0], "4,4 repeats a device, which would hide every device"),
     ],
 )
@@ -86,16 +84,22 @@ BEYOND = """
         except (ValueError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
 
-    print(json.dumps([chosen({}, [1]), chosen({}, [5]), chosen({"CUDA_VISIBLE_DEVICES": 1}, [0])]))
+    print(json.dumps([chosen({}, [1, 0]), chosen({}, [5]), chosen({"CUDA_VISIBLE_DEVICES": 1}, [0])]))
 """
 
 
 @on_simulated_gpus
 def test_ids_are_checked_against_this_machine() -> None:
     inside, beyond, wrong = evaluate_simulated(BEYOND, gpus=2)
-    assert inside == "1"
+    assert inside == "1,0"
     assert beyond == "ValueError: Device 5 is out of range: this machine has 2"
     assert wrong == "TypeError: The variable CUDA_VISIBLE_DEVICES is a str, not int (1)"
+
+
+@on_simulated_gpus
+def test_any_id_is_accepted_without_devices_here() -> None:
+    """The processes may be started on another machine."""
+    assert evaluate_simulated(BEYOND, gpus=0)[:2] == ["1,0", "5"]
 
 
 STARTED = """

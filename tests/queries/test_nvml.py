@@ -75,6 +75,52 @@ def test_a_gpu_that_failed_is_listed_again_after_a_second() -> None:
     assert after == later == [None, None]
 
 
+CLEARED = """
+    import accelerator as acc
+    import pynvml
+
+    utilization, left = pynvml.nvmlDeviceGetUtilizationRates, [int(sys.argv[1])]
+
+    def interrupted(handle):
+        if left[0]:
+            left[0] -= 1
+            acc.refresh()
+        return utilization(handle)
+
+    pynvml.nvmlDeviceGetUtilizationRates = interrupted
+    print(json.dumps([acc.utilization(1), left[0]]))
+"""
+
+
+@simulated_driver
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_session_that_ends_during_a_call(times: int) -> None:
+    assert evaluate_simulated(CLEARED, str(times), gpus=2) == [20, 0]
+
+
+UNINITIALIZED = """
+    import accelerator as acc
+    import pynvml
+
+    def failing(handle):
+        calls.append(handle)
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    calls, pynvml.nvmlDeviceGetUtilizationRates = [], failing
+    try:
+        acc.utilization(1)
+    except RuntimeError as error:
+        print(json.dumps([str(error), len(calls)]))
+"""
+
+
+@simulated_driver
+def test_nvml_is_initialized_again_once_per_call() -> None:
+    message, calls = evaluate_simulated(UNINITIALIZED, gpus=2)
+    assert message.endswith("NVML_ERROR_UNINITIALIZED, 1")
+    assert calls == 2
+
+
 @pytest.mark.parametrize("bus", ["0000:3b:00.0", "00000000:3B:00.0", "3b:00.0", "00000000:3b:00.0"])
 def test_bus_ids_of_every_spelling(bus: str) -> None:
     padded = bus if bus.count(":") == 2 else f"0000:{bus}"

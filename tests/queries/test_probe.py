@@ -47,6 +47,39 @@ def test_a_child_forked_during_a_probe_can_probe() -> None:
 
 
 @simulated_driver
+def test_another_thread_removes_a_variable_while_a_child_is_started() -> None:
+    program = """
+    from collections import UserDict
+    from accelerator._machine import probe, torch_probe
+
+    class Changing(UserDict):
+        def __iter__(self):
+            names = list(self.data)
+            self.data.pop("REMOVED", None)
+            return iter(names)
+
+    os.environ = Changing({**os.environ, "REMOVED": "1"})
+    devices = len(probe.run({}).devices)
+    os.environ["REMOVED"] = "1"
+    torch_probe._run_child = lambda environment: "ran"
+    print(json.dumps([devices, torch_probe.run()]))
+    """
+    assert evaluate_simulated(program, gpus=2) == [2, "ran"]
+
+
+@simulated_driver
+def test_a_program_is_read_while_tokenize_is_half_imported() -> None:
+    program = """
+    from types import ModuleType
+    from accelerator._machine import probe
+
+    sys.modules["tokenize"] = ModuleType("tokenize")
+    print(json.dumps(len(probe.run({}).devices)))
+    """
+    assert evaluate_simulated(program, gpus=2) == 2
+
+
+@simulated_driver
 def test_a_child_that_misses_the_deadline_is_killed() -> None:
     program = (
         SLOW

@@ -193,6 +193,8 @@ def environment(
     machine["COMPUTE"] = _values.flag("compute", compute)
     machine["FILL"] = _values.choice("fill", fill, _FILLS)
     machine["TRITON"] = _values.flag("triton", triton)
+    if not _runs_triton():
+        machine["TRITON"] = "0"
     machine["COMPILE"] = _values.choice("compile", compile, _COMPILED_CODE)
     if base is not None and not isinstance(base, Mapping):
         raise TypeError(f"base must be a mapping of variables to values, not {type(base).__name__}")
@@ -237,6 +239,14 @@ def is_simulated() -> bool:
 
     # CDLL(None) searches the program and its preloaded libraries, and opens nothing.
     return hasattr(ctypes.CDLL(None), "accelerator_simulation")
+
+
+def _runs_triton() -> bool:
+    """Whether the installed torch is one whose Triton the simulation's hooks know: 2.8 or newer."""
+    from .._machine import torch_build
+
+    build = torch_build.read()
+    return build is not None and tuple(map(int, build.version.split(".")[:2])) >= (2, 8)
 
 
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from . import cpu_graph
 from .device_call import DeviceCall
 from .higher_order import let_generators_reach_device_ops
 
-__all__ = ["hook"]
+__all__ = ["hook", "refuse"]
 
 _FUNCTION = "_compile_fx_inner"
 _PARAMETERS = ["gm", "example_inputs"]
@@ -26,19 +26,24 @@ def hook(compile_fx: ModuleType) -> None:
     """Replace the function of ``torch._inductor.compile_fx`` that compiles a graph."""
     original: Any = getattr(compile_fx, _FUNCTION, None)
     if original is None or list(inspect.signature(original).parameters)[:2] != _PARAMETERS:
-        setattr(compile_fx, _FUNCTION, _refuse)
+        refuse(compile_fx)
         return
     _configure()
     let_generators_reach_device_ops()
     setattr(compile_fx, _FUNCTION, _compile_for_cpu(original))
 
 
-def _refuse(*args: Any, **kwargs: Any) -> Any:
+def refuse(compile_fx: ModuleType) -> None:
+    """Let the function raise, for a torch whose Inductor the hook does not know."""
+    setattr(compile_fx, _FUNCTION, _raise_not_simulated)
+
+
+def _raise_not_simulated(*args: Any, **kwargs: Any) -> Any:
     import torch
 
     raise NotImplementedError(
-        f"torch.compile is not simulated for torch {torch.__version__}: its function {_FUNCTION} has changed;"
-        ' use backend="aot_eager"'
+        f"torch.compile's default backend is not simulated for torch {torch.__version__}, which is older or newer than the"
+        ' simulation knows; use backend="aot_eager"'
     )
 
 

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import os
 
+import torch
+
 from . import dynamo, inductor, library_ops, triton_interpreter
 from .import_hook import after_import
 from .triton_libdevice import hook_libdevice
 
 __all__ = ["install"]
 
+# The oldest torch with the functions of Dynamo, Inductor and Triton that the hooks replace. _environment.py has it too.
+_OLDEST = (2, 8)
+
 
 def install() -> None:
     """Prepare this process for compiled code. Imports and initializes nothing."""
     library_ops.install()
+    if tuple(map(int, torch.__version__.split(".")[:2])) < _OLDEST:
+        after_import("torch._inductor.compile_fx", inductor.refuse)
+        return
     after_import("torch._dynamo.trace_rules", dynamo.hook_trace_rules)
     if os.environ.get("ACCELERATOR_SIM_COMPILE") == "cpp":
         after_import("torch._inductor.compile_fx", inductor.hook)

@@ -2,8 +2,9 @@
 
 The functions are fork-safe: they initialize nothing in this process, and work before and after initialization. A device
 argument may also be an entry of ``visible_devices()`` or ``physical_devices()``, to monitor hidden GPUs and MIG instances. A
-function raises RuntimeError if there is no such device, if the device does not report the field, and if NVML fails. NVML
-reports only memory and processes for a MIG instance.
+function raises RuntimeError if there is no such device, if the device does not report the field, and if NVML fails. If NVML
+cannot list the GPUs, the first call starts a child process to find the device. NVML reports only memory and processes for a MIG
+instance.
 """
 
 from __future__ import annotations

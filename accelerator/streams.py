@@ -10,6 +10,7 @@ import torch
 
 from . import discovery
 from ._machine.device_argument import Device
+from ._machine.dynamo import assume_constant
 from ._torch import bindings, state, tracing
 from ._torch.bindings import get_index, get_stream
 from ._torch.contexts import StreamContext
@@ -218,7 +219,7 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
     return _as_torch_stream(create(address, runtime.device_index))
 
 
-@traced_as(tracing.is_synchronized_device)
+@assume_constant
 def is_synchronized_device() -> bool:
     """Return whether work on the device has finished when the call that issued it returns.
 
@@ -233,6 +234,7 @@ def is_synchronized_device() -> bool:
     return state.current(allow_bad_fork=True).vendor.is_synchronized
 
 
+@assume_constant
 def use_host_timers() -> bool:
     """Return whether to time the device's work with the host's clock.
 
@@ -247,6 +249,7 @@ def use_host_timers() -> bool:
     return state.current(allow_bad_fork=True).vendor.use_host_timers
 
 
+@assume_constant
 def resolves_data_dependency() -> bool:
     """Return whether work can use the results of earlier work on another stream without waiting for it.
 
@@ -261,6 +264,7 @@ def resolves_data_dependency() -> bool:
     return state.current(allow_bad_fork=True).vendor.resolves_data_dependency
 
 
+@assume_constant
 def handles_memory_backpressure() -> bool:
     """Return whether work can be issued faster than it finishes without running out of memory.
 

@@ -21,7 +21,7 @@ from . import (
     torch_probe,
     torch_runtime,
 )
-from .discovery_result import RETRY_AFTER_S, DiscoveredDevice, DiscoveryResult, Failed
+from .discovery_result import RETRY_AFTER_S, DiscoveredDevice, DiscoveryResult, Failed, ListedDevices
 from .driver_child import Device
 
 _driver_count = driver.device_count
@@ -134,7 +134,7 @@ def _from_torch(accelerator: str, env: Mapping[str, str]) -> DiscoveryResult:
     module = process.torch_device_module()
     # torch.xpu may initialize the runtime to count devices.
     if module is not None and (accelerator != "xpu" or process.is_initialized()):
-        return _result_of_torch(accelerator, torch_runtime.devices(module, accelerator), env)
+        return _of_imported_torch(module, accelerator, env)
     try:
         probed = torch_probe.run()
     except child_process.NotStarted as error:
@@ -142,13 +142,32 @@ def _from_torch(accelerator: str, env: Mapping[str, str]) -> DiscoveryResult:
     return _result_of_torch(accelerator, probed.devices, env, probed.error)
 
 
+def _of_imported_torch(module: Any, accelerator: str, env: Mapping[str, str]) -> DiscoveryResult:
+    count = torch_runtime.device_count(module)
+    if not process.is_initialized():
+        return _result_of_torch(accelerator, (Device(None, accelerator, None, None, None),) * count, env)
+
+    # Runtime functions need the count only, and some backends lack the functions that describe a device.
+    def devices() -> tuple[tuple[DiscoveredDevice, ...], bool]:
+        described = (torch_runtime.describe(module, accelerator, index) for index in range(count))
+        return tuple(DiscoveredDevice(None, None, device) for device in described), True
+
+    return _counted_by_torch(accelerator, count, devices, env)
+
+
 def _result_of_torch(
     accelerator: str, devices: tuple[Device, ...], env: Mapping[str, str], error: str | None = None
 ) -> DiscoveryResult:
-    problem = None if devices else error or f"torch finds no usable {accelerator} device"
     discovered = tuple(DiscoveredDevice(None, None, device) for device in devices)
+    return _counted_by_torch(accelerator, len(devices), discovered, env, error)
+
+
+def _counted_by_torch(
+    accelerator: str, count: int, devices: ListedDevices, env: Mapping[str, str], error: str | None = None
+) -> DiscoveryResult:
+    problem = None if count else error or f"torch finds no usable {accelerator} device"
     return DiscoveryResult(
-        *(len(devices), problem, "torch", discovered),
+        *(count, problem, "torch", devices),
         environment=env,
         accelerator_type=accelerator,
         is_cacheable=error is None,

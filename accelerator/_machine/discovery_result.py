@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from . import grammar
 from .driver_child import Device
@@ -80,6 +80,10 @@ class DiscoveredDevice(NamedTuple):
         return (self.instance.gi, self.instance.ci) if self.instance else None
 
 
+# The devices, or a function that lists them and says whether their order is certain.
+ListedDevices: TypeAlias = "tuple[DiscoveredDevice, ...] | Callable[[], tuple[tuple[DiscoveredDevice, ...], bool]]"
+
+
 class DiscoveryResult:
     """The visible devices. It is immutable and complete: whoever has it needs no second look at the environment.
 
@@ -105,7 +109,7 @@ class DiscoveryResult:
         count: int,
         problem: str | None,
         source: str,
-        devices: tuple[DiscoveredDevice, ...] | Callable[[], tuple[tuple[DiscoveredDevice, ...], bool]] = (),
+        devices: ListedDevices = (),
         *,
         environment: Mapping[str, str],
         accelerator_type: str | None = None,
@@ -117,7 +121,7 @@ class DiscoveryResult:
         self.accelerator_type = accelerator_type
         self.device_type = (accelerator_type if count else None) or "cpu"
         self.backend, self.selection, self.is_cacheable = backend, selection, is_cacheable
-        # Listing devices may need a child process, which a count does not.
+        # Listing devices may need a child process, or functions that torch lacks for an accelerator; a count does not.
         self._list = devices if callable(devices) else None
         self._devices = None if callable(devices) else devices
 

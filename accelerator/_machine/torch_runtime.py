@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from . import process
@@ -42,6 +43,11 @@ def _call(function: Callable[[int], tuple[int, int]] | None, index: int) -> tupl
         return None
     try:
         free, total = function(index)
+    except AttributeError as error:
+        # torch has the function, but not the binding that it calls.
+        if isinstance(error.obj, ModuleType):
+            return None
+        raise
     except RuntimeError as error:
         # A backend without an allocator that torch knows, or whose allocator has no such figure.
         if isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error):
@@ -50,15 +56,14 @@ def _call(function: Callable[[int], tuple[int, int]] | None, index: int) -> tupl
     return free, total
 
 
-def devices(module: Any, device_type: str) -> tuple[Device, ...]:
-    """The devices that a torch module counts, with the names and sizes that it reports without being initialized."""
+def device_count(module: Any) -> int:
+    """How many devices a torch module counts."""
     count: int = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
-    if not process.is_initialized():
-        return (Device(None, device_type, None, None, None),) * count
-    return tuple(_describe(module, device_type, index) for index in range(count))
+    return count
 
 
-def _describe(module: Any, device_type: str, index: int) -> Device:
+def describe(module: Any, device_type: str, index: int) -> Device:
+    """A device of an initialized runtime, with the name and the size that torch reports."""
     try:
         name = str(module.get_device_name(index))
     except (AttributeError, RuntimeError):

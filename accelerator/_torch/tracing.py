@@ -115,11 +115,6 @@ def synchronize(device: Any = None, /) -> None:
         torch.accelerator.synchronize(torch.device(device_type(), index))
 
 
-@assume_constant
-def is_synchronized_device() -> bool:
-    return state.current(allow_bad_fork=True).vendor.is_synchronized
-
-
 def _call(name: str, *arguments: Any) -> None:
     """Call a function of the accelerator's module, else torch.accelerator's; do nothing under the CPU fallback."""
     if device_type() == "cpu":

@@ -348,3 +348,24 @@ assert isinstance(acc.Graph(), FakeGraph)
 """,
         plain_environment(),
     )
+
+
+def test_devices_are_described_only_when_a_query_needs_them() -> None:
+    run(
+        PRELUDE
+        + """
+described = []
+def get_memory_info(index):
+    described.append(index)
+    raise AttributeError("module 'torch._C' has no attribute '_accelerator_getMemoryInfo'", name="missing", obj=torch._C)
+torch.accelerator.get_memory_info = get_memory_info
+Module.mem_get_info = lambda self, index: (3, 5)
+assert acc.device_count() == 1 and acc.current_device_index() == 0 and acc.device(0).index == 0
+assert not described
+# torch lacks the binding, so the figure is that of the accelerator's module.
+assert acc.visible_devices()[0].total_memory == 5 and described == [0]
+assert acc.visible_devices() and described == [0]
+assert acc.mem_get_info(0) == (3, 5)
+""",
+        plain_environment(),
+    )

@@ -147,7 +147,11 @@ def program_of_effects(tensor: torch.Tensor, side: Any) -> tuple[Any, ...]:
     acc.reset_peak_memory_stats()
     acc.range_push("name")
     acc.range_pop()
-    return tensor + 1, inside, acc.is_available(), acc.device_count(), acc.device(0), acc.use_host_timers()
+    vendor = (
+        *(acc.is_synchronized_device(), acc.use_host_timers()),
+        *(acc.resolves_data_dependency(), acc.handles_memory_backpressure()),
+    )
+    return tensor + 1, inside, acc.is_available(), acc.device_count(), acc.device(0), vendor
 
 
 def test_one_program_traces_on_the_cpu_and_on_devices() -> None:

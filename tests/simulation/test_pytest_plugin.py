@@ -567,16 +567,17 @@ def test_what_it_costs_unasked(tmp_path: Path) -> None:
     program = f"""
 import sys, time
 import pytest, _pytest.terminal, _pytest.python
-def cost():
-    for name in [name for name in sys.modules if name.startswith("accelerator")]:
+def cost(module):
+    for name in [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]:
         del sys.modules[name]
     begin = time.perf_counter()
-    import {PLUGIN}
+    __import__(module)
     return time.perf_counter() - begin
-print(min(cost() for _ in range(10)) * 1e3)
+costs = [(cost("{PLUGIN}"), cost("asyncio")) for _ in range(10)]
+print(min(plugin for plugin, _ in costs) / min(other for _, other in costs))
 """
     environment = plain_environment(PYTHONPYCACHEPREFIX=str(tmp_path))
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-c", program]
-    milliseconds = float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert milliseconds < 5
+    ratio = float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert ratio < 1.0

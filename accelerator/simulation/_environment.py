@@ -242,11 +242,11 @@ def is_simulated() -> bool:
 
 
 def _runs_triton() -> bool:
-    """Whether the installed torch is one whose Triton the simulation's hooks know: 2.8 or newer."""
+    """Whether the installed torch, if there is one, is 2.8 or newer: the simulation's hooks know its Triton."""
     from .._machine import torch_build
 
     build = torch_build.read()
-    return build is not None and tuple(map(int, build.version.split(".")[:2])) >= (2, 8)
+    return build is None or tuple(map(int, build.version.split(".")[:2])) >= (2, 8)
 
 
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:

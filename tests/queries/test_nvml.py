@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accelerator._machine import nvml
-from tests.support.discovery import evaluate_simulated, simulated_driver
+from tests.support.discovery import evaluate_simulated, on_simulated_gpus, simulated_driver
 
 FORK = """
     import signal, threading
@@ -35,6 +35,7 @@ FORK = """
 """
 
 
+@on_simulated_gpus
 @simulated_driver
 @pytest.mark.parametrize("lock", ["ours", "binding"])
 def test_a_lock_held_at_a_fork_does_not_block_the_child(lock: str) -> None:
@@ -92,6 +93,7 @@ CLEARED = """
 """
 
 
+@on_simulated_gpus
 @simulated_driver
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_session_that_ends_during_a_call(times: int) -> None:
@@ -114,6 +116,7 @@ UNINITIALIZED = """
 """
 
 
+@on_simulated_gpus
 @simulated_driver
 def test_nvml_is_initialized_again_once_per_call() -> None:
     message, calls = evaluate_simulated(UNINITIALIZED, gpus=2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support import discovery
+from tests.support.discovery import on_simulated_gpus
 
 HANDLER = """
     import signal, time
@@ -78,6 +79,7 @@ LIBRARY_LOCK = """
 """
 
 
+@on_simulated_gpus
 @discovery.simulated_driver
 def test_a_handler_that_interrupts_nvml_s_binding_ends() -> None:
     assert discovery.evaluate_simulated(LIBRARY_LOCK, gpus=2) == [31]

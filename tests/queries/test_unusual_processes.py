@@ -107,6 +107,7 @@ SUB_INTERPRETER = """
 """
 
 
+@on_simulated_gpus
 @simulated_driver
 @pytest.mark.skipif(sys.version_info[:2] > (3, 12), reason="the module of sub-interpreters has another name")
 def test_queries_in_a_sub_interpreter_return(tmp_path: object) -> None:

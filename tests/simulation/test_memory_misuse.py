@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import run, simulated_environment
+from tests.support.discovery import on_simulated_gpus
 from tests.support.simulation import MIB, linux_only
 
 pytestmark = linux_only
@@ -228,6 +229,7 @@ def test_host_memory_that_is_not_there() -> None:
     assert evaluate(program) == [[1] * 20 + [0], "07" * 16]
 
 
+@on_simulated_gpus
 def test_a_sleep_of_any_length(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     program = """

@@ -52,6 +52,8 @@ def _report(arguments: list[str]) -> int:
     )
     parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="when to write colors (auto)")
     options = parser.parse_args(arguments)
+    from ._command import report
+
     try:
         if options.watch is None:
             terminal.write(_text(options))
@@ -59,8 +61,8 @@ def _report(arguments: list[str]) -> int:
             _watch(options)
     except KeyboardInterrupt:
         pass
-    except LookupError as error:
-        parser.error(error.args[0])
+    except report.UnknownDevice as error:
+        parser.error(str(error))
     return 0
 
 

@@ -20,6 +20,10 @@ SCHEMA = 1
 UNREAD = "not read, as this torch has no use for it"
 
 
+class UnknownDevice(Exception):
+    """An id names no visible device; the message says which."""
+
+
 def collect(*, strict: bool = False, ids: str | None = None) -> dict[str, Any]:
     """Collect the facts of the report, in JSON's types; an unknown figure is None.
 
@@ -28,7 +32,7 @@ def collect(*, strict: bool = False, ids: str | None = None) -> dict[str, Any]:
         ids: indices or UUIDs of the devices to report, separated by commas; None for all visible devices.
 
     Raises:
-        LookupError: if an id names no visible device.
+        UnknownDevice: if an id names no visible device.
     """
     build = torch_build.read()
     cuda = discovery.driver_cuda_version()
@@ -64,7 +68,7 @@ def _selected(devices: tuple[discovery.VisibleDevice, ...], ids: str | None) -> 
     for text in ids.split(","):
         device = by_id.get(text.strip())
         if device is None:
-            raise LookupError(f"--id {text.strip()!r} is no visible device; there are {len(devices)}, counted from 0")
+            raise UnknownDevice(f"--id {text.strip()!r} is no visible device; there are {len(devices)}, counted from 0")
         selected[device.index] = device
     return tuple(selected.values())
 

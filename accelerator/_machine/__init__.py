@@ -1,1 +1,1 @@
-"""What the questions stand on: the machine's devices, found without importing torch and without starting the driver."""
+"""What queries use: parsers, NVML, probes and the discovery result, without importing torch or initializing the driver."""

@@ -109,7 +109,7 @@ class TestDeterminism:
             warnings.simplefilter("error")
             F.conv2d(tensor(1, 1, 4, 4), tensor(1, 1, 2, 2))
 
-    @pytest.mark.skipif(VERSION >= (2, 15), reason="newer torch sets cuBLAS's workspace by itself")
+    @pytest.mark.skipif(VERSION >= (2, 15), reason="torch 2.15 sets cuBLAS's workspace by itself")
     def test_products_need_a_workspace(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
         torch.use_deterministic_algorithms(True)
@@ -185,7 +185,7 @@ class TestCapture:
         assert y.tolist() == [3.0, 1.0]
         assert x.tolist() == [0.0, 2.0, 2.0, 6.0]
 
-    @pytest.mark.skipif(VERSION >= (2, 15), reason="newer torch registers a generator by itself")
+    @pytest.mark.skipif(VERSION >= (2, 15), reason="torch 2.15 registers a generator by itself")
     def test_unregistered_generator_is_refused(self) -> None:
         generator = torch.Generator("cuda")
         pool = torch.cuda.graph_pool_handle()

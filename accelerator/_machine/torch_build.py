@@ -130,7 +130,7 @@ def _metadata(path: str) -> list[str]:
 
 
 def _announces_backend(metadata: str) -> bool:
-    """Whether a package's entry points bring torch an accelerator; ``[accelerator.kernels_only]`` marks those that do not."""
+    """Whether a package's entry points bring an accelerator; ``[accelerator.kernels_only]`` marks those that do not."""
     try:
         with open(os.path.join(metadata, "entry_points.txt"), encoding="utf-8") as file:
             text = file.read()

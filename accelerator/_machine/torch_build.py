@@ -86,7 +86,8 @@ def accelerator_type() -> str | None:
     """The type of the accelerator that torch is built for ("cuda" also for ROCm), or None for a CPU build.
 
     If torch is imported, it decides, because a backend may be registered in it. Otherwise its build decides, unless a plug-in
-    may bring an accelerator that the build does not name: then a child process imports torch. ``ACCELERATOR_BACKEND`` is ignored.
+    may bring an accelerator that the build does not name: then a child process imports torch. This ignores
+    ``ACCELERATOR_BACKEND``.
     """
     global _type
     if process.is_torch_imported():

@@ -31,7 +31,7 @@ _environment = environment.snapshot
 # Equal to no key.
 _NO_KEY: Any = object()
 
-_CPU_CHOSEN = "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"
+_CPU_CHOSEN = "ACCELERATOR_BACKEND=cpu disables the accelerator; unset it"
 
 # Whether ACCELERATOR_BACKEND chose the CPU at the latest discovery, None before the first; and whether that is frozen because
 # the accelerator is initialized.

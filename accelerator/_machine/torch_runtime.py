@@ -1,7 +1,7 @@
 """What queries read from an initialized runtime, through the public functions of the torch that is already imported.
 
-``_torch`` has nothing to register: only an imported torch can be initialized, and its public functions are enough. Callers
-check ``process.is_initialized()`` first.
+Only an imported torch can be initialized, so this module needs no import of torch and no private binding. Callers check
+``process.is_initialized()`` first.
 """
 
 from __future__ import annotations

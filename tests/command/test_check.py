@@ -116,7 +116,7 @@ def test_document() -> None:
 def test_without_any_accelerator() -> None:
     done = check(plain_environment(ACCELERATOR_BACKEND="cpu"))
     assert done.returncode == 0
-    assert done.stdout.startswith("on the CPU, as ACCELERATOR_BACKEND=cpu keeps the accelerator out of use")
+    assert done.stdout.startswith("on the CPU, as ACCELERATOR_BACKEND=cpu disables the accelerator")
     assert passed(done.stdout) == [area for area in AREAS if area != "monitoring"]
     assert "all-reduce: 2 processes over gloo" in done.stdout
     assert OP_BUILDERS in done.stdout

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .streams import captures_or_waits
+from .._kernels import capture
 
 __all__ = ["NAMESPACE", "device_op", "library", "run_on_device", "runs_on_device"]
 
@@ -132,7 +132,7 @@ def run_on_device(function: Callable[..., Any], device: torch.device, name: str)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.cuda.device(device):
-            if captures_or_waits(device):
+            if capture.wait_unless_capturing(device):
                 raise NotImplementedError(f"{name} is not simulated in compiled code while a stream captures")
             args, kwargs = pytree.tree_map(to_device, (args, kwargs))
             return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, function(*args, **kwargs))

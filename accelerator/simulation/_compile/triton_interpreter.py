@@ -16,7 +16,6 @@ import torch
 
 from .._kernels import capture
 from .._kernels.aliases import cpu_alias
-from .streams import captures_or_waits
 from .triton_bfloat16 import hook_bfloat16
 
 __all__ = ["hook_autotuner", "hook_interpreter"]
@@ -53,7 +52,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
 
     def launch_on_stream(self: Any, *args: Any, **kwargs: Any) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
-        if captures_or_waits(device):
+        if capture.wait_unless_capturing(device):
             arguments_on_cpu(self, args, kwargs)  # raises now what the replay could only print
             capture.put_on_stream(device, lambda: launch(self, *args, **kwargs))
             return

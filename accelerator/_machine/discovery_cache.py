@@ -54,11 +54,11 @@ _entry = _NO_ENTRY
 def current() -> DiscoveryResult:
     """The devices that this process sees."""
     key = _driver_count(), _torch_accelerator(), _environment()
-    entry = _entry
-    return entry[3] if entry[0] == key else _discover(key)
+    entry_key, _, _, result = _entry
+    return result if entry_key == key else _discover(key)
 
 
-def _discover(key: tuple[int | None, Any, tuple[Any, ...]]) -> DiscoveryResult:
+def _discover(key: tuple[int | None, Any, list[Any]]) -> DiscoveryResult:
     """Discover again, and cache the result for as long as its key stays the same."""
     global _entry
     before = _entry

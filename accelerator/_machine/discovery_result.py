@@ -100,8 +100,8 @@ class DiscoveryResult:
     """
 
     __slots__ = (
-        *("_devices", "_list", "accelerator_type", "backend", "count", "device_type", "environment", "is_cacheable"),
-        *("problem", "selection", "source"),
+        *("_devices", "_handles", "_list", "accelerator_type", "backend", "count", "device_type", "environment"),
+        *("is_cacheable", "problem", "selection", "source"),
     )
 
     def __init__(
@@ -124,6 +124,7 @@ class DiscoveryResult:
         # Listing devices may need a child process, or functions that torch lacks for an accelerator; a count does not.
         self._list = devices if callable(devices) else None
         self._devices = None if callable(devices) else devices
+        self._handles: tuple[Any, ...] | None = None
 
     @property
     def devices(self) -> tuple[DiscoveredDevice, ...]:
@@ -138,4 +139,9 @@ class DiscoveryResult:
 
     def handle(self, index: int) -> Any:
         """The handle of a device; None if only the driver knows it."""
-        return (self._devices or self.devices)[index].handle
+        if self._handles is None:
+            devices = self.devices
+            if devices is not self._devices:  # the order is not certain yet
+                return devices[index].handle
+            self._handles = tuple(device.handle for device in devices)
+        return self._handles[index]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -11,7 +12,8 @@ from .._machine import accelerators, device_argument, discovery_cache, process
 from .bindings import get_index
 
 
-class Accelerator(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Accelerator:
     """An initialized accelerator. Its type and its number of devices no longer change in this process."""
 
     device_type: str
@@ -85,7 +87,7 @@ def current(
         ValueError, TypeError: as ``device_argument.index``; ValueError also for an index that is out of range.
     """
     accelerator = initialized[0] if initialized else _discover(allow_bad_fork)
-    device_type, count = accelerator
+    device_type, count = accelerator.device_type, accelerator.device_count
     index = device_argument.index(device, device_type, optional=optional or device_type == "cpu")
     if index is not None and not (allow_negative and index < 0):
         index = device_argument.check(index, count or 1, device_type)

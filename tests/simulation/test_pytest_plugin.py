@@ -463,7 +463,15 @@ def test_the_options_in_the_note_describe_the_machine_of_the_mark() -> None:
     from accelerator.simulation import environment
     from accelerator.simulation._pytest import debugging
 
-    arguments = {"gpus": 3, "memory": "1GiB", "mig": [None, 2], "nvlink": [0, 0, None], "numa": 1, "driver": "old", "fill": "nan"}
+    arguments = {
+        "gpus": 3,
+        "memory": "1GiB",
+        "mig": [None, 2],
+        "nvlink": [0, 0, None],
+        "numa": 1,
+        "driver": "old",
+        "fill": "nan",
+    }
     command = debugging.note(arguments, "x").partition("accelerator ")[2].partition(" -- ")[0]
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     run = [sys.executable, "-m", "accelerator", *shlex.split(command), "--", sys.executable, "-c", program]

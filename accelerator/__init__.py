@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
     random: _CallableModule
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Public names by module: the ``__all__`` of each.
 _EXPORTS = {

@@ -151,8 +151,8 @@ def amp() -> ModuleType:
     """Return a module for automatic mixed precision on the accelerator.
 
     Returns:
-        On CUDA and under the CPU fallback a module with ``autocast``, ``GradScaler``, ``custom_fwd`` and ``custom_bwd`` that have
-        the parameters of ``torch.cuda.amp``'s, which torch deprecates. On other accelerators the module of their own, or
+        On CUDA and under the CPU fallback a module with ``autocast``, ``GradScaler``, ``custom_fwd`` and ``custom_bwd`` whose
+        parameters are those of ``torch.cuda.amp``, which torch deprecates. On other accelerators the module of their own, or
         ``torch.amp`` if they have none.
 
     Example:

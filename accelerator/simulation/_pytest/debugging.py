@@ -55,8 +55,8 @@ def note(arguments: Mapping[str, Any], nodeid: str) -> str:
     test = shlex.quote(nodeid)
     if without_option:
         return (
-            f"{text}simulate has no option for this mark's {', '.join(without_option)}: start pytest with the environment that\n"
-            f"accelerator.simulation.environment(...) returns for the mark's arguments; --pdb {test} then works in place"
+            f"{text}simulate has no option for this mark's {', '.join(without_option)}: start pytest with the environment\n"
+            f"that accelerator.simulation.environment(...) returns for the mark's arguments; --pdb {test} then works in place"
         )
     options = "".join(f"{word} " for word in map(shlex.quote, words))
     return (

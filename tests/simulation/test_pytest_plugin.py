@@ -400,6 +400,7 @@ def test_stopping(tmp_path: Path) -> None:
     assert counts(done) == {"failed": 1}
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_pdb_opens_in_place_on_such_a_machine(tmp_path: Path) -> None:
     write(
@@ -485,6 +486,7 @@ def test_the_options_in_the_note_describe_the_machine_of_the_mark() -> None:
     assert known == set(inspect.signature(environment).parameters)
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_durations_include_the_start_of_the_machine(tmp_path: Path) -> None:
     write(

@@ -80,7 +80,8 @@ class TestInitialization:
             ("torch.ones(3).to('cuda:1').cpu()", ["context 1"]),
             ("torch.cuda.Stream(device=1)", ["context 1"]),
             (
-                "event = torch.cuda.Event(); event.record(torch.cuda.Stream(1)); event.query(); event.synchronize()",
+                "import threading; event = torch.cuda.Event(); event.record(torch.cuda.Stream(1));"
+                " threading.Thread(target=event.query).start()",
                 ["context 1"],
             ),
             ("torch.empty(3, device='cuda:1').to('cuda:0')", ["context 1", "context 0"]),

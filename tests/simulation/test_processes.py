@@ -79,6 +79,11 @@ class TestInitialization:
             ("torch.cuda.set_device(1)", ["context 1"]),
             ("torch.ones(3).to('cuda:1').cpu()", ["context 1"]),
             ("torch.cuda.Stream(device=1)", ["context 1"]),
+            (
+                "import threading; event = torch.cuda.Event(); event.record(torch.cuda.Stream(1));"
+                " threading.Thread(target=event.query).start()",
+                ["context 1"],
+            ),
             ("torch.empty(3, device='cuda:1').to('cuda:0')", ["context 1", "context 0"]),
         ],
     )

@@ -91,16 +91,16 @@ class _Overrides:
         return getattr(_package(), name)
 
     def is_available(self) -> bool:
-        """Whether there is a device to train on, which the CPU is."""
+        """Whether there is a device to train on; under the CPU fallback that is the CPU."""
         return _package().device_count() == 0 or _package().is_available()
 
     def device_count(self) -> int:
-        """The number of devices of this machine's ranks; one for each rank under the CPU fallback."""
+        """The number of devices; under the CPU fallback, the number of ranks on this machine."""
         ranks = os.environ.get("LOCAL_SIZE") or os.environ.get("LOCAL_WORLD_SIZE") or "1"
         return _package().device_count() or max(1, int(ranks))
 
     def get_op_builder(self, class_name: str) -> Any:
-        """The class of a builder; for the CPU also the class whose build raises that there is no such builder."""
+        """The class of a builder; on the CPU, if there is none, DeepSpeed's class whose ``load`` raises ValueError."""
         builder = _package().get_op_builder(class_name)
         if builder is None and _package().device_count() == 0:
             return getattr(importlib.import_module(_package().op_builder_dir()), "NotImplementedBuilder", None)

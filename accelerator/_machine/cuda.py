@@ -54,7 +54,7 @@ def discover(env: Mapping[str, str]) -> DiscoveryResult:
 
 
 def from_driver(count: int, env: Mapping[str, str]) -> DiscoveryResult:
-    """The devices that the driver enumerates, which is initialized in this process."""
+    """The devices that the driver of this process, which is initialized, enumerates."""
     library = driver.loaded()
     try:
         problem = _too_old(driver_child.version(library))

@@ -85,8 +85,9 @@ def folder() -> str | None:
 def accelerator_type() -> str | None:
     """The type of the accelerator that torch is built for ("cuda" also for ROCm), or None for a CPU build.
 
-    An imported torch is asked, because a backend may be registered in it. Otherwise the build is read. torch is imported only
-    if a plug-in may bring an accelerator that the build does not know. ``ACCELERATOR_BACKEND`` does not count here.
+    If torch is imported, it decides, because a backend may be registered in it. Otherwise its build decides, unless a plug-in
+    may bring an accelerator that the build does not name: then a child process imports torch. This ignores
+    ``ACCELERATOR_BACKEND``.
     """
     global _type
     if process.is_torch_imported():
@@ -130,7 +131,7 @@ def _metadata(path: str) -> list[str]:
 
 
 def _announces_backend(metadata: str) -> bool:
-    """Whether a package's entry points bring torch an accelerator; a group of its own says that they bring only kernels."""
+    """Whether a package's entry points bring an accelerator; ``[accelerator.kernels_only]`` marks those that do not."""
     try:
         with open(os.path.join(metadata, "entry_points.txt"), encoding="utf-8") as file:
             text = file.read()

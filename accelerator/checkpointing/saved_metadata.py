@@ -12,7 +12,7 @@ from . import checks
 
 
 class SavedMetadata:
-    """What is known of the tensors that a forward saved."""
+    """The metadata of the tensors that a forward saved, and in debug mode their digests."""
 
     __slots__ = ("_digests", "_metadata", "_tensors", "largest")
 

@@ -341,7 +341,7 @@ def test_the_environment_of_a_process_to_be_started() -> None:
     first, second, third, fourth = evaluate_simulated(OTHER_ENVIRONMENTS, gpus=3)
     assert first == [[0, 1, 2], [2, 0], [1], [], [], [1]]
     assert second == [first, [1], 1]
-    assert third == [first, [], 0, "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"]
+    assert third == [first, [], 0, "ACCELERATOR_BACKEND=cpu disables the accelerator; unset it"]
     assert fourth == [first, [1], 1]
 
 

@@ -35,7 +35,7 @@ def test_the_reason_is_one_sentence_about_this_torch() -> None:
     if build.cuda is None and build.hip is None:
         assert reason == f"torch {torch.__version__} is a CPU build; install one that is built for the accelerator"
     with mock.patch.dict(os.environ, {"ACCELERATOR_BACKEND": "cpu"}):
-        assert acc.unavailable_reason() == "ACCELERATOR_BACKEND=cpu keeps the accelerator out of use; unset it"
+        assert acc.unavailable_reason() == "ACCELERATOR_BACKEND=cpu disables the accelerator; unset it"
     assert acc.unavailable_reason() == reason
 
 

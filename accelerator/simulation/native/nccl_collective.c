@@ -1,7 +1,7 @@
 /* NCCL: collectives.
  *
  * A collective proceeds in steps, each as large as half a slot: every rank writes its part into its own slot and, once all
- * ranks have arrived, reads what it needs from the others' slots. One barrier a step is enough, because slots and
+ * ranks have arrived, reads what it needs from the others' slots. One barrier per step is enough, because slots and
  * announcements have two halves: when a rank writes step k, all ranks have arrived at step k - 1, so step k - 2 is over. */
 #include "nccl.h"
 
@@ -32,7 +32,7 @@ static bool only_root_receives(enum operation_code code)
     return code == REDUCE || code == GATHER;
 }
 
-static size_t elements_a_step(const struct operation *operation)
+static size_t elements_per_step(const struct operation *operation)
 {
     const struct comm *comm = operation->comm;
     size_t pieces = has_pieces(operation->code) ? (size_t)comm->ranks : 1;
@@ -129,7 +129,7 @@ ncclResult_t advance_collective(struct operation *operation, bool *has_progresse
 {
     struct comm *comm = operation->comm;
     struct member *member = &comm->shared->members[comm->rank];
-    size_t elements = elements_a_step(operation);
+    size_t elements = elements_per_step(operation);
     if (!operation->is_posted) {
         member->announced[comm->steps % 2] = announce(operation);
         write_slot(operation, elements);

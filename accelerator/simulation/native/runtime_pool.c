@@ -190,7 +190,7 @@ EXPORT cudaError_t cudaMemPoolSetAttribute(struct pool *pool, int attribute, voi
     return finish(error);
 }
 
-/* Every device can reach every other here. */
+/* Does nothing: all devices can access each other's memory. */
 EXPORT cudaError_t cudaMemPoolSetAccess(struct pool *pool, const void *descriptions, size_t count)
 {
     RETURN_IF_ERROR(enter(__func__));

@@ -297,21 +297,20 @@ def graphs(place: Place) -> bool:
     return True
 
 
-def abort(place: Place, wait: str) -> float:
-    """Rank 0 waits for work that nobody else takes part in; a thread aborts the process group."""
-    start(place)
+def abort(place: Place, wait: str) -> bool:
+    """Rank 0 waits for work that nobody else takes part in, for as long as they live; a thread aborts the process group."""
+    store = start(place)
     if place.rank:
-        time.sleep(4 * PAUSE)
-        return 0
+        store.wait(["waited"])
+        return False
     tensor = ranks_tensor(place)
     dist.all_reduce(tensor)
     aborted = threading.Thread(target=lambda: (time.sleep(PAUSE), dist.distributed_c10d._abort_process_group()))
     aborted.start()
-    begin = time.monotonic()
     WAITS[wait](tensor)
-    seconds = time.monotonic() - begin
+    store.set("waited", "")
     aborted.join()
-    return seconds
+    return True
 
 
 def timeout(place: Place) -> None:
@@ -351,21 +350,21 @@ def blocking_wait(place: Place) -> tuple[str, float]:
     return "no error", time.monotonic() - begin
 
 
-def interrupted(place: Place, wait: str) -> float:
-    """Ctrl-C while a kernel or a copy waits for a rank that does not come."""
-    start(place)
+def interrupted(place: Place, wait: str) -> bool:
+    """Ctrl-C while a kernel or a copy waits for a rank that lives and does not come."""
+    store = start(place)
     if is_last(place):
-        time.sleep(4 * PAUSE)
-        return 0
+        store.wait(["interrupted"])
+        return True
     tensor = ranks_tensor(place)
     dist.all_reduce(tensor)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Timer(PAUSE, os.kill, (os.getpid(), signal.SIGINT)).start()
-    begin = time.monotonic()
     try:
         WAITS[wait](tensor)
     except KeyboardInterrupt:
-        return time.monotonic() - begin
+        store.set("interrupted", "")
+        return True
     raise AssertionError("not interrupted")
 
 

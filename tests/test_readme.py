@@ -57,7 +57,18 @@ def test_readme_is_short() -> None:
     assert len(prose.split()) <= 1300
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def _anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub and myst-parser make them."""
+    headings = re.findall(r"^#+ (.+?)\s*$", re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda path: path.name)
 def test_links_within_the_tree_lead_somewhere(path: Path) -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", PAGES[path]) if not link.startswith("https://")]
-    assert [link for link in links if not (path.parent / link).exists()] == []
+    links = re.findall(r"\]\(([^)\s#]*)(?:#([^)\s]+))?\)", path.read_text(encoding="utf-8"))
+    for file, anchor in links:
+        if file.startswith("https://"):
+            continue
+        target = path.parent / file if file else path
+        assert target.exists(), file
+        assert not anchor or anchor in _anchors(target.read_text(encoding="utf-8")), f"{file}#{anchor}"

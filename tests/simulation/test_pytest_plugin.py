@@ -510,8 +510,8 @@ def test_durations_include_the_start_of_the_machine(tmp_path: Path) -> None:
     )
     done = start(tmp_path, "--durations=0", "--durations-min=0.0005", "-vv")
     seconds = {
-        (phase, test): float(number)
-        for number, phase, test in re.findall(r"^([0-9.]+)s (setup|call) +test_it.py::(\w+)", done.stdout, re.MULTILINE)
+        (phase, test): float(duration)
+        for duration, phase, test in re.findall(r"^([0-9.]+)s (setup|call) +test_it.py::(\w+)", done.stdout, re.MULTILINE)
     }
     assert seconds["setup", "test_first"] >= 2, done.stdout
     assert seconds.get(("setup", "test_second"), 0.0) < seconds["setup", "test_first"] - 1.5

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import types
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,14 +29,14 @@ _READ_LATER = ("ACCELERATOR_SIM_LOG", "ACCELERATOR_SIM_STATE", "PYTEST_CURRENT_T
 # Parents that wait for the next test; each occupies memory.
 _MOST_PARENTS = 3
 _INT = struct.Struct("i")
-_SERVE = "from tests.support import torch_processes; torch_processes._serve()"
 
 
 class _Parent:
     """A process that has imported torch, and forks."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        command = [sys.executable, "-c", _SERVE]
+        # As text, because importing this module would import the package under test.
+        command = [sys.executable, "-c", Path(__file__).read_text(encoding="utf-8") + "\n_serve()\n"]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
@@ -128,11 +129,9 @@ def _become(request: dict[str, Any]) -> None:
     os.chdir(request["cwd"])
     sys.argv = ["-c", *request["arguments"]]
     warnings.filterwarnings("error", category=UserWarning, module=r"accelerator\Z")
-    main = sys.modules["__main__"].__dict__
-    for name in [name for name in main if not name.startswith("__")]:
-        del main[name]
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
     try:
-        exec(compile(request["code"], "<string>", "exec"), main)
+        exec(compile(request["code"], "<string>", "exec"), main.__dict__)
     except SystemExit:
         raise
     except BaseException:

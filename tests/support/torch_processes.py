@@ -46,7 +46,7 @@ class _Parent:
         """Run a program in a fork and return its status."""
         assert self._process.stdin
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        child = self._read(120)
+        child = self._read(300)  # torch may have to be read from a slow disk
         try:
             return self._read(timeout)
         except subprocess.TimeoutExpired:

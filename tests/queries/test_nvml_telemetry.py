@@ -79,6 +79,11 @@ def test_links_between_gpus(status: int, expected: bool | None, monkeypatch: pyt
     assert nvml_telemetry.is_nvlink_connected(HANDLE, PEER) is expected
 
 
+def test_the_reasons_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_telemetry, "_clock_event_reasons", {HANDLE: 0x4, PEER: 0}.__getitem__)
+    assert [nvml_telemetry.read(handle, "throttled") for handle in (HANDLE, PEER)] == [True, False]
+
+
 def test_all_nodes_of_a_device_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     answering({("nvmlDeviceGetMemoryAffinity", HANDLE, 16, 0): [0, 0b100]}, monkeypatch)
     assert nvml_telemetry.read(HANDLE, "numa_node") == 66

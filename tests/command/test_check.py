@@ -54,6 +54,7 @@ def test_every_area_on_every_device() -> None:
     assert OP_BUILDERS in done.stdout
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_devices_that_do_not_compute() -> None:
     done = check(simulated_environment(gpus=1, compute=False))
@@ -63,6 +64,7 @@ def test_devices_that_do_not_compute() -> None:
     assert passed(done.stdout) == AREAS
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_a_device_without_memory_fails_by_name() -> None:
     done = check(simulated_environment(gpus=2, errors={"cuMemAlloc*@1": 2}))

@@ -119,6 +119,7 @@ assert Recorded.calls == [(True, (1, 2), "relaxed"), "begin", "end"], Recorded.c
     )
 
 
+@pytest.mark.slow
 def test_a_stream_is_entered_in_compiled_code() -> None:
     """The stand-in has no streams to compute on; what notes that it is entered and left takes the place of one."""
     run(

@@ -176,14 +176,14 @@ def pin_memory_alignment() -> int:
     """Return the alignment in bytes that callers pass to ``pin_memory``.
 
     Returns:
-        1: the allocator of every accelerator aligns its memory sufficiently.
+        1 unless the accelerator's driver needs more to register host memory, as Ascend's does; 1 under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
         >>> acc.pin_memory_alignment()
         1
     """
-    return 1
+    return state.current(allow_bad_fork=True).vendor.pin_memory_alignment
 
 
 def register_host_memory(addr: int, nbytes: int) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from . import memory, streams
+from ._machine.discovery_result import NotSupported
 from ._machine.dynamo import assume_constant
 from ._torch import state
 from ._torch.bindings import get_index
@@ -104,7 +105,7 @@ def _with_torch_graph(base: type[Graph], device_type: str, class_name: str | Non
     if torch_graph is None and class_name:
         torch_graph = getattr(getattr(torch, device_type), class_name, None)
     if torch_graph is None:
-        raise RuntimeError(f"torch {torch.__version__} has no graphs for {device_type}")
+        raise NotSupported(f"torch {torch.__version__} has no graphs for {device_type}")
     if not issubclass(torch_graph, torch.cuda.CUDAGraph) and not takes(torch_graph, "capture_error_mode"):
         torch_graph = _with_options(torch_graph)
     return type(base.__name__, (base, torch_graph), {"__module__": base.__module__, "__doc__": base.__doc__})

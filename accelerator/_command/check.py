@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .._machine.discovery_result import NotSupported
 from . import acc, all_reduce, check_areas
 from .terminal import has_color, styled, write
 
@@ -191,9 +190,9 @@ def _run(name: str, device: str | None, area: Callable[..., str], *arguments: An
         return Result(name, device, area(*arguments), None)
     except all_reduce.Failed:
         raise
-    except NotSupported as error:
-        return Result(name, device, f"not supported by this accelerator: {error}", None)
     except Exception as error:  # every error of an area is a result of the check
+        if check_areas.is_missing(error):
+            return Result(name, device, _missing(all_reduce.in_one_line(error)), None)
         is_wrong = isinstance(error, check_areas.Wrong)
         return Result(name, device, None, str(error) if is_wrong else all_reduce.in_one_line(error))
 
@@ -202,7 +201,15 @@ def _all_reduce(indices: Sequence[int], device_type: str) -> list[Result]:
     try:
         return [_run("all-reduce", None, all_reduce.across, indices)]
     except all_reduce.Failed as error:
+        if all(check_areas.NOT_IMPLEMENTED.search(problem) for _, problem in error.problems):
+            return [
+                Result("all-reduce", f"{device_type}:{index}", _missing(problem), None) for index, problem in error.problems
+            ]
         return [Result("all-reduce", f"{device_type}:{index}", None, problem) for index, problem in error.problems]
+
+
+def _missing(problem: str) -> str:
+    return f"not supported by this accelerator: {problem.partition(': ')[2] or problem}"
 
 
 def _on_current_device(area: Callable[[int], str]) -> Callable[[int], str]:

@@ -8,6 +8,7 @@ import torch
 
 from .. import discovery
 from .._machine import accelerators, device_argument, discovery_cache, process
+from .._machine.discovery_result import NotSupported
 from .bindings import get_index
 
 
@@ -60,12 +61,12 @@ class RuntimeState(NamedTuple):
         """Return the function of that name of torch's module for the device type.
 
         Raises:
-            RuntimeError: if it has none.
+            NotSupported: if it has none.
         """
         module = self.device_module
         function = getattr(module, name, None) or getattr(getattr(module, "memory", None), name, None)
         if function is None:
-            raise RuntimeError(f"torch {torch.__version__} has no torch.{self.device_type}.{name}()")
+            raise NotSupported(f"torch {torch.__version__} has no torch.{self.device_type}.{name}()")
         return function
 
 

@@ -52,12 +52,11 @@ class Server:
 
     def close(self) -> None:
         """End the process."""
-        self._process.communicate(timeout=DEADLINE_S)
+        self._process.kill()  # it keeps nothing, and torch takes long to end
+        self._process.communicate()
 
 
 def _serve() -> None:
-    import torch
-    import torch.utils.backend_registration
 
     import accelerator as acc
 
@@ -101,7 +100,7 @@ def _become(source: str, variables: dict[str, str], writing: int) -> None:
         os.dup2(writing, 2)
         os.close(writing)
         os.environ.update(variables)
-        sys.stdin = open(os.devnull, encoding="utf-8")
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         namespace: dict[str, Any] = {"__name__": "__main__"}
         exec(compile(source, "<program>", "exec"), namespace)
         status = 0

@@ -17,7 +17,7 @@ import time
 import traceback
 from typing import Any
 
-DEADLINE_S = 60.0
+DEADLINE_S = 300.0
 
 
 class Server:

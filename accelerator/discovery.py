@@ -1,8 +1,8 @@
 """Discovery of accelerators: availability, count, identity.
 
 The functions are fork-safe: they initialize nothing in this process. If NVML cannot answer, or does not know the order of
-different GPUs, a child process asks the driver. torch is imported only to find an accelerator that only torch or one of its
-plug-ins knows.
+different GPUs, a child process asks the driver. A child process imports torch to find an accelerator that only torch or one of
+its plug-ins knows.
 """
 
 from __future__ import annotations

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import socket
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .._machine.discovery_result import NotSupported
 from . import acc, all_reduce, check_areas
 from .terminal import has_color, styled, write
+
+
+_NOT_OFFERED = re.compile(
+    r"torch( \S+)? has no |Backend doesn't support |Could not run '|Graph is not supported on device type"
+    r"|No backend type associated with device type"
+)
 
 
 class Result(NamedTuple):
@@ -191,25 +199,28 @@ def _run(name: str, device: str | None, area: Callable[..., str], *arguments: An
     except all_reduce.Failed:
         raise
     except Exception as error:  # every error of an area is a result of the check
-        if check_areas.is_missing(error):
-            return Result(name, device, _missing(all_reduce.in_one_line(error)), None)
+        if _is_not_offered(error):
+            return Result(name, device, f"not offered by this accelerator: {all_reduce.in_one_line(error)}", None)
         is_wrong = isinstance(error, check_areas.Wrong)
         return Result(name, device, None, str(error) if is_wrong else all_reduce.in_one_line(error))
+
+
+def _is_not_offered(error: Exception) -> bool:
+    """Return whether an error says that this kind of accelerator lacks something, as opposed to a failure of it."""
+    if isinstance(error, NotSupported) or isinstance(error.__cause__, NotSupported):
+        return True
+    # torch and this package have no class of their own for it. The messages are those of this package's functions, of torch's
+    # interface for accelerators, and of an op without a kernel.
+    return isinstance(error, RuntimeError) and _NOT_OFFERED.match(str(error)) is not None
 
 
 def _all_reduce(indices: Sequence[int], device_type: str) -> list[Result]:
     try:
         return [_run("all-reduce", None, all_reduce.across, indices)]
     except all_reduce.Failed as error:
-        if all(check_areas.NOT_IMPLEMENTED.search(problem) for _, problem in error.problems):
-            return [
-                Result("all-reduce", f"{device_type}:{index}", _missing(problem), None) for index, problem in error.problems
-            ]
+        if all(_NOT_OFFERED.match(problem.partition(": ")[2]) for _, problem in error.problems):
+            return [Result("all-reduce", None, f"not offered by this accelerator: {error.problems[0][1]}", None)]
         return [Result("all-reduce", f"{device_type}:{index}", None, problem) for index, problem in error.problems]
-
-
-def _missing(problem: str) -> str:
-    return f"not supported by this accelerator: {problem.partition(': ')[2] or problem}"
 
 
 def _on_current_device(area: Callable[[int], str]) -> Callable[[int], str]:

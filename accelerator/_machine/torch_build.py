@@ -86,7 +86,8 @@ def accelerator_type() -> str | None:
     """The type of the accelerator that torch is built for ("cuda" also for ROCm), or None for a CPU build.
 
     If torch is imported, it decides, because a backend may be registered in it. Otherwise its build decides, unless a plug-in
-    may bring an accelerator that the build does not name: then a child process imports torch. ``ACCELERATOR_BACKEND`` is ignored.
+    may bring an accelerator that the build does not name: then a child process imports torch. This ignores
+    ``ACCELERATOR_BACKEND``.
     """
     global _type
     if process.is_torch_imported():
@@ -130,7 +131,7 @@ def _metadata(path: str) -> list[str]:
 
 
 def _announces_backend(metadata: str) -> bool:
-    """Whether a package's entry points bring torch an accelerator; ``[accelerator.kernels_only]`` marks those that do not."""
+    """Whether a package's entry points bring an accelerator; ``[accelerator.kernels_only]`` marks those that do not."""
     try:
         with open(os.path.join(metadata, "entry_points.txt"), encoding="utf-8") as file:
             text = file.read()

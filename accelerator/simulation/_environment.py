@@ -242,11 +242,9 @@ def is_simulated() -> bool:
 
 
 def _runs_triton() -> bool:
-    """Whether the installed torch, if there is one, is 2.8 or newer: the simulation's hooks know its Triton."""
-    from .._machine import torch_build
-
+    """Whether the installed torch, if there is one, is new enough."""
     build = torch_build.read()
-    return build is None or tuple(map(int, build.version.split(".")[:2])) >= (2, 8)
+    return build is None or _values.runs_compiled_code(build.version)
 
 
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:

@@ -28,6 +28,7 @@ __all__ = [
     "numa",
     "nvlink",
     "per_gpu",
+    "runs_compiled_code",
     "speed",
 ]
 
@@ -35,6 +36,7 @@ CACHE_NAME = "accelerator/simulation-"
 """Start of a build's path below the user's cache directory; the hash of the sources follows."""
 
 MAXIMUM_GPUS = 128
+_OLDEST_COMPILING_TORCH = (2, 8)
 _MAXIMUM_MIG = 7
 _MAXIMUM_NAME = 80
 _MAXIMUM_MEMORY = 2**48
@@ -46,6 +48,11 @@ _UNITS = {
     **{prefix + "b": 1000**power for power, prefix in enumerate("kmgt", 1)},
     **{prefix + "ib": 1024**power for power, prefix in enumerate("kmgt", 1)},
 }
+
+
+def runs_compiled_code(torch_version: str) -> bool:
+    """Return whether a torch has the functions of Dynamo, Inductor and Triton that the simulation replaces."""
+    return tuple(map(int, torch_version.split(".")[:2])) >= _OLDEST_COMPILING_TORCH
 
 
 def count(gpus: object) -> int:

@@ -6,6 +6,7 @@ A child starts in milliseconds; a process of its own would import torch first, w
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import select
@@ -57,7 +58,9 @@ class Server:
 
 
 def _serve() -> None:
-
+    # What programs import, so that no child has to.
+    for name in ("torch", "torch.distributed", "torch.utils.checkpoint", "accelerator.checkpointing", "tests.support"):
+        importlib.import_module(name)
     import accelerator as acc
 
     for name in acc.__all__:

@@ -9,7 +9,6 @@ import torch
 
 from .._kernels import capture
 from .._kernels.aliases import cpu_alias
-from .streams import captures_or_waits
 
 __all__ = ["DeviceCall"]
 
@@ -33,7 +32,7 @@ class DeviceCall:
         if capture.captures.value:
             devices = {value.device for value in inputs if _is_cuda(value)} | set(filter(None, self._devices))
             for device in devices:
-                if device.type == "cuda" and captures_or_waits(device):
+                if device.type == "cuda" and capture.wait_unless_capturing(device):
                     return self._record(inputs, cpu_inputs, device)
         return self._run(inputs, cpu_inputs)[0]
 

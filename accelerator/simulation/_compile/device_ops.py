@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .streams import captures_or_waits
+from .._kernels import capture
 
-__all__ = ["NAMESPACE", "device_op", "library", "run_on_device", "runs_on_device"]
+__all__ = ["NAMESPACE", "device_op", "let_inductor_call", "library", "run_on_device", "runs_on_device"]
 
 NAMESPACE = "simulated_gpu"
 _COMPILED_NAMESPACES = ("prims", "inductor", "_inductor_test", "quantized_decomposed", NAMESPACE)
@@ -72,7 +72,16 @@ def device_op(op: Any, index: int) -> Any:
         library().impl(name, run_on_device(function, torch.device("cuda", index), op.name()), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", op, lib=library())
         _ops[name] = getattr(torch.ops.simulated_gpu, name).default
+        let_inductor_call(_ops[name])
     return _ops[name]
+
+
+def let_inductor_call(op: Any) -> None:
+    """Register an op's lowering with Inductor, which a program may require of all ops (``config.implicit_fallbacks``)."""
+    from torch._inductor.lowering import make_fallback, tag_to_layout_constraint
+
+    constraint: Any = tag_to_layout_constraint(torch.Tag.needs_exact_strides)
+    make_fallback(op, constraint, warn=False)
 
 
 def _waiting(op: Any) -> Callable[..., Any]:
@@ -132,7 +141,7 @@ def run_on_device(function: Callable[..., Any], device: torch.device, name: str)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.cuda.device(device):
-            if captures_or_waits(device):
+            if capture.wait_unless_capturing(device):
                 raise NotImplementedError(f"{name} is not simulated in compiled code while a stream captures")
             args, kwargs = pytree.tree_map(to_device, (args, kwargs))
             return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, function(*args, **kwargs))

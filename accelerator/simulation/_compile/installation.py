@@ -6,20 +6,18 @@ import os
 
 import torch
 
+from .._values import runs_compiled_code
 from . import dynamo, inductor, library_ops, triton_interpreter
 from .import_hook import after_import
 from .triton_libdevice import hook_libdevice
 
 __all__ = ["install"]
 
-# The oldest torch with the functions of Dynamo, Inductor and Triton that the hooks replace. _environment.py has it too.
-_OLDEST = (2, 8)
-
 
 def install() -> None:
     """Prepare this process for compiled code. Imports and initializes nothing."""
     library_ops.install()
-    if tuple(map(int, torch.__version__.split(".")[:2])) < _OLDEST:
+    if not runs_compiled_code(torch.__version__):
         after_import("torch._inductor.compile_fx", inductor.refuse)
         return
     after_import("torch._dynamo.trace_rules", dynamo.hook_trace_rules)

@@ -16,10 +16,15 @@ import torch
 
 from .._kernels import capture
 from .._kernels.aliases import cpu_alias
-from .streams import captures_or_waits
 from .triton_bfloat16 import hook_bfloat16
 
 __all__ = ["hook_autotuner", "hook_interpreter"]
+
+# Dynamo appends it to its error with fullgraph=True.
+_BREAKS_GRAPH = (
+    "a simulated GPU runs Triton kernels in Triton's interpreter, which cannot be part of a graph: compile without"
+    " fullgraph=True, or put the launch into a torch.library.custom_op"
+)
 
 
 def hook_interpreter(interpreter: ModuleType) -> None:
@@ -53,7 +58,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
 
     def launch_on_stream(self: Any, *args: Any, **kwargs: Any) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
-        if captures_or_waits(device):
+        if capture.wait_unless_capturing(device):
             arguments_on_cpu(self, args, kwargs)  # raises now what the replay could only print
             capture.put_on_stream(device, lambda: launch(self, *args, **kwargs))
             return
@@ -104,4 +109,5 @@ def _break_graphs(launcher: Any) -> None:
 
     marked: Any = run
     marked._torchdynamo_disable = True
+    marked._torchdynamo_disable_msg = _BREAKS_GRAPH
     launcher.run = run

@@ -1,7 +1,7 @@
 """Lets Triton's interpreter compute the functions of ``triton.language.extra.libdevice``.
 
-A compiler replaces these functions, whose bodies are empty: in the interpreter they return None. Here torch's functions compute
-them on the CPU, and a function without a counterpart raises an error that names it.
+The bodies of these functions are empty: Triton's compiler replaces them, and in the interpreter they would return None. Here
+torch's functions compute them on the CPU, and a function without a counterpart raises an error that names it.
 """
 
 from __future__ import annotations

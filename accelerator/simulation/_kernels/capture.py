@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["captures", "is_capturing", "put_on_stream", "raise_capture_error", "wait_for_pending"]
+__all__ = ["captures", "is_capturing", "put_on_stream", "raise_capture_error", "wait_for_pending", "wait_unless_capturing"]
 
 assert torch.version.cuda is not None
 # By its full name, since another major version's library may be loaded too.
@@ -43,6 +43,16 @@ def wait_for_pending(device: torch.device) -> None:
         pass
     if error:
         torch.cuda.check_error(error)
+
+
+def wait_unless_capturing(device: torch.device) -> bool:
+    """Return True if the current stream of the device captures. If it does not, wait for its collectives and return False."""
+    if not captures.value:
+        return False
+    if is_capturing(device):
+        return True
+    wait_for_pending(device)
+    return False
 
 
 def raise_capture_error(device: torch.device) -> None:

@@ -294,10 +294,9 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = Call(op)
     with torch._C.DisableTorchFunction():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
-        if captures.value and call.device is not None:
-            if capture.is_capturing(call.device):
-                return call.record(args, kwargs)
-            capture.wait_for_pending(call.device)
+        # Checked here too: this function runs for every op.
+        if captures.value and call.device is not None and capture.wait_unless_capturing(call.device):
+            return call.record(args, kwargs)
         if op.waits_for_stream(args, kwargs):
             # torch's own wait, for set_sync_debug_mode and the trace of synchronizations.
             torch.cuda.current_stream(call.device).synchronize()

@@ -83,7 +83,7 @@ struct block {
     struct sim_memory memory;
     struct heap_part part; /* of device memory */
     uint64_t charged;      /* bytes charged to its device, or to the host */
-    void *physical;   /* the handle that is mapped here */
+    void *physical;        /* the handle that is mapped here */
 };
 
 void memory_lock(void);

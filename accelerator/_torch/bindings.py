@@ -97,6 +97,9 @@ set_sync_debug_mode = _binding("_cuda_set_sync_debug_mode")
 get_sync_debug_mode = _binding("_cuda_get_sync_debug_mode")
 default_generator = _binding("_accelerator_getDefaultGenerator")
 
+# The name of the accelerator that a plug-in brings.
+plugin_name = _C._get_privateuse1_backend_name
+
 # NVTX, which only CUDA builds have.
 nvtx = _binding("_nvtx")
 

@@ -38,9 +38,14 @@ class SavedStates:
             generators.find_generator(*device).set_state(rng_state)
 
 
-def run(call: Callable[[], object]) -> None:
-    """Run a call now if the accelerator is initialized, else queue it."""
-    _run_or_queue(lambda module: _append(module, call), call)
+def run(call: Callable[[], object], *, uses_device: bool = True) -> None:
+    """Run a call now if the accelerator is initialized, else queue it.
+
+    Args:
+        call: the call.
+        uses_device: whether the call uses the accelerator, which every queue of torch's own modules allows.
+    """
+    _run_or_queue(lambda module: _append(module, call), call, uses_device)
 
 
 def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
@@ -55,7 +60,7 @@ def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
         else:
             tracker.queue_seed(call, [])
 
-    _run_or_queue(queue, call)
+    _run_or_queue(queue, call, True)
 
 
 def drop_since(saved: SavedStates) -> None:
@@ -72,12 +77,14 @@ def drop_since(saved: SavedStates) -> None:
             _drop_random(calls, positions[0], module)
 
 
-def _run_or_queue(queue: Callable[[Any], None], call: Callable[[], object]) -> None:
+def _run_or_queue(queue: Callable[[Any], None], call: Callable[[], object], uses_device: bool) -> None:
     module = state.current(allow_bad_fork=True).device_module
+    # Without ``_tls``, a queued call that uses the device would initialize the accelerator again, without end.
+    has_queue = hasattr(module, "_queued_calls") and (hasattr(module, "_tls") or not uses_device)
     # While torch runs the queue the accelerator is not marked as initialized, but this thread can use it.
     if not _is_initialized() and not hasattr(getattr(module, "_tls", None), "is_initializing"):
         with _lock(module):
-            if not _is_initialized() and hasattr(module, "_queued_calls"):
+            if has_queue and not _is_initialized():
                 queue(module)
                 return
     call()

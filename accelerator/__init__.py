@@ -277,18 +277,18 @@ def _simulation_runs_triton() -> bool:
 
 
 class _CurrentClass:
-    """``acc.Stream`` or ``acc.Event``. Both are other classes under the CPU fallback, so their values are not stored here.
+    """``acc.Stream``, ``acc.Event`` or ``acc.Graph``: others under the CPU fallback, so no value is stored here.
 
     The module's ``__getattr__`` would run only after a failed lookup, which takes longer than all of this.
     """
 
-    def __init__(self, position: int) -> None:
-        self._position = position
+    def __init__(self, module: str, position: int) -> None:
+        self._module, self._position = module, position
         self._read: Any = None
 
-    def __get__(self, module: Any, owner: Any = None) -> Any:
+    def __get__(self, package: Any, owner: Any = None) -> Any:
         if self._read is None:
-            self._read = _import("streams").current_classes
+            self._read = _import(self._module).current_classes
         return self._read()[self._position]
 
 
@@ -296,8 +296,9 @@ class _Package(type(os)):  # type: ignore[misc]
     """The type of this module."""
 
     if not TYPE_CHECKING:
-        Stream = _CurrentClass(0)
-        Event = _CurrentClass(1)
+        Stream = _CurrentClass("streams", 0)
+        Event = _CurrentClass("streams", 1)
+        Graph = _CurrentClass("graphs", 0)
 
 
 sys.modules[__name__].__class__ = _Package

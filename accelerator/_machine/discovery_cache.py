@@ -150,7 +150,7 @@ def _of_imported_torch(module: Any, accelerator: str, env: Mapping[str, str]) ->
     # Runtime functions need the count only, and some backends lack the functions that describe a device.
     def devices() -> tuple[tuple[DiscoveredDevice, ...], bool]:
         described = (torch_runtime.describe(module, accelerator, index) for index in range(count))
-        return tuple(DiscoveredDevice(None, None, device) for device in described), True
+        return tuple(DiscoveredDevice(None, None, device, index) for index, device in enumerate(described)), True
 
     return _counted_by_torch(accelerator, count, devices, env)
 

@@ -52,16 +52,24 @@ class Gpu(NamedTuple):
 
 
 class DiscoveredDevice(NamedTuple):
-    """A device as the library that lists GPUs knows it, as the driver describes it, or both."""
+    """A device as the library that lists GPUs knows it, as the driver describes it, or both.
+
+    Attributes:
+        gpu: the GPU in the list of its library.
+        instance: its MIG instance.
+        driver: what the driver says, or torch of other accelerators.
+        torch_index: the index by which an initialized torch reads it, if no library lists it.
+    """
 
     gpu: Gpu | None
     instance: grammar.Instance | None = None
     driver: Device | None = None
+    torch_index: int | None = None
 
     @property
     def handle(self) -> Any:
-        """The handle of the instance, else of the GPU; None if only the driver knows the device."""
-        return self.instance.handle if self.instance else self.gpu.handle if self.gpu else None
+        """The handle of the instance, else of the GPU, else torch's index; None if only the driver knows the device."""
+        return self.instance.handle if self.instance else self.gpu.handle if self.gpu else self.torch_index
 
     @property
     def uuid(self) -> str | None:

@@ -58,14 +58,23 @@ class RuntimeState(NamedTuple):
         """The row of the vendor table for the device type."""
         return accelerators.get_row(self.device_type, is_hip=torch.version.hip is not None)
 
+    @property
+    def module_arguments(self) -> tuple[int, ...]:
+        """The device index for functions of the module; nothing if they take no device."""
+        return (self.device_index,) if self.vendor.takes_device else ()
+
+    def find_function(self, name: str) -> Any:
+        """Return the function of that name of torch's module for the device type, or None."""
+        module, own_name = self.device_module, self.vendor.module_names.get(name, name)
+        return getattr(module, own_name, None) or getattr(getattr(module, "memory", None), own_name, None)
+
     def function(self, name: str) -> Any:
         """Return the function of that name of torch's module for the device type.
 
         Raises:
             RuntimeError: if it has none.
         """
-        module = self.device_module
-        function = getattr(module, name, None) or getattr(getattr(module, "memory", None), name, None)
+        function = self.find_function(name)
         if function is None:
             raise RuntimeError(f"torch {torch.__version__} has no torch.{self.device_type}.{name}()")
         return function

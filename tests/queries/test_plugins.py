@@ -151,7 +151,7 @@ def test_a_plugin_that_hangs(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_after_a_failed_import_of_torch_the_cause_is_still_named(tmp_path: Path) -> None:
     """A plug-in that fails may leave the variable set that keeps torch from loading it, as torch_npu does."""
-    text = "import os\n\ndef load():\n    os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n    raise OSError('libplanet.so')\n"
+    text = "import os\n\ndef load():\n    os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n    raise OSError('libplanet.so')"
     install(text, tmp_path)
     environment = plain_environment()
     environment["PYTHONPATH"] += f":{tmp_path}"
@@ -164,7 +164,8 @@ def test_after_a_failed_import_of_torch_the_cause_is_still_named(tmp_path: Path)
             except RuntimeError as error:
                 return str(error)
         own = message(lambda: __import__("torch"))
-        print(json.dumps([own, acc.is_available(), acc.unavailable_reason(), *(message(lambda: acc.synchronize()) for _ in "12")]))
+        errors = [message(lambda: acc.synchronize()) for _ in range(2)]
+        print(json.dumps([own, acc.is_available(), acc.unavailable_reason(), *errors]))
         os._exit(0)  # some torch crashes at the exit after its import failed
         """,
         environment,
@@ -197,4 +198,5 @@ def test_an_error_that_was_raised_again_is_named_once() -> None:
 
     with pytest.raises(RuntimeError) as error:
         fail()
-    assert torch_child._describe_error(error.value) == "RuntimeError: Failed to load planet; caused by ImportError: libplanet.so"
+    description = torch_child._describe_error(error.value)
+    assert description == "RuntimeError: Failed to load planet; caused by ImportError: libplanet.so"

@@ -313,6 +313,49 @@ def test_compiled_autograd() -> None:
     assert_same(expected, tuple(parameter.grad for parameter in net.parameters()))
 
 
+@pytest.mark.slow
+def test_ops_on_the_device_need_no_implicit_fallback() -> None:
+    import torch._inductor.config as config
+
+    torch.cuda.manual_seed(3)
+    expected = torch.rand(8, device=CUDA)
+    torch.cuda.manual_seed(3)
+    with config.patch(implicit_fallbacks=False, fallback_random=True):
+        assert_same(expected, torch.compile(lambda x: torch.rand_like(x) + x)(torch.zeros(8, device=CUDA)))
+
+
+CHANGED_HOOK = """
+import sys
+import torch
+import accelerator as acc
+sys.modules["_accelerator_simulation._compile.inductor"]._PARAMETERS = ["graph"]
+x = torch.ones(4, device="cuda")
+function = lambda x: (x.sin() * 2).sum()
+try:
+    torch.compile(function)(x)
+except torch._dynamo.exc.BackendCompilerFailed as error:
+    print(str(error).splitlines()[1])
+torch._dynamo.reset()
+print(float(torch.compile(function)(x.cpu())) == float(function(x.cpu())))
+print(float(torch.compile(function, backend="aot_eager")(x)) == float(function(x)))
+print(acc.device_count(), acc.memory_allocated() > 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_changed_hook_refuses_only_compiled_code_of_gpus() -> None:
+    """A torch whose private function has other parameters, simulated."""
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
+    done = subprocess.run([sys.executable, "-c", CHANGED_HOOK], env=env, capture_output=True, text=True)
+    assert done.stdout.splitlines() == [
+        f"NotImplementedError: torch.compile's default backend is not simulated for torch {torch.__version__}, which is older or"
+        ' newer than the simulation knows; use backend="aot_eager"',
+        "True",
+        "True",
+        "2 True",
+    ], done.stderr
+
+
 WARM = """
 import torch
 from torch._dynamo.utils import counters

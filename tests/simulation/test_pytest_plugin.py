@@ -463,7 +463,15 @@ def test_the_options_in_the_note_describe_the_machine_of_the_mark() -> None:
     from accelerator.simulation import environment
     from accelerator.simulation._pytest import debugging
 
-    arguments = {"gpus": 3, "memory": "1GiB", "mig": [None, 2], "nvlink": [0, 0, None], "numa": 1, "driver": "old", "fill": "nan"}
+    arguments = {
+        "gpus": 3,
+        "memory": "1GiB",
+        "mig": [None, 2],
+        "nvlink": [0, 0, None],
+        "numa": 1,
+        "driver": "old",
+        "fill": "nan",
+    }
     command = debugging.note(arguments, "x").partition("accelerator ")[2].partition(" -- ")[0]
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     run = [sys.executable, "-m", "accelerator", *shlex.split(command), "--", sys.executable, "-c", program]
@@ -498,8 +506,8 @@ def test_durations_include_the_start_of_the_machine(tmp_path: Path) -> None:
     )
     done = start(tmp_path, "--durations=0", "--durations-min=0.0005", "-vv")
     seconds = {
-        (phase, test): float(number)
-        for number, phase, test in re.findall(r"^([0-9.]+)s (setup|call) +test_it.py::(\w+)", done.stdout, re.MULTILINE)
+        (phase, test): float(duration)
+        for duration, phase, test in re.findall(r"^([0-9.]+)s (setup|call) +test_it.py::(\w+)", done.stdout, re.MULTILINE)
     }
     assert seconds["setup", "test_first"] >= 2, done.stdout
     assert seconds.get(("setup", "test_second"), 0.0) < seconds["setup", "test_first"] - 1.5

@@ -83,15 +83,22 @@ def test_a_captured_graph_launches_at_each_replay() -> None:
 
 
 @pytest.mark.slow
+def test_fullgraph_says_how_to_compile_a_launch() -> None:
+    x = randn(100)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"without fullgraph=True, or put the launch into a torch\.library"):
+        torch.compile(add, fullgraph=True, backend="eager")(x, x)
+    launch: Any = torch.library.custom_op("accelerator_tests::add", add, mutates_args=())
+    launch.register_fake(lambda x, y: torch.empty_like(x))
+    torch.testing.assert_close(torch.compile(lambda x: launch(x, x), fullgraph=True, backend="eager")(x), x * 2)
+
+
+@pytest.mark.slow
 def test_a_launch_is_a_graph_break_in_compiled_code() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return product(add(x.sin(), y), x) * 2
 
     x, y = randn(32, 32), randn(32, 32)
     torch.testing.assert_close(torch.compile(function)(x, y), function(x, y), rtol=1e-4, atol=1e-4)
-    torch._dynamo.reset()
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        torch.compile(function, fullgraph=True)(x, y)
 
 
 @triton.jit

@@ -49,7 +49,8 @@ def _graph_modules(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:
 
 
 def _leaves(node: torch.fx.Node) -> list[Any]:
-    return [*pytree.tree_leaves(node.meta.get("val")), *pytree.tree_leaves((node.args, node.kwargs))]
+    values = node.meta.get("val"), node.meta.get("example_value")  # as AOTAutograd and as Dynamo call it
+    return pytree.tree_leaves((values, node.args, node.kwargs))
 
 
 def _is_cuda(value: Any) -> bool:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from .._kernels import capture
 
-__all__ = ["NAMESPACE", "device_op", "library", "run_on_device", "runs_on_device"]
+__all__ = ["NAMESPACE", "device_op", "let_inductor_call", "library", "run_on_device", "runs_on_device"]
 
 NAMESPACE = "simulated_gpu"
 _COMPILED_NAMESPACES = ("prims", "inductor", "_inductor_test", "quantized_decomposed", NAMESPACE)
@@ -72,7 +72,16 @@ def device_op(op: Any, index: int) -> Any:
         library().impl(name, run_on_device(function, torch.device("cuda", index), op.name()), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", op, lib=library())
         _ops[name] = getattr(torch.ops.simulated_gpu, name).default
+        let_inductor_call(_ops[name])
     return _ops[name]
+
+
+def let_inductor_call(op: Any) -> None:
+    """Register an op's lowering with Inductor, which a program may require of all ops (``config.implicit_fallbacks``)."""
+    from torch._inductor.lowering import make_fallback, tag_to_layout_constraint
+
+    constraint: Any = tag_to_layout_constraint(torch.Tag.needs_exact_strides)
+    make_fallback(op, constraint, warn=False)
 
 
 def _waiting(op: Any) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from .device_ops import NAMESPACE, library, run_on_device
+from .device_ops import NAMESPACE, let_inductor_call, library, run_on_device
 
 __all__ = ["convert_higher_order", "let_generators_reach_device_ops"]
 
@@ -104,12 +104,16 @@ def _describe(leaf: Any) -> Any:
 
 def _define(name: str, description: str, function: Callable[..., Any], device: torch.device) -> Any:
     name += "_" + hashlib.sha256(description.encode()).hexdigest()[:16]
-    if name not in _functions:
+    is_new = name not in _functions
+    if is_new:
         library().define(name + _SCHEMA)
         library().impl(name, run_on_device(function, device, name), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=library())
         _functions.add(name)
-    return getattr(torch.ops.simulated_gpu, name).default
+    op = getattr(torch.ops.simulated_gpu, name).default
+    if is_new:
+        let_inductor_call(op)
+    return op
 
 
 def let_generators_reach_device_ops() -> None:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from . import cpu_graph
 from .device_call import DeviceCall
 from .higher_order import let_generators_reach_device_ops
@@ -34,17 +36,19 @@ def hook(compile_fx: ModuleType) -> None:
 
 
 def refuse(compile_fx: ModuleType) -> None:
-    """Let the function raise, for a torch whose Inductor the hook does not know."""
-    setattr(compile_fx, _FUNCTION, _raise_not_simulated)
+    """Let the backend raise for graphs that use a GPU, for a torch whose Inductor the hook does not know."""
+    original: Any = compile_fx.compile_fx
 
+    def raise_not_simulated(model: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if cpu_graph.uses_cuda(model, example_inputs):
+            raise NotImplementedError(
+                f"torch.compile's default backend is not simulated for torch {torch.__version__}, which is older or newer than"
+                ' the simulation knows; use backend="aot_eager"'
+            )
+        return original(model, example_inputs, *args, **kwargs)
 
-def _raise_not_simulated(*args: Any, **kwargs: Any) -> Any:
-    import torch
-
-    raise NotImplementedError(
-        f"torch.compile's default backend is not simulated for torch {torch.__version__}, which is older or newer than the"
-        ' simulation knows; use backend="aot_eager"'
-    )
+    module: Any = compile_fx
+    module.compile_fx = raise_not_simulated
 
 
 def _configure() -> None:

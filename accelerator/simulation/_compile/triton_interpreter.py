@@ -20,6 +20,12 @@ from .triton_bfloat16 import hook_bfloat16
 
 __all__ = ["hook_autotuner", "hook_interpreter"]
 
+# Dynamo appends it to its error with fullgraph=True.
+_BREAKS_GRAPH = (
+    "a simulated GPU runs Triton kernels in Triton's interpreter, which cannot be part of a graph: compile without"
+    " fullgraph=True, or put the launch into a torch.library.custom_op"
+)
+
 
 def hook_interpreter(interpreter: ModuleType) -> None:
     """Replace the functions of ``triton.runtime.interpreter`` that copy arguments and launch a kernel."""
@@ -103,4 +109,5 @@ def _break_graphs(launcher: Any) -> None:
 
     marked: Any = run
     marked._torchdynamo_disable = True
+    marked._torchdynamo_disable_msg = _BREAKS_GRAPH
     launcher.run = run

@@ -51,7 +51,8 @@ def init() -> None:
 
 
 def current_device() -> int:
-    return torch._C._accelerator_getDeviceIndex()
+    # torch's binding would initialize the accelerator.
+    return library.hostacc_current_device()
 
 
 def set_device(device: Any) -> None:
@@ -61,6 +62,26 @@ def set_device(device: Any) -> None:
 def _index(device: Any) -> int:
     index = torch.device(device).index if isinstance(device, (str, torch.device)) else device
     return current_device() if index is None else index
+
+
+class device:
+    """Make a device the current one inside a block. torch's checkpoints use it."""
+
+    def __init__(self, device: Any) -> None:
+        self._target, self._previous = _index(device), -1
+
+    def __enter__(self) -> None:
+        self._previous = current_device()
+        set_device(self._target)
+
+    def __exit__(self, *exception: object) -> None:
+        set_device(self._previous)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "_initialized":  # torch's checkpoints read it
+        return bool(library.hostacc_is_initialized())
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def synchronize(device: Any = None) -> None:

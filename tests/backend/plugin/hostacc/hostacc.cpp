@@ -566,6 +566,9 @@ void hostacc_register(unsigned chosen) {
 int hostacc_device_count() {
   return kCount;
 }
+int hostacc_current_device() {
+  return current_device;
+}
 int hostacc_is_initialized() {
   return is_initialized && !is_in_bad_fork;
 }

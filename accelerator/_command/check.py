@@ -15,7 +15,10 @@ from . import acc, all_reduce, check_areas
 from .terminal import has_color, styled, write
 
 
-_NOT_OFFERED = re.compile(r"torch( \S+)? has no |Backend doesn't support |Could not run '")
+_NO_COLLECTIVES = "No backend type associated with device type "
+_NOT_OFFERED = re.compile(
+    rf"torch( \S+)? has no |Backend doesn't support |Could not run '|Graph is not supported on device type: |{_NO_COLLECTIVES}"
+)
 
 
 class Result(NamedTuple):
@@ -215,6 +218,8 @@ def _all_reduce(indices: Sequence[int], device_type: str) -> list[Result]:
     try:
         return [_run("all-reduce", None, all_reduce.across, indices)]
     except all_reduce.Failed as error:
+        if all(_NO_COLLECTIVES in problem for _, problem in error.problems):
+            return [Result("all-reduce", None, f"not offered by this accelerator: {error.problems[0][1]}", None)]
         return [Result("all-reduce", f"{device_type}:{index}", None, problem) for index, problem in error.problems]
 
 

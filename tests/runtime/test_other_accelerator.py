@@ -198,7 +198,6 @@ class Module2(Module):
 
 del Module.default_generators
 torch.fakeacc.__class__ = Module2
-torch._C._accelerator_getDefaultGenerator = torch._C._get_privateuse1_backend_name  # which takes no index
 acc.manual_seed(5)
 acc.manual_seed_all(6)
 assert Module2.seeds == [5, 6] and Module2._queued_calls == [], Module2._queued_calls

@@ -14,7 +14,6 @@ from .._machine.discovery_result import NotSupported
 from . import acc, all_reduce, check_areas
 from .terminal import has_color, styled, write
 
-
 _NO_COLLECTIVES = "No backend type associated with device type "
 _NOT_OFFERED = re.compile(
     rf"torch( \S+)? has no |Backend doesn't support |Could not run '|Graph is not supported on device type: |{_NO_COLLECTIVES}"

@@ -23,6 +23,43 @@ import accelerator as acc
 """
 
 
+def test_before_it_says_that_it_is_initialized() -> None:
+    """The reference backend of torch queues calls that must not use the device, and pins memory before it is initialized."""
+    run(
+        PRELUDE
+        + """
+class Module2(Module):
+    _queued_calls = []
+    seeds = []
+    def is_initialized(self):
+        return False
+    def manual_seed(self, seed):
+        self.seeds.append(seed)
+
+del Module.default_generators
+torch.fakeacc.__class__ = Module2
+acc.manual_seed(5)
+acc.manual_seed_all(6)
+assert Module2.seeds == [5, 6] and Module2._queued_calls == [], Module2._queued_calls
+acc.lazy_call(print)
+assert [call for call, _ in Module2._queued_calls] == [print]
+
+class Pinned(torch.Tensor):
+    def is_pinned(self):
+        return True
+assert acc.is_pinned(Pinned()) is True
+for call in (acc.register_host_memory, lambda address, size: acc.unregister_host_memory(address)):
+    try:
+        call(4096, 4096)
+    except RuntimeError as error:
+        assert str(error).startswith("register" if call is acc.register_host_memory else "unregister"), error
+    else:
+        raise AssertionError(call)
+""",
+        plain_environment(),
+    )
+
+
 @pytest.mark.slow
 def test_an_initialized_device_is_monitored_by_its_module() -> None:
     run(

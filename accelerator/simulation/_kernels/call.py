@@ -57,6 +57,8 @@ class Call:
         if self.device is None or self.device == torch.device("cuda"):
             self.device = torch.device("cuda", torch.cuda.current_device())
         if self.host_argument:
+            if self.host_argument == "self" and self.op.short_name == "index":
+                raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
             raise self._device_mismatch(self.host_argument, CPU)
         return cpu_args, cpu_kwargs
 

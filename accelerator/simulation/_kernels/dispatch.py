@@ -69,7 +69,7 @@ def _run_each(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     def item(value: Any, index: int) -> Any:
         return [value[index]] if isinstance(value, list) and len(value) == count else value
 
-    results = []
+    results: list[Any] = []
     for index in range(count):
         result = _run(op, tuple(item(value, index) for value in args), {n: item(value, index) for n, value in kwargs.items()})
         results += result or ()

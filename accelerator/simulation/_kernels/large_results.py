@@ -46,8 +46,15 @@ def _out_kernel(name: str) -> Callable[..., Any]:
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(f"{base}.{candidate}" if candidate else base, "CPU")
         if others == arguments and type_name == "result" and has_kernel:
             call = torch._C._get_operation_overload(base, candidate)[1]
-            return lambda args, kwargs, result: call(_CPU, *args, **kwargs, **{out: result})
+            return _with_out(call, out)
     raise LookupError(f"{name} has no kernel with out=")
+
+
+def _with_out(call: Callable[..., Any], out: str) -> Callable[..., Any]:
+    def compute(args: list[Any], kwargs: dict[str, Any], result: torch.Tensor) -> None:
+        call(_CPU, *args, **kwargs, **{out: result})
+
+    return compute
 
 
 def _arguments(base: str, overload: str) -> list[tuple[str, str]]:

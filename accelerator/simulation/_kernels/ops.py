@@ -127,7 +127,9 @@ class Op:
     def waits_for_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether the host reads results or their sizes, so that a call waits for its stream."""
         if not self._is_indexing:
-            return self._is_data_dependent
+            # The host need not read a number of repetitions that the caller gives.
+            is_sized = self.short_name == "repeat_interleave" and self.bind(args, kwargs).get("output_size") is not None
+            return self._is_data_dependent and not is_sized
         # A mask becomes indices, whose number the host reads.
         indices = self.bind(args, kwargs)["indices"]
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)

@@ -348,8 +348,8 @@ def test_a_changed_hook_refuses_only_compiled_code_of_gpus() -> None:
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
     done = subprocess.run([sys.executable, "-c", CHANGED_HOOK], env=env, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
-        f"NotImplementedError: torch.compile's default backend is not simulated for torch {torch.__version__}, which is older or"
-        ' newer than the simulation knows; use backend="aot_eager"',
+        f"NotImplementedError: torch.compile's default backend is not simulated for torch {torch.__version__}, which is older"
+        ' or newer than the simulation knows; use backend="aot_eager"',
         "True",
         "True",
         "2 True",

@@ -7,6 +7,7 @@ kernel's tensors to the CPU and back; here it gets CPU aliases instead. Dynamo c
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -68,7 +69,26 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     executor._restore_args_dev = leave_arguments
     executor.__call__ = launch_on_stream
     hook_bfloat16(interpreter)
-    _break_graphs(interpreter.InterpretedFunction)
+    _let_scalars_be_indices(interpreter)
+    kernel: Any = interpreter.InterpretedFunction
+    if hasattr(kernel, "run"):
+        _break_graphs(kernel, "run")
+    else:  # Triton 3.4: each kernel has a function `run` of its own, and kernel[grid] returns the executor
+        _break_graphs(kernel, "__getitem__")
+        _break_graphs(executor, "__call__")
+
+
+def _let_scalars_be_indices(interpreter: Any) -> None:
+    """Let a scalar bound a loop: from NumPy 2.4 on, int() refuses the array of one element that Triton 3.4 gives it."""
+    patch_tensor = interpreter._patch_lang_tensor
+    if len(inspect.signature(patch_tensor).parameters) > 1:  # newer Triton
+        return
+
+    def patch_tensor_and_index(tensor: Any) -> None:
+        patch_tensor(tensor)
+        tensor.__index__ = lambda self: int(self.handle.data.squeeze())
+
+    interpreter._patch_lang_tensor = patch_tensor_and_index
 
 
 def _keep_tensor(tensor: torch.Tensor, original_tensor: object = None) -> torch.Tensor:
@@ -90,13 +110,13 @@ def hook_autotuner(autotuner: ModuleType) -> None:
         original(self, *args, **kwargs)
 
     autotuner.Autotuner.__init__ = initialize
-    _break_graphs(autotuner.Autotuner)
-    _break_graphs(autotuner.Heuristics)
+    _break_graphs(autotuner.Autotuner, "run")
+    _break_graphs(autotuner.Heuristics, "run")
 
 
-def _break_graphs(launcher: Any) -> None:
-    """Let Dynamo call a launcher's method ``run`` without tracing it."""
-    original: Any = launcher.run
+def _break_graphs(launcher: Any, method: str) -> None:
+    """Let Dynamo call a launcher's method without tracing it."""
+    original: Any = getattr(launcher, method)
     disable: Any = torch.compiler.disable
     disabled: list[Any] = []
 
@@ -110,4 +130,4 @@ def _break_graphs(launcher: Any) -> None:
     marked: Any = run
     marked._torchdynamo_disable = True
     marked._torchdynamo_disable_msg = _BREAKS_GRAPH
-    launcher.run = run
+    setattr(launcher, method, run)

@@ -17,6 +17,7 @@ from .terminal import has_color, styled, write
 _NO_COLLECTIVES = "No backend type associated with device type "
 _NOT_OFFERED = re.compile(
     rf"torch( \S+)? has no |Backend doesn't support |Could not run '|Graph is not supported on device type: |{_NO_COLLECTIVES}"
+    "|The memory of .* does not report the memory of "
 )
 
 

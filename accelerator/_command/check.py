@@ -17,6 +17,7 @@ from .terminal import has_color, styled, write
 _NOT_OFFERED = re.compile(
     r"torch( \S+)? has no |Backend doesn't support |Could not run '|Graph is not supported on device type"
     r"|No backend type associated with device type"
+    r"|The memory of .* does not report the memory of "
 )
 
 

@@ -237,6 +237,8 @@ def test_report_of_another_accelerator() -> None:
         (RuntimeError("Backend doesn't support getting device capabilities."), True),
         (NotImplementedError("Could not run 'aten::empty_strided' with arguments from the 'fakeacc' backend"), True),
         (RuntimeError("Graph is not supported on device type: openreg"), True),
+        (RuntimeError("The memory of device 0, xpu, is unknown: torch 2.13.0 does not report the memory of xpu devices"), True),
+        (RuntimeError("The memory of device 0, cuda, is unknown: NVML_ERROR_UNKNOWN"), False),
         (NotImplementedError("aten::mm is not simulated"), False),
         (RuntimeError("CUDA error: out of memory"), False),
         (ValueError("torch has no such thing"), False),

@@ -8,6 +8,7 @@ fails. A module of the package is imported when one of its names is first used.
 from __future__ import annotations
 
 import os
+import sys
 
 # ``process`` registers the at-fork hooks before the process can fork.
 from ._machine import imports as _imports
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
     random: _CallableModule
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # Public names by module: the ``__all__`` of each.
 _EXPORTS = {
@@ -242,16 +243,10 @@ _SUBMODULES = ("checkpointing", "random", "simulation")
 # These import no torch, so they are imported under the lock that a fork waits for.
 _TORCH_FREE = ("discovery", "launching", "memory_info", "monitoring", "simulation")
 
-# Their value can change: the classes under the CPU fallback are others than the accelerator's.
-_NOT_CACHED = ("Event", "Stream")
-
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "__version__",
     *sorted((*_MODULE_OF_NAME, *_SUBMODULES)),
 ]
-
-# The function of ``streams`` that returns them, after the first access.
-_stream_class: Any = None
 
 
 def _import(name: str) -> ModuleType:
@@ -278,14 +273,36 @@ def _simulation_runs_triton() -> bool:
     return not simulation.is_simulated()
 
 
+class _CurrentClass:
+    """``acc.Stream``, ``acc.Event`` or ``acc.Graph``: others under the CPU fallback, so no value is stored here.
+
+    The module's ``__getattr__`` would run only after a failed lookup, which takes longer than all of this.
+    """
+
+    def __init__(self, module: str, position: int) -> None:
+        self._module, self._position = module, position
+        self._read: Any = None
+
+    def __get__(self, package: Any, owner: Any = None) -> Any:
+        if self._read is None:
+            self._read = _import(self._module).current_classes
+        return self._read()[self._position]
+
+
+class _Package(type(os)):  # type: ignore[misc]
+    """The type of this module."""
+
+    if not TYPE_CHECKING:
+        Stream = _CurrentClass("streams", 0)
+        Event = _CurrentClass("streams", 1)
+        Graph = _CurrentClass("graphs", 0)
+
+
+sys.modules[__name__].__class__ = _Package
+
 if not TYPE_CHECKING:  # so that type checkers report unknown names
 
     def __getattr__(name: str) -> Any:
-        global _stream_class
-        if name in _NOT_CACHED:
-            if _stream_class is None:
-                _stream_class = _import("streams").__getattr__
-            return _stream_class(name)
         if name == "_name":  # an attribute of DeepSpeed's accelerator object
             from . import launching
 

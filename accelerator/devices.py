@@ -11,7 +11,7 @@ from . import discovery
 from ._machine import discovery_cache
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
-from ._torch import state, tracing
+from ._torch import bindings, state, tracing
 from ._torch.bindings import get_index, set_index
 from ._torch.contexts import DeviceContext, InitializingDeviceContext
 from ._torch.state import cached_index, initialized
@@ -154,8 +154,7 @@ def device_of(obj: Any) -> AbstractContextManager[None]:
         0
     """
     if isinstance(obj, torch.TypedStorage):
-        # ``TypedStorage.device`` warns that the class is deprecated.
-        obj = obj._untyped_storage  # pyright: ignore[reportPrivateUsage]
+        obj = bindings.untyped_storage(obj)
     if not isinstance(obj, (torch.Tensor, torch.UntypedStorage)):
         raise TypeError(f"device_of() takes a tensor or a storage, not {type(obj).__name__}")
     return device_index(obj.device if obj.device.type == state.current().device_type else None)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from types import ModuleType
-from typing import Any
 
 import torch
 
 from . import discovery
 from ._machine.dynamo import assume_constant
-from ._torch import state
+from ._torch import bindings, state
+from ._torch.amp import amp_module
 from ._torch.signatures import takes
 
 __all__ = [
@@ -42,10 +42,10 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         True
     """
     device_type = state.current().device_type
-    if device_type == "cuda":
-        return including_emulation or _is_rocm() or _has_capability(8, 0)
     if device_type == "cpu":
-        return including_emulation or _cpu_has("_is_mkldnn_bf16_supported")
+        return including_emulation or bindings.cpu_has_format("bf16")
+    if _is_in_table("bfloat16"):
+        return including_emulation or _supports("bfloat16")
     own = getattr(state.current().device_module, "is_bf16_supported", None)
     if own is None:
         return _can_create(torch.bfloat16)
@@ -66,13 +66,11 @@ def is_fp16_supported() -> bool:
         >>> acc.is_fp16_supported()
         True
     """
-    device_type = state.current().device_type
-    if device_type == "cuda":
-        major = 6 if os.environ.get("DS_ALLOW_DEPRECATED_FP16") == "1" else 7
-        return _is_rocm() or _has_capability(major, 0)
-    if device_type == "cpu":
-        return _cpu_has("_is_mkldnn_fp16_supported")
-    return _can_create(torch.float16)
+    if state.current().device_type == "cpu":
+        return bindings.cpu_has_format("fp16")
+    if os.environ.get("DS_ALLOW_DEPRECATED_FP16") == "1" and _is_in_table("deprecated float16"):
+        return _supports("deprecated float16")
+    return _supports("float16") if _is_in_table("float16") else _can_create(torch.float16)
 
 
 @assume_constant
@@ -87,7 +85,9 @@ def is_fp64_supported() -> bool:
         >>> acc.is_fp64_supported()
         True
     """
-    return state.current().device_type in ("cuda", "cpu") or _can_create(torch.float64)
+    if state.current().device_type == "cpu":
+        return True
+    return _supports("float64") if _is_in_table("float64") else _can_create(torch.float64)
 
 
 @assume_constant
@@ -104,14 +104,10 @@ def is_tf32_supported() -> bool:
         >>> acc.is_tf32_supported()
         True
     """
-    runtime = state.current()
-    if runtime.device_type != "cuda":
-        own = getattr(runtime.device_module, "is_tf32_supported", None)
-        return bool(own and own())
-    if _is_rocm():
-        architecture: str = torch.cuda.get_device_properties().gcnArchName
-        return "gfx94" in architecture or "gfx95" in architecture
-    return _has_capability(8, 0)
+    if _is_in_table("tf32"):
+        return _supports("tf32")
+    own = getattr(state.current().device_module, "is_tf32_supported", None)
+    return bool(own and own())
 
 
 @assume_constant
@@ -127,12 +123,7 @@ def is_fp8_supported() -> bool:
         >>> acc.is_fp8_supported()
         True
     """
-    if state.current().device_type != "cuda":
-        return False
-    if _is_rocm():
-        architecture: str = torch.cuda.get_device_properties().gcnArchName
-        return architecture.startswith(("gfx942", "gfx950", "gfx12"))
-    return _has_capability(8, 9)
+    return _is_in_table("fp8") and _supports("fp8")
 
 
 @assume_constant
@@ -157,32 +148,41 @@ def supported_dtypes() -> list[torch.dtype]:
 
 
 def amp() -> ModuleType:
-    """Return torch's module for automatic mixed precision on the accelerator.
+    """Return a module for automatic mixed precision on the accelerator.
 
     Returns:
-        ``torch.cuda.amp``, ``torch.cpu.amp``, ..., or ``torch.amp`` if the accelerator has no module of its own.
+        On CUDA and under the CPU fallback a module with ``autocast``, ``GradScaler``, ``custom_fwd`` and ``custom_bwd`` that have
+        the parameters of ``torch.cuda.amp``'s, which torch deprecates. On other accelerators the module of their own, or
+        ``torch.amp`` if they have none.
 
     Example:
         >>> import accelerator as acc
-        >>> acc.amp().__name__
-        'torch.cuda.amp'
+        >>> acc.amp().autocast().device == acc.device_name()
+        True
     """
-    module: ModuleType = getattr(state.current().device_module, "amp", torch.amp)
-    return module
+    runtime = state.current()
+    module: ModuleType = getattr(runtime.device_module, "amp", torch.amp)
+    # torch's own modules for one device type are deprecated.
+    is_deprecated = module.__name__ == f"torch.{runtime.device_type}.amp"
+    return amp_module(runtime.device_type) if is_deprecated else module
 
 
-def _has_capability(major: int, minor: int) -> bool:
-    capability = discovery.compute_capability()
-    return capability is not None and capability >= (major, minor)
+def _is_in_table(format_: str) -> bool:
+    vendor = state.current().vendor
+    return format_ in vendor.min_capabilities or format_ in vendor.architectures
 
 
-def _is_rocm() -> bool:
-    return torch.version.hip is not None
-
-
-def _cpu_has(name: str) -> bool:
-    is_supported: Any = getattr(torch.ops.mkldnn, name, None)
-    return bool(is_supported and is_supported())
+def _supports(format_: str) -> bool:
+    """Whether the current device computes in a format that the vendor table has."""
+    vendor = state.current().vendor
+    if format_ in vendor.min_capabilities:
+        capability = discovery.compute_capability()
+        return capability is not None and capability >= vendor.min_capabilities[format_]
+    prefixes = vendor.architectures[format_]
+    if not prefixes:
+        return True
+    architecture: str = state.current().function("get_device_properties")().gcnArchName
+    return architecture.startswith(prefixes)
 
 
 def _can_create(dtype: torch.dtype) -> bool:

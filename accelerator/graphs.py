@@ -82,7 +82,10 @@ class Graph(_Base):
         raise_on_cpu()
         base: Any = cls  # mypy takes the hash of a class for that of its instances
         runtime = state.initialize()
-        subclass = _with_torch_graph(base, runtime.device_type, runtime.vendor.graph_class)
+        torch_graph = _torch_graph(runtime.device_type, runtime.vendor.graph_class)
+        if torch_graph is None:
+            raise RuntimeError(f"torch {torch.__version__} has no graphs for {runtime.device_type}")
+        subclass = _with_torch_graph(base, torch_graph)
         new: Any = super(Graph, subclass).__new__
         graph: Graph = new(subclass, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
         return graph
@@ -95,18 +98,32 @@ class Graph(_Base):
         self.capture_end()
 
 
+def current_classes() -> tuple[type[Graph]]:
+    """Return the class that ``Graph`` is now: with torch's class for the accelerator among its bases, if torch has one."""
+    runtime = state.current(allow_bad_fork=True)
+    torch_graph = _torch_graph(runtime.device_type, runtime.vendor.graph_class)
+    base: Any = Graph
+    return (base if torch_graph is None else _with_torch_graph(base, torch_graph),)
+
+
 @cache
-def _with_torch_graph(base: type[Graph], device_type: str, class_name: str | None) -> type[Graph]:
-    """Return a subclass of both a class of graphs and torch's class for the accelerator."""
-    if issubclass(base, torch.cuda.CUDAGraph) or device_type == "cpu":
-        return base
+def _torch_graph(device_type: str, class_name: str | None) -> Any:
+    """Return torch's class of graphs for an accelerator, with the constructor of torch.accelerator.Graph; None without one."""
+    if device_type == "cpu":
+        return None
     torch_graph: Any = _CUDAGraph if class_name == "CUDAGraph" else getattr(torch.accelerator, "Graph", None)
     if torch_graph is None and class_name:
         torch_graph = getattr(getattr(torch, device_type), class_name, None)
-    if torch_graph is None:
-        raise RuntimeError(f"torch {torch.__version__} has no graphs for {device_type}")
-    if not issubclass(torch_graph, torch.cuda.CUDAGraph) and not takes(torch_graph, "capture_error_mode"):
-        torch_graph = _with_options(torch_graph)
+    if torch_graph in (None, _CUDAGraph) or takes(torch_graph, "capture_error_mode"):
+        return torch_graph
+    return _with_options(torch_graph)
+
+
+@cache
+def _with_torch_graph(base: type[Graph], torch_graph: Any) -> type[Graph]:
+    """Return a subclass of both a class of graphs and torch's class for the accelerator."""
+    if issubclass(base, torch_graph):
+        return base
     return type(base.__name__, (base, torch_graph), {"__module__": base.__module__, "__doc__": base.__doc__})
 
 

@@ -125,9 +125,9 @@ def current_blas_handle() -> int:
 
 
 def _cuda_function(name: str) -> Any:
-    device_type = state.current().device_type
-    if device_type != "cuda":
-        problem = "there is no accelerator" if device_type == "cpu" else f"the accelerator is {device_type}"
+    runtime = state.current()
+    if not hasattr(runtime.device_module, name):
+        problem = "there is no accelerator" if runtime.device_type == "cpu" else f"the accelerator is {runtime.device_type}"
         raise RuntimeError(f"{name}() needs CUDA, but {problem}")
     return state.initialize().function(name)
 

@@ -38,10 +38,6 @@ def _statistics(device: Device) -> dict[str, Any]:
     return (bindings.memory_statistics(runtime.device_index) or {}) if runtime.is_initialized else {}
 
 
-# What torch.mps calls its functions of these names.
-_MPS_NAMES = {"memory_allocated": "current_allocated_memory", "memory_reserved": "driver_allocated_memory"}
-
-
 def _counter(device: Device, name: str, statistic: str, column: str) -> int:
     """Return one statistic in bytes: from torch's statistics, else from the function of the accelerator's module."""
     runtime = state.current(device)
@@ -51,9 +47,7 @@ def _counter(device: Device, name: str, statistic: str, column: str) -> int:
     if statistics:
         counter: int = statistics[statistic]["all"][column]
         return counter
-    if runtime.device_type == "mps" and name in _MPS_NAMES:
-        return int(runtime.function(_MPS_NAMES[name])())
-    return int(runtime.function(name)(runtime.device_index))
+    return int(runtime.function(name)(*runtime.module_arguments))
 
 
 def memory_allocated(device_index: Device = None, /) -> int:
@@ -189,7 +183,7 @@ def host_memory_stats() -> OrderedDict[str, Any]:
 
     Returns:
         Bytes, counts and microseconds, sorted by name; empty before initialization, under the CPU fallback, before torch 2.7
-        and on other accelerators than CUDA. Mirrors ``torch.cuda.host_memory_stats``.
+        and on accelerators whose module reports none. Mirrors ``torch.cuda.host_memory_stats``.
 
     Example:
         >>> import accelerator as acc
@@ -215,7 +209,7 @@ def host_memory_stats_as_nested_dict() -> dict[str, Any]:
         >>> not stats or stats["active_bytes"]["current"] >= kept.nbytes
         True
     """
-    read: Any = _host_allocator("hostMemoryStats")
+    read: Any = _of_host_allocator("host_memory_stats_as_nested_dict")
     return read() if read else {}
 
 
@@ -228,7 +222,7 @@ def reset_peak_host_memory_stats() -> None:
         >>> import accelerator as acc
         >>> acc.reset_peak_host_memory_stats()
     """
-    reset: Any = _host_allocator("resetPeakHostMemoryStats")
+    reset: Any = _of_host_allocator("reset_peak_host_memory_stats")
     if reset:
         reset()
 
@@ -242,15 +236,15 @@ def reset_accumulated_host_memory_stats() -> None:
         >>> import accelerator as acc
         >>> acc.reset_accumulated_host_memory_stats()
     """
-    reset: Any = _host_allocator("resetAccumulatedHostMemoryStats")
+    reset: Any = _of_host_allocator("reset_accumulated_host_memory_stats")
     if reset:
         reset()
 
 
-def _host_allocator(binding: str) -> Any:
-    """Return a binding of the allocator of pinned host memory; None before initialization and if torch has none."""
+def _of_host_allocator(name: str) -> Any:
+    """Return the module's function for pinned host memory; None before initialization and if the module has none."""
     runtime = state.current()
-    return bindings.host_allocator(binding) if runtime.is_initialized and runtime.device_type == "cuda" else None
+    return runtime.find_function(name) if runtime.is_initialized else None
 
 
 def _flat(prefix: str, statistics: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -354,8 +348,7 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
     if runtime.device_type == "cpu":
         return
     set_fraction, index = runtime.function("set_per_process_memory_fraction"), runtime.device_index
-    # torch.mps has one device, and its function takes the fraction only.
-    arguments = (fraction,) if runtime.device_type == "mps" else (fraction, index)
+    arguments = (fraction, *runtime.module_arguments)
     lazy_calls.run(lambda: _call_and_restore_device(set_fraction, *arguments))
     _fractions[index] = fraction
 

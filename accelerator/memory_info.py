@@ -14,6 +14,7 @@ import sys
 
 from . import discovery
 from ._machine import (
+    accelerators,
     child_process,
     description,
     device_argument,
@@ -54,14 +55,13 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
         >>> 0 < free <= total == 8 * 2**30
         True
     """
-    result, index = _resolve(device_index, negative_is_current=True)
-    if not result.count:
-        return host_memory.available(), host_memory.total()
-    return _figures(result, index)
+    return _figures(*_resolve(device_index, negative_is_current=True))
 
 
 def _figures(result: DiscoveryResult, index: int) -> tuple[int, int]:
     """Free and total bytes of a discovered device."""
+    if _has_no_memory(result):
+        return host_memory.available(), host_memory.total()
     try:
         if process.is_initialized():
             return torch_runtime.memory_info(index)
@@ -172,7 +172,11 @@ def available_memory(device: Device = None) -> int:
 
 def _is_host_memory(result: DiscoveryResult, index: int) -> bool:
     # The free memory that such a device reports lacks the pages that the kernel would evict at once.
-    return not result.count or (process.is_initialized() and torch_runtime.is_integrated(index))
+    return _has_no_memory(result) or (process.is_initialized() and torch_runtime.is_integrated(index))
+
+
+def _has_no_memory(result: DiscoveryResult) -> bool:
+    return not result.count or accelerators.get_row(result.device_type).shares_host_memory
 
 
 # The out-of-memory messages of torch's allocators and of the libraries that torch calls. Only the requested size may follow on

@@ -4,7 +4,7 @@ The functions are fork-safe: they initialize nothing in this process, and work b
 argument may also be an entry of ``visible_devices()`` or ``physical_devices()``, to monitor hidden GPUs and MIG instances. A
 function raises RuntimeError if there is no such device, if the device does not report the field, and if NVML fails. If NVML
 cannot list the GPUs, the first call starts a child process to find the device. NVML reports only memory and processes for a MIG
-instance.
+instance. Accelerators other than CUDA and ROCm are read by their torch module, once they are initialized.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from . import discovery
-from ._machine import description, discovery_cache
+from ._machine import description, discovery_cache, torch_runtime
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
 from ._machine.discovery_result import DiscoveredDevice, DiscoveryResult, Failed, NotSupported
@@ -92,7 +92,7 @@ def _resolve(device: AnyDevice) -> tuple[DiscoveredDevice, ModuleType | None, st
 def _indexed(result: DiscoveryResult, index: int) -> tuple[DiscoveredDevice, ModuleType | None, str]:
     if not result.count:
         raise RuntimeError(f"There is no device to read from: {result.problem}")
-    return result.devices[index], result.backend, f"device {index}"
+    return result.devices[index], result.backend or torch_runtime, f"device {index}"
 
 
 def _listed(device: VisibleDevice | PhysicalDevice) -> tuple[DiscoveredDevice, ModuleType | None, str]:

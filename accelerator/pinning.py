@@ -256,9 +256,9 @@ def _check_address(value: int, what: str = "address") -> int:
 
 
 def _cudart() -> Any:
-    device_type = state.current().device_type
-    if device_type != "cuda":
-        raise RuntimeError(f"register_host_memory() needs CUDA, but the accelerator is {device_type}")
+    runtime = state.current()
+    if not hasattr(runtime.device_module, "cudart"):
+        raise RuntimeError(f"register_host_memory() needs CUDA, but the accelerator is {runtime.device_type}")
     return state.initialize().device_module.cudart()
 
 
@@ -267,7 +267,7 @@ def _check(cudart: Any, status: Any) -> None:
         return
     try:
         # CUDA reports the error again at the next check. A kernel and a copy do that check here.
-        torch.ones(1, device="cuda").clone()
+        torch.ones(1, device=state.current().device_type).clone()
     except RuntimeError:
         pass
     raise RuntimeError(f"CUDA refused: {cudart.cudaGetErrorString(status)}")

@@ -47,7 +47,7 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
     runtime = state.current(device)
     if runtime.device_type == "cpu":
         return {"supported_dtypes": set(_dtypes())}
-    if runtime.device_type == "cuda":
+    if runtime.vendor.has_compute_capability:
         return {"supported_dtypes": set(_dtypes()), "compute_capability": discovery.compute_capability(runtime.device_index)}
     capability: dict[str, Any] = dict(torch.accelerator.get_device_capability(runtime.device_index))
     return capability

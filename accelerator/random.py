@@ -59,7 +59,7 @@ def manual_seed(seed: int) -> None:
         return
 
     def seed_current() -> None:
-        generators.find_generator(device_type, get_index()).manual_seed(value)
+        generators.find_generator(device_type, _current_index()).manual_seed(value)
 
     lazy_calls.run_seed(seed_current, every_device=False)
 
@@ -109,7 +109,7 @@ def seed() -> None:
         return
 
     def seed_current() -> None:
-        generators.find_generator(device_type, get_index()).seed()
+        generators.find_generator(device_type, _current_index()).seed()
 
     lazy_calls.run_seed(seed_current, every_device=False)
 
@@ -303,6 +303,13 @@ def _generator(device: Device) -> torch.Generator | generators.ModuleGenerator:
     return generators.find_generator(runtime.device_type, runtime.device_index)
 
 
+def _current_index() -> int:
+    """Return the index of the current device, for a call that ``lazy_calls`` runs."""
+    runtime = state.current(allow_bad_fork=True)
+    # Without a queue the call runs at once, and reading the index would initialize the accelerator.
+    return get_index() if runtime.is_initialized or hasattr(runtime.device_module, "_queued_calls") else 0
+
+
 def _count(device_type: str) -> int:
     return 1 if device_type == "cpu" else discovery.device_count()
 
@@ -337,7 +344,7 @@ def _set_state(new_state: torch.Tensor, index: int | None) -> None:
         new_state = new_state.clone(memory_format=torch.contiguous_format)
 
     def set_state() -> None:
-        device_index = get_index() if index is None else index
+        device_index = _current_index() if index is None else index
         generators.find_generator(runtime.device_type, device_index).set_state(new_state)
 
     lazy_calls.run(set_state)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import pickle
 import sys
@@ -12,7 +11,7 @@ import torch
 
 from . import memory
 from ._machine.device_argument import Device
-from ._torch import lazy_calls, state, tracing
+from ._torch import bindings, lazy_calls, state, tracing
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -44,12 +43,13 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
     stats = memory.memory_stats(index)
     pools = (("all", ""),) if abbreviated else (("all", ""), ("large_pool", "large"), ("small_pool", "small"))
     ooms, retries = stats.get("num_ooms", 0), stats.get("num_alloc_retries", 0)
-    name = "CUDA" if runtime.device_type in ("cuda", "cpu") else runtime.device_type.upper()
+    name = runtime.device_type.upper()
+    malloc = f"{runtime.device_type}Malloc"
     lines = [
         "=" * _WIDTH,
-        f" {'':16} PyTorch {name} memory summary, device ID {index:<17d} ",
+        f" {'':16} PyTorch {name} memory summary, device ID {index:<{21 - len(name)}d} ",
         "-" * _WIDTH,
-        f"  {'':9} {name} OOMs: {ooms:<12d} | {'':6} {name.lower()}Malloc retries: {retries:<8d}  ",
+        f"  {'':9} {name} OOMs: {ooms:<{16 - len(name)}d} | {'':6} {malloc} retries: {retries:<{18 - len(malloc)}d}  ",
         "=" * _WIDTH,
         "        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  ",
     ]
@@ -177,10 +177,9 @@ def record_memory_history(
     runtime = state.current()
     if runtime.device_type == "cpu":
         return
-    record = runtime.function("_record_memory_history")
-    # torch.cuda's function forwards any argument, so check now: a queued call must not fail during the initialization.
-    implementation = getattr(runtime.device_module.memory, "_record_memory_history_impl", record)
-    inspect.signature(implementation).bind(enabled, context, stacks, max_entries, **options)
+    record = runtime.function(bindings.RECORD_MEMORY_HISTORY)
+    # Check now: a queued call must not fail during the initialization.
+    bindings.memory_history_signature(runtime.device_module, record).bind(enabled, context, stacks, max_entries, **options)
 
     def record_now() -> None:
         record(enabled, context, stacks, max_entries, **options)
@@ -219,6 +218,6 @@ def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
     if not runtime.is_initialized:
         snapshot: Any = {"segments": [], "device_traces": []}
     else:
-        snapshot = runtime.function("_snapshot")()
+        snapshot = runtime.function(bindings.MEMORY_SNAPSHOT)()
     with open(path, "wb") as file:
         pickle.dump(snapshot, file)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import discovery
+from ._machine import discovery_cache
 from ._machine.device_argument import Device
+from ._machine.discovery_result import DiscoveryResult
 from ._machine.dynamo import assume_constant
 from ._torch import bindings, state, tracing
 from ._torch.bindings import get_index, get_stream
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     Event = torch.Event
     Stream = torch.Stream
 
+_discovered = discovery_cache.current
 _set_stream = bindings.set_stream
 _synchronize = bindings.synchronize
 
@@ -293,14 +296,31 @@ class _NoEvent(torch.Event):
         state.raise_bad_fork()
 
 
-def __getattr__(name: str) -> Any:
-    """Return the class that ``Stream`` or ``Event`` is now; before initialization the environment can change it."""
-    if name not in ("Event", "Stream"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+_ON_ACCELERATOR: tuple[type, type] = torch.Stream, torch.Event
+_ON_CPU: tuple[type, type] = CPUStream, CPUEvent
+_IN_BAD_FORK: tuple[type, type] = _NoStream, _NoEvent
+
+# The classes before initialization, and the discovery result that they were chosen for. A forked child discovers again.
+_chosen: tuple[DiscoveryResult | None, tuple[type, type]] = None, _ON_CPU
+
+
+def current_classes() -> tuple[type, type]:
+    """Return the classes that ``Stream`` and ``Event`` are now. Before initialization the environment can change them."""
+    global _chosen
     if initialized:
-        classes: tuple[type, type] = torch.Stream, torch.Event
-    elif not discovery.device_count():
-        classes = CPUStream, CPUEvent
-    else:
-        classes = (_NoStream, _NoEvent) if discovery.is_in_bad_fork() else (torch.Stream, torch.Event)
-    return classes[name == "Event"]
+        return _ON_ACCELERATOR
+    result, classes = _chosen
+    discovered = _discovered()
+    if discovered is not result:
+        in_bad_fork = discovery.is_in_bad_fork()
+        classes = _ON_CPU if not discovered.count else _IN_BAD_FORK if in_bad_fork else _ON_ACCELERATOR
+        _chosen = discovered, classes
+    return classes
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> type:
+        if name not in ("Event", "Stream"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return current_classes()[name == "Event"]

@@ -1,13 +1,13 @@
-"""``python docs/make_figures.py [measure {devices,memory,operations} | draw]``: README's plots, from the benchmarks' figures.
+"""``python docs/make_figures.py [measure {devices,memory,operations} | draw]``: the guide's plots.
 
-``measure`` runs one of the benchmarks with this Python and keeps what it says in docs/figures.json: ``devices`` and
-``operations`` on simulated GPUs, so with a CUDA build of torch; ``memory`` on the CPU, beside DeepSpeed where it is installed.
-``draw``, the default, draws all that is kept there as docs/*.svg, for which it needs matplotlib and no torch.
+``measure`` measures on simulated GPUs with this Python, whose torch is a CUDA build, and writes the result to
+docs/figures.json. ``draw``, the default, draws all figures of that file as docs/*.svg. It needs matplotlib and no torch.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-KEPT = HERE / "figures.json"
+FIGURES = HERE / "figures.json"
 DEVICES = (1, 8, 72)
 
-# Each call is timed in turns with torch's, the last of them after both have brought the driver up.
-PROGRAM = """
+# Calls of this package and of torch are timed in turn. The last two run after initialization.
+DEVICE_PROGRAM = """
 import json, time, torch
 import accelerator as acc
 
@@ -34,47 +34,112 @@ def fastest(*calls, number=200, rounds=50):
     return best
 
 theirs = torch.accelerator
-found = {
+microseconds = {
     "device_count(), before init": fastest(acc.device_count, torch.cuda.device_count, number=20),
     "utilization(0)": fastest(lambda: acc.utilization(0), lambda: torch.cuda.utilization(0)),
 }
 torch.ones(1, device="cuda")
-found["current_device_index()"] = fastest(acc.current_device_index, theirs.current_device_index)
-found["memory_allocated()"] = fastest(acc.memory_allocated, torch.cuda.memory_allocated)
-print(json.dumps(found))
+microseconds["current_device_index()"] = fastest(acc.current_device_index, theirs.current_device_index)
+microseconds["memory_allocated()"] = fastest(acc.memory_allocated, torch.cuda.memory_allocated)
+print(json.dumps(microseconds))
+"""
+
+# For its backward pass a layer keeps three tensors of 1 MiB without a checkpoint, and one, its input, with a checkpoint.
+MEMORY_PROGRAM = """
+import contextlib, json, os, sys, tempfile
+import torch, torch.distributed as dist, torch.multiprocessing as mp, torch.utils.checkpoint as of_torch
+import accelerator as acc
+from accelerator import checkpointing
+
+LAYERS, MIB = 24, 2**20
+
+def measure(run):
+    blocks = torch.nn.ModuleList(
+        torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU(), torch.nn.Linear(512, 512)) for _ in range(LAYERS)
+    ).cuda()
+    x = torch.randn(512, 512, device="cuda", requires_grad=True)
+    for parameter in blocks.parameters():  # their gradients do not count
+        parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
+    before = acc.memory_allocated()
+    acc.reset_peak_memory_stats()
+    h = x
+    for block in blocks:
+        h = run(block, h)
+    loss = h.sum()
+    del h
+    held = acc.memory_allocated() - before
+    loss.backward()
+    return held / MIB, (acc.max_memory_allocated() - before) / MIB
+
+def offloaded_by_torch(block, h):
+    with torch.autograd.graph.save_on_cpu(pin_memory=True):
+        return of_torch.checkpoint(block, h, use_reentrant=False)
+
+def rank_main(rank, size, folder):
+    acc.set_device_index(rank)
+    if size > 1:
+        dist.init_process_group("nccl", init_method=f"file://{folder}/meet", rank=rank, world_size=size)
+        checkpointing.configure(partition_activations=True, group=dist.group.WORLD)
+        results = {f"partitioned, {size} ranks": measure(checkpointing.checkpoint)}
+        dist.destroy_process_group()
+    else:
+        results = {
+            "no checkpoint": measure(lambda block, h: block(h)),
+            "torch": measure(lambda block, h: of_torch.checkpoint(block, h, use_reentrant=False)),
+            "torch, save_on_cpu": measure(offloaded_by_torch),
+        }
+        checkpointing.configure()
+        results["checkpoint"] = measure(checkpointing.checkpoint)
+        checkpointing.configure(checkpoint_in_cpu=True)
+        results["checkpoint_in_cpu"] = measure(checkpointing.checkpoint)
+    if rank == 0:
+        print(json.dumps(results), flush=True)
+
+if __name__ == "__main__":
+    for size in (1, 2, 4):
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(rank_main, (size, folder), nprocs=size)
 """
 
 
 def simulated(gpus: int, *command: str) -> str:
     run = [sys.executable, "-m", "accelerator", "simulate", "--gpus", str(gpus), "--memory", "1GiB", "--", sys.executable]
-    return subprocess.run([*run, *command], cwd=HERE.parent, check=True, capture_output=True, text=True, timeout=400).stdout
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+    done = subprocess.run(
+        [*run, *command], cwd=HERE.parent, env=environment, check=True, stdout=subprocess.PIPE, text=True, timeout=400
+    )
+    return done.stdout
 
 
 def measure_devices() -> Any:
-    """Microseconds of ours and of torch's, by the number of GPUs."""
-    return {gpus: json.loads(simulated(gpus, "-W", "ignore", "-c", PROGRAM).splitlines()[-1]) for gpus in DEVICES}
+    """Return microseconds of this package and of torch, by the number of GPUs."""
+    return {gpus: json.loads(simulated(gpus, "-W", "ignore", "-c", DEVICE_PROGRAM).splitlines()[-1]) for gpus in DEVICES}
 
 
 def measure_operations() -> Any:
-    """The rows of the benchmark of simulation that are about ops."""
+    """Return the rows about ops of the benchmark of simulation."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         simulated(2, "-m", "tests.benchmarks.simulation", "--json", file.name)
         return [row for row in json.loads(Path(file.name).read_text(encoding="utf-8")) if row["unit"] == "µs"]
 
 
-def measure_memory() -> Any:
-    """The figures of the benchmark of checkpointing."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = [sys.executable, "-m", "tests.benchmarks.checkpointing", "--json", file.name]
-        subprocess.run(command, cwd=HERE.parent, check=True, stdout=subprocess.DEVNULL, timeout=900)
-        return json.loads(Path(file.name).read_text(encoding="utf-8"))
+def measure_memory() -> dict[str, list[float]]:
+    """Return MiB after the forward pass, and at most, beyond parameters and input, for each kind of checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder, "memory.py")  # spawned processes import it
+        program.write_text(MEMORY_PROGRAM, encoding="utf-8")
+        printed = simulated(4, "-W", "ignore", str(program))
+    figures: dict[str, list[float]] = {}
+    for line in printed.splitlines():
+        figures |= json.loads(line)
+    return figures
 
 
 MEASURES = {"devices": measure_devices, "memory": measure_memory, "operations": measure_operations}
 
 
-def kept() -> dict[str, Any]:
-    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+def read_figures() -> dict[str, Any]:
+    return json.loads(FIGURES.read_text(encoding="utf-8")) if FIGURES.exists() else {}
 
 
 def draw_devices(axes: Any, figures: Any) -> None:
@@ -88,15 +153,17 @@ def draw_devices(axes: Any, figures: Any) -> None:
 
 
 def draw_memory(axes: Any, figures: Any) -> None:
-    """What one rank holds against the layers; a color a contender, a line style a number of ranks."""
-    held = figures["held"]
-    for style, ranks in zip(("-", "--", ":"), held, strict=True):
-        for index, (name, by_layers) in enumerate(held[ranks].items()):
-            layers = [int(each) for each in by_layers]
-            label = f"{name}, {ranks} rank{'s' * (ranks != '1')}"
-            axes.plot(layers, list(by_layers.values()), style, color=f"C{index}", marker="o", markersize=3, label=label)
-    axes.set(xlabel="layers, of 1 MiB of input each", ylabel="MiB held on a rank")
-    axes.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
+    """Draw two bars for each kind of checkpoint."""
+    names = list(figures)
+    for place, label in enumerate(("after the forward pass", "at most")):
+        rows = [row + (place - 0.5) * 0.38 for row in range(len(names))]
+        bars = axes.barh(rows, [figures[name][place] for name in names], height=0.36, label=label)
+        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.set(xlabel="MiB on each GPU beyond parameters and input; 24 layers with inputs of 1 MiB")
+    axes.margins(x=0.1)
+    axes.legend(fontsize=8, loc="lower right")
 
 
 def draw_operations(axes: Any, figures: Any) -> None:
@@ -117,7 +184,7 @@ def draw() -> None:
     matplotlib.rcParams.update({"svg.hashsalt": "accelerator", "svg.fonttype": "none", "font.size": 9})
     from matplotlib import pyplot
 
-    for name, figures in kept().items():
+    for name, figures in read_figures().items():
         figure, axes = pyplot.subplots(figsize=(7.5, 3.2), layout="constrained")
         DRAWINGS[name](axes, figures)
         axes.grid(alpha=0.3)
@@ -129,8 +196,8 @@ def draw() -> None:
 def main(arguments: list[str]) -> None:
     match arguments or ["draw"]:
         case ["measure", name] if name in MEASURES:
-            figures = {**kept(), name: MEASURES[name]()}
-            KEPT.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+            figures = {**read_figures(), name: MEASURES[name]()}
+            FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         case ["draw"]:
             draw()
         case _:

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.torch_free
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+LINKING = PAGES | {path: path.read_text(encoding="utf-8") for path in (ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")}
+_CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
 def test_the_documented_deviations_are_the_tested_ones() -> None:
@@ -57,7 +59,38 @@ def test_readme_is_short() -> None:
     assert len(prose.split()) <= 1300
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and myst_parser derive them."""
+    prose = _CODE.sub("", text)
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def links(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", _CODE.sub("", text))
+
+
+@pytest.mark.parametrize("path", LINKING, ids=lambda path: path.name)
 def test_links_within_the_tree_lead_somewhere(path: Path) -> None:
-    links = [link for link in re.findall(r"\]\(([^)#]+)\)", PAGES[path]) if not link.startswith("https://")]
-    assert [link for link in links if not (path.parent / link).exists()] == []
+    text = LINKING[path]
+    dead: list[str] = []
+    for link in links(text):
+        name, _, anchor = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        if link.startswith("https://"):
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
+            dead.append(link)
+    assert dead == []
+
+
+def test_external_links_lead_to_known_hosts() -> None:
+    hosts = {link.split("/")[2] for text in LINKING.values() for link in links(text) if "://" in link}
+    assert hosts <= {"github.com", "keepachangelog.com", "semver.org"}
+    assert all(link.startswith("https://") for text in LINKING.values() for link in links(text) if "://" in link)
+
+
+def test_the_guide_contains_every_page() -> None:
+    index = PAGES[ROOT / "docs" / "index.md"]
+    listed = {name for block in re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL) for name in block.split()}
+    assert {path.stem for path in PAGES if path.parent.name == "docs"} - {"index"} <= listed

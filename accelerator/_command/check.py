@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import socket
 import warnings
 from collections.abc import Callable, Sequence
@@ -12,6 +13,9 @@ from typing import Any, NamedTuple
 from .._machine.discovery_result import NotSupported
 from . import acc, all_reduce, check_areas
 from .terminal import has_color, styled, write
+
+
+_NOT_OFFERED = re.compile(r"torch( \S+)? has no |Backend doesn't support |Could not run '")
 
 
 class Result(NamedTuple):
@@ -191,11 +195,20 @@ def _run(name: str, device: str | None, area: Callable[..., str], *arguments: An
         return Result(name, device, area(*arguments), None)
     except all_reduce.Failed:
         raise
-    except NotSupported as error:
-        return Result(name, device, f"not supported by this accelerator: {error}", None)
     except Exception as error:  # every error of an area is a result of the check
+        if _is_not_offered(error):
+            return Result(name, device, f"not offered by this accelerator: {all_reduce.in_one_line(error)}", None)
         is_wrong = isinstance(error, check_areas.Wrong)
         return Result(name, device, None, str(error) if is_wrong else all_reduce.in_one_line(error))
+
+
+def _is_not_offered(error: Exception) -> bool:
+    """Return whether an error says that this kind of accelerator lacks something, as opposed to a failure of it."""
+    if isinstance(error, NotSupported):
+        return True
+    # torch and this package have no class of their own for it. The messages are those of this package's functions, of torch's
+    # interface for accelerators, and of an op without a kernel.
+    return isinstance(error, RuntimeError) and _NOT_OFFERED.match(str(error)) is not None
 
 
 def _all_reduce(indices: Sequence[int], device_type: str) -> list[Result]:

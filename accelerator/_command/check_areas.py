@@ -33,9 +33,9 @@ def discovery() -> str:
 
 
 def launching() -> str:
-    name = acc.visible_devices_envs()[0]
-    environment = acc.set_visible_devices_envs({name: "3,5"}, [1])
-    expect(environment[name] == "5", f"device 1 of '3,5' became {environment[name]!r}")
+    for name in acc.visible_devices_envs()[:1]:  # an accelerator that is not in the vendor table has none
+        environment = acc.set_visible_devices_envs({name: "3,5"}, [1])
+        expect(environment[name] == "5", f"device 1 of '3,5' became {environment[name]!r}")
     backend = acc.communication_backend_name()
     version = acc.communication_backend_version()
     return backend if version is None else f"{backend} {'.'.join(map(str, version))}"

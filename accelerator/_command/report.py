@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from .. import __version__, discovery, monitoring, simulation
-from .._machine import description, discovery_cache, driver, environment, grammar, nvml, torch_build
+from .._machine import accelerators, description, discovery_cache, driver, environment, grammar, nvml, torch_build
 from .._machine.discovery_result import DiscoveredDevice, Failed, NotSupported
 
 SCHEMA = 1
@@ -182,8 +182,8 @@ def _reading(name: str) -> str:
     if name == "ACCELERATOR_BACKEND":
         return "the accelerator is not used" if value == "cpu" else "ignored: only 'cpu' has an effect"
     rocm = torch_build.is_rocm()
-    unread = ("CUDA_DEVICE_ORDER",) if rocm else ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    if discovery_cache.current().accelerator_type != "cuda" or name in unread:
+    row = accelerators.get_row(discovery_cache.current().accelerator_type or "cpu", is_hip=rocm)
+    if name not in row.visible_devices + row.device_order:
         return UNREAD
     if driver.device_count() is not None:
         return "no longer followed: the driver of this process read it when it was initialized"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import textwrap
 from collections.abc import Sequence
@@ -100,7 +101,9 @@ def wrapped(text: str) -> list[str]:
 
 
 def _activity(devices: list[dict[str, Any]], color: bool) -> list[str]:
-    heading = ("GPU", "memory", "", "busy", "temp", "power", "clock", "")
+    has_bars = any(device["memory_used"] is not None and device["total_memory"] for device in devices)
+    memory = ("memory", "") if has_bars else ("", "memory")
+    heading = ("GPU", *memory, "busy", "temp", "power", "clock", "")
     return table([heading, *(_activity_of(device) for device in devices)], "><>>>>><", color)
 
 
@@ -179,9 +182,9 @@ def _hidden(facts: dict[str, Any], color: bool) -> list[str]:
     others = [device for device in facts["hidden"] if device not in by_mig]
     lines: list[str] = []
     if by_mig:
-        lines += wrapped(f"in MIG instances: {', '.join(map(_physical_name, by_mig))}")
+        lines += wrapped(f"in MIG instances: {_physical_names(by_mig)}")
     if others:
-        lines += wrapped(f"hidden {_hiding_reason(facts)}: {', '.join(map(_physical_name, others))}")
+        lines += wrapped(f"hidden {_hiding_reason(facts)}: {_physical_names(others)}")
     return [styled(line, "dim", color) for line in lines]
 
 
@@ -190,12 +193,16 @@ def _hiding_reason(facts: dict[str, Any]) -> str:
     variable = next((name for name in read if name.endswith("VISIBLE_DEVICES")), None)
     if variable:
         return f"by {variable}"
-    return "as a process sees one MIG instance" if facts["devices"] else "from this torch"
+    return "because a process sees only one MIG instance" if facts["devices"] else "from this torch"
 
 
-def _physical_name(device: dict[str, Any]) -> str:
-    instance = f" MIG {device['mig'][0]}/{device['mig'][1]}" if device["mig"] else ""
-    return f"GPU {device['physical_index']}{instance} ({device['name']})"
+def _physical_names(devices: list[dict[str, Any]]) -> str:
+    """Name physical devices. The MIG instances of a GPU that have one name are named together."""
+    texts: list[str] = []
+    for (index, name), group in itertools.groupby(devices, lambda device: (device["physical_index"], device["name"])):
+        instances = [f"{device['mig'][0]}/{device['mig'][1]}" for device in group if device["mig"]]
+        texts.append(f"GPU {index}{' MIG ' if instances else ''}{', '.join(instances)} ({name})")
+    return ", ".join(texts)
 
 
 def table(rows: Sequence[Sequence[str | Cell]], alignment: str, color: bool) -> list[str]:

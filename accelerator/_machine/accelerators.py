@@ -7,6 +7,7 @@ vendors' documentation for variables. A row notes where it differs from DeepSpee
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 # The grammars of visible-devices variables: CUDA's list (ordinals, UUIDs), plain indices, Level Zero's cards and tiles.
@@ -32,7 +33,15 @@ class Accelerator(NamedTuple):
         op_builders: the sub-package of DeepSpeed's op builders; "" for the package itself.
         graph_class: the name of the graph class in torch's module for it, or None.
         range_module: the submodule with ``range_push`` and ``range_pop`` for profilers, or None.
-        memory_functions: functions of its module that return total and used bytes, if it has no ``mem_get_info``.
+        min_capabilities: the least compute capability that computes in a number format ("bfloat16", "float16", "tf32", "fp8").
+        architectures: prefixes of the names of the architectures that compute in a format; () for all architectures.
+        has_compute_capability: whether its devices have a compute capability.
+        device_order: further variables that decide which devices a process sees, or their order.
+        module_names: what its module calls functions that other modules call by the first name.
+        takes_device: whether the functions of its module take a device; not if there is only one.
+        shares_host_memory: whether its devices have no memory of their own.
+        memory_limits: keys of total and used bytes in its module's memory statistics, if the module reports them nowhere else.
+        telemetry: functions of its module that read the initialized device, each with the factor to the unit of ours.
     """
 
     device_type: str
@@ -50,7 +59,15 @@ class Accelerator(NamedTuple):
     op_builders: str = ""
     graph_class: str | None = None
     range_module: str | None = None
-    memory_functions: tuple[str, str] | None = None
+    min_capabilities: Mapping[str, tuple[int, int]] = {}
+    architectures: Mapping[str, tuple[str, ...]] = {}
+    has_compute_capability: bool = False
+    device_order: tuple[str, ...] = ()
+    module_names: Mapping[str, str] = {}
+    takes_device: bool = True
+    shares_host_memory: bool = False
+    memory_limits: tuple[str, str] | None = None
+    telemetry: Mapping[str, int] = {}
 
 
 _CUDA = Accelerator(
@@ -63,11 +80,25 @@ _CUDA = Accelerator(
     min_triton_capability=(8, 0),
     graph_class="CUDAGraph",
     range_module="nvtx",
+    # As torch.cuda's functions; float16 as DeepSpeed's class, and as it allows with DS_ALLOW_DEPRECATED_FP16.
+    min_capabilities={"bfloat16": (8, 0), "float16": (7, 0), "deprecated float16": (6, 0), "tf32": (8, 0), "fp8": (8, 9)},
+    architectures={"float64": ()},
+    has_compute_capability=True,
+    device_order=("CUDA_DEVICE_ORDER",),
 )
 # DeepSpeed has no class for ROCm. HIP reads CUDA's variable if its own is not set, and RCCL is nccl to torch.
 _ROCM = _CUDA._replace(
     visible_devices=("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
     min_triton_capability=None,
+    min_capabilities={},
+    architectures={
+        "bfloat16": (),
+        "float16": (),
+        "float64": (),
+        "tf32": ("gfx94", "gfx95"),
+        "fp8": ("gfx942", "gfx950", "gfx12"),
+    },
+    device_order=("CUDA_VISIBLE_DEVICES",),
 )
 _CPU = Accelerator(
     "cpu",
@@ -89,6 +120,8 @@ _OTHERS = (
         has_triton=True,
         op_builders="xpu",
         graph_class="XPUGraph",
+        # torch.xpu's power is in watts.
+        telemetry={"utilization": 1, "memory_usage": 1, "temperature": 1, "power_draw": 1000, "clock_rate": 1},
     ),
     # DeepSpeed's class names CUDA's variable, as a placeholder. MPS has one device and one command queue.
     Accelerator(
@@ -98,7 +131,9 @@ _OTHERS = (
         resolves_data_dependency=True,
         handles_memory_backpressure=True,
         op_builders="mps",
-        memory_functions=("recommended_max_memory", "driver_allocated_memory"),
+        module_names={"memory_allocated": "current_allocated_memory", "memory_reserved": "driver_allocated_memory"},
+        takes_device=False,
+        shares_host_memory=True,
     ),
     # DeepSpeed has no class for MTIA.
     Accelerator("mtia", op_builders="mtia", graph_class="MTIAGraph"),
@@ -113,6 +148,7 @@ _OTHERS = (
         handles_memory_backpressure=True,
         op_builders="hpu",
         graph_class="HPUGraph",
+        memory_limits=("Limit", "InUse"),
     ),
     Accelerator(
         "npu",
@@ -121,6 +157,7 @@ _OTHERS = (
         export_prefixes=("ASCEND", "HCCL", "LD_LIBRARY", "PATH"),
         op_builders="npu",
         graph_class="NPUGraph",
+        telemetry={"utilization": 1},
     ),
     # "MLU" is not in DeepSpeed's list.
     Accelerator(

@@ -54,11 +54,11 @@ _entry = _NO_ENTRY
 def current() -> DiscoveryResult:
     """The devices that this process sees."""
     key = _driver_count(), _torch_accelerator(), _environment()
-    entry = _entry
-    return entry[3] if entry[0] == key else _discover(key)
+    entry_key, _, _, result = _entry
+    return result if entry_key == key else _discover(key)
 
 
-def _discover(key: tuple[int | None, Any, tuple[Any, ...]]) -> DiscoveryResult:
+def _discover(key: tuple[int | None, Any, list[Any]]) -> DiscoveryResult:
     """Discover again, and cache the result for as long as its key stays the same."""
     global _entry
     before = _entry
@@ -150,7 +150,7 @@ def _of_imported_torch(module: Any, accelerator: str, env: Mapping[str, str]) ->
     # Runtime functions need the count only, and some backends lack the functions that describe a device.
     def devices() -> tuple[tuple[DiscoveredDevice, ...], bool]:
         described = (torch_runtime.describe(module, accelerator, index) for index in range(count))
-        return tuple(DiscoveredDevice(None, None, device) for device in described), True
+        return tuple(DiscoveredDevice(None, None, device, index) for index, device in enumerate(described)), True
 
     return _counted_by_torch(accelerator, count, devices, env)
 

@@ -52,16 +52,24 @@ class Gpu(NamedTuple):
 
 
 class DiscoveredDevice(NamedTuple):
-    """A device as the library that lists GPUs knows it, as the driver describes it, or both."""
+    """A device as the library that lists GPUs knows it, as the driver describes it, or both.
+
+    Attributes:
+        gpu: the GPU in the list of its library.
+        instance: its MIG instance.
+        driver: what the driver says, or torch of other accelerators.
+        torch_index: the index by which an initialized torch reads it, if no library lists it.
+    """
 
     gpu: Gpu | None
     instance: grammar.Instance | None = None
     driver: Device | None = None
+    torch_index: int | None = None
 
     @property
     def handle(self) -> Any:
-        """The handle of the instance, else of the GPU; None if only the driver knows the device."""
-        return self.instance.handle if self.instance else self.gpu.handle if self.gpu else None
+        """The handle of the instance, else of the GPU, else torch's index; None if only the driver knows the device."""
+        return self.instance.handle if self.instance else self.gpu.handle if self.gpu else self.torch_index
 
     @property
     def uuid(self) -> str | None:
@@ -100,8 +108,8 @@ class DiscoveryResult:
     """
 
     __slots__ = (
-        *("_devices", "_list", "accelerator_type", "backend", "count", "device_type", "environment", "is_cacheable"),
-        *("problem", "selection", "source"),
+        *("_devices", "_handles", "_list", "accelerator_type", "backend", "count", "device_type", "environment"),
+        *("is_cacheable", "problem", "selection", "source"),
     )
 
     def __init__(
@@ -124,6 +132,7 @@ class DiscoveryResult:
         # Listing devices may need a child process, or functions that torch lacks for an accelerator; a count does not.
         self._list = devices if callable(devices) else None
         self._devices = None if callable(devices) else devices
+        self._handles: tuple[Any, ...] | None = None
 
     @property
     def devices(self) -> tuple[DiscoveredDevice, ...]:
@@ -138,4 +147,9 @@ class DiscoveryResult:
 
     def handle(self, index: int) -> Any:
         """The handle of a device; None if only the driver knows it."""
-        return (self._devices or self.devices)[index].handle
+        if self._handles is None:
+            devices = self.devices
+            if devices is not self._devices:  # the order is not certain yet
+                return devices[index].handle
+            self._handles = tuple(device.handle for device in devices)
+        return self._handles[index]

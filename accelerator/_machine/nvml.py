@@ -97,26 +97,22 @@ def call(function: str, *arguments: Any, **options: Any) -> Any:
         if type(session) is not _Session:
             session = _get_session()
         try:
-            return _call(session, function, arguments, options)
-        except Failed as error:
-            # Another thread may have ended the session meanwhile, with ``clear``, and then the error has no meaning.
-            if _session is session:
-                if error.code != _UNINITIALIZED or was_dropped:
-                    raise
-                # Other code in this process shut NVML down more often than it initialized it.
-                _drop(session)
-                was_dropped = True
-
-
-def _call(session: _Session, function: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    try:
-        values: list[Any] = []
-        for argument in arguments:
-            # A comprehension doubles the time before Python 3.12.
-            values.append(argument.resolve(session) if type(argument) is Handle else argument)  # noqa: PERF401
-        return getattr(session.binding, function)(*values, **options)
-    except Exception as error:
-        raise _translated(session.binding, function, error) from None
+            values: list[Any] = []
+            for argument in arguments:
+                # A comprehension doubles the time before Python 3.12.
+                values.append(argument.resolve(session) if type(argument) is Handle else argument)  # noqa: PERF401
+            return getattr(session.binding, function)(*values, **options)
+        except Exception as raised:
+            error = _translated(session.binding, function, raised)
+        if isinstance(error, NotSupported):
+            raise error
+        # Another thread may have ended the session meanwhile, with ``clear``, and then the error has no meaning.
+        if _session is session:
+            if error.code != _UNINITIALIZED or was_dropped:
+                raise error
+            # Other code in this process shut NVML down more often than it initialized it.
+            _drop(session)
+            was_dropped = True
 
 
 def _translated(binding: Any, function: str, error: Exception) -> NotSupported | Failed:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import process
-from .discovery_result import NotSupported
+from . import accelerators, process
+from .discovery_result import Failed, NotSupported
 from .driver_child import Device
 
 
@@ -30,7 +30,7 @@ def memory_info(index: int) -> tuple[int, int]:
     """
     torch, module = _torch(), process.torch_device_module()
     own = getattr(module, "mem_get_info", None) or getattr(getattr(module, "memory", None), "mem_get_info", None)
-    figures = _call(getattr(torch.accelerator, "get_memory_info", None), index) or _call(own, index)
+    figures = _call(getattr(torch.accelerator, "get_memory_info", None), index) or _call(own, index) or _limits(module, index)
     if figures is None:
         device_type = process.torch_accelerator_type()
         raise NotSupported(f"torch {torch.__version__} does not report the memory of {device_type} devices")
@@ -54,6 +54,49 @@ def _call(function: Callable[[int], tuple[int, int]] | None, index: int) -> tupl
             return None
         raise
     return free, total
+
+
+def _limits(module: Any, index: int) -> tuple[int, int] | None:
+    """Free and total bytes from the module's memory statistics, if the vendor table says that they are there."""
+    keys = _row().memory_limits
+    if keys is None:
+        return None
+    read = getattr(module, "memory_stats", None) or module.memory.memory_stats
+    total, used = (int(read(index)[key]) for key in keys)
+    return total - used, total
+
+
+def read(index: int, field: str) -> Any:
+    """Read a field of an initialized device by the function of the accelerator's module; as ``read`` of discovery backends.
+
+    Raises:
+        NotSupported: if the module does not report the field, or the memory is the host's.
+        Failed: if the module's function fails.
+    """
+    if field == "memory":
+        return _read_memory(index)
+    device_type, row, module = process.torch_accelerator_type(), _row(), process.torch_device_module()
+    function = getattr(module, field, None) if field in row.telemetry else None
+    if function is None:
+        raise NotSupported(f"torch {_torch().__version__} does not report it for {device_type} devices")
+    try:
+        return round(function(index) * row.telemetry[field])
+    except Exception as error:  # a vendor's library is missing, lacks a permission, or fails otherwise
+        raise Failed(f"torch.{device_type}.{field}() failed: {error}") from None
+
+
+def _read_memory(index: int) -> tuple[int, int, int]:
+    if _row().shares_host_memory:
+        raise NotSupported("it has no memory of its own")
+    try:
+        free, total = memory_info(index)
+    except (NotSupported, RuntimeError) as error:
+        raise Failed(str(error)) from None
+    return free, total, total - free
+
+
+def _row() -> accelerators.Accelerator:
+    return accelerators.get_row(process.torch_accelerator_type() or "cpu")
 
 
 def device_count(module: Any) -> int:

@@ -6,7 +6,9 @@ another accelerator, whose module's own public function takes its place.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -101,11 +103,6 @@ default_generator = _binding("_accelerator_getDefaultGenerator")
 nvtx = _binding("_nvtx")
 
 
-def host_allocator(name: str) -> Any:
-    """Return a binding of CUDA's allocator of pinned host memory, or None before torch 2.7."""
-    return _binding(f"_cuda_{name}")
-
-
 def arch_flags(device_type: str) -> Any:
     """Return the binding that reads the architectures that this torch was compiled for, or None without one."""
     return _binding(f"_{device_type}_getArchFlags")
@@ -115,3 +112,56 @@ def mps_generator() -> torch.Generator | None:
     """Return the generator of MPS, or None if this torch has no such function."""
     function = getattr(torch.mps, "_get_default_mps_generator", None)
     return function() if function else None
+
+
+def cpu_has_format(name: str) -> bool:
+    """Return whether the CPU has instructions for a number format, "bf16" or "fp16"."""
+    is_supported: Any = getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported", None)
+    return bool(is_supported and is_supported())
+
+
+def untyped_storage(storage: torch.TypedStorage) -> torch.UntypedStorage:
+    """Return the storage below a typed one, whose public properties warn that the class is deprecated."""
+    return storage._untyped_storage  # pyright: ignore[reportPrivateUsage]
+
+
+# What torch's module for an accelerator (torch.cuda, torch.xpu, ...) keeps of calls that wait for the initialization. Modules
+# without lazy initialization have none of it.
+
+
+def queued_calls(module: Any) -> list[tuple[Any, Any]] | None:
+    """Return a module's queue of calls, or None."""
+    calls: list[tuple[Any, Any]] | None = getattr(module, "_queued_calls", None)
+    return calls
+
+
+def seed_tracker(module: Any) -> Any:
+    """Return the object that keeps a module's queued seeds, or None."""
+    return getattr(module, "_lazy_seed_tracker", None)
+
+
+def clear_seed_tracker(module: Any) -> None:
+    """Forget a module's queued seeds."""
+    module._lazy_seed_tracker = type(module._lazy_seed_tracker)()
+
+
+def is_initializing(module: Any) -> bool:
+    """Return whether this thread is running a module's queue now."""
+    return hasattr(getattr(module, "_tls", None), "is_initializing")
+
+
+def initialization_lock(module: Any) -> AbstractContextManager[Any]:
+    """Return the lock that a module's initialization holds."""
+    lock: AbstractContextManager[Any] = getattr(module, "_initialization_lock", None) or nullcontext()
+    return lock
+
+
+# torch's names of functions of a module that this package offers under public names.
+RECORD_MEMORY_HISTORY = "_record_memory_history"
+MEMORY_SNAPSHOT = "_snapshot"
+
+
+def memory_history_signature(module: Any, record: Any) -> inspect.Signature:
+    """Return the parameters of a module's function that records the history of its memory."""
+    # torch.cuda's function forwards any argument to another one.
+    return inspect.signature(getattr(getattr(module, "memory", None), "_record_memory_history_impl", record))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from .._machine import process
 from . import bindings
 
 
@@ -39,7 +40,9 @@ class ModuleGenerator:
         return seed
 
     def _on_device(self, name: str, *arguments: Any) -> Any:
-        # These functions act on the current device.
+        # These functions act on the current device. Before initialization that is device 0, and changing it would initialize.
+        if self.device.index == 0 and not process.is_initialized():
+            return self._call(name, *arguments)
         previous = bindings.exchange_index(self.device.index)
         try:
             return self._call(name, *arguments)
@@ -71,9 +74,12 @@ def find_generator(device_type: str, index: int) -> torch.Generator | ModuleGene
     """Return the default generator of an initialized device, or an object that acts on it through torch's module."""
     if device_type == "cpu":
         return torch.default_generator
-    generators = getattr(getattr(torch, device_type), "default_generators", ())
+    module = getattr(torch, device_type)
+    generators = getattr(module, "default_generators", ())
     generator: torch.Generator | None = generators[index] if index < len(generators) else None
-    if generator is None and bindings.default_generator is not None:
+    # The binding initializes the accelerator. Its module's own functions need not.
+    is_lazy = hasattr(module, "get_rng_state") and not process.is_initialized()
+    if generator is None and bindings.default_generator is not None and not is_lazy:
         try:
             generator = bindings.default_generator(index)
         except RuntimeError:  # the backend does not tell torch its generators

@@ -7,12 +7,11 @@ queued seeds are moved to their place before anything else is queued.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from . import generators, state
+from . import bindings, generators, state
 
 # The module of the functions that set random states. Its name depends on where this package was vendored.
 _RANDOM = f"{__name__.rpartition('._torch.')[0]}.random"
@@ -47,7 +46,7 @@ def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
     """As ``run`` for a call that seeds. Only the latest one stays queued."""
 
     def queue(module: Any) -> None:
-        tracker = getattr(module, "_lazy_seed_tracker", None)
+        tracker = bindings.seed_tracker(module)
         if tracker is None:
             _append(module, call)
         elif every_device:
@@ -61,10 +60,10 @@ def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
 def drop_since(saved: SavedStates) -> None:
     """Remove a queued ``SavedStates`` and the random calls that were queued after it."""
     module = state.current(allow_bad_fork=True).device_module
-    if _is_initialized() or not hasattr(module, "_queued_calls"):
+    if _is_initialized():
         return
-    with _lock(module):
-        calls = module._queued_calls
+    with bindings.initialization_lock(module):
+        calls = bindings.queued_calls(module) or []
         positions = [position for position, (call, _) in enumerate(calls) if call is saved]
         if positions and not _is_initialized():
             _append_seeds(module)
@@ -75,9 +74,9 @@ def drop_since(saved: SavedStates) -> None:
 def _run_or_queue(queue: Callable[[Any], None], call: Callable[[], object]) -> None:
     module = state.current(allow_bad_fork=True).device_module
     # While torch runs the queue the accelerator is not marked as initialized, but this thread can use it.
-    if not _is_initialized() and not hasattr(getattr(module, "_tls", None), "is_initializing"):
-        with _lock(module):
-            if not _is_initialized() and hasattr(module, "_queued_calls"):
+    if not _is_initialized() and not bindings.is_initializing(module):
+        with bindings.initialization_lock(module):
+            if not _is_initialized() and bindings.queued_calls(module) is not None:
                 queue(module)
                 return
     call()
@@ -90,27 +89,23 @@ def _is_initialized() -> bool:
 
 def _append(module: Any, call: Callable[[], object]) -> None:
     _append_seeds(module)
-    module._queued_calls.append((call, []))
+    calls = bindings.queued_calls(module)
+    assert calls is not None  # checked before
+    calls.append((call, []))
 
 
 def _append_seeds(module: Any) -> None:
     """Move the seeds that torch keeps apart to the end of the queue."""
-    tracker = getattr(module, "_lazy_seed_tracker", None)
-    if tracker is None:
+    tracker, calls = bindings.seed_tracker(module), bindings.queued_calls(module)
+    if tracker is None or calls is None:
         return
-    calls = module._queued_calls
     if tracker.manual_seed_all_cb is not None:
         saved = [position for position, (call, _) in enumerate(calls) if isinstance(call, SavedStates)]
         _drop_random(calls, saved[-1] + 1 if saved else 0, module)
     calls.extend(entry for entry in tracker.get_calls() if entry)
-    module._lazy_seed_tracker = type(tracker)()
+    bindings.clear_seed_tracker(module)
 
 
 def _drop_random(calls: list[tuple[Any, Any]], start: int, module: Any) -> None:
     random_modules = (__name__, _RANDOM, f"{module.__name__}.random")
     calls[start:] = [entry for entry in calls[start:] if getattr(entry[0], "__module__", None) not in random_modules]
-
-
-def _lock(module: Any) -> AbstractContextManager[Any]:
-    lock: AbstractContextManager[Any] = getattr(module, "_initialization_lock", None) or nullcontext()
-    return lock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -11,7 +12,8 @@ from .._machine import accelerators, device_argument, discovery_cache, process
 from .bindings import get_index
 
 
-class Accelerator(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Accelerator:
     """An initialized accelerator. Its type and its number of devices no longer change in this process."""
 
     device_type: str
@@ -56,14 +58,23 @@ class RuntimeState(NamedTuple):
         """The row of the vendor table for the device type."""
         return accelerators.get_row(self.device_type, is_hip=torch.version.hip is not None)
 
+    @property
+    def module_arguments(self) -> tuple[int, ...]:
+        """The device index for functions of the module; nothing if they take no device."""
+        return (self.device_index,) if self.vendor.takes_device else ()
+
+    def find_function(self, name: str) -> Any:
+        """Return the function of that name of torch's module for the device type, or None."""
+        module, own_name = self.device_module, self.vendor.module_names.get(name, name)
+        return getattr(module, own_name, None) or getattr(getattr(module, "memory", None), own_name, None)
+
     def function(self, name: str) -> Any:
         """Return the function of that name of torch's module for the device type.
 
         Raises:
             RuntimeError: if it has none.
         """
-        module = self.device_module
-        function = getattr(module, name, None) or getattr(getattr(module, "memory", None), name, None)
+        function = self.find_function(name)
         if function is None:
             raise RuntimeError(f"torch {torch.__version__} has no torch.{self.device_type}.{name}()")
         return function
@@ -85,7 +96,7 @@ def current(
         ValueError, TypeError: as ``device_argument.index``; ValueError also for an index that is out of range.
     """
     accelerator = initialized[0] if initialized else _discover(allow_bad_fork)
-    device_type, count = accelerator
+    device_type, count = accelerator.device_type, accelerator.device_count
     index = device_argument.index(device, device_type, optional=optional or device_type == "cpu")
     if index is not None and not (allow_negative and index < 0):
         index = device_argument.check(index, count or 1, device_type)

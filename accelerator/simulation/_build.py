@@ -52,7 +52,7 @@ _FLAGS = (
 )
 _PLACEHOLDER = "@CUDART@"
 _CHECKSUMS = "SHA256SUMS"
-_ANNOUNCEMENT = "accelerator: compiling the simulated driver, about 15 s, once"
+_ANNOUNCEMENT = "accelerator: compiling the simulated driver, about 10 s, once"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 

@@ -3,7 +3,7 @@
 ``pytest --simulate-gpus 2`` runs a whole session on a machine with two simulated GPUs.
 ``@pytest.mark.simulated_machine(...)`` takes the parameters of `accelerator.simulation.environment` and runs one test on a
 simulated machine of its own, in a forked process. That process sets up and tears down all fixtures of the test, including those
-of session and module scope.
+of session and module scope. With ``--pdb`` or ``--trace`` the test runs in place if pytest already runs on such a machine.
 ``@pytest.mark.min_gpus(2)`` skips a test if fewer GPUs are visible.
 
 Every pytest run loads this module if the package is installed. Until an option or mark uses it, it does nothing and imports
@@ -25,6 +25,9 @@ _machines: pytest.StashKey[machines.Machines] = pytest.StashKey()
 
 WRONG_MARK: pytest.StashKey[str] = pytest.StashKey()
 """The error in a test's mark, with which the test fails in its set-up."""
+
+IN_PLACE: pytest.StashKey[bool] = pytest.StashKey()
+"""Set if a test with a simulated machine runs in this process, for a debugger."""
 
 SERVER_NAME = "accelerator-simulated-machine"
 
@@ -94,7 +97,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
         config.stash[_machines] = Machines(session, on_machines)
     for item in items:
-        if item.get_closest_marker("min_gpus") and (is_server or not item.get_closest_marker("simulated_machine")):
+        has_machine = not is_server and item.get_closest_marker("simulated_machine") and IN_PLACE not in item.stash
+        if item.get_closest_marker("min_gpus") and not has_machine:
             _require_gpus(item)
 
 

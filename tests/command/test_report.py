@@ -105,7 +105,7 @@ def test_hidden_devices() -> None:
     *_, by_mig, others = printed.splitlines()
     assert by_mig == "in MIG instances: GPU 1 (Simulated GPU)"
     assert others.startswith(
-        "hidden as a process sees one MIG instance: GPU 0 (Simulated GPU), GPU 1 MIG 2/0 (Simulated GPU MIG"
+        "hidden because a process sees only one MIG instance: GPU 0 (Simulated GPU), GPU 1 MIG 2/0 (Simulated GPU MIG"
     )
 
 
@@ -115,7 +115,7 @@ def test_a_variable_that_is_not_read_hides_nothing() -> None:
     assert text(out_of_use).splitlines()[-1] == "hidden from this torch: GPU 0 (Simulated GPU)"
     one_instance = simulated_environment({"HIP_VISIBLE_DEVICES": "0"}, gpus=2, mig=[2, None])
     printed = re.sub("\n +", " ", text(one_instance)).splitlines()
-    assert printed[-1].startswith("hidden as a process sees one MIG instance: GPU 0 MIG")
+    assert printed[-1].startswith("hidden because a process sees only one MIG instance: GPU 0 MIG")
 
 
 @on_simulated_gpus
@@ -283,7 +283,19 @@ def test_hot_devices_have_a_color(temperature: int, color: str | None) -> None:
 
 
 def test_an_unknown_figure_draws_no_bar() -> None:
-    assert activity(memory_used=None)[1] == "  0  ? of 100.0 GiB  30 °C"
+    heading, line = activity(memory_used=None)
+    assert heading == "\033[1mGPU          memory   temp\033[0m"
+    assert line == "  0  ? of 100.0 GiB  30 °C"
+
+
+def test_instances_of_a_gpu_are_named_together() -> None:
+    devices = [
+        {"physical_index": 0, "name": "A", "mig": (1, 0)},
+        {"physical_index": 0, "name": "A", "mig": (2, 0)},
+        {"physical_index": 0, "name": "B", "mig": (3, 0)},
+        {"physical_index": 1, "name": "B", "mig": None},
+    ]
+    assert report_text._physical_names(devices) == "GPU 0 MIG 1/0, 2/0 (A), GPU 0 MIG 3/0 (B), GPU 1 (B)"
 
 
 @on_simulated_gpus

@@ -46,13 +46,44 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "total_memory": lambda device: acc.total_memory(device),
 }
 
+# The same for the functions of other modules. Only a part of them works on every accelerator.
+MORE_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
+    "clock_rate": lambda device: acc.clock_rate(device),
+    "compute_capability": lambda device: acc.compute_capability(device),
+    "default_generator": lambda device: acc.default_generator(device),
+    "device_memory_used": lambda device: acc.device_memory_used(device),
+    "external_stream": lambda device: acc.external_stream(0, device),
+    "fork_rng": lambda device: _enter(acc.fork_rng([device])),
+    "get_device_index": lambda device: acc.get_device_index(device),
+    "get_device_name": lambda device: acc.get_device_name(device),
+    "get_rng_state": lambda device: acc.get_rng_state(device),
+    "initial_seed": lambda device: acc.initial_seed(device),
+    "is_nvlink_connected": lambda device: acc.is_nvlink_connected(device, 0),
+    "is_nvlink_connected, the peer": lambda device: acc.is_nvlink_connected(0, device),
+    "list_gpu_processes": lambda device: acc.list_gpu_processes(device),
+    "memory_usage": lambda device: acc.memory_usage(device),
+    "numa_node": lambda device: acc.numa_node(device),
+    "power_draw": lambda device: acc.power_draw(device),
+    "processes": lambda device: acc.processes(device),
+    "set_rng_state": lambda device: acc.set_rng_state(torch.zeros(0, dtype=torch.uint8), device),
+    "telemetry": lambda device: acc.telemetry(device),
+    "temperature": lambda device: acc.temperature(device),
+    "utilization": lambda device: acc.utilization(device),
+    # Deprecated: they warn.
+    "max_memory_cached": lambda device: acc.max_memory_cached(device),
+    "memory_cached": lambda device: acc.memory_cached(device),
+    "reset_max_memory_allocated": lambda device: acc.reset_max_memory_allocated(device),
+    "reset_max_memory_cached": lambda device: acc.reset_max_memory_cached(device),
+    "set_device_idx": lambda device: acc.set_device_idx(device),
+}
+
 # To these a negative index is the current device, or a reason to do nothing; to all others it is out of range.
 NEGATIVE_IS_FINE = frozenset(
-    "current_stream device_index get_memory_info mem_get_info set_device set_device_index synchronize".split()
+    "current_stream device_index get_memory_info mem_get_info set_device set_device_idx set_device_index synchronize".split()
 )
 # DeepSpeed gives it a rank's number as it stands in the environment.
 DIGITS_ARE_FINE = frozenset({"device_name"})
-INDEX_IS_REQUIRED = frozenset({"set_device", "set_device_index"})
+INDEX_IS_REQUIRED = frozenset({"set_device", "set_device_idx", "set_device_index"})
 
 # What is no device anywhere.
 WRONG: list[tuple[Any, type[Exception]]] = [

@@ -14,6 +14,7 @@ import torch
 import accelerator as acc
 from accelerator._machine import torch_build
 from accelerator._torch import state
+from accelerator._torch.cpu_streams import CPUEvent, CPUStream
 from tests.runtime.device_arguments import (
     DIGITS_ARE_FINE,
     FUNCTIONS,
@@ -343,6 +344,35 @@ def test_the_state_follows_the_environment_until_the_accelerator_is_initialized(
     del os.environ["ACCELERATOR_BACKEND"]
     torch.cuda.init()
     assert state.current("cuda") == ("cuda", None, True)
+
+
+@uninitialized
+def test_the_classes_of_streams_follow_the_runtime_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch_classes, of_the_cpu = (torch.Stream, torch.Event), (CPUStream, CPUEvent)
+    for _ in range(2):
+        assert (acc.Stream, acc.Event) == torch_classes
+        for variable, value in (("ACCELERATOR_BACKEND", "cpu"), ("CUDA_VISIBLE_DEVICES", "")):
+            monkeypatch.setenv(variable, value)
+            assert (acc.Stream, acc.Event) == of_the_cpu
+            monkeypatch.delenv(variable)
+    with monkeypatch.context() as replaced:
+        replaced.setattr(acc, "Stream", int)
+        assert acc.Stream is int
+    in_child(lambda: acc.Stream(0).synchronize())
+    assert (acc.Stream, acc.Event) == torch_classes
+    acc.init()
+    monkeypatch.setenv("ACCELERATOR_BACKEND", "cpu")
+    assert (acc.Stream, acc.Event) == torch_classes
+    monkeypatch.delenv("ACCELERATOR_BACKEND")
+
+    def in_bad_fork() -> None:
+        for _ in range(2):
+            assert issubclass(acc.Stream, torch.Stream)
+            for create in (acc.Stream, acc.Event):
+                with pytest.raises(RuntimeError, match=r"spawn.*forkserver"):
+                    create()
+
+    in_child(in_bad_fork)
 
 
 @uninitialized

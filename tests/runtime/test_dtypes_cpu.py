@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 
@@ -31,4 +33,8 @@ def test_half_precision_follows_the_instructions(monkeypatch: pytest.MonkeyPatch
 
 
 def test_amp_is_the_cpus() -> None:
-    assert acc.amp() is torch.cpu.amp
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with acc.amp().autocast():
+            assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.bfloat16
+        assert acc.amp().GradScaler().is_enabled()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import pytest
 import torch
 
@@ -28,5 +31,37 @@ def test_supported_dtypes_are_deepspeeds_list_and_new_each_time() -> None:
     assert len(acc.supported_dtypes()) == 3
 
 
-def test_amp_is_the_devices() -> None:
-    assert acc.amp() is torch.cuda.amp
+def test_amp_is_cuda_s_without_its_deprecated_classes() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        amp = acc.amp()
+        with amp.autocast(True, torch.bfloat16):
+            assert torch.mm(torch.ones(2, 2, device="cuda"), torch.ones(2, 2, device="cuda")).dtype == torch.bfloat16
+        with amp.autocast(False):
+            assert not torch.is_autocast_enabled("cuda")
+        with amp.autocast():
+            assert torch.get_autocast_dtype("cuda") == torch.float16
+        scaler = amp.GradScaler(8.0)
+        assert isinstance(scaler, amp.GradScaler)
+        assert scaler.scale(torch.ones(1, device="cuda")).item() == 8.0
+
+        class Double(torch.autograd.Function):
+            @staticmethod
+            @amp.custom_fwd(cast_inputs=torch.float32)
+            def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+                return 2 * tensor
+
+            @staticmethod
+            @amp.custom_bwd
+            def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+                return 2 * gradient
+
+        tensor = torch.ones(1, device="cuda", dtype=torch.float16, requires_grad=True)
+        with amp.autocast():
+            doubled = Double.apply(tensor)
+        doubled.sum().backward()
+        assert doubled.dtype == torch.float32
+        assert tensor.grad is not None
+        assert tensor.grad.item() == 2
+    assert set(torch.cuda.amp.__all__) - {"amp_definitely_not_available"} <= set(dir(amp))
+    assert acc.amp() is amp

@@ -45,6 +45,17 @@ def test_a_replay_copies_what_is_there_by_then(make: Any, index: int) -> None:
     assert target.tolist() == [3.0, 4.0]
 
 
+def test_a_graph_is_of_the_public_class() -> None:
+    class Named(acc.Graph):  # type: ignore[misc]
+        name = "own"
+
+    assert type(acc.Graph()) is type(acc.create_graph()) is acc.Graph
+    assert issubclass(acc.Graph, torch.cuda.CUDAGraph)
+    assert (acc.Graph.__name__, acc.Graph.__module__) == ("Graph", "accelerator.graphs")
+    assert type(Named()) is Named
+    assert isinstance(Named(), acc.Graph)
+
+
 def test_each_device_has_a_capture_stream_of_its_own_and_keeps_it() -> None:
     streams = []
     for index in (0, 1, 0):

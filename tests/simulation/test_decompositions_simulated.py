@@ -676,6 +676,15 @@ def test_results_in_out(name: str, shape: tuple[int, ...] | None) -> None:
     assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("name", ["fft", "ifft2", "irfft", "rfft", "rfft2"])
+def test_fourier_transforms_of_expanded_tensors(name: str) -> None:
+    """The CPU's transforms refuse stride 0 before torch 2.7; gradients of sums have it."""
+    function = getattr(torch.fft, name)
+    element = torch.full((1, 1, 1), 2.0, dtype=torch.float32 if name.startswith("r") else torch.complex64)
+    actual = function(element.cuda().expand(4, 4, 16))
+    torch.testing.assert_close(actual.cpu(), function(element.repeat(4, 4, 16)))
+
+
 def test_ctc_loss_is_torchs_own() -> None:
     def loss(scores: torch.Tensor) -> torch.Tensor:
         # cuDNN would take int32 targets on the host with blank 0.

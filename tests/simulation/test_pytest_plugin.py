@@ -392,12 +392,125 @@ def test_stopping(tmp_path: Path) -> None:
     done = start(tmp_path, "-x", "--pdb")
     assert counts(done) == {"failed": 1}
     assert done.returncode == 1
-    assert "where --pdb cannot follow" in done.stdout
-    assert "--pdb test_it.py::test_first" in done.stdout
+    assert "no terminal for a debugger" in done.stdout
+    assert "python -m accelerator simulate --gpus 1 -- python -m pytest --pdb test_it.py::test_first" in done.stdout
     done = start(tmp_path)
     assert done.returncode == 7
     assert "that is enough" in done.stdout + done.stderr
     assert counts(done) == {"failed": 1}
+
+
+@on_simulated_gpus
+def test_pdb_opens_in_place_on_such_a_machine(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest
+        import accelerator as acc
+
+        @pytest.mark.min_gpus(2)
+        @pytest.mark.simulated_machine(2, memory="1GiB")
+        def test_fails():
+            count = acc.device_count()
+            assert count == 3
+
+        @pytest.mark.simulated_machine(2, memory="2GiB")
+        def test_of_another_machine():
+            assert acc.device_count() == 2
+        """,
+    )
+    simulate = ["-m", "accelerator", "simulate", "--gpus", "2", "--memory", "1GiB", "--", sys.executable]
+    pytest_command = ["-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--pdb", "--rootdir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, *simulate, *pytest_command],
+        cwd=tmp_path,
+        env=plain_environment(),
+        input="p 'devices', count\ncontinue\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "('devices', 2)" in done.stdout, done.stdout
+    assert "no terminal" not in done.stdout
+    assert counts(done) == {"failed": 1, "passed": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "simulate -- python -m pytest --pdb 't.py::test[a b]'"),
+        (
+            {"gpus": 2, "memory": ["1GiB", 5], "name": "A B", "mig": [None, 2], "nvlink": True, "state": "file"},
+            "simulate --gpus 2 --memory 1GiB --memory 5 --name 'A B' --mig off --mig 2 --nvlink all -- ",
+        ),
+        ({"nvlink": [0, None], "numa": (0, 1)}, "simulate --nvlink 0 --nvlink off --numa 0 --numa 1 -- "),
+        ({"compute": False, "triton": True, "fill": "nan"}, "simulate --no-compute --fill nan -- "),
+        ({"gpus": 2, "errors": {"cuInit": 3}, "numa": None}, "simulate has no option for this mark's errors, numa: "),
+    ],
+)
+def test_the_note_for_pdb_names_the_machine(arguments: dict[str, object], expected: str) -> None:
+    from accelerator.simulation._pytest import debugging
+
+    assert expected in debugging.note(arguments, "t.py::test[a b]")
+
+
+@on_simulated_gpus
+def test_the_options_in_the_note_describe_the_machine_of_the_mark() -> None:
+    import inspect
+    import json
+    import shlex
+
+    from accelerator.simulation import environment
+    from accelerator.simulation._pytest import debugging
+
+    arguments = {
+        "gpus": 3,
+        "memory": "1GiB",
+        "mig": [None, 2],
+        "nvlink": [0, 0, None],
+        "numa": 1,
+        "driver": "old",
+        "fill": "nan",
+    }
+    command = debugging.note(arguments, "x").partition("accelerator ")[2].partition(" -- ")[0]
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    run = [sys.executable, "-m", "accelerator", *shlex.split(command), "--", sys.executable, "-c", program]
+    base = plain_environment()
+    printed = json.loads(subprocess.run(run, env=base, capture_output=True, text=True, check=True).stdout)
+    options = {name: value for name, value in printed.items() if name.startswith("ACCELERATOR_SIM_")}
+    of_mark = environment(**arguments, base=base)  # type: ignore[arg-type]
+    del options["ACCELERATOR_SIM_STATE"]
+    assert options == {name: value for name, value in of_mark.items() if name.startswith("ACCELERATOR_SIM_")}
+    known = set(debugging._OPTIONS) | {*debugging._OF_A_RUN, "speed", "clock_reasons", "driver_cuda", "errors", "log"}
+    assert known == set(inspect.signature(environment).parameters)
+
+
+@on_simulated_gpus
+def test_durations_include_the_start_of_the_machine(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import time
+        import pytest
+        pytestmark = pytest.mark.simulated_machine(gpus=1)
+
+        def test_first():
+            pass
+
+        def test_second():
+            pass
+        """,
+    )
+    (tmp_path / "conftest.py").write_text(
+        "import os, time\nif os.environ.get('ACCELERATOR_SIM_GPUS'):\n    time.sleep(2)\n"  # a slow start
+    )
+    done = start(tmp_path, "--durations=0", "--durations-min=0.0005", "-vv")
+    seconds = {
+        (phase, test): float(duration)
+        for duration, phase, test in re.findall(r"^([0-9.]+)s (setup|call) +test_it.py::(\w+)", done.stdout, re.MULTILINE)
+    }
+    assert seconds["setup", "test_first"] >= 2, done.stdout
+    assert seconds.get(("setup", "test_second"), 0.0) < seconds["setup", "test_first"] - 1.5
 
 
 SESSION = """

@@ -10,15 +10,17 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .._environment import environment, unavailable_reason
-from ..pytest_plugin import WRONG_MARK
-from . import python
+from ..pytest_plugin import IN_PLACE, WRONG_MARK
+from . import debugging, python
 from .channel import Channel, Order, Outcome
 
 # A server holds torch and the test modules in memory: the least recently used one ends before a fifth starts.
@@ -27,14 +29,10 @@ _MAXIMUM_SERVERS = 4
 _GRACE_S = 30.0
 _SIGNATURE = inspect.signature(environment)
 
-_PDB_NOTE = (
-    "The test ran in a process of its own, on its simulated machine, where --pdb cannot follow. For a debugger run it with\n"
-    "the mark taken off, on such a machine: python -m accelerator simulate ... -- python -m pytest --pdb "
-)
-
 # A machine is identified by the environment of its processes.
 _Machine = frozenset[tuple[str, str]]
 _machine = pytest.StashKey[_Machine]()
+_arguments = pytest.StashKey[dict[str, Any]]()
 
 
 class Machines:
@@ -62,18 +60,24 @@ class Machines:
         assert mark is not None
         keywords = {"base": self._base, **mark.kwargs}
         try:
-            _SIGNATURE.bind(*mark.args, **keywords)
+            arguments = _SIGNATURE.bind(*mark.args, **mark.kwargs).arguments
         except TypeError as error:
             item.stash[WRONG_MARK] = f"simulated_machine: {error}; the arguments are {', '.join(_SIGNATURE.parameters)}"
             return None
         try:
-            machine = frozenset(environment(*mark.args, **keywords).items())
+            processes = environment(*mark.args, **keywords)
         except (TypeError, ValueError) as error:
             item.stash[WRONG_MARK] = f"simulated_machine: {error}"
             return None
         except RuntimeError as error:
             return str(error)
-        item.stash[_machine] = machine
+        if debugging.wants_debugger(self._config):
+            has_own_state = arguments.get("state") is not None
+            if debugging.is_this_machine(processes, self._base, has_own_state=has_own_state):
+                item.stash[IN_PLACE] = True
+                return None
+        machine = frozenset(processes.items())
+        item.stash[_machine], item.stash[_arguments] = machine, arguments
         self._parameters[machine] = mark.args, keywords
         self._paths.setdefault(machine, {})[str(item.path)] = None
         return None
@@ -88,7 +92,9 @@ class Machines:
             # pytest-timeout runs a timer in the test's own process; this one would include the start of the server.
             hook.pytest_timeout_cancel_timer(item=item)
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        self._pass_on(item, self._server(machine).run(item.nodeid))
+        started = time.perf_counter()
+        outcome = self._server(machine).run(item.nodeid)
+        self._pass_on(item, outcome, time.perf_counter() - started)
         _tear_down(item, nextitem)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
@@ -119,32 +125,38 @@ class Machines:
         )
         return _Server(order, environment(*arguments, **keywords), config.invocation_params.dir)
 
-    def _pass_on(self, item: pytest.Item, outcome: Outcome) -> None:
-        """Forward the reports of a test, and report how its process ended if they are incomplete."""
-        config, reported = item.config, ["setup", "call", "teardown"]
-        records = io.BytesIO(outcome.records)
+    def _pass_on(self, item: pytest.Item, outcome: Outcome, duration: float) -> None:
+        """Forward the reports of a test, and report how its process ended if they are incomplete.
+
+        Args:
+            item: the test.
+            outcome: how its process ended.
+            duration: seconds that the session waited for it. What its process did not spend in a phase, such as the start of
+                the server, counts as set-up.
+        """
+        config, missing = item.config, ["setup", "call", "teardown"]
+        reports: list[pytest.TestReport] = []
         exit_request: tuple[str, int | None] | None = None
-        while True:
-            try:
-                record_type, value = pickle.load(records)
-            except (EOFError, pickle.UnpicklingError):  # the end, or a record that the process did not finish
-                break
+        for record_type, value in _records(outcome.records):
             if record_type == "warning":
                 _pass_on_warning(config, *value)
             elif record_type == "exit":
                 exit_request = value
             else:
                 report = config.hook.pytest_report_from_serializable(config=config, data=value)
-                if report.when in reported:
-                    del reported[: reported.index(report.when) + 1]
-                if report.failed and (config.option.usepdb or config.option.trace):
-                    report.sections.append(("--pdb", _PDB_NOTE + item.nodeid))
-                item.ihook.pytest_runtest_logreport(report=report)
+                if report.when in missing:
+                    del missing[: missing.index(report.when) + 1]
+                reports.append(report)
+        if exit_request is None and (outcome.problem is not None or outcome.status or "teardown" in missing):
+            reports += _failure(item, outcome, missing)
+        if reports:
+            reports[0].duration += max(0.0, duration - sum(report.duration for report in reports))
+        for report in reports:
+            if report.failed and debugging.wants_debugger(config):
+                report.sections.append(("--pdb", debugging.note(item.stash[_arguments], item.nodeid)))
+            item.ihook.pytest_runtest_logreport(report=report)
         if exit_request is not None:
             pytest.exit(*exit_request)
-        if outcome.problem is not None or outcome.status or "teardown" in reported:
-            for report in _failure(item, outcome, reported):
-                item.ihook.pytest_runtest_logreport(report=report)
 
     def _end(self, servers: list[_Server]) -> None:
         for server in servers:
@@ -208,6 +220,15 @@ class _Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+def _records(pickled: bytes) -> Iterator[tuple[str, Any]]:
+    file = io.BytesIO(pickled)
+    while True:
+        try:
+            yield pickle.load(file)
+        except (EOFError, pickle.UnpicklingError):  # the end, or a record that the process did not finish
+            return
 
 
 def _failure(item: pytest.Item, outcome: Outcome, missing: list[str]) -> list[pytest.TestReport]:

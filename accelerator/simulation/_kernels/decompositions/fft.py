@@ -1,4 +1,8 @@
-"""Fourier transforms of half types, which the CPU lacks: computed in complex64 and rounded once."""
+"""Fourier transforms.
+
+Half types, which the CPU lacks, are computed in complex64 and rounded once. Before torch 2.7 the CPU's transforms refuse
+expanded tensors, which autograd passes as gradients of sums.
+"""
 
 from __future__ import annotations
 
@@ -40,23 +44,27 @@ def _complex_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_complex else dtype.to_complex()
 
 
+def _without_expansion(self: Tensor) -> Tensor:
+    return self.contiguous() if 0 in self.stride() else self
+
+
 def real_to_complex(self: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
     if self.dtype not in _HALF_TYPES:
-        return torch._fft_r2c(self, dim, normalization, onesided)
+        return torch._fft_r2c(_without_expansion(self), dim, normalization, onesided)
     _check_sizes(self, dim)
     return torch._fft_r2c(self.float(), dim, normalization, onesided).to(_complex_dtype(self.dtype))
 
 
 def complex_to_real(self: Tensor, dim: list[int], normalization: int, last_dim_size: int) -> Tensor:
     if self.dtype not in _HALF_TYPES:
-        return torch._fft_c2r(self, dim, normalization, last_dim_size)
+        return torch._fft_c2r(_without_expansion(self), dim, normalization, last_dim_size)
     _check_sizes(self, dim, last_dim_size)
     return torch._fft_c2r(self.to(torch.complex64), dim, normalization, last_dim_size).to(self.dtype.to_real())
 
 
 def complex_to_complex(self: Tensor, dim: list[int], normalization: int, forward: bool) -> Tensor:
     if self.dtype not in _HALF_TYPES:
-        return torch._fft_c2c(self, dim, normalization, forward)
+        return torch._fft_c2c(_without_expansion(self), dim, normalization, forward)
     _check_sizes(self, dim)
     return torch._fft_c2c(self.to(torch.complex64), dim, normalization, forward).to(self.dtype)
 

@@ -1,0 +1,445 @@
+"""Runtime functions on another accelerator, compared with torch.accelerator's and its module's in the same process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.backend import SWITCHES
+from tests.backend.server import Server
+
+pytestmark = pytest.mark.xdist_group("hostacc")
+
+PRELUDE = """
+import pytest, torch
+import accelerator as acc
+
+module = torch.hostacc
+accelerator = torch.accelerator
+def initialized():
+    return bool(module.library.hostacc_is_initialized())
+"""
+
+
+def test_devices_and_streams(hostacc: Server) -> None:
+    hostacc.run(
+        PRELUDE
+        + """
+tensor = torch.ones(2, device="hostacc:1")
+assert acc.is_available() and acc.device_count() == module.device_count() == accelerator.device_count() == 2
+assert acc.current_accelerator() == accelerator.current_accelerator() == torch.device("hostacc") == acc.device()
+assert acc.device(1) == tensor.device and acc.on_accelerator(tensor) and not acc.on_accelerator(tensor.cpu())
+assert acc.get_device_name(1) == module.get_device_name(1) == acc.visible_devices()[1].name
+for index in (1, 0):
+    acc.set_device_index(index)
+    assert acc.current_device_index() == accelerator.current_device_index() == module.current_device() == index
+with acc.device_index("hostacc:1"):
+    assert accelerator.current_device_index() == 1
+    with acc.device_index(0), acc.device_of(tensor):
+        assert accelerator.current_device_index() == 1
+    assert accelerator.current_device_index() == 1
+assert accelerator.current_device_index() == 0
+
+acc.synchronize(1), acc.synchronize("hostacc:1"), acc.synchronize()
+assert [module.times_synchronized(index) for index in range(2)] == [1, 2]
+assert acc.current_stream(1) == accelerator.current_stream(1) == acc.default_stream(1)
+side = acc.Stream(device="hostacc:1")
+with acc.stream(side):
+    assert acc.current_stream() == accelerator.current_stream() == side and acc.current_device_index() == 1
+assert acc.current_device_index() == 0 and acc.current_stream(1) == acc.default_stream(1) != side
+acc.set_stream(side)
+assert accelerator.current_stream(1) == side and accelerator.current_device_index() == 1
+start, end = acc.Event(device="hostacc:1", enable_timing=True), acc.Event(device="hostacc:1", enable_timing=True)
+start.record(side), end.record(side)
+assert end.query() and start.elapsed_time(end) > 0
+assert acc.supported_dtypes() and acc.is_bf16_supported() and acc.amp() is torch.amp
+assert acc.is_pinned(acc.pin_memory(torch.ones(3))) == torch.ones(3).pin_memory().is_pinned()
+assert acc.FloatTensor([1.0]).device == torch.device("hostacc", 1)
+assert acc.op_builder_dir() == "deepspeed.ops.op_builder.hostacc" and acc.get_op_builder("AdamBuilder") is None
+with acc.annotate("range"):
+    pass
+"""
+    )
+
+
+def test_memory(hostacc: Server) -> None:
+    """Each figure equals that of the module, and that of torch.accelerator if this torch has it."""
+    hostacc.run(
+        PRELUDE
+        + """
+kept = [torch.ones(100 * (1 + index), device=f"hostacc:{index}") for index in range(2)]
+torch.ones(1000, device="hostacc:1")
+names = "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"
+def figures():
+    for index in range(2):
+        for name in names:
+            figure = getattr(acc, name)(index)
+            assert figure == getattr(module, name)(index), (name, index)
+            if hasattr(accelerator, name):
+                assert figure == getattr(accelerator, name)(index), (name, index)
+            yield figure
+        assert acc.get_memory_info(index) == module.mem_get_info(index) == acc.mem_get_info(f"hostacc:{index}")
+        assert acc.total_memory(index) == (1 + index) * 2**30
+        if hasattr(accelerator, "get_memory_info"):
+            assert acc.get_memory_info(index) == accelerator.get_memory_info(index)
+        if hasattr(accelerator, "memory_stats"):
+            assert acc.memory_stats(index) == accelerator.memory_stats(index)
+        else:
+            assert acc.memory_stats(index) == {}
+before = list(figures())
+assert before[4] == 800 and before[5] == 4800 and before[6] == 4800, before
+acc.empty_cache()
+acc.reset_peak_memory_stats(1)
+after = list(figures())
+assert after[4:] == [800] * 4 and after[1] == before[1], (before, after)
+acc.reset_accumulated_memory_stats(1)
+list(figures())
+assert "Allocated memory" in acc.memory_summary(1)
+with pytest.raises(torch.OutOfMemoryError) as raised:
+    torch.empty(2**31, device="hostacc:0")
+assert acc.is_out_of_memory_error(raised.value)
+"""
+    )
+
+
+@pytest.mark.parametrize("switch", ["", "hidden-generators"])
+def test_random_numbers(hostacc: Server, switch: str) -> None:
+    """Hidden generators were refused by every random function until 0.3."""
+    hostacc.run(
+        PRELUDE
+        + """
+def drawn(index):
+    return torch.rand(2, device=f"hostacc:{index}").tolist()
+acc.manual_seed_all(7)
+assert acc.initial_seed(0) == acc.initial_seed(1) == 7 and drawn(0) == drawn(1)
+states = acc.get_rng_state_all()
+assert all(torch.equal(states[index], module.get_rng_state(f"hostacc:{index}")) for index in range(2))
+expected = drawn(1)
+acc.set_rng_state(states[1], 1)
+assert drawn(1) == expected
+acc.set_rng_state_all(states)
+with acc.fork_rng():
+    acc.manual_seed(8)
+    acc.seed_all()
+    assert drawn(1) != expected and acc.initial_seed() not in (7, 8)
+assert drawn(1) == expected
+acc.set_device_index(1)
+acc.manual_seed(9)
+assert (acc.initial_seed(0), acc.initial_seed(1)) == (7, 9) or hasattr(module, "default_generators") is False
+assert acc.initial_seed() == 9
+if hasattr(module, "default_generators"):
+    assert acc.default_generator(1) is module.default_generators[1]
+    assert (acc.initial_seed(0), acc.initial_seed(1)) == (acc.initial_seed("hostacc:0"), 9)
+else:
+    with pytest.raises(RuntimeError, match="has no generator of hostacc:1"):
+        acc.default_generator()
+""",
+        switch,
+    )
+
+
+def test_without_generators(hostacc: Server) -> None:
+    hostacc.run(
+        PRELUDE
+        + """
+for call in (lambda: acc.manual_seed(1), acc.get_rng_state, acc.default_generator, acc.initial_seed, acc.seed):
+    with pytest.raises(RuntimeError, match="has no generator of hostacc:0"):
+        call()
+""",
+        "no-generators",
+    )
+
+
+# "no-is_initialized" has no initialization.
+@pytest.mark.parametrize("switch", ["", *(switch for switch in SWITCHES if switch != "no-is_initialized")])
+def test_nothing_initializes(hostacc: Server, switch: str) -> None:
+    hostacc.run(
+        PRELUDE
+        + """
+acc.visible_devices(), acc.device_count(), acc.is_available(), acc.unavailable_reason(), acc.device_name(1)
+assert acc.current_device_index() == 0 == acc.get_device_index() and not acc.is_initialized() and acc.is_fork_safe()
+acc.synchronize(), acc.synchronize(1), acc.empty_cache(), acc.empty_host_cache(), acc.ipc_collect()
+acc.reset_peak_memory_stats(1), acc.reset_accumulated_memory_stats(1)
+assert acc.memory_allocated(1) == acc.max_memory_reserved(0) == 0 and acc.memory_stats() == {}
+assert not initialized()
+if hasattr(module, "manual_seed"):
+    with acc.fork_rng():
+        acc.manual_seed(5), acc.set_rng_state(module.get_rng_state("hostacc:0")), acc.seed()
+        assert not initialized()
+        if hasattr(module, "default_generators"):
+            acc.seed_all(), acc.manual_seed_all(4), acc.set_rng_state_all([module.get_rng_state("hostacc:0")] * 2)
+if hasattr(module, "mem_get_info"):
+    assert [acc.get_memory_info(index)[1] for index in range(2)] == [2**30, 2**31]
+    assert acc.total_memory("hostacc:1") == 2**31 and acc.available_memory(1) <= 2**31
+else:
+    with pytest.raises(RuntimeError, match="memory of hostacc devices"):
+        acc.get_memory_info(1)
+assert not initialized(), "a query or a seed initialized the accelerator"
+acc.init()
+assert initialized() and acc.is_initialized()
+""",
+        switch,
+    )
+
+
+def test_without_lazy_initialization(hostacc: Server) -> None:
+    hostacc.run(
+        PRELUDE
+        + """
+assert acc.is_initialized() and acc.is_fork_safe()
+acc.set_device_index(1)
+assert acc.get_device_index() == acc.current_device_index() == 1
+assert acc.get_memory_info() == module.mem_get_info(1)
+acc.init()
+""",
+        "no-is_initialized",
+    )
+
+
+@pytest.mark.parametrize("switch", ["no-memory", "module-memory"])
+def test_without_an_allocator_that_torch_knows(hostacc: Server, switch: str) -> None:
+    """The module's figures are used. Without them an error says so, and nothing is reported as 0."""
+    hostacc.run(
+        PRELUDE
+        + """
+kept = torch.ones(25, device="hostacc:1")
+assert acc.memory_stats(1) == {} == acc.memory_stats_as_nested_dict(1)
+acc.reset_accumulated_memory_stats(1), acc.reset_peak_memory_stats(1), acc.empty_cache(), acc.empty_host_cache()
+if hasattr(module, "memory_allocated"):
+    assert (acc.memory_allocated(1), acc.memory_allocated(0)) == (100, 0) and acc.max_memory_reserved("hostacc:1") == 100
+    assert acc.get_memory_info(1) == (2**31 - 100, 2**31)
+else:
+    for name in ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"):
+        with pytest.raises(RuntimeError, match=rf"no torch.hostacc.{name}\\(\\)"):
+            getattr(acc, name)(1)
+    with pytest.raises(RuntimeError, match="does not report the memory of hostacc devices"):
+        acc.get_memory_info(1)
+    assert acc.visible_devices()[1].total_memory is None
+""",
+        switch,
+    )
+
+
+def test_without_streams(hostacc: Server) -> None:
+    hostacc.run(
+        PRELUDE
+        + """
+acc.init()
+acc.synchronize()
+assert acc.current_stream() == acc.default_stream()
+with acc.stream(acc.current_stream(1)):
+    assert acc.current_device_index() == 1
+with pytest.raises(RuntimeError, match="doesn't support create a new Stream"):
+    acc.Stream()
+""",
+        "no-streams",
+    )
+
+
+def test_no_binding_of_cuda_is_called(hostacc: Server) -> None:
+    """As on torch 2.6, which has some bindings for CUDA only, beside a CUDA GPU."""
+    hostacc.run(
+        """
+import importlib, sys
+import torch
+def fail(*arguments):
+    raise AssertionError("a binding of CUDA was called")
+for name in ("exchangeDevice", "maybeExchangeDevice", "getDeviceStats", "getMemoryInfo", "resetPeakStats",
+             "resetAccumulatedStats", "emptyCache", "emptyHostCache", "getDefaultGenerator"):
+    if hasattr(torch._C, "_accelerator_" + name):
+        delattr(torch._C, "_accelerator_" + name)
+for name in ("exchangeDevice", "maybeExchangeDevice", "memoryStats", "resetPeakMemoryStats", "resetAccumulatedMemoryStats",
+             "emptyCache", "memorySnapshot", "getDeviceCount", "cudaCachingAllocator_set_allocator_settings"):
+    setattr(torch._C, "_cuda_" + name, fail)
+# The package looks for bindings when it is imported.
+for name in [name for name in sys.modules if name.partition(".")[0] == "accelerator"]:
+    del sys.modules[name]
+"""
+        + PRELUDE
+        + """
+kept = torch.ones(25, device="hostacc:1")
+with acc.device_index(1):
+    assert acc.current_device_index() == 1
+    acc.empty_cache(), acc.reset_peak_memory_stats(1), acc.reset_accumulated_memory_stats()
+assert acc.current_device_index() == 0 and acc.memory_stats() == {} and acc.memory_allocated(1) == 100
+assert acc.max_memory_allocated(1) == 100 and acc.mem_get_info(1) == module.mem_get_info(1)
+assert acc.host_memory_stats() == {} and acc.ipc_collect() is None
+""",
+        "module-memory",
+    )
+
+
+def test_what_only_cuda_has_is_refused(hostacc: Server) -> None:
+    hostacc.run(
+        PRELUDE
+        + """
+acc.init()
+assert acc.is_current_stream_capturing() is acc.is_triton_supported() is acc.prefer_triton_grouped_mm() is False
+assert acc.visible_devices_envs() == [] and acc.get_arch_list() == [] and acc.get_sync_debug_mode() == 0
+for call in (
+    acc.create_graph, acc.graph_pool_handle, lambda: acc.make_graphed_callables(abs, ()), acc.cudart, acc.current_blas_handle,
+    lambda: acc.register_host_memory(0, 1), lambda: acc.unregister_host_memory(0), acc.get_device_properties,
+    lambda: acc.set_per_process_memory_fraction(0.5), lambda: acc.can_device_access_peer(0, 1), lambda: acc.external_stream(0),
+):
+    with pytest.raises(RuntimeError, match="hostacc"):
+        call()
+"""
+    )
+
+
+GRAPHS = """
+import accelerator._torch.bindings
+class Recorded:
+    calls = []
+    {constructor}
+    def capture_begin(self{pool}):
+        self.calls.append("begin"{noted})
+    def capture_end(self):
+        self.calls.append("end")
+torch.accelerator.Graph = Recorded
+"""
+
+
+def test_graphs_are_those_that_torch_has_for_it(hostacc: Server) -> None:
+    """Newer classes take the options in the constructor, others the pool in ``capture_begin``, and no options."""
+    constructor = """
+    def __new__(cls, keep_graph=False, *, pool=None, capture_error_mode="default"):
+        return super().__new__(cls)
+    def __init__(self, keep_graph=False, *, pool=None, capture_error_mode="default"):
+        self.calls.append((keep_graph, pool, capture_error_mode))
+"""
+    hostacc.run(
+        PRELUDE
+        + GRAPHS.format(constructor=constructor, pool="", noted="")
+        + """
+graph = acc.Graph(True, pool=(1, 2), capture_error_mode="relaxed")
+assert isinstance(graph, acc.Graph) and isinstance(graph, Recorded)
+with graph:
+    pass
+assert Recorded.calls == [(True, (1, 2), "relaxed"), "begin", "end"], Recorded.calls
+"""
+    )
+    hostacc.run(
+        PRELUDE
+        + GRAPHS.format(constructor="", pool=", pool=None", noted="), self.calls.append(pool")
+        + """
+graph = acc.Graph(pool=(1, 2), capture_error_mode="relaxed")
+assert isinstance(graph, acc.Graph) and isinstance(graph, Recorded)
+with graph:
+    pass
+acc.Graph().capture_begin()
+assert Recorded.calls == ["begin", (1, 2), "end", "begin", None], Recorded.calls
+with pytest.raises(RuntimeError, match="keep_graph"):
+    acc.Graph(True)
+del torch.accelerator.Graph
+"""
+    )
+
+
+def test_the_vendor_table_decides(hostacc: Server) -> None:
+    hostacc.run(
+        PRELUDE
+        + """
+from types import SimpleNamespace
+from accelerator._machine import accelerators, triton
+from accelerator._torch import bindings
+row = accelerators.Accelerator(
+    "hostacc", compile_backend="fake", is_synchronized=True, use_host_timers=False, resolves_data_dependency=True,
+    handles_memory_backpressure=False, op_builders="fake", graph_class="FakeGraph", has_triton=True, range_module="ranges",
+)
+accelerators._TABLE["hostacc"] = row
+triton.is_usable = lambda: True
+assert (acc.is_synchronized_device(), acc.use_host_timers()) == (True, False)
+assert (acc.resolves_data_dependency(), acc.handles_memory_backpressure()) == (True, False)
+assert acc.get_compile_backend() == "fake" and acc.op_builder_dir() == "deepspeed.ops.op_builder.fake"
+assert acc.is_triton_supported() is True and acc.prefer_triton_grouped_mm() is False
+module.is_bf16_supported, module.is_tf32_supported = lambda: False, lambda: True
+assert acc.is_bf16_supported() is False and acc.is_tf32_supported() is True
+bindings.nvtx, stack = None, []
+module.ranges = SimpleNamespace(range_push=stack.append, range_pop=stack.pop)
+acc.range_push("outer")
+assert stack == ["outer"]
+acc.range_pop()
+assert stack == []
+class FakeGraph:
+    pass
+if hasattr(torch.accelerator, "Graph"):
+    del torch.accelerator.Graph
+module.FakeGraph = FakeGraph
+assert isinstance(acc.Graph(), FakeGraph)
+"""
+    )
+
+
+def test_launching(hostacc: Server) -> None:
+    """An unknown accelerator has no variable, and its communication backend is the one that torch registered for it."""
+    hostacc.run(
+        PRELUDE
+        + """
+assert acc.set_visible_devices_envs({}, [1]) == {} and acc.communication_backend_name() == "gloo"
+import torch.distributed
+torch.distributed.Backend.register_backend("hcl", lambda *arguments: None, devices=["hostacc"])
+assert acc.communication_backend_name() == "hcl", acc.communication_backend_name()
+"""
+    )
+
+
+@pytest.mark.slow
+def test_compiled_code(hostacc: Server) -> None:
+    hostacc.run(
+        PRELUDE
+        + """
+side = acc.Stream(device="hostacc:1")
+seen = []
+def program(tensor):
+    acc.synchronize(), acc.empty_cache(), acc.reset_peak_memory_stats(), acc.ipc_collect(), acc.manual_seed(3), acc.seed()
+    acc.manual_seed_all(3), acc.seed_all()
+    with acc.device_index(1):
+        tensor = tensor + acc.current_device_index()
+    return tensor + 1 if acc.is_synchronized_device() else tensor - acc.current_device_index()
+compiled = torch.compile(program, backend="eager", fullgraph=True)
+assert compiled(torch.ones(2)).tolist() == program(torch.ones(2)).tolist() == [2.0, 2.0]
+"""
+    )
+
+
+FORK = """
+import os
+from tests.support import in_child
+def child():
+    assert acc.device_count() == 2
+    if IS_BAD:
+        assert acc.is_in_bad_fork() and not acc.is_available() and "fork" in acc.unavailable_reason()
+        for call in (acc.init, lambda: acc.set_device_index(1), acc.current_stream, acc.get_rng_state, lambda: acc.memory_allocated()):
+            with pytest.raises(RuntimeError, match="spawn"):
+                call()
+    else:
+        assert not acc.is_in_bad_fork() and acc.is_available()
+        assert torch.ones(2, device="hostacc:1").sum().item() == 2
+        acc.set_device_index(1)
+        assert acc.current_device_index() == accelerator.current_device_index() == 1
+        acc.manual_seed(1), acc.synchronize(), acc.memory_allocated()
+        assert acc.current_stream() == accelerator.current_stream()
+"""
+
+
+@pytest.mark.parametrize("switch", ["", "bad-fork", "no-is_initialized"])
+def test_fork(hostacc: Server, switch: str) -> None:
+    """Queries never break fork. After initialization the accelerator decides whether it survives a fork."""
+    hostacc.run(
+        PRELUDE
+        + FORK
+        + """
+IS_BAD = False
+acc.device_count(), acc.is_available(), acc.visible_devices(), acc.memory_allocated(), acc.manual_seed(1)
+if hasattr(module, "mem_get_info"):
+    acc.get_memory_info(1)
+in_child(child)
+IS_BAD = hasattr(module, "_is_in_bad_fork")
+acc.init()
+torch.ones(1, device="hostacc")
+assert acc.is_fork_safe() is not IS_BAD
+in_child(child)
+acc.synchronize()
+""",
+        switch,
+    )

@@ -256,6 +256,9 @@ def _import(name: str) -> ModuleType:
         return module
     from importlib import import_module
 
+    from ._machine import torch_build
+
+    torch_build.check_importable()
     return import_module(f".{name}", __name__)
 
 

@@ -111,9 +111,12 @@ def _torch_graph(device_type: str, class_name: str | None) -> Any:
     """Return torch's class of graphs for an accelerator, with the constructor of torch.accelerator.Graph; None without one."""
     if device_type == "cpu":
         return None
-    torch_graph: Any = _CUDAGraph if class_name == "CUDAGraph" else getattr(torch.accelerator, "Graph", None)
-    if torch_graph is None and class_name:
-        torch_graph = getattr(getattr(torch, device_type), class_name, None)
+    module = getattr(torch, device_type)
+    own = getattr(module, class_name, None) if class_name else None
+    generic = getattr(torch.accelerator, "Graph", None)
+    # torch.accelerator.Graph exists for all accelerators, but a plug-in that brings a class of its own does not support it.
+    is_plugin = getattr(module, "__name__", None) != f"torch.{device_type}"
+    torch_graph: Any = _CUDAGraph if class_name == "CUDAGraph" else (own or generic) if is_plugin else (generic or own)
     if torch_graph in (None, _CUDAGraph) or takes(torch_graph, "capture_error_mode"):
         return torch_graph
     return _with_options(torch_graph)

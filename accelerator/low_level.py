@@ -63,7 +63,7 @@ def lazy_call(callback: Callable[[], object]) -> None:
     if not callable(callback):
         raise TypeError(f"lazy_call() takes a callable, not {type(callback).__name__}")
     state.current()
-    lazy_calls.run(callback)
+    lazy_calls.run(callback, uses_device=False)
 
 
 @traced_as(tracing.ipc_collect)

@@ -44,7 +44,7 @@ def _counter(device: Device, name: str, statistic: str, column: str) -> int:
     if not runtime.is_initialized:
         return 0
     statistics = bindings.memory_statistics(runtime.device_index)
-    if statistics:
+    if statistics and statistic in statistics:  # a vendor's own statistics may have other names
         counter: int = statistics[statistic]["all"][column]
         return counter
     return int(runtime.function(name)(*runtime.module_arguments))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ._machine import process
-from ._torch import state
+from ._torch import bindings, state
 
 __all__ = [
     "is_pinned",
@@ -103,7 +103,10 @@ def is_pinned(tensor: torch.Tensor) -> bool:
     """
     _check_tensor("is_pinned", tensor)
     runtime = state.current()
-    return runtime.device_type != "cpu" and (runtime.is_initialized or process.is_driver_initialized()) and tensor.is_pinned()
+    is_initialized = runtime.is_initialized or process.is_driver_initialized()
+    # torch's own accelerators initialize before they pin memory. A plug-in may pin memory and not say that it is initialized.
+    may_be_pinned = is_initialized or runtime.device_type == bindings.plugin_name()
+    return runtime.device_type != "cpu" and may_be_pinned and tensor.is_pinned()
 
 
 def unpin_memory(tensor: torch.Tensor) -> None:
@@ -176,14 +179,14 @@ def pin_memory_alignment() -> int:
     """Return the alignment in bytes that callers pass to ``pin_memory``.
 
     Returns:
-        1: the allocator of every accelerator aligns its memory sufficiently.
+        1 unless the accelerator's driver needs more to register host memory, as Ascend's does; 1 under the CPU fallback.
 
     Example:
         >>> import accelerator as acc
         >>> acc.pin_memory_alignment()
         1
     """
-    return 1
+    return state.current(allow_bad_fork=True).vendor.pin_memory_alignment
 
 
 def register_host_memory(addr: int, nbytes: int) -> bool:
@@ -215,7 +218,7 @@ def register_host_memory(addr: int, nbytes: int) -> bool:
     address, size = _check_address(addr), _check_address(nbytes, "size")
     if state.current().device_type == "cpu":
         return False
-    cudart = _cudart()
+    cudart = _cudart("register_host_memory")
     _check(cudart, cudart.cudaHostRegister(address, size, 0))
     return True
 
@@ -244,7 +247,7 @@ def unregister_host_memory(addr: int) -> None:
     """
     address = _check_address(addr)
     if state.current().device_type != "cpu":
-        cudart = _cudart()
+        cudart = _cudart("unregister_host_memory")
         _check(cudart, cudart.cudaHostUnregister(address))
 
 
@@ -255,10 +258,10 @@ def _check_address(value: int, what: str = "address") -> int:
     return index
 
 
-def _cudart() -> Any:
+def _cudart(function: str) -> Any:
     runtime = state.current()
     if not hasattr(runtime.device_module, "cudart"):
-        raise RuntimeError(f"register_host_memory() needs CUDA, but the accelerator is {runtime.device_type}")
+        raise RuntimeError(f"{function}() needs CUDA, but the accelerator is {runtime.device_type}")
     return state.initialize().device_module.cudart()
 
 

@@ -13,6 +13,7 @@ import torch
 from . import discovery
 from ._machine import host_memory, process
 from ._machine.device_argument import Device
+from ._machine.discovery_result import NotSupported
 from ._machine.dynamo import assume_constant
 from ._torch import state
 from ._torch.arch_flags import arch_flags
@@ -39,6 +40,9 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
         unknown. Mirrors ``torch.accelerator.get_device_capability``, which raises on CUDA and caches the first device's result.
         On accelerators other than CUDA, the result is torch's.
 
+    Raises:
+        RuntimeError: if torch does not report it for this accelerator; in a bad fork.
+
     Example:
         >>> import accelerator as acc, torch
         >>> torch.float32 in acc.get_device_capability()["supported_dtypes"]
@@ -49,7 +53,10 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
         return {"supported_dtypes": set(_dtypes())}
     if runtime.vendor.has_compute_capability:
         return {"supported_dtypes": set(_dtypes()), "compute_capability": discovery.compute_capability(runtime.device_index)}
-    capability: dict[str, Any] = dict(torch.accelerator.get_device_capability(runtime.device_index))
+    read = getattr(torch.accelerator, "get_device_capability", None)
+    if read is None:
+        raise NotSupported(f"torch {torch.__version__} has no torch.accelerator.get_device_capability()")
+    capability: dict[str, Any] = dict(read(runtime.device_index))
     return capability
 
 

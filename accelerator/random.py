@@ -16,7 +16,7 @@ import torch
 
 from . import discovery
 from ._machine.device_argument import Device
-from ._torch import generators, lazy_calls, state, tracing
+from ._torch import bindings, generators, lazy_calls, state, tracing
 from ._torch.bindings import get_index
 from ._torch.tracing import traced_as
 
@@ -307,7 +307,7 @@ def _current_index() -> int:
     """Return the index of the current device, for a call that ``lazy_calls`` runs."""
     runtime = state.current(allow_bad_fork=True)
     # Without a queue the call runs at once, and reading the index would initialize the accelerator.
-    return get_index() if runtime.is_initialized or hasattr(runtime.device_module, "_queued_calls") else 0
+    return get_index() if runtime.is_initialized or bindings.queue_allows_device(runtime.device_module) else 0
 
 
 def _count(device_type: str) -> int:

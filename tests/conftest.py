@@ -15,9 +15,9 @@ import functools
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -51,9 +51,50 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "cpu": None if acc.device_count() == 0 else "needs a process without a usable accelerator",
     }
     for item in items:
+        if _is_simulated(item.path):
+            # Checked here too, because most conditions are true only with another torch.
+            for mark in item.iter_markers("skipif"):
+                if not _concerns_torch(reason := mark.kwargs.get("reason", "")):
+                    raise pytest.UsageError(f"{item.nodeid}: {_NO_REASON}: {reason}")
         reason = reasons.get(item.path.stem.rpartition("_")[2])
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+_NO_REASON = "a test on simulated GPUs is skipped only for what torch lacks, with a reason that starts with 'torch '"
+
+
+def _is_simulated(file: Path) -> bool:
+    return file.stem.endswith("_simulated")
+
+
+def _concerns_torch(reason: str) -> bool:
+    """Whether torch lacks a feature, on real GPUs too. Any other skip of a test on simulated GPUs may hide a defect."""
+    return reason.removeprefix("Skipped: ").startswith("torch ")
+
+
+_Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
+
+
+def forbid_skip(report: _Report, file: Path) -> _Report:
+    """Let a test on simulated GPUs fail that is skipped for another reason; in CI also if the process has no such GPUs."""
+    if report.skipped and _is_simulated(file) and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2]
+        wrong_process = reason.startswith("Skipped: needs: ") and not os.environ.get("CI")
+        if not wrong_process and not _concerns_torch(reason):
+            report.outcome = "failed"
+            report.longrepr = f"{_NO_REASON}: {reason}"
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    return forbid_skip((yield), item.path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    return forbid_skip((yield), collector.path)
 
 
 @functools.cache
@@ -95,20 +136,3 @@ def _reset_simulated_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
         torch.cuda.synchronize(index)
     torch.cuda.set_device(0)
     torch.cuda.empty_cache()
-
-
-_skipped: list[str] = []
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    if report.skipped and report.nodeid.partition("::")[0].endswith("_simulated.py"):
-        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else ""
-        if not reason.startswith("Skipped: torch "):  # this torch lacks the feature, on real GPUs too
-            _skipped.append(report.nodeid)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Fail in CI if a test on simulated GPUs was skipped."""
-    if _skipped and os.environ.get("CI") and not hasattr(session.config, "workerinput"):
-        print(f"\n{len(_skipped)} tests on simulated GPUs were skipped, the first {_skipped[0]}")
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import read_group
+from tests.conftest import forbid_skip, read_group
 from tests.support import ROOT, run, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
@@ -71,6 +71,25 @@ def test_a_test_that_depends_on_the_date_is_noticed(tmp_path: Path) -> None:
     )
     lists = collect(tmp_path)
     assert len({tuple(tests) for tests in lists}) == len(lists) == 4
+
+
+@pytest.mark.parametrize(
+    ("file", "reason", "ci", "outcome"),
+    [
+        ("test_it_simulated.py", "torch 2.6 has no such op", "1", "skipped"),
+        ("test_it_simulated.py", "no such op", "", "failed"),
+        ("test_it_simulated.py", "could not import 'triton'", "1", "failed"),
+        ("test_it_simulated.py", "needs: python -m accelerator simulate", "", "skipped"),
+        ("test_it_simulated.py", "needs: python -m accelerator simulate", "1", "failed"),
+        ("test_it.py", "no such op", "1", "skipped"),
+    ],
+)
+def test_skips_on_simulated_gpus_are_failures(
+    file: str, reason: str, ci: str, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    report = pytest.TestReport(f"{file}::test", (file, 1, "test"), {}, "skipped", (file, 1, f"Skipped: {reason}"), "call")
+    assert forbid_skip(report, Path(file)).outcome == outcome
 
 
 def test_the_scheduler_reads_every_group() -> None:

@@ -13,6 +13,8 @@ import sys
 import textwrap
 from typing import Any, NamedTuple
 
+import pytest
+
 from tests.support import ROOT, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
@@ -265,6 +267,7 @@ def make_rows() -> list[str]:
         divided.close()
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_the_table_holds_what_the_code_returns() -> None:
     lines = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8").splitlines()

@@ -29,6 +29,7 @@ def counts(text: str) -> dict[str, int]:
     return {word: int(count) for count, word in re.findall(r"(\d+) (passed|skipped|failed|error)", text.splitlines()[-1])}
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_a_library_on_two_simulated_gpus() -> None:
     assert counts(run(MINIATURE, "--simulate-gpus", "2")) == {"passed": 10}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -88,6 +89,16 @@ def test_external_links_lead_to_known_hosts() -> None:
     hosts = {link.split("/")[2] for text in LINKING.values() for link in links(text) if "://" in link}
     assert hosts <= {"github.com", "keepachangelog.com", "semver.org"}
     assert all(link.startswith("https://") for text in LINKING.values() for link in links(text) if "://" in link)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
+def test_pictures_are_whole_and_shown(path: Path) -> None:
+    root = ElementTree.parse(path).getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert "viewBox" in root.attrib  # so that browsers scale it to the page
+    assert any(path.name in text for text in PAGES.values())
+    if path.name == "report.svg":
+        assert f"accelerator\u00a0{accelerator.__version__}\u00a0on" in "".join(root.itertext())
 
 
 def test_the_guide_contains_every_page() -> None:

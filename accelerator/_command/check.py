@@ -14,8 +14,10 @@ from .._machine.discovery_result import NotSupported
 from . import acc, all_reduce, check_areas
 from .terminal import has_color, styled, write
 
-
-_NOT_OFFERED = re.compile(r"torch( \S+)? has no |Backend doesn't support |Could not run '")
+_NOT_OFFERED = re.compile(
+    r"torch( \S+)? has no |Backend doesn't support |Could not run '|Graph is not supported on device type"
+    r"|No backend type associated with device type"
+)
 
 
 class Result(NamedTuple):
@@ -204,7 +206,7 @@ def _run(name: str, device: str | None, area: Callable[..., str], *arguments: An
 
 def _is_not_offered(error: Exception) -> bool:
     """Return whether an error says that this kind of accelerator lacks something, as opposed to a failure of it."""
-    if isinstance(error, NotSupported):
+    if isinstance(error, NotSupported) or isinstance(error.__cause__, NotSupported):
         return True
     # torch and this package have no class of their own for it. The messages are those of this package's functions, of torch's
     # interface for accelerators, and of an op without a kernel.
@@ -215,6 +217,8 @@ def _all_reduce(indices: Sequence[int], device_type: str) -> list[Result]:
     try:
         return [_run("all-reduce", None, all_reduce.across, indices)]
     except all_reduce.Failed as error:
+        if all(_NOT_OFFERED.match(problem.partition(": ")[2]) for _, problem in error.problems):
+            return [Result("all-reduce", None, f"not offered by this accelerator: {error.problems[0][1]}", None)]
         return [Result("all-reduce", f"{device_type}:{index}", None, problem) for index, problem in error.problems]
 
 

@@ -41,6 +41,7 @@ class Accelerator(NamedTuple):
         takes_device: whether the functions of its module take a device; not if there is only one.
         shares_host_memory: whether its devices have no memory of their own.
         memory_limits: keys of total and used bytes in its module's memory statistics, if the module reports them nowhere else.
+        pin_memory_alignment: the alignment in bytes of host memory that its driver registers.
         telemetry: functions of its module that read the initialized device, each with the factor to the unit of ours.
     """
 
@@ -67,6 +68,7 @@ class Accelerator(NamedTuple):
     takes_device: bool = True
     shares_host_memory: bool = False
     memory_limits: tuple[str, str] | None = None
+    pin_memory_alignment: int = 1
     telemetry: Mapping[str, int] = {}
 
 
@@ -157,6 +159,7 @@ _OTHERS = (
         export_prefixes=("ASCEND", "HCCL", "LD_LIBRARY", "PATH"),
         op_builders="npu",
         graph_class="NPUGraph",
+        pin_memory_alignment=4096,
         telemetry={"utilization": 1},
     ),
     # "MLU" is not in DeepSpeed's list.

@@ -10,11 +10,14 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import environment as this_environment
-from . import grammar, imports, process
+from . import imports, process
 from .discovery_result import RETRY_AFTER_S
 
 if TYPE_CHECKING:
     import subprocess
+
+
+_LINES_QUOTED, _CHARACTERS_QUOTED = 4, 500
 
 
 class ChildError(RuntimeError):
@@ -87,9 +90,14 @@ def run(
     try:
         return json.loads(output.split(f"\n{mark}\n".encode())[1])
     except (IndexError, ValueError):
-        last_line = grammar.quoted(errors.decode(errors="replace").strip().rpartition("\n")[2])
-        message = f"the child process that asked {subject} ended with status {child.returncode} ({last_line})"
+        message = f"the child process that asked {subject} ended with status {child.returncode} ({_end_of(errors)!r})"
         raise ChildError(message) from None
+
+
+def _end_of(errors: bytes) -> str:
+    """The end of what a child printed, in one line. A library that aborts prints its error a few lines before the last one."""
+    lines = errors.decode(errors="replace").strip().splitlines()[-_LINES_QUOTED:]
+    return " ".join(" ".join(lines).split())[-_CHARACTERS_QUOTED:]
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -29,6 +29,11 @@ def is_torch_imported() -> bool:
     return "torch.accelerator" in sys.modules and "torch" in sys.modules
 
 
+def has_torch_import_failed() -> bool:
+    """Whether an import of torch failed in this process, which cannot import it a second time: only its parts remain."""
+    return "torch._C" in sys.modules and "torch" not in sys.modules
+
+
 def torch_device_module() -> Any:
     """The module of an imported torch for its accelerator, such as ``torch.cuda``; None without one."""
     torch = sys.modules.get("torch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from . import child_process, process, torch_probe
@@ -23,6 +24,7 @@ _build: tuple[Build | None] | None = None
 _error: OSError | None = None
 _import_error: str | None = None
 _type: tuple[str | None] | None = None
+_FAILED_HERE = "an earlier import of it failed in this process"
 
 
 def read() -> Build | None:
@@ -104,22 +106,25 @@ def _read_type() -> str | None:
     build = read()
     if build is None:
         return None
-    if _has_plugins():
-        return _probe_torch()
+    plugins = _plugins()
+    if plugins or process.has_torch_import_failed():
+        return _probe_torch(plugins)
     if build.cuda or build.hip:
         return "cuda"
     # Only torch knows whether an XPU or one of Apple's GPUs is present.
     return _probe_torch() if build.xpu or sys.platform == "darwin" else None
 
 
-def _has_plugins() -> bool:
-    """Whether an installed package announces a backend that ``import torch`` would load."""
-    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
-        return False
+def _plugins() -> list[str]:
+    """The installed packages that announce a backend, which ``import torch`` would load."""
+    if os.environ.get(_AUTOLOAD, "1") != "1" and not process.has_torch_import_failed():
+        return []
     # Importing importlib.metadata takes longer than all the rest of the first query.
-    return any(_announces_backend(entry) for path in sys.path for entry in _metadata(path))
+    found = (entry for path in sys.path for entry in _metadata(path) if _announces_backend(entry))
+    return [os.path.basename(entry).partition("-")[0].partition(".")[0] for entry in found]
 
 
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _METADATA = (".dist-info", ".egg-info")
 
 
@@ -140,14 +145,21 @@ def _announces_backend(metadata: str) -> bool:
     return "[torch.backends]" in text and "[accelerator.kernels_only]" not in text
 
 
-def _probe_torch() -> str | None:
+def _probe_torch(plugins: Sequence[str] = ()) -> str | None:
+    """Import torch in a child process and return the type of its accelerator; None also if it cannot be imported there."""
     global _import_error
+    has_failed = process.has_torch_import_failed()
     try:
-        result = torch_probe.run()
-    except child_process.NotStarted:
-        return _import_torch()
-    _import_error = result.error
-    return result.device_type
+        # A plug-in that fails may leave the variable set that keeps torch from loading it.
+        result = torch_probe.run({_AUTOLOAD: None} if has_failed else {})
+    except child_process.NotStarted as error:
+        if not has_failed:
+            return _import_torch()
+        result = torch_probe.TorchProbeResult(str(error))
+    error = result.error or (_FAILED_HERE if has_failed else None)
+    unnamed = [name for name in plugins if error and name not in error]
+    _import_error = f"{error}; it loads {', '.join(unnamed)}" if unnamed else error
+    return None if error else result.device_type
 
 
 def _import_torch() -> str | None:
@@ -164,6 +176,17 @@ def _import_torch() -> str | None:
 def import_error() -> str | None:
     """Why torch with its plug-ins cannot be imported, as far as that was tried; None if it can."""
     return None if process.is_torch_imported() else _import_error
+
+
+def check_importable() -> None:
+    """Raise if an import of torch failed in this process: torch's own error at a second import does not name the cause.
+
+    Raises:
+        RuntimeError: with the error of the first import.
+    """
+    if process.has_torch_import_failed():
+        accelerator_type()
+        raise RuntimeError(f"torch cannot be imported: {import_error() or _FAILED_HERE}")
 
 
 def clear() -> None:

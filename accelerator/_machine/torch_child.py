@@ -68,7 +68,9 @@ def _describe_error(error: BaseException) -> str:
     texts: list[str] = []
     cause: BaseException | None = error
     while cause is not None and len(texts) < 5:
-        texts.append(" ".join(f"{type(cause).__name__}: {cause}".split()))
+        text = " ".join(f"{type(cause).__name__}: {cause}".split())
+        if text not in texts:  # an error that was caught and raised again
+            texts.append(text)
         cause = cause.__cause__ or cause.__context__
     return "; caused by ".join(texts)
 

@@ -99,6 +99,9 @@ set_sync_debug_mode = _binding("_cuda_set_sync_debug_mode")
 get_sync_debug_mode = _binding("_cuda_get_sync_debug_mode")
 default_generator = _binding("_accelerator_getDefaultGenerator")
 
+# The name of the accelerator that a plug-in brings.
+plugin_name = _C._get_privateuse1_backend_name
+
 # NVTX, which only CUDA builds have.
 nvtx = _binding("_nvtx")
 
@@ -143,6 +146,11 @@ def seed_tracker(module: Any) -> Any:
 def clear_seed_tracker(module: Any) -> None:
     """Forget a module's queued seeds."""
     module._lazy_seed_tracker = type(module._lazy_seed_tracker)()
+
+
+def queue_allows_device(module: Any) -> bool:
+    """Whether queued calls can use the device. In a module without this guard they would initialize it again, without end."""
+    return hasattr(module, "_queued_calls") and hasattr(module, "_tls")
 
 
 def is_initializing(module: Any) -> bool:

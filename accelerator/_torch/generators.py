@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from .._machine import process
+from .._machine.discovery_result import NotSupported
 from . import bindings
 
 
@@ -52,7 +53,7 @@ class ModuleGenerator:
     def _call(self, name: str, *arguments: Any) -> Any:
         function = getattr(self._module, name, None) or getattr(getattr(self._module, "random", None), name, None)
         if function is None:
-            raise RuntimeError(
+            raise NotSupported(
                 f"torch {torch.__version__} has no generator of {self.device} and no torch.{self.device.type}.{name}()"
             )
         return function(*arguments)
@@ -62,11 +63,11 @@ def default_generator(device_type: str, index: int) -> torch.Generator:
     """Return the default generator of an initialized device, or the CPU's.
 
     Raises:
-        RuntimeError: if torch has no generator of the device.
+        NotSupported: if torch has no generator of the device.
     """
     generator = find_generator(device_type, index)
     if isinstance(generator, ModuleGenerator):
-        raise RuntimeError(f"torch {torch.__version__} has no generator of {device_type}:{index}")
+        raise NotSupported(f"torch {torch.__version__} has no generator of {device_type}:{index}")
     return generator
 
 

@@ -37,9 +37,14 @@ class SavedStates:
             generators.find_generator(*device).set_state(rng_state)
 
 
-def run(call: Callable[[], object]) -> None:
-    """Run a call now if the accelerator is initialized, else queue it."""
-    _run_or_queue(lambda module: _append(module, call), call)
+def run(call: Callable[[], object], *, uses_device: bool = True) -> None:
+    """Run a call now if the accelerator is initialized, else queue it.
+
+    Args:
+        call: the call.
+        uses_device: whether the call uses the accelerator, which every queue of torch's own modules allows.
+    """
+    _run_or_queue(lambda module: _append(module, call), call, uses_device)
 
 
 def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
@@ -54,7 +59,7 @@ def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
         else:
             tracker.queue_seed(call, [])
 
-    _run_or_queue(queue, call)
+    _run_or_queue(queue, call, True)
 
 
 def drop_since(saved: SavedStates) -> None:
@@ -71,12 +76,13 @@ def drop_since(saved: SavedStates) -> None:
             _drop_random(calls, positions[0], module)
 
 
-def _run_or_queue(queue: Callable[[Any], None], call: Callable[[], object]) -> None:
+def _run_or_queue(queue: Callable[[Any], None], call: Callable[[], object], uses_device: bool) -> None:
     module = state.current(allow_bad_fork=True).device_module
+    has_queue = bindings.queued_calls(module) is not None and (bindings.queue_allows_device(module) or not uses_device)
     # While torch runs the queue the accelerator is not marked as initialized, but this thread can use it.
     if not _is_initialized() and not bindings.is_initializing(module):
         with bindings.initialization_lock(module):
-            if not _is_initialized() and bindings.queued_calls(module) is not None:
+            if has_queue and not _is_initialized():
                 queue(module)
                 return
     call()

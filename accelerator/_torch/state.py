@@ -9,6 +9,7 @@ import torch
 
 from .. import discovery
 from .._machine import accelerators, device_argument, discovery_cache, process
+from .._machine.discovery_result import NotSupported
 from .bindings import get_index
 
 
@@ -72,11 +73,11 @@ class RuntimeState(NamedTuple):
         """Return the function of that name of torch's module for the device type.
 
         Raises:
-            RuntimeError: if it has none.
+            NotSupported: if it has none.
         """
         function = self.find_function(name)
         if function is None:
-            raise RuntimeError(f"torch {torch.__version__} has no torch.{self.device_type}.{name}()")
+            raise NotSupported(f"torch {torch.__version__} has no torch.{self.device_type}.{name}()")
         return function
 
 

@@ -87,7 +87,7 @@ def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
     assert on_host() == pinned
 
 
-@pytest.mark.parametrize("inputs", [1, 3])
+@pytest.mark.parametrize("inputs", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_offload_holds_one_input_beside_the_one_in_use(inputs: int) -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     unit = 4 * MEBIBYTE

@@ -35,7 +35,7 @@ def resident() -> int:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ten_thousand_checkpoints_occupy_no_memory(mode: str) -> None:
+def test_many_checkpoints_occupy_no_memory(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     # The objects first, as what lists them is memory too, which the first look leaves to the later ones.
     _, *results = many(torch.ones(256, requires_grad=True), MANY, lambda: (len(gc.get_objects()), resident()))
@@ -45,7 +45,7 @@ def test_ten_thousand_checkpoints_occupy_no_memory(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ten_thousand_checkpoints_have_their_values(mode: str) -> None:
+def test_many_checkpoints_have_their_values(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     compare("cpu", 5000)
 

@@ -27,13 +27,13 @@ def test_what_a_function_keeps_dies_with_it(keeper: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ten_thousand_checkpoints_occupy_no_memory(mode: str) -> None:
+def test_many_checkpoints_occupy_no_memory(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     results = many(torch.zeros(256, device="cuda", requires_grad=True), MANY, torch.cuda.memory_allocated)
     assert len(set(results)) == 1, results
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ten_thousand_checkpoints_have_their_values(mode: str) -> None:
+def test_many_checkpoints_have_their_values(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     compare("cuda", MANY)

@@ -54,6 +54,7 @@ def test_every_area_on_every_device() -> None:
     assert OP_BUILDERS in done.stdout
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_devices_that_do_not_compute() -> None:
     done = check(simulated_environment(gpus=1, compute=False))
@@ -63,6 +64,7 @@ def test_devices_that_do_not_compute() -> None:
     assert passed(done.stdout) == AREAS
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_a_device_without_memory_fails_by_name() -> None:
     done = check(simulated_environment(gpus=2, errors={"cuMemAlloc*@1": 2}))
@@ -234,6 +236,7 @@ def test_report_of_another_accelerator() -> None:
         (RuntimeError("torch 2.13.0 has no graphs for xpu"), True),
         (RuntimeError("Backend doesn't support getting device capabilities."), True),
         (NotImplementedError("Could not run 'aten::empty_strided' with arguments from the 'fakeacc' backend"), True),
+        (RuntimeError("Graph is not supported on device type: openreg"), True),
         (NotImplementedError("aten::mm is not simulated"), False),
         (RuntimeError("CUDA error: out of memory"), False),
         (ValueError("torch has no such thing"), False),
@@ -243,3 +246,22 @@ def test_what_counts_as_not_offered(error: Exception, is_not_offered: bool) -> N
     from accelerator._command import check as command
 
     assert command._is_not_offered(error) is is_not_offered
+
+
+def test_an_accelerator_without_collectives_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    from accelerator._command import check as command
+
+    lacking = "RuntimeError: No backend type associated with device type openreg"
+
+    def failing(*problems: str) -> None:
+        def across(indices: object) -> str:
+            raise command.all_reduce.Failed(list(enumerate(problems)))
+
+        monkeypatch.setattr(command.all_reduce, "across", across)
+
+    failing(lacking, lacking)
+    assert command._all_reduce([0, 1], "openreg") == [
+        command.Result("all-reduce", None, f"not offered by this accelerator: {lacking}", None)
+    ]
+    failing(lacking, "TimeoutError: no answer")
+    assert [result.problem for result in command._all_reduce([0, 1], "openreg")] == [lacking, "TimeoutError: no answer"]

@@ -86,6 +86,7 @@ def two_ranks() -> Passed:
     return Passed(printed, errors, statuses, time.monotonic() - begin)
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_torchrun_with_every_rank_passing() -> None:
     environment = {**simulated_environment(gpus=RANKS, memory="1GiB"), "OMP_NUM_THREADS": "1"}
@@ -152,6 +153,7 @@ def test_a_late_rank_0_is_waited_for_as_long_as_it_waits_itself(two_ranks: Passe
     assert printed.splitlines()[0] == "3 ranks on 1 host: 2 passed, 0 failed, 1 missing"
 
 
+@pytest.mark.slow
 def test_a_silent_rank_0() -> None:
     dist = pytest.importorskip("torch.distributed")
     if not dist.is_available():

@@ -77,7 +77,7 @@ MACHINE = {
 
 
 @on_simulated_gpus
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [1, pytest.param(60, marks=pytest.mark.slow)])
 def test_no_result_mixes_environments(seconds: int) -> None:
     calls, wrong, distinct = evaluate_simulated(FLIPS, str(seconds), variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, **MACHINE)
     assert wrong == {}

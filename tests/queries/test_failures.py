@@ -482,13 +482,13 @@ EACH_ERROR = """
 """
 
 
-def test_every_function_of_nvml_with_every_code() -> None:
+# The step is no divisor of the number of codes, so that each function and each code has its turn.
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_function_of_nvml_with_every_code(step: int) -> None:
     """For one GPU or all: no answer but the right one, none, or an error that says which; the other GPU does not notice."""
     cells = [(f"{name}:{code}", name, False) for name in (*OF_MACHINE, *OF_DEVICE) for code in CODES]
     cells += [(f"{name}@1:{code}", name, True) for name in OF_DEVICE for code in CODES]
-    if os.environ.get("ACCELERATOR_TEST_ALL") != "1":
-        turn = int(os.environ.get("ACCELERATOR_TEST_SLICE", "0"))
-        cells = cells[turn % 17 :: 17]  # no divisor of the number of codes: each function, and each code, has its turn
+    cells = cells[::step]
     wrong: list[Any] = []
     healthy = run_program(EACH_ERROR, "none:0", gpus=2)[0]
     assert healthy["count"] == 2

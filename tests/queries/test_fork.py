@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -248,9 +247,10 @@ FIRST_QUERIES = """
 """
 
 
-def test_a_fork_during_a_first_query(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
+def test_a_fork_during_a_first_query(rounds: int, capsys: pytest.CaptureFixture[str]) -> None:
     """CPython's lock of a module that a thread is importing is inherited held; nothing of ours is imported in a fork."""
-    rounds, forks, hangs = (20 if os.environ.get("ACCELERATOR_TEST_ALL") == "1" else 4), 0, 0
+    forks, hangs = 0, 0
     for turn in range(rounds):
         counted = evaluate_simulated(FIRST_QUERIES, str(10 * turn), str(10 * turn + 10), gpus=2)
         forks, hangs = forks + counted[0], hangs + counted[1]

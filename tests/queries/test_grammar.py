@@ -156,10 +156,50 @@ def test_mig(text: str | None, gpus: list[Gpu], expected: list[Any]) -> None:
         ("GPU-", "'GPU-' matches several GPUs, which ends the list"),
         ("GPU-9", "'GPU-9' matches no GPU, which ends the list"),
         ("MIG-a", "'MIG-a' matches no MIG instance, which ends the list"),
+        ("MIG-a,0", "'MIG-a' matches no MIG instance, which ends the list"),
     ],
 )
 def test_the_entry_at_fault_is_named(text: str, problem: str) -> None:
-    entry = grammar.select(text, FOUR).problem
+    assert_problem(text, FOUR, problem)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("MIG-e", "'MIG-e' matches several MIG instances, which ends the list"),
+        ("MIG-f,GPU-a", "'GPU-a' is not the UUID of a MIG instance, as the first entry is, which ends the list"),
+        (f"MIG-{B}/2/1", f"'MIG-{B}/2/1' matches no MIG instance, which ends the list"),
+        (f"MIG-{A}/2/0", f"'MIG-{A}/2/0' matches no MIG instance, which ends the list"),
+    ],
+)
+def test_the_mig_instance_at_fault_is_named(text: str, problem: str) -> None:
+    assert_problem(text, DIVIDED, problem)
+
+
+@pytest.mark.parametrize("text", ["1", "GPU-b"])
+def test_a_gpu_without_instances_is_named(text: str) -> None:
+    assert_problem(text, EMPTY, f"{text!r} is a GPU with MIG on and no instance, which ends the list")
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"),
+    [(200, repr("x" * 200)), (201, repr("x" * 100) + "... (201 characters)")],
+)
+def test_long_texts_are_shortened(length: int, expected: str) -> None:
+    assert grammar.quoted("x" * length) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "needs_uuids", "hides_all"),
+    [(None, False, False), ("", False, True), ("0", False, False), ("x", False, True), ("0,0", False, True), (A, True, False),
+     ("MIG-a", True, False), ("xGPU-a", False, True), ("GPU-a,GPU-a", True, True)],
+)  # fmt: skip
+def test_what_a_text_needs(text: str | None, needs_uuids: bool, hides_all: bool) -> None:
+    assert (grammar.needs_uuids(text), grammar.hides_all(text)) == (needs_uuids, hides_all)
+
+
+def assert_problem(text: str, gpus: list[Gpu], problem: str) -> None:
+    entry = grammar.select(text, gpus).problem
     assert entry is not None
     assert f"{entry.text!r} {entry.problem}" == problem
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,66 +13,6 @@ from tests.support import plain_environment
 from tests.support.discovery import evaluate, evaluate_simulated, on_simulated_gpus
 
 pytestmark = pytest.mark.torch_free
-
-U, V = "GPU-aaaa", "GPU-bbbb"
-M, N = "MIG-aaaa", "MIG-bbbb"
-
-
-@pytest.mark.parametrize(
-    ("value", "ids", "expected"),
-    [
-        (None, [], ""),
-        ("4,5", [1], "5"),
-        ("4,5", [1, 0], "5,4"),
-        ("4,5", ["0"], "4"),
-        (" 4 ,5x,+6", [2, 1, 0], "6,5,4"),
-        ("4,x,5", [0], "4"),
-        (f"{U},{V}", [1], V),
-        (f"{U},{V},0", [1, 0], f"{V},{U}"),
-        (f"{M},{N}", [1], N),
-        (f"{M}/1/0", [0], f"{M}/1/0"),
-        ("", [], ""),
-    ],
-)
-def test_ids_count_what_is_let_through(value: str | None, ids: list[Any], expected: str) -> None:
-    before = {"OTHER": "kept", **({} if value is None else {"CUDA_VISIBLE_DEVICES": value})}
-    environment = dict(before)
-    assert acc.set_visible_devices_envs(environment, ids) is environment
-    assert environment == {"OTHER": "kept", "CUDA_VISIBLE_DEVICES": expected}
-    # What was set counts again from zero.
-    if ids:
-        again = acc.set_visible_devices_envs(dict(environment), [0])
-        assert again["CUDA_VISIBLE_DEVICES"] == expected.split(",")[0]
-
-
-ODD_DIGITS = ("1_0", "+1", " 1 ", "01", "\u0661", "")
-
-
-@pytest.mark.parametrize(
-    ("value", "ids", "message"),
-    [
-        ("4,5", [2], "Device 2 is out of range: CUDA_VISIBLE_DEVICES='4,5' lists 2"),
-        ("4,x,5", [1], "Device 1 is out of range: CUDA_VISIBLE_DEVICES='4,x,5' lists 1"),
-        ("", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='' lists 0"),
-        ("4,4", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='4,4' lists 0"),
-        (None, [-1], "A local accelerator id must not be negative, but is -1"),
-        (None, ["x"], "A local accelerator id is the index of a device, not 'x'"),
-        *((None, [digits], f"A local accelerator id is the index of a device, not {digits!r}") for digits in ODD_DIGITS),
-        (None, [1.5], "A local accelerator id is the index of a device, not 1.5"),
-        (None, [True], "A local accelerator id is the index of a device, not True"),
-        (None, [None], "A local accelerator id is the index of a device, not None"),
-        (None, [0, 0], "0,0 repeats a device, which would hide every device"),
-        ("4,5", [0, 0], "4,4 repeats a device, which would hide every device"),
-    ],
-)
-def test_wrong_ids_change_nothing(value: str | None, ids: list[Any], message: str) -> None:
-    environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
-    before = dict(environment)
-    with pytest.raises(ValueError) as error:
-        acc.set_visible_devices_envs(environment, ids)
-    assert str(error.value) == message
-    assert environment == before
-
 
 BEYOND = """
     import accelerator as acc

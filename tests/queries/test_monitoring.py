@@ -219,8 +219,8 @@ def test_mig_instances() -> None:
     single, together, name, device, memory, processes, pid = monitored(
         program, gpus=2, mig=[None, 3], variables={"CUDA_VISIBLE_DEVICES": "1"}
     )
-    whats = ("utilization", "memory usage", "temperature", "power draw", "clock rate")
-    for said, what in zip((value for i, value in enumerate(single) if i != 2), whats, strict=True):
+    fields = ("utilization", "memory usage", "temperature", "power draw", "clock rate")
+    for said, what in zip((value for i, value in enumerate(single) if i != 2), fields, strict=True):
         assert said.startswith(f"RuntimeError: Device 0, Simulated GPU, does not report its {what}: NVML's ")
         assert said.endswith(" returned NVML_ERROR_NOT_SUPPORTED, 3")
     assert together == [None, None, 0, None, None, None]

@@ -1,12 +1,14 @@
-"""The fields that are decoded from bits and words."""
+"""What the fields of a device make of NVML's results, and with which arguments they call it."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from accelerator._machine import nvml, nvml_telemetry
+from accelerator._machine.discovery_result import Failed, NotSupported
 
 THROTTLING = {
     "power cap": 0x4,
@@ -43,3 +45,68 @@ def test_the_numa_node_of_an_affinity_set(node: int, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("words", [[0] * 16, [3] + [0] * 15, [1, 1] + [0] * 14])
 def test_no_or_several_nodes(words: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     assert nvml_telemetry.read(returning(words, monkeypatch), "numa_node") is None
+
+
+HANDLE, PEER = nvml.Handle(0), nvml.Handle(1)
+
+
+def answering(results: dict[tuple[Any, ...], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let NVML return these results, by function and arguments, and raise those that are errors."""
+
+    def call(function: str, *arguments: Any, **options: Any) -> Any:
+        assert not options
+        key = (function, *(tuple(each) if isinstance(each, list) else each for each in arguments))
+        if isinstance(results[key], Exception):
+            raise results[key]
+        return results[key]
+
+    monkeypatch.setattr(nvml_telemetry, "call", call)
+
+
+def test_the_temperature_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    field = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=61))
+    answering({("nvmlDeviceGetFieldValues", HANDLE, (82,)): [field]}, monkeypatch)
+    assert nvml_telemetry.read(HANDLE, "memory_temperature") == 61
+    field.nvmlReturn = 3
+    with pytest.raises(NotSupported) as error:
+        nvml_telemetry.read(HANDLE, "memory_temperature")
+    assert str(error.value) == "NVML's field returned 3"
+
+
+@pytest.mark.parametrize(("status", "expected"), [(0, True), (1, False), (5, False), (6, None)])
+def test_links_between_gpus(status: int, expected: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    answering({("nvmlDeviceGetP2PStatus", HANDLE, PEER, 2): status}, monkeypatch)
+    assert nvml_telemetry.is_nvlink_connected(HANDLE, PEER) is expected
+
+
+def test_the_reasons_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_telemetry, "_clock_event_reasons", {HANDLE: 0x4, PEER: 0}.__getitem__)
+    assert [nvml_telemetry.read(handle, "throttled") for handle in (HANDLE, PEER)] == [True, False]
+
+
+def test_all_nodes_of_a_device_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering({("nvmlDeviceGetMemoryAffinity", HANDLE, 16, 0): [0, 0b100]}, monkeypatch)
+    assert nvml_telemetry.read(HANDLE, "numa_node") == 66
+
+
+def test_texts_and_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering({("nvmlDeviceGetName", HANDLE): b"Some GPU", ("nvmlDeviceGetCudaComputeCapability", HANDLE): [9, 0]}, monkeypatch)
+    assert nvml_telemetry.read(HANDLE, "name") == "Some GPU"
+    assert nvml_telemetry.read(HANDLE, "compute_capability") == (9, 0)
+
+
+def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml_telemetry, "_memory_info", {HANDLE: SimpleNamespace(free=1, total=3, used=2)}.get)
+    assert nvml_telemetry.read(HANDLE, "memory") == (1, 3, 2)
+    monkeypatch.setattr(nvml_telemetry, "_memory_info", {HANDLE: SimpleNamespace(free=0, total=0, used=0)}.get)
+    with pytest.raises(NotSupported) as error:
+        nvml_telemetry.read(HANDLE, "memory")
+    assert str(error.value) == "NVML reports no memory for it"
+
+
+def test_processes_may_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = [SimpleNamespace(pid=pid, usedGpuMemory=pid * 100) for pid in (1, 2, 3)]
+    monkeypatch.setattr(nvml_telemetry, "_compute_processes", {HANDLE: entries}.get)
+    name = "nvmlSystemGetProcessName"
+    answering({(name, 1): "python", (name, 2): NotSupported("x"), (name, 3): Failed("x")}, monkeypatch)
+    assert nvml_telemetry.read(HANDLE, "processes") == [(1, "python", 100), (2, None, 200), (3, None, 300)]

@@ -434,36 +434,3 @@ def test_the_environment_can_choose_the_cpu(monkeypatch: pytest.MonkeyPatch) -> 
     for refused in refusing:
         with pytest.raises(RuntimeError, match="accelerator"):
             refused()
-
-
-def test_a_backend_without_allocator() -> None:
-    """torch asserts that there is one. Statistics are empty then, and counters raise."""
-    code = """
-    import torch
-    try:
-        from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
-    except ImportError:
-        raise SystemExit  # this torch cannot register backends from Python
-    _setup_privateuseone_for_python_backend("npy")
-    import accelerator as acc
-    assert acc.device(0) == torch.device("npy", 0) and acc.current_device_name() == "npy:0"
-    assert acc.memory_stats() == acc.memory_stats_as_nested_dict("npy:0") == acc.host_memory_stats() == {}
-    assert "Allocated memory" in acc.memory_summary()
-    acc.reset_peak_memory_stats(), acc.reset_accumulated_memory_stats(0), acc.empty_cache(), acc.ipc_collect()
-    called = []
-    acc.lazy_call(lambda: called.append(1))
-    assert called == [1] and acc.get_arch_list() == [] and acc.get_sync_debug_mode() == 0
-    with acc.device_index("npy:0"), acc.stream(acc.current_stream()):
-        pass
-    assert acc.default_stream() == acc.current_stream()
-    for function in (acc.mem_get_info, acc.total_memory, acc.cudart, acc.memory_allocated, acc.get_device_properties,
-                     lambda: acc.max_memory_reserved(0),
-                     acc.record_memory_history, acc.memory_snapshot, lambda: acc.set_sync_debug_mode(1)):
-        try:
-            function()
-        except RuntimeError as error:
-            assert "npy" in str(error) and "\\n" not in str(error), error
-        else:
-            raise AssertionError(function)
-    """
-    run(code, plain_environment())

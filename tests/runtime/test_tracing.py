@@ -202,6 +202,7 @@ def test_effects_come_at_every_call_and_not_while_tracing() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch for simulated GPUs")
 def test_what_replaces_calls_of_torch_is_traced() -> None:
     """Functions without a namesake in torch that the guide recommends in place of torch's, which are traced."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from tests.simulation.nccl_ranks import (
+    MOST_SECONDS,
     SUCCESS,
     Comm,
     Error,
@@ -264,9 +265,15 @@ def forked_child(place: Place) -> list[Any]:
 # ---- Ranks that die, or never come. ----
 
 
+def wait_for_file(path: Path) -> None:
+    """Wait for a file that another rank makes. The rank's alarm ends a wait that is too long."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
 def killed(place: Place, during: str) -> list[Any]:
     """The last rank is killed while the others wait for it."""
-    comm, last = place.comm(), place.ranks - 1
+    comm, last, reported = place.comm(), place.ranks - 1, Path(place.store)
     tensor = torch.ones(30_000_000)
     comm.total()
     if place.rank == last:
@@ -274,39 +281,61 @@ def killed(place: Place, during: str) -> list[Any]:
             threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
             while True:
                 comm.all_reduce(tensor, tensor, FLOAT32)
-        # The child that it leaves behind has all of its descriptors.
+        # The child that it leaves behind has all of its descriptors, and outlives the waits of the others.
         if during == "idle" and os.fork() == 0:
-            time.sleep(3)
+            signal.alarm(MOST_SECONDS)
+            wait_for_file(reported)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
-    begin = time.monotonic()
     if during == "collective":
         try:
             while True:
-                begin = time.monotonic()
                 comm.all_reduce(tensor, tensor, FLOAT32)
         except Error as error:
             report = [error.code, error.text]
     else:
         moves = {"idle": comm.total, "send": lambda: comm.send(tensor, last), "receive": lambda: comm.receive(tensor, last)}
         report = refused(moves[during])
-    waited = time.monotonic() - begin
-    reports = [*report, waited, comm.asynchronous_error(), refused(comm.total)[0]]
+    reports = [*report, comm.asynchronous_error(), refused(comm.total)[0]]
+    comm.abort()
+    if place.rank == 0:
+        reported.touch()
+    return reports
+
+
+def killed_at_the_start(place: Place) -> list[Any]:
+    """Rank 1 is killed while rank 0 waits for rank 2, which comes when rank 0 has failed."""
+    failed = Path(place.store)
+    if place.rank == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    if place.rank == 2:
+        wait_for_file(failed)
+        os.environ["ACCELERATOR_SIM_NCCL_TIMEOUT"] = "0.5"
+    report = refused(place.comm)
+    failed.touch()
+    return report
+
+
+def leaves(place: Place) -> list[int]:
+    """The last rank leaves after a collective. Rank 0 waits for it in the next one; the others wait for nobody."""
+    comm, failed = place.comm(), Path(place.store)
+    comm.total()
+    if place.rank == 0:
+        reports = [refused(comm.total)[0], comm.asynchronous_error()]
+        failed.touch()
+    elif place.rank == place.ranks - 1:
+        comm.destroy()
+        return []
+    else:
+        wait_for_file(failed)
+        reports = [SUCCESS, comm.asynchronous_error()]
     comm.abort()
     return reports
 
 
-def killed_at_the_start(place: Place) -> None:
-    if place.rank == 1:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    if place.rank == 2:
-        time.sleep(2)
-    place.comm()
-
-
 def never_comes(place: Place, late: str) -> list[Any]:
     """The last rank lives, but does not come."""
-    last = place.rank == place.ranks - 1
+    last, failed = place.rank == place.ranks - 1, Path(place.store)
     if late == "start":
         if last:
             return [0, ""]
@@ -316,8 +345,10 @@ def never_comes(place: Place, late: str) -> list[Any]:
     comm.total()
     os.environ["ACCELERATOR_SIM_NCCL_TIMEOUT"] = "0.5"
     if last:
-        time.sleep(1.5)
-    return refused(comm.total)
+        wait_for_file(failed)
+    report = refused(comm.total)
+    failed.touch()
+    return report
 
 
 def abort(place: Place) -> list[Any]:
@@ -328,13 +359,12 @@ def abort(place: Place) -> list[Any]:
         timer.start()
         tensor = torch.zeros(1_000_000)
         comm.submit(nccl.ncclRecv, pointer(tensor), ctypes.c_size_t(4_000_000), 0, 1)
-        begin = time.monotonic()
         code = loaded_runtime().cudaStreamSynchronize(None)
-        waited = time.monotonic() - begin
         timer.join()
-        return [code, waited, refused(comm.total)[0]]
+        Path(place.store).touch()
+        return [code, refused(comm.total)[0]]
     if place.rank == 1:
-        time.sleep(0.6)
+        wait_for_file(Path(place.store))
     return refused(comm.total)
 
 

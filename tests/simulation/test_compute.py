@@ -35,6 +35,7 @@ def test_kernels_compute_without_warnings() -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_loading_kernels_changes_no_warning_filter() -> None:
     program = """
         import warnings

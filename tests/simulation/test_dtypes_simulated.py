@@ -21,10 +21,8 @@ FAILING = {
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "a kernel of the CPU",
 }
 # Pairs of entry and type that torch's database does not give CUDA and that run here.
-_BY_REDUCE = "CUDA refuses bool by the value of reduce; the table has types by op"
 RUNNING = {
     "_softmax_backward_data": "the database's samples convert half to float, which CUDA supports",
-    **dict.fromkeys(("scatter_reduce.amax", "scatter_reduce.amin", "scatter_reduce.prod"), _BY_REDUCE),
 }
 
 
@@ -104,6 +102,19 @@ def test_refused_with_cudas_error(name: str) -> None:
 def test_convolution_of_integers_is_refused() -> None:
     with pytest.raises(RuntimeError, match=r"getCudnnDataTypeFromScalarType\(\) not supported for Long"):
         F.conv2d(ints(1, 1, 4, 4, dtype=torch.int64), ints(1, 1, 2, 2, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
+def test_scattered_products_and_extremes_are_refused(dtype: torch.dtype) -> None:
+    x, index = torch.ones(3, dtype=dtype, device="cuda"), torch.zeros(3, dtype=torch.int64, device="cuda")
+    type_name = {torch.bool: "Bool", torch.complex64: "ComplexFloat"}[dtype]
+    message = f"\"cuda_scatter_gather_base_kernel_func\" not implemented for '{type_name}'"
+    for reduce in ("prod", "amax", "amin"):
+        with pytest.raises(NotImplementedError, match=message):
+            x.scatter_reduce(0, index, x, reduce)
+    with pytest.raises(NotImplementedError, match=message):
+        x.clone().scatter_(0, index, x, reduce="multiply")
+    assert x.scatter_reduce(0, index, x, "sum")[0].item() in (True, 4)
 
 
 def test_refused_type_of_another_argument_is_allowed() -> None:
@@ -215,3 +226,18 @@ def test_lu_without_pivoting() -> None:
     assert pivots.tolist() == [[1, 2, 3, 4]] * 2
     torch.testing.assert_close(factors.cpu().triu()[:, :4], upper.cpu())
     assert torch.linalg.lu_factor_ex(torch.zeros(2, 2, device="cuda"), pivot=False).info.item() == 1
+
+
+@pytest.mark.parametrize("capability", [(7, 0), (8, 0), (8, 9)])
+def test_scaled_products_need_a_capability(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    x, scale = torch.ones(16, 16, device="cuda").to(torch.float8_e4m3fn), torch.ones((), device="cuda")
+
+    def multiply() -> torch.Tensor:
+        return torch._scaled_mm(x, x.t(), scale, scale, out_dtype=torch.bfloat16)
+
+    if capability == (8, 9):
+        assert multiply()[0, 0].item() == 16
+    else:
+        with pytest.raises(RuntimeError, match=r"only supported on CUDA devices with compute capability >= 9\.0 or 8\.9"):
+            multiply()

@@ -86,6 +86,17 @@ def ranks() -> Iterator[Ranks]:
     made.close()
 
 
+@pytest.fixture(scope="module", params=["default", pytest.param("legacy", marks=pytest.mark.slow)])
+def torch_ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    """Ranks whose "nccl" is torch's default process group, or the one that was the default before torch 2.15."""
+    if request.param == "default":
+        yield request.getfixturevalue("ranks")
+    else:
+        made = Ranks(RANKS, TORCH_DIST_USE_NCCL2="0")
+        yield made
+        made.close()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
     yield
@@ -131,10 +142,8 @@ class TestResults:
 
     @pytest.mark.parametrize(("count", "rounds"), [(2, 400), (4, 200), (16, 100)])
     def test_again_and_again(self, ranks: Ranks, count: int, rounds: int) -> None:
-        reports = ranks.reports("collective.iterate", count, count=rounds)
-        assert [report.get("value") for report in reports] == [True] * count, reports
-        # A wait that nobody ends by ringing lasts 100 ms.
-        assert all(report["seconds"] < 0.05 * rounds for report in reports)
+        # A wait that no rank ends by a wakeup lasts 100 ms. The fastest of many is short on a busy machine too.
+        assert min(ranks.run("collective.iterate", count, count=rounds)) < 0.1
 
 
 class TestMessages:
@@ -227,7 +236,7 @@ class TestMisuse:
 
 
 class TestDeath:
-    """Ranks check every 100 ms that the others live; the budget of two seconds allows for a busy machine."""
+    """Ranks check every 100 ms that the others live. A wait that nothing ends would last until the rank's alarm kills it."""
 
     @pytest.mark.parametrize("during", ["idle", "collective", "send", "receive"])
     def test_a_killed_rank_ends_the_waits(self, ranks: Ranks, during: str) -> None:
@@ -235,19 +244,21 @@ class TestDeath:
         assert dead == {"exit": -9}
         for report in living:
             assert "value" in report, report
-            code, text, seconds, asynchronous, again = report["value"]
+            code, text, asynchronous, again = report["value"]
             assert code == asynchronous == again == REMOTE_ERROR
             assert "the process of rank 2 is gone" in text
-            assert seconds < 2
 
     def test_a_rank_killed_while_others_are_still_to_come(self, ranks: Ranks) -> None:
         # Rank 2 comes when the others have given up, and meets no rank.
-        reports = ranks.reports("communicator.killed_at_the_start", 3, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "1"})
-        assert reports[0]["code"] == REMOTE_ERROR
-        assert "the process of rank 1 is gone" in reports[0]["text"]
-        assert reports[0]["seconds"] < 1.5
-        assert reports[2]["code"] == REMOTE_ERROR
-        assert "rank 0 did not start" in reports[2]["text"]
+        waiting, dead, late = ranks.reports("communicator.killed_at_the_start", 3)
+        assert waiting["value"][0] == late["value"][0] == REMOTE_ERROR
+        assert "the process of rank 1 is gone" in waiting["value"][1]
+        assert dead == {"exit": -9}
+        assert "rank 0 did not start" in late["value"][1]
+
+    def test_a_rank_that_leaves_fails_only_who_waits_for_it(self, ranks: Ranks) -> None:
+        expected = [[REMOTE_ERROR, REMOTE_ERROR], [0, 0], []]
+        assert ranks.run("communicator.leaves", 3) == expected
 
     @pytest.mark.parametrize(("late", "what"), [("start", "the communicator's start"), ("collective", "AllReduce")])
     def test_a_rank_that_never_comes(self, ranks: Ranks, late: str, what: str) -> None:
@@ -256,16 +267,14 @@ class TestDeath:
         assert all(code == REMOTE_ERROR for code, _ in texts), texts
         assert any(f"rank 2 did not come to {what} within 0.5 s" in text for _, text in texts), texts
         assert all("rank 2" in text for _, text in texts)
-        assert all(report["seconds"] < 3 for report in waiting)
         if late == "collective":
             code, text = absent["value"]
             assert code == REMOTE_ERROR
             assert "gave up waiting for rank 2" in text
 
     def test_aborting_from_another_thread(self, ranks: Ranks) -> None:
-        (code, seconds, after), *others = ranks.run("communicator.abort", 3)
+        (code, after), *others = ranks.run("communicator.abort", 3)
         assert (code, after) == (0, INVALID_ARGUMENT)
-        assert seconds < 1
         for code, text in others:
             assert code == REMOTE_ERROR
             assert "rank 0 has aborted" in text or "rank 0 left" in text
@@ -343,45 +352,46 @@ class TestPendingWork:
     """A collective returns at once; its streams and events are pending until every rank has come."""
 
     @pytest.mark.parametrize("count", [2, 4])
-    def test_a_message_that_the_other_rank_waits_for(self, ranks: Ranks, count: int) -> None:
-        assert ranks.run("pending.message_beside_work", count) == [True] * count
+    def test_a_message_that_the_other_rank_waits_for(self, torch_ranks: Ranks, count: int) -> None:
+        assert torch_ranks.run("pending.message_beside_work", count) == [True] * count
 
     @pytest.mark.parametrize("count", [2, 4])
-    def test_queries(self, ranks: Ranks, count: int) -> None:
-        assert ranks.run("pending.pending", count) == [True] * count
+    def test_queries(self, torch_ranks: Ranks, count: int) -> None:
+        assert torch_ranks.run("pending.pending", count) == [True] * count
 
-    def test_what_touches_pending_memory_waits(self, ranks: Ranks) -> None:
-        waited, _ = ranks.run("pending.waits", 2)
+    def test_what_touches_pending_memory_waits(self, torch_ranks: Ranks) -> None:
+        waited, _ = torch_ranks.run("pending.waits", 2)
         assert len(waited) == 11
         assert all(seconds >= 0.2 for seconds in waited.values()), waited
 
     @pytest.mark.slow
-    def test_compiled_code_waits(self, ranks: Ranks) -> None:
-        assert ranks.run("pending.compiled", 2) == [True] * 2
+    def test_compiled_code_waits(self, torch_ranks: Ranks) -> None:
+        assert torch_ranks.run("pending.compiled", 2) == [True] * 2
 
-    def test_a_collective_waits_for_its_stream(self, ranks: Ranks) -> None:
-        assert all(seconds >= 0.4 for seconds in ranks.run("pending.busy_stream", 2))
+    def test_a_collective_waits_for_its_stream(self, torch_ranks: Ranks) -> None:
+        assert all(seconds >= 0.4 for seconds in torch_ranks.run("pending.busy_stream", 2))
 
     @pytest.mark.parametrize("count", [2, 4])
-    def test_two_communicators_at_once(self, ranks: Ranks, count: int) -> None:
-        assert ranks.run("pending.overlap", count) == [True] * count
+    def test_two_communicators_at_once(self, torch_ranks: Ranks, count: int) -> None:
+        assert torch_ranks.run("pending.overlap", count) == [True] * count
 
-    def test_a_collective_takes_the_result_of_another_communicator(self, ranks: Ranks) -> None:
-        assert ranks.run("pending.chain", 2) == [True] * 2
+    def test_a_collective_takes_the_result_of_another_communicator(self, torch_ranks: Ranks) -> None:
+        assert torch_ranks.run("pending.chain", 2) == [True] * 2
 
-    def test_a_stream_destroyed_with_pending_work(self, ranks: Ranks) -> None:
-        assert ranks.run("pending.destroyed_stream", 2) == [True] * 2
+    def test_a_stream_destroyed_with_pending_work(self, torch_ranks: Ranks) -> None:
+        assert torch_ranks.run("pending.destroyed_stream", 2) == [True] * 2
 
-    def test_messages_beside_collectives(self, ranks: Ranks) -> None:
-        assert ranks.run("pending.messages_beside_collectives", 2) == [True] * 2
+    def test_messages_beside_collectives(self, torch_ranks: Ranks) -> None:
+        assert torch_ranks.run("pending.messages_beside_collectives", 2) == [True] * 2
 
-    def test_graphs(self, ranks: Ranks) -> None:
-        assert ranks.run("pending.graphs", 2) == [True] * 2
+    def test_graphs(self, torch_ranks: Ranks) -> None:
+        assert torch_ranks.run("pending.graphs", 2) == [True] * 2
 
-    def test_a_fork_beside_a_collective(self, ranks: Ranks) -> None:
-        assert ranks.run("pending.fork_beside_work", 2) == [True] * 2
+    def test_a_fork_beside_a_collective(self, torch_ranks: Ranks) -> None:
+        assert torch_ranks.run("pending.fork_beside_work", 2) == [True] * 2
 
 
+TWO_AND_FOUR = pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 QUICKLY = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}
 
 
@@ -390,35 +400,42 @@ class TestWatchdog:
 
     @pytest.mark.parametrize("count", [2, 4])
     @pytest.mark.parametrize("wait", ["synchronize", "kernel", "to_host"])
-    def test_aborting_the_process_group_ends_waits(self, ranks: Ranks, wait: str, count: int) -> None:
-        seconds, *_ = ranks.run("pending.abort", count, wait=wait)
-        assert 0.2 < seconds < 5
+    def test_aborting_the_process_group_ends_waits(self, torch_ranks: Ranks, wait: str, count: int) -> None:
+        events, *_ = torch_ranks.run("pending.abort", count, wait=wait)
+        assert events == ["abort", "end of the wait"]
 
     @pytest.mark.parametrize("count", [2, 4])
-    def test_the_timeout_of_a_process_group(self, ranks: Ranks, count: int) -> None:
-        *timed_out, last = ranks.reports("pending.timeout", count, QUICKLY)
+    def test_the_timeout_of_a_process_group(self, torch_ranks: Ranks, count: int) -> None:
+        *timed_out, last = torch_ranks.reports("pending.timeout", count, QUICKLY)
         assert timed_out == [{"exit": -signal.SIGABRT}] * (count - 1)
         assert last["value"] is None
 
-    def test_no_error_handling(self, ranks: Ranks) -> None:
+    @TWO_AND_FOUR
+    def test_no_error_handling(self, torch_ranks: Ranks, count: int) -> None:
         variables = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
-        assert ranks.run("pending.no_handling", 2, variables) == [True] * 2
+        assert torch_ranks.run("pending.no_handling", count, variables) == [True] * count
 
-    def test_blocking_wait(self, ranks: Ranks) -> None:
-        (text, seconds), _ = ranks.run("pending.blocking_wait", 2, {"TORCH_NCCL_BLOCKING_WAIT": "1"})
-        assert "timeout" in text
-        assert seconds > 0.9
+    @TWO_AND_FOUR
+    def test_blocking_wait(self, torch_ranks: Ranks, count: int) -> None:
+        *waiting, _ = torch_ranks.run("pending.blocking_wait", count, {"TORCH_NCCL_BLOCKING_WAIT": "1"})
+        for text, seconds in waiting:
+            assert "timeout" in text
+            assert seconds > 0.9
 
-    def test_a_killed_rank(self, ranks: Ranks) -> None:
-        assert ranks.reports("pending.killed", 2, QUICKLY) == [{"exit": -signal.SIGABRT}, {"exit": -signal.SIGKILL}]
-
-    def test_a_killed_rank_with_blocking_wait(self, ranks: Ranks) -> None:
-        alive, dead = ranks.reports("pending.killed_blocking", 2, {"TORCH_NCCL_BLOCKING_WAIT": "1"})
+    @TWO_AND_FOUR
+    def test_a_killed_rank(self, torch_ranks: Ranks, count: int) -> None:
+        *alive, dead = torch_ranks.reports("pending.killed", count, QUICKLY)
         assert dead == {"exit": -signal.SIGKILL}
-        text, seconds = alive["value"]
-        assert "timeout" in text or "remote process" in text, "which of the two differs between versions of torch"
-        assert seconds < 6
+        assert alive == [{"exit": -signal.SIGABRT}] * (count - 1)
+
+    @TWO_AND_FOUR
+    def test_a_killed_rank_with_blocking_wait(self, torch_ranks: Ranks, count: int) -> None:
+        *alive, dead = torch_ranks.reports("pending.killed_blocking", count, {"TORCH_NCCL_BLOCKING_WAIT": "1"})
+        assert dead == {"exit": -signal.SIGKILL}
+        for report in alive:
+            text = report["value"]
+            assert "timeout" in text or "remote process" in text, "which of the two differs between versions of torch"
 
     @pytest.mark.parametrize("wait", ["kernel", "to_host"])
-    def test_ctrl_c(self, ranks: Ranks, wait: str) -> None:
-        assert ranks.run("pending.interrupted", 2, wait=wait)[0] < 1.2
+    def test_ctrl_c(self, torch_ranks: Ranks, wait: str) -> None:
+        assert torch_ranks.run("pending.interrupted", 2, wait=wait) == [True] * 2

@@ -93,7 +93,7 @@ def test_delay() -> None:
     child = simulated_environment()
     child["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:9000,nvmlInit:300"
     program = "import time; start = time.monotonic(); n.nvmlInit(); report(time.monotonic() - start)"
-    assert 0.3 <= run(program, child) < 5
+    assert 0.3 <= run(program, child) < 9  # not the delay of cuInit
 
 
 # Errors

@@ -243,6 +243,7 @@ def test_processes_that_end_early(tmp_path: Path) -> None:
     assert said.count("printed before") == said.count("written before") == 1
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_collecting_that_initializes_the_driver(tmp_path: Path) -> None:
     write(
@@ -263,6 +264,7 @@ def test_collecting_that_initializes_the_driver(tmp_path: Path) -> None:
     assert "Collecting the tests initialized the CUDA driver" in done.stdout
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_what_cannot_be_collected_there(tmp_path: Path) -> None:
     write(
@@ -299,6 +301,7 @@ def test_what_cannot_be_collected_there(tmp_path: Path) -> None:
     assert "the server process of the test's simulated machine ended with status" in done.stdout
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_a_server_that_ends(tmp_path: Path) -> None:
     write(
@@ -371,6 +374,7 @@ def test_a_timeout_of_pytest_timeout(method: str, tmp_path: Path) -> None:
         assert "Timeout" in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_stopping(tmp_path: Path) -> None:
     write(
@@ -400,6 +404,7 @@ def test_stopping(tmp_path: Path) -> None:
     assert counts(done) == {"failed": 1}
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_pdb_opens_in_place_on_such_a_machine(tmp_path: Path) -> None:
     write(
@@ -485,6 +490,7 @@ def test_the_options_in_the_note_describe_the_machine_of_the_mark() -> None:
     assert known == set(inspect.signature(environment).parameters)
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_durations_include_the_start_of_the_machine(tmp_path: Path) -> None:
     write(

@@ -79,7 +79,6 @@ NONDETERMINISTIC: dict[str, Callable[[], Any]] = {
 }
 if VERSION < (2, 15):
     NONDETERMINISTIC["kthvalue"] = lambda: tensor(4).kthvalue(1)
-    NONDETERMINISTIC["cumsum"] = lambda: tensor(4).cumsum(0)
 
 
 class TestDeterminism:
@@ -105,6 +104,7 @@ class TestDeterminism:
         assert x.median().item() <= x.max().item()
         assert torch.bincount(torch.tensor([1, 2], device="cuda")).tolist() == [0, 1, 1]
         assert torch.arange(3, device="cuda").cumsum(0).tolist() == [0, 1, 3]
+        assert torch.ones(3, device="cuda").cumsum(0).tolist() == [1, 2, 3]
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             F.conv2d(tensor(1, 1, 4, 4), tensor(1, 1, 2, 2))
@@ -138,6 +138,7 @@ NOT_SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
     "topk": lambda x: x.topk(2),
     "sort": lambda x: x.sort(),
     "index": lambda x: x[torch.ones_like(x, dtype=torch.int64)],
+    "repeat": lambda x: x.repeat_interleave(torch.full((3,), 2, device="cuda"), output_size=6),
 }
 
 
@@ -217,6 +218,11 @@ class TestArguments:
         x[index] = torch.tensor(2.0)
         x[index.cuda()] = 3.0
         assert x.tolist() == [0.0, 3.0, 0.0]
+
+    def test_host_tensors_are_not_indexed_by_device_tensors(self) -> None:
+        message = r"indices should be either on cpu or on the same device as the indexed tensor \(cpu\)"
+        with pytest.raises(RuntimeError, match=message):
+            torch.ones(3)[torch.tensor([1], device="cuda")]
 
     def test_assertions(self) -> None:
         torch._assert_async(torch.ones(1, device="cuda"))

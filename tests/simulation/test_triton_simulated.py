@@ -16,9 +16,9 @@ from tests.support import simulated_environment
 if torch.__version__ < (2, 8):
     pytest.skip("torch 2.8 is the oldest whose compiled code is simulated", allow_module_level=True)
 
-triton = pytest.importorskip("triton")
-tl: Any = pytest.importorskip("triton.language")
-libdevice: Any = pytest.importorskip("triton.language.extra.libdevice")
+triton = pytest.importorskip("triton", reason="torch without Triton")
+tl: Any = pytest.importorskip("triton.language", reason="torch without Triton")
+libdevice: Any = pytest.importorskip("triton.language.extra.libdevice", reason="torch without Triton")
 
 CUDA = torch.device("cuda", 0)
 

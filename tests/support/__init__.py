@@ -13,6 +13,7 @@ from typing import Any
 
 import accelerator.simulation
 from accelerator._machine import environment as machine_environment
+from tests.support import torch_processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -46,11 +47,26 @@ def _finished(machine: dict[str, str], variables: dict[str, str]) -> dict[str, s
 
 
 def run(code: str, environment: dict[str, str], *arguments: str, timeout: float = 120) -> str:
-    """Run Python code in a fresh process and return its output; the test fails if it fails."""
-    program = [sys.executable, "-W", "error::UserWarning:accelerator", "-c", textwrap.dedent(code), *arguments]
-    child = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+    """Run Python code in a process of its own and return its output; the test fails if it fails."""
+    child = python(textwrap.dedent(code), environment, *arguments, timeout=timeout)
     assert child.returncode == 0, f"status {child.returncode}\n{child.stdout}\n{child.stderr}"
     return child.stdout
+
+
+def python(
+    code: str, environment: dict[str, str], *arguments: str, timeout: float = 120, cwd: Path = ROOT
+) -> subprocess.CompletedProcess[str]:
+    """Run Python code in a process of its own: a fresh one, or a fork that has imported torch if the code begins so."""
+    if sys.platform == "linux" and torch_processes.begins_with_torch(code):
+        return torch_processes.run(code, environment, *arguments, timeout=timeout, cwd=cwd)
+    program = [sys.executable, "-W", "error::UserWarning:accelerator", "-c", code, *arguments]
+    return subprocess.run(program, env=environment, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def with_prelude(prelude: str, code: str) -> str:
+    """Put definitions before a program. One that begins with the import of torch still does."""
+    code = textwrap.dedent(code)
+    return f"{'import torch' if torch_processes.begins_with_torch(code) else ''}\n{prelude}\n{code}"
 
 
 def in_child(function: Callable[[], object]) -> None:

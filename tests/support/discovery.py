@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from accelerator._machine import torch_build
+from tests import support
 from tests.support import simulated_environment
 
 BUILD = torch_build.read()
@@ -86,10 +87,18 @@ DRIVER = textwrap.dedent(
 )
 
 
-def evaluate(code: str, environment: dict[str, str], *arguments: str, python: tuple[str, ...] = (sys.executable,)) -> Any:
-    """Run a program that may use DRIVER in a fresh process and return the JSON that it printed."""
-    program = [*python, "-c", DRIVER + textwrap.dedent(code), *arguments]
-    child = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120, check=False)
+def evaluate(code: str, environment: dict[str, str], *arguments: str, python: tuple[str, ...] = ()) -> Any:
+    """Run a program that may use DRIVER and return the JSON that it printed.
+
+    Args:
+        python: a Python with options, which starts a fresh process; else `tests.support.python` chooses one.
+    """
+    program = support.with_prelude(DRIVER, code)
+    if python:
+        command = [*python, "-c", program, *arguments]
+        child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    else:
+        child = support.python(program, environment, *arguments)
     assert child.returncode == 0, f"status {child.returncode}\n{child.stdout}\n{child.stderr}"
     return json.loads(child.stdout)
 

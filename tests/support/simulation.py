@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import accelerator.simulation
+from tests import support
 from tests.support import simulated_environment
 
 if TYPE_CHECKING:
@@ -31,9 +32,8 @@ DEADLINE = 120
 
 
 def python(program: str, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program in a fresh process."""
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
+    """Run a program in a process of its own."""
+    return support.python(program, dict(os.environ if env is None else env), *arguments, timeout=DEADLINE, cwd=REPOSITORY)
 
 
 def plain() -> dict[str, str]:
@@ -103,7 +103,6 @@ def evaluate_uninitialized(program: str, gpus: int = 1, **machine: Any) -> Any:
 
 def run(program: str, child: dict[str, str]) -> Any:
     """Run a program in an environment and return what it reports."""
-    source = PRELUDE + textwrap.dedent(program)
-    done = subprocess.run([sys.executable, "-c", source], env=child, capture_output=True, text=True, timeout=DEADLINE)
+    done = support.python(support.with_prelude(PRELUDE, program), child, timeout=DEADLINE)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

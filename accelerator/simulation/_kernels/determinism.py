@@ -67,12 +67,6 @@ def _embedding_bag(name: str, arguments: _Arguments) -> str | None:
     return "embedding_bag_backward_cuda_max" if arguments.get("mode") == 2 else None
 
 
-def _cumsum(name: str, arguments: _Arguments) -> str | None:
-    tensor = arguments["self"]
-    is_exact = not (tensor.is_floating_point() or tensor.is_complex())
-    return None if _VERSION >= (2, 15) or is_exact else "cumsum_cuda_kernel"
-
-
 def _scatter_reduce(name: str, arguments: _Arguments) -> str | None:
     reduce = arguments.get("reduce")
     return f"scatter_reduce_cuda_{reduce}_" if reduce == "prod" or _VERSION >= (2, 15) else None
@@ -86,8 +80,6 @@ _CONDITIONS: dict[str, Callable[[str, _Arguments], str | None]] = {
     "put_": _put,
     "_embedding_bag_backward": _embedding_bag,
     "_embedding_bag_dense_backward": _embedding_bag,
-    "cumsum": _cumsum,
-    "cumsum_": _cumsum,
     "scatter_reduce": _scatter_reduce,
     "scatter_reduce_": _scatter_reduce,
 }

@@ -44,7 +44,8 @@ _ERROR_NAMES = {
     "_upsample_bilinear2d_aa": "upsample_bilinear2d_out_frame",
     "native_dropout": "fused_dropout",
     "native_dropout_backward": "masked_scale",
-    "scatter_reduce": "scatter_gather_tensor_cuda",
+    "scatter_reduce": "cuda_scatter_gather_base_kernel_func",
+    "scatter_value": "cuda_scatter_fill_base_kernel_func",
 }
 _SCALAR_TYPE_NAMES = {
     torch.bool: "Bool",

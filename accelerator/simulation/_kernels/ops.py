@@ -107,6 +107,7 @@ class Op:
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
         self.dtype_rules = dtype_rules(short_name)
         self.is_copy = short_name == "copy_"
+        self.is_foreach = short_name.startswith("_foreach_")
         self.is_dense = key == torch._C.DispatchKey.CPU
         self._is_indexing = short_name in _INDEXING
         self._is_data_dependent = short_name in _DATA_DEPENDENT or bool(
@@ -126,7 +127,9 @@ class Op:
     def waits_for_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether the host reads results or their sizes, so that a call waits for its stream."""
         if not self._is_indexing:
-            return self._is_data_dependent
+            # The host need not read a number of repetitions that the caller gives.
+            is_sized = self.short_name == "repeat_interleave" and self.bind(args, kwargs).get("output_size") is not None
+            return self._is_data_dependent and not is_sized
         # A mask becomes indices, whose number the host reads.
         indices = self.bind(args, kwargs)["indices"]
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
@@ -138,15 +141,18 @@ class Op:
     @property
     def is_plain(self) -> bool:
         """Whether the op draws no random numbers, and returns new tensors or writes only its first argument."""
-        tensors = bool(self.results) and all(str(result.type) == "Tensor" for result in self.schema.returns)
-        first = not self.written or (self.written == frozenset(self.names[:1]) and self.results == [self.names[0]])
+        returned = [str(result.type) for result in self.schema.returns]
+        tensors = set(returned) <= {"Tensor"} or returned == ["List[Tensor]"]
+        writes_first = self.written == frozenset(self.names[:1]) and self.results in ([], [self.names[0]])
+        is_pure = not self.written and bool(self.results)
         if "sparse" in self.name or "nested" in self.name or self.short_name.startswith(("quantize", "_make_per")):
             return False  # its results may have parts or a scale
         if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):
             return False  # for other ops torch resolves lazy negation before the kernel
-        if self._is_data_dependent:
+        if self._is_data_dependent or self._is_indexing:
             return False
-        return self.is_dense and not self.is_random and not self.is_copy and not self.out and tensors and first
+        is_simple = self.is_dense and not self.is_random and not self.is_copy and not self.out
+        return is_simple and tensors and (writes_first or is_pure)
 
     def _scalar_overload(self, scalars: frozenset[str]) -> Op | None:
         """Return the overload that takes numbers for these arguments, or None."""

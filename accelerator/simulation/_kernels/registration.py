@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from . import random
+from .argument_checks import with_argument_checks
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS
 from .determinism import alert_for
 from .dispatch import copy_override, kernel_override
@@ -86,7 +87,7 @@ def install() -> None:
     _libraries.append(library)
     with _without_override_warning():
         for name in _names_to_override():
-            library.impl(name, torch._C.DispatchKey.CUDA, alert_for(name, _override(name)))
+            library.impl(name, torch._C.DispatchKey.CUDA, alert_for(name, with_argument_checks(name, _override(name))))
         library.impl("aten::copy_", torch._C.DispatchKey.CUDA, copy_override())
         library.impl("aten::copy_", torch._C.DispatchKey.QuantizedCUDA, copy_override(torch._C.DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:

@@ -55,11 +55,14 @@ def note(arguments: Mapping[str, Any], nodeid: str) -> str:
     test = shlex.quote(nodeid)
     if without_option:
         return (
-            f"{text}simulate has no option for this mark's {', '.join(without_option)}: start pytest with the environment that\n"
-            f"accelerator.simulation.environment(...) returns for the mark's arguments; --pdb {test} then works in place"
+            f"{text}simulate has no option for this mark's {', '.join(without_option)}: start pytest with the environment\n"
+            f"that accelerator.simulation.environment(...) returns for the mark's arguments; --pdb {test} then works in place"
         )
     options = "".join(f"{word} " for word in map(shlex.quote, words))
-    return f"{text}To debug it, start pytest on its machine:\npython -m accelerator simulate {options}-- python -m pytest --pdb {test}"
+    return (
+        f"{text}To debug it, start pytest on its machine:\n"
+        f"python -m accelerator simulate {options}-- python -m pytest --pdb {test}"
+    )
 
 
 def _each(option: str) -> Callable[[Any], list[str] | None]:
@@ -75,8 +78,8 @@ def _each(option: str) -> Callable[[Any], list[str] | None]:
 def _each_or_off(option: str) -> Callable[[Any], list[str] | None]:
     def words(value: Any) -> list[str] | None:
         values = [value] if value is None or isinstance(value, int) else list(value)
-        named = {True: "all", False: "off", None: "off"}
-        return [word for each in values for word in (option, named[each] if each is None or type(each) is bool else str(each))]
+        texts = ["off" if each is None or each is False else "all" if each is True else str(each) for each in values]
+        return [word for text in texts for word in (option, text)]
 
     return words
 

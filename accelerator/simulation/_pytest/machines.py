@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import io
 import os
@@ -224,11 +225,9 @@ class _Server:
 
 def _records(pickled: bytes) -> Iterator[tuple[str, Any]]:
     file = io.BytesIO(pickled)
-    while True:
-        try:
+    with contextlib.suppress(EOFError, pickle.UnpicklingError):  # the end, or a record that the process did not finish
+        while True:
             yield pickle.load(file)
-        except (EOFError, pickle.UnpicklingError):  # the end, or a record that the process did not finish
-            return
 
 
 def _failure(item: pytest.Item, outcome: Outcome, missing: list[str]) -> list[pytest.TestReport]:

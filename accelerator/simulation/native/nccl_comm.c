@@ -371,11 +371,8 @@ EXPORT ncclResult_t ncclCommGetAsyncError(struct comm *comm, ncclResult_t *error
     RETURN_IF_ERROR(not_null(comm, "comm"));
     comm->users++; /* keeps the communicator from being destroyed */
     ncclResult_t result = check_comm(comm);
-    if (result == ncclSuccess) {
-        if (comm->asynchronous_error == ncclSuccess && comm->shared->failure)
-            report_failure(comm);
+    if (result == ncclSuccess)
         *error = (ncclResult_t)comm->asynchronous_error;
-    }
     comm->users--;
     return result;
 }

@@ -109,10 +109,11 @@ EXPORT cudaError_t cudaEventRecord(void *handle, void *stream_handle)
     return cudaEventRecordWithFlags(handle, stream_handle, 0);
 }
 
-/* Enters a call that waits for an event or queries it. */
+/* Enters a call that waits for an event or queries it. An event has a context of its own, so that the call makes none on
+ * the current device: torch's watchdog thread queries events of any device. */
 static cudaError_t enter_event(const char *function, void *handle, struct event **event)
 {
-    RETURN_IF_ERROR(enter_context(function, NULL));
+    RETURN_IF_ERROR(enter(function));
     *event = find_event(handle);
     if (!*event)
         return fail(ERROR_INVALID_HANDLE);

@@ -1,7 +1,7 @@
 """A plug-in of torch that brings the accelerator of ``hostacc.cpp``, by ``import hostacc`` or by its entry point.
 
-``HOSTACC_LIBRARY`` is the compiled library. ``HOSTACC_SWITCHES`` names what the accelerator lacks, and other changes, with commas
-between them:
+``HOSTACC_LIBRARY`` is the compiled library. ``HOSTACC_SWITCHES`` names what the accelerator lacks, and other changes, separated
+by commas:
 
 - ``no-generators``: neither torch nor the module knows generators. Random ops use the CPU's.
 - ``hidden-generators``: only the functions of the module, such as ``get_rng_state``, use the generators.

@@ -1,0 +1,274 @@
+"""One call of an op: CPU aliases of the arguments, and CUDA tensors for the results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import capture, random
+from .aliases import CPU, cpu_alias, cpu_alias_of_storage, to_device, write_back
+from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
+from .ops import Op
+from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
+
+__all__ = ["Call"]
+
+_Tensor = torch.Tensor
+
+
+class Call:
+    """One call of an op: its device, its arguments on the CPU and the tensors that it writes."""
+
+    __slots__ = (
+        "argument",
+        "device",
+        "generator",
+        "host_argument",
+        "may_resize",
+        "narrow_dtype",
+        "op",
+        "out_tensors",
+        "written",
+    )
+
+    def __init__(self, op: Op, may_resize: bool = False) -> None:
+        self.op = op
+        self.may_resize = may_resize  # out= tensors become copies that can grow
+        self.device: torch.device | None = None
+        self.narrow_dtype: torch.dtype | None = None  # the first tensor's type if the op is computed in a wider one
+        self.generator: torch.Generator | None = None  # overrides the caller's generator if not None
+        self.argument = ""  # the name of the argument that is converted, for errors
+        self.host_argument = ""  # the name of the first argument that is a tensor of the host
+        self.out_tensors: list[Any] = []
+        self.written: list[tuple[torch.Tensor, torch.Tensor]] = []  # pairs of CPU tensor and CUDA tensor
+
+    def convert(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments of the CPU's kernel; raise CUDA's errors for tensors on several devices."""
+        self.out_tensors = [kwargs.get(name) for name in self.op.out]
+        cpu_args: list[Any] = []
+        for name, value in zip(self.op.names, args, strict=False):
+            self.argument = name
+            cpu_args.append(self._to_cpu(value))
+        cpu_kwargs: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            self.argument = name
+            cpu_kwargs[name] = self._to_cpu(value)
+        if self.device is None or self.device == torch.device("cuda"):
+            self.device = torch.device("cuda", torch.cuda.current_device())
+        if self.host_argument:
+            if self.host_argument == "self" and self.op.short_name == "index":
+                raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+            raise self._device_mismatch(self.host_argument, CPU)
+        return cpu_args, cpu_kwargs
+
+    def _to_cpu(self, value: Any) -> Any:
+        if isinstance(value, _Tensor):
+            return self._tensor_to_cpu(value)
+        if isinstance(value, (list, tuple)):
+            return [self._to_cpu(item) for item in value]
+        if isinstance(value, torch.device):
+            if self.device is None and value.type == "cuda":
+                self.device = value
+            return CPU
+        if self.narrow_dtype is not None and isinstance(value, torch.dtype):
+            return widen(value, self.narrow_dtype, self.op.short_name)
+        return value
+
+    def _tensor_to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
+        device = tensor.device
+        if device.type == "cpu":
+            may_be_on_host = self.argument in self.op.host_arguments or (tensor.dim() == 0 and self.op.takes_host_scalars)
+            if not self.host_argument and not may_be_on_host:
+                self.host_argument = self.argument
+            return tensor
+        if device.type != "cuda":
+            raise self._device_mismatch(self.argument, device)
+        if self.device is None:
+            self.device = device
+            self._check_dtype(tensor.dtype)
+        elif self.device != device and not self.op.is_copy:
+            raise self._device_mismatch(self.argument, device)
+        if self.narrow_dtype is not None:
+            return self._widened(tensor, self.narrow_dtype)
+        if not self.op.is_dense:
+            result = cpu_alias_of_parts(tensor)
+            if self.argument in self.op.written:
+                self.written.append((result, tensor))
+            return result
+        if self.argument in self.op.out or any(tensor is out for out in self.out_tensors):
+            return self._out_to_cpu(tensor)
+        return cpu_alias(tensor)
+
+    def _check_dtype(self, dtype: torch.dtype) -> None:
+        """Raise CUDA's error if the op does not support the first tensor's type there."""
+        rules = self.op.dtype_rules
+        if dtype in rules.refused:
+            raise_unsupported_dtype(self.op.short_name, dtype)
+        if dtype in rules.widened or dtype is WITHOUT_KERNELS:
+            self.narrow_dtype = dtype
+
+    def _widened(self, tensor: torch.Tensor, narrow_dtype: torch.dtype) -> torch.Tensor:
+        """Return a CPU tensor of the wider type; one that the op writes is copied back."""
+        result = next((result for result, other in self.written if other is tensor), None)
+        if result is None:
+            is_conj = tensor.is_conj()
+            plain = tensor.conj() if is_conj else tensor  # the CPU resolves conjugation only in types with kernels
+            cpu_tensor = cpu_alias(plain) if self.op.is_dense else cpu_alias_of_parts(plain)
+            result = cpu_tensor.to(widen(tensor.dtype, narrow_dtype, self.op.short_name), copy=True)
+            if is_conj:
+                result = result.conj()
+            if self.argument in self.op.written:
+                self.written.append((result, tensor))
+        return result
+
+    def _out_to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return one CPU tensor for all places of a CUDA tensor: an op that writes one of its inputs does not resize it."""
+        result = next((result for result, other in self.written if other is tensor), None)
+        if result is None:
+            result = cpu_alias(tensor).clone() if self.may_resize else cpu_alias_of_storage(tensor)
+            self.written.append((result, tensor))
+        return result
+
+    def _device_mismatch(self, argument: str, other: torch.device) -> RuntimeError:
+        return RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {self.device} and {other}!"
+            f" (when checking argument for argument {argument} in method wrapper_CUDA_{self.op.short_name})"
+        )
+
+    def compute(self, cpu_args: list[Any], cpu_kwargs: dict[str, Any]) -> Any:
+        op = self.op
+        if not op.is_random:
+            return op.compute(*cpu_args, **cpu_kwargs)
+        generator = self.generator or self._find_generator(cpu_args, cpu_kwargs)
+        if not op.has_generator:
+            return random.draw(generator, op.compute, cpu_args, cpu_kwargs)
+        return random.draw_with_generator(generator, op.compute, cpu_args, cpu_kwargs, op.names)
+
+    def _find_generator(self, args: list[Any], kwargs: dict[str, Any]) -> torch.Generator:
+        """Return the CUDA generator that the op draws from: the caller's or the device's."""
+        assert self.device is not None
+        generator = self.op.bind(tuple(args), kwargs).get("generator")
+        if generator is None:
+            return random.default_generator(self.device.index)
+        if generator.device.type != "cuda":
+            raise RuntimeError(f"Expected a 'cuda' device type for generator but found '{generator.device.type}'")
+        return generator
+
+    def results(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return what the op returns: the arguments that it wrote, and new tensors on the device."""
+        self._write_back()
+        sources = self.op.results
+        if not sources:
+            return None
+        if self.narrow_dtype is not None:
+            computed = self._round(computed, args, kwargs)
+        if len(sources) == 1:
+            return self._to_device(computed) if sources[0] is None else self.op.bind(args, kwargs)[sources[0]]
+        arguments = self.op.bind(args, kwargs) if any(sources) else {}
+        return tuple(
+            self._to_device(value) if source is None else arguments[source]
+            for source, value in zip(sources, computed, strict=True)
+        )
+
+    def _compute_widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute at a replay with wider copies of the present values."""
+        call = Call(self.op)
+        call.generator = self.generator
+        computed = call.compute(*call.convert(args, kwargs))
+        call._write_back()
+        return computed
+
+    def _write_back(self) -> None:
+        for result, tensor in self.written:
+            if result.layout != torch.strided:
+                write_back_parts(result.to(tensor.dtype), tensor)
+            elif result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
+                write_back(result, tensor)
+
+    def _round(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return results that were computed in a wider type in the types that the op returns."""
+        assert self.narrow_dtype is not None
+        results = [computed] if len(self.op.results) == 1 else computed
+        try:
+            if not self.op.is_dense:
+                raise NotImplementedError  # torch has no meta tensors of other layouts
+            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+                meta_results, _ = self.op.infer_shapes(args, kwargs)
+            dtypes = [meta.dtype for meta in meta_results]
+        except NotImplementedError:
+            wide = widen(self.narrow_dtype, self.narrow_dtype, self.op.short_name)
+            dtypes = [self.narrow_dtype if result.dtype == wide else result.dtype for result in results]
+        rounded = [result.resolve_conj().to(dtype) for result, dtype in zip(results, dtypes, strict=True)]
+        return rounded[0] if len(self.op.results) == 1 else rounded
+
+    def _to_device(self, value: Any) -> Any:
+        assert self.device is not None
+        if isinstance(value, _Tensor):
+            if value.device.type != "cpu":
+                return value
+            is_dense = self.op.is_dense and value.layout is torch.strided
+            return to_device(value, self.device) if is_dense else to_device_by_parts(value, self.device)
+        if isinstance(value, (list, tuple)):
+            return [self._to_device(item) for item in value]
+        return value
+
+    def record(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Put the op on the stream that captures, and return the tensors that hold its results after each replay."""
+        op = self.op
+        assert self.device is not None
+        if op.waits_for_stream(args, kwargs):
+            capture.raise_capture_error(self.device)
+        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            meta_results, meta_arguments = op.infer_shapes(args, kwargs)
+        for name in op.out:
+            resized, tensor = meta_arguments.get(name), kwargs.get(name)
+            if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
+                tensor.resize_(resized.size())
+        call = Call(op)
+        cpu_args, cpu_kwargs = call.convert(args, kwargs)
+        if op.is_random:
+            # The present state: the generator may get another one before the replay.
+            generator = call._find_generator(cpu_args, cpu_kwargs)
+            random.raise_if_not_registered(generator)
+            call.generator = generator.graphsafe_get_state()
+        new_results = [
+            _empty_like(result, self.device) for source, result in zip(op.results, meta_results, strict=True) if source is None
+        ]
+        targets = [_cpu_aliases(result) for result in new_results]
+
+        def replay() -> None:
+            is_widened = call.narrow_dtype is not None
+            computed = call._compute_widened(args, kwargs) if is_widened else call.compute(cpu_args, cpu_kwargs)
+            values = [computed] if len(op.results) == 1 else computed or ()
+            new_values = [value for source, value in zip(op.results, values, strict=True) if source is None]
+            for target, value in zip(targets, new_values, strict=True):
+                _copy_into(target, value)
+
+        capture.put_on_stream(self.device, replay)
+        arguments = op.bind(args, kwargs)
+        remaining = iter(new_results)
+        results = [next(remaining) if source is None else arguments[source] for source in op.results]
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+
+def _empty_like(result: Any, device: torch.device) -> Any:
+    if isinstance(result, _Tensor):
+        return torch.empty_strided(result.size(), result.stride(), dtype=result.dtype, device=device)
+    if isinstance(result, (list, tuple)):
+        return [_empty_like(item, device) for item in result]
+    return result
+
+
+def _cpu_aliases(result: Any) -> Any:
+    if isinstance(result, _Tensor):
+        return cpu_alias(result)
+    return [_cpu_aliases(item) for item in result] if isinstance(result, (list, tuple)) else result
+
+
+def _copy_into(target: Any, value: Any) -> None:
+    if isinstance(target, _Tensor):
+        target.copy_(value)
+    elif isinstance(target, list):
+        for target_item, value_item in zip(target, value, strict=True):
+            _copy_into(target_item, value_item)

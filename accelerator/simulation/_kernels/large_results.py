@@ -1,0 +1,155 @@
+"""Large results: the CPU's kernel writes them straight into device memory.
+
+All other results are computed in host memory and copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .aliases import _START, _empty_on_current_device, _view, real_span, to_device
+from .decompositions import DECOMPOSITIONS
+
+__all__ = ["result_maker"]
+
+_Tensor = torch.Tensor
+_CPU = torch._C.DispatchKey.CPU
+_POINTWISE = (
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "pow.Tensor_Scalar", "exp", "sqrt", "rsqrt", "clamp_min", "gelu",
+    "gelu_backward", "silu", "silu_backward", "sigmoid", "sigmoid_backward", "tanh", "tanh_backward", "leaky_relu",
+    "threshold_backward",
+)  # fmt: skip
+_Maker = Callable[[list[Any], dict[str, Any]], Any]
+
+
+def result_maker(name: str) -> tuple[int, _Maker] | None:
+    """Return a function that computes an op's results in memory of the current device, or None.
+
+    It takes the arguments of the CPU's kernel, and returns None if it does not handle them. The number before it is the
+    position of the argument that is large if the result is.
+    """
+    make = _MAKERS.get(name)
+    if make is None or name in DECOMPOSITIONS:
+        return None
+    return (1 if name == "aten::addmm" else 0), make(name)
+
+
+def _out_kernel(name: str) -> Callable[..., Any]:
+    """Return a function that calls the CPU's kernel of an op with positional arguments and the tensor for the result."""
+    base, _, overload = name.partition(".")
+    arguments = _arguments(base, overload)
+    for candidate in torch._C._jit_get_operation(base)[1]:
+        *others, (out, type_name) = _arguments(base, candidate)
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(f"{base}.{candidate}" if candidate else base, "CPU")
+        if others == arguments and type_name == "result" and has_kernel:
+            call = torch._C._get_operation_overload(base, candidate)[1]
+            return _with_out(call, out)
+    raise LookupError(f"{name} has no kernel with out=")
+
+
+def _with_out(call: Callable[..., Any], out: str) -> Callable[..., Any]:
+    def compute(args: list[Any], kwargs: dict[str, Any], result: torch.Tensor) -> None:
+        call(_CPU, *args, **kwargs, **{out: result})
+
+    return compute
+
+
+def _arguments(base: str, overload: str) -> list[tuple[str, str]]:
+    """Return names and types; an argument that the op writes has the type "result"."""
+    arguments = torch._C._get_schema(base, overload).arguments
+    return [(a.name, "result" if a.alias_info is not None and a.alias_info.is_write else str(a.type)) for a in arguments]
+
+
+def _empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a tensor with memory on the current device, and its CPU alias."""
+    result = _empty_on_current_device(size, stride, dtype)
+    span, element_size = real_span(dtype)
+    return result, _view(span, size, stride, (result.data_ptr() - _START) // element_size)
+
+
+def _is_simple(tensor: torch.Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.dtype.is_floating_point and tensor.numel() > 0
+
+
+def _pointwise(name: str) -> _Maker:
+    """Make results of the size and type of the arguments, if these have one size and type."""
+    kernel = _out_kernel(name)
+
+    def make(args: list[Any], kwargs: dict[str, Any]) -> Any:
+        first = args[0]
+        for value in args:
+            if isinstance(value, _Tensor) and (
+                not _is_simple(value) or value.shape != first.shape or value.dtype != first.dtype
+            ):
+                return None
+        result, alias = _empty(tuple(first.shape), first.stride(), first.dtype)
+        kernel(args, kwargs, alias)
+        return result
+
+    return make
+
+
+def _relu(name: str) -> _Maker:
+    clamp_min = _pointwise("aten::clamp_min")
+    return lambda args, kwargs: clamp_min([args[0], 0], {})
+
+
+def _product(name: str) -> _Maker:
+    """Make the products of matrices, the last two arguments."""
+    kernel = _out_kernel(name)
+
+    def make(args: list[Any], kwargs: dict[str, Any]) -> Any:
+        tensors = [value for value in args if isinstance(value, _Tensor)]
+        left, right = tensors[-2:]
+        if left.dim() != 2 or right.dim() != 2 or left.size(1) != right.size(0) or not left.size(0) * right.size(1):
+            return None
+        if any(value.dtype != left.dtype or not value.dtype.is_floating_point for value in tensors):
+            return None
+        size = (left.size(0), right.size(1))
+        result, alias = _empty(size, (size[1], 1), left.dtype)
+        kernel(args, kwargs, alias)
+        return result
+
+    return make
+
+
+def _max_pool_backward(name: str) -> _Maker:
+    kernel = _out_kernel(name)
+
+    def make(args: list[Any], kwargs: dict[str, Any]) -> Any:
+        pooled = args[1]
+        if not _is_simple(pooled) or pooled.dtype != args[0].dtype:
+            return None
+        result, alias = _empty(tuple(pooled.shape), pooled.stride(), pooled.dtype)
+        kernel(args, kwargs, alias)
+        return result
+
+    return make
+
+
+def _batch_norm(name: str) -> _Maker:
+    kernel = torch._C._get_operation_overload("aten::native_batch_norm", "out")[1]
+
+    def make(args: list[Any], kwargs: dict[str, Any]) -> Any:
+        x = args[0]
+        if kwargs or not _is_simple(x) or x.dtype not in (torch.float32, torch.float64):
+            return None
+        result, alias = _empty(tuple(x.shape), x.stride(), x.dtype)
+        mean, invstd = (torch.empty(0, dtype=x.dtype, device="cpu") for _ in range(2))
+        kernel(_CPU, *args, out=alias, save_mean=mean, save_invstd=invstd)
+        return result, to_device(mean, result.device), to_device(invstd, result.device)
+
+    return make
+
+
+_MAKERS: dict[str, Callable[[str], _Maker]] = {
+    **{f"aten::{name}": _pointwise for name in _POINTWISE},
+    "aten::relu": _relu,
+    "aten::mm": _product,
+    "aten::addmm": _product,
+    "aten::max_pool2d_with_indices_backward": _max_pool_backward,
+    "aten::native_batch_norm": _batch_norm,
+}

@@ -1,0 +1,54 @@
+"""The report and the check on another accelerator: they name what it does not offer, and nothing fails for that."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.backend.server import Server
+
+pytestmark = [pytest.mark.xdist_group("hostacc"), pytest.mark.slow]
+
+PROGRAM = """
+import sys
+from accelerator.__main__ import main
+print("status", main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("switches", [(), ("no-generators", "no-memory", "no-streams")], ids=["all", "little"])
+def test_check(hostacc: Server, switches: tuple[str, ...]) -> None:
+    output = hostacc.run("import sys\nsys.argv[1:] = ['check']\n" + PROGRAM, *switches)
+    assert output.endswith("all areas passed\nstatus 0\n"), output
+    lines = {line[2:].partition(":")[0]: line.partition(":")[2] for line in output.splitlines() if line.startswith("✓")}
+    missing = {name for name, text in lines.items() if "not offered by this accelerator" in text}
+    expected = {"all-reduce", "graphs", "dtypes"}  # "dtypes" asks for the capability, which the backend does not report
+    if switches:
+        expected |= {"streams", "memory", "random", "checkpointing"}
+    assert missing == expected, output
+    assert {"discovery", "launching", "fork", "devices", "arithmetic", "tensors"} <= set(lines) - missing
+
+
+def test_a_wrong_result_still_fails(hostacc: Server) -> None:
+    """ "Not supported" hides no wrong answer and no other error."""
+    output = hostacc.run(
+        """
+import sys
+import accelerator as acc
+acc.initial_seed = lambda: 8
+def fail(*arguments):
+    raise RuntimeError("the device is lost")
+acc.range_push = fail
+sys.argv[1:] = ["check"]
+"""
+        + PROGRAM
+    )
+    assert output.endswith("status 1\n"), output
+    assert "random: after manual_seed_all(7) initial_seed() is 8" in output
+    assert "profiling: RuntimeError: the device is lost" in output
+
+
+def test_report(hostacc: Server) -> None:
+    output = hostacc.run("import sys\nsys.argv[1:] = []\n" + PROGRAM)
+    assert "available: 2 hostacc devices" in output
+    assert "Host accelerator 0" in output
+    assert output.endswith("status 0\n")

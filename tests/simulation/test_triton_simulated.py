@@ -355,8 +355,8 @@ def _transposed_by_descriptors(x, scales, out, rows, columns, BLOCK: tl.constexp
 def test_blocks_with_scales() -> None:
     x, scales = randn(20, 36), randn(2, 3)
     out = torch.empty(36, 20, device=CUDA)
-    # Triton 3.9 has no block pointers, 3.2 has no descriptors.
-    kernel = _transposed_by_descriptors if hasattr(tl, "make_tensor_descriptor") else _transposed_by_block_pointers
+    # Newer Triton refuses block pointers. The interpreter of 3.4 wants descriptors with strides of multiples of 16 elements.
+    kernel = _transposed_by_block_pointers if torch.__version__ < (2, 9) else _transposed_by_descriptors
     kernel[(2, 3)](x, scales, out, 20, 36, BLOCK=16)
     expanded = scales.repeat_interleave(16, 0)[:20].repeat_interleave(16, 1)[:, :36]
     torch.testing.assert_close(out, (x * expanded).t())
@@ -390,6 +390,7 @@ def test_a_persistent_loop() -> None:
     torch.testing.assert_close(out, x * 2 + torch.arange(450, device=CUDA) // 64)
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.8's Triton links its launcher with libcuda.so, which CI lacks")
 def test_without_triton_a_kernel_is_refused() -> None:
     program = f"import sys; sys.path.insert(0, {__file__!r}.rpartition('/tests/')[0]); import pytest, torch\n"
     program += "import tests.simulation.test_triton_simulated as t\n"

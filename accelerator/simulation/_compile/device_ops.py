@@ -78,10 +78,10 @@ def device_op(op: Any, index: int) -> Any:
 
 def let_inductor_call(op: Any) -> None:
     """Register an op's lowering with Inductor, which a program may require of all ops (``config.implicit_fallbacks``)."""
-    from torch._inductor.lowering import make_fallback, tag_to_layout_constraint
+    from torch._inductor import lowering
 
-    constraint: Any = tag_to_layout_constraint(torch.Tag.needs_exact_strides)
-    make_fallback(op, constraint, warn=False)
+    functions: Any = lowering
+    functions.make_fallback(op, functions.tag_to_layout_constraint(torch.Tag.needs_exact_strides), warn=False)
 
 
 def _waiting(op: Any) -> Callable[..., Any]:

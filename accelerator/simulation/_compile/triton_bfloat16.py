@@ -86,6 +86,9 @@ def hook_bfloat16(interpreter: ModuleType) -> None:
     def create_fabs(self: Any, value: Any) -> Any:
         return handle(np.abs(value.data), tl.bfloat16) if is_bfloat16(value.dtype) else absolute(self, value)
 
+    def get_bf16(_: Any, value: float) -> Any:
+        return handle(from_bits(round_to_bits(np.array([value], dtype=np.float32))), tl.bfloat16)
+
     interpreter_module: Any = interpreter
     interpreter_module._get_np_dtype = numpy_type_with_float32
     if is_size_valid is not None:  # not in Triton 3.2
@@ -101,4 +104,6 @@ def hook_bfloat16(interpreter: ModuleType) -> None:
     )
     for function in functions:
         setattr(builder, function.__name__, function)
+    if not hasattr(builder, "get_bf16"):  # Triton 3.4
+        builder.get_bf16 = get_bf16
     builder.create_int_to_ptr = builder.create_ptr_to_int = create_bitcast

@@ -152,10 +152,10 @@ def _probe_torch(plugins: Sequence[str] = ()) -> str | None:
     try:
         # A plug-in that fails may leave the variable set that keeps torch from loading it.
         result = torch_probe.run({_AUTOLOAD: None} if has_failed else {})
-    except child_process.NotStarted as error:
+    except child_process.NotStarted as not_started:
         if not has_failed:
             return _import_torch()
-        result = torch_probe.TorchProbeResult(str(error))
+        result = torch_probe.TorchProbeResult(str(not_started))
     error = result.error or (_FAILED_HERE if has_failed else None)
     unnamed = [name for name in plugins if error and name not in error]
     _import_error = f"{error}; it loads {', '.join(unnamed)}" if unnamed else error

@@ -53,7 +53,7 @@ COPIED: dict[str, Function] = {
 }
 
 
-def numbers(*shape: int) -> torch.Tensor:
+def random_tensor(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
 
 
@@ -68,14 +68,14 @@ def assert_same(there: Any, here: Any) -> None:
 @pytest.mark.parametrize("name", [*COMPUTED_IN_PLACE, *COPIED])
 def test_values(name: str) -> None:
     function = {**COMPUTED_IN_PLACE, **COPIED}[name]
-    x = numbers(8, 6, 40, 40)
+    x = random_tensor(8, 6, 40, 40)
     for _ in range(2):  # the first call does not take the fast path
         assert_same(function(x.cuda()), function(x))
 
 
 @pytest.mark.parametrize("name", COMPUTED_IN_PLACE)
 def test_no_result_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    x = numbers(8, 6, 40, 40).cuda()
+    x = random_tensor(8, 6, 40, 40).cuda()
     function = COMPUTED_IN_PLACE[name]
     function(x)
     copies: list[int] = []
@@ -88,10 +88,10 @@ def test_no_result_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_errors_are_torchs() -> None:
-    x = numbers(300, 200).cuda()
+    x = random_tensor(300, 200).cuda()
     x + x, x @ x.t()  # the fast path
     with pytest.raises(RuntimeError, match="must match the size"):
-        x + numbers(300, 199).cuda()
+        x + random_tensor(300, 199).cuda()
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         x @ x
     with pytest.raises(RuntimeError, match="Boolean inputs not supported"):
@@ -99,7 +99,7 @@ def test_errors_are_torchs() -> None:
 
 
 def test_second_device_and_gradients() -> None:
-    x = numbers(8, 6, 40, 40)
+    x = random_tensor(8, 6, 40, 40)
     there = x.to("cuda:1").requires_grad_()
     here = x.clone().requires_grad_()
     for tensor in (there, here):
@@ -122,13 +122,13 @@ LISTS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
     "copy_": lambda xs: torch._foreach_copy_([torch.zeros_like(x) for x in xs], xs) or xs,
 }
 INPUTS: dict[str, Callable[[], list[torch.Tensor]]] = {
-    "tensors": lambda: [numbers(3), numbers(2, 4), numbers(1, 1)],
-    "parameters": lambda: [nn.Parameter(numbers(3)), nn.Parameter(numbers(5))],
-    "transposed": lambda: [numbers(3, 4).t(), numbers(4)[::2]],
-    "empty": lambda: [numbers(3), numbers(0)],
-    "mixed": lambda: [numbers(3), numbers(3).double(), numbers(3).half()],
-    "complex": lambda: [numbers(3), torch.complex(numbers(3), numbers(3))],
-    "offset": lambda: [numbers(9)[1:], numbers(9)[3:]],
+    "tensors": lambda: [random_tensor(3), random_tensor(2, 4), random_tensor(1, 1)],
+    "parameters": lambda: [nn.Parameter(random_tensor(3)), nn.Parameter(random_tensor(5))],
+    "transposed": lambda: [random_tensor(3, 4).t(), random_tensor(4)[::2]],
+    "empty": lambda: [random_tensor(3), random_tensor(0)],
+    "mixed": lambda: [random_tensor(3), random_tensor(3).double(), random_tensor(3).half()],
+    "complex": lambda: [random_tensor(3), torch.complex(random_tensor(3), random_tensor(3))],
+    "offset": lambda: [random_tensor(9)[1:], random_tensor(9)[3:]],
 }
 
 
@@ -149,7 +149,7 @@ def test_lists(name: str, inputs: str) -> None:
 
 
 def test_lists_on_two_devices() -> None:
-    xs = [numbers(3).cuda(), numbers(3).to("cuda:1")]
+    xs = [random_tensor(3).cuda(), random_tensor(3).to("cuda:1")]
     results = torch._foreach_add(xs, 1.0)
     assert [result.device for result in results] == [x.device for x in xs]
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):

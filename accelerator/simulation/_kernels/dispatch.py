@@ -21,7 +21,7 @@ from .aliases import (
 )
 from .call import Call
 from .capture import captures
-from .large_results import result_maker
+from .large_results import direct_kernel
 from .ops import Op
 from .sparse import to_device_by_parts
 
@@ -107,7 +107,7 @@ def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable
         is_single, has_results = len(described.results) == 1, bool(described.results)
         returns_first = is_plain and has_results and described.results[0] is not None
         takes_tensor = tuple(argument in described.tensor_names for argument in described.names)
-        make_result = result_maker(name) if is_plain else None
+        make_result = direct_kernel(name) if is_plain else None
         op = described
         return described
 

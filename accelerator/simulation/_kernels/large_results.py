@@ -13,7 +13,7 @@ import torch
 from .aliases import _START, _empty_on_current_device, _view, real_span, to_device
 from .decompositions import DECOMPOSITIONS
 
-__all__ = ["result_maker"]
+__all__ = ["direct_kernel"]
 
 _Tensor = torch.Tensor
 _CPU = torch._C.DispatchKey.CPU
@@ -22,16 +22,16 @@ _POINTWISE = (
     "gelu_backward", "silu", "silu_backward", "sigmoid", "sigmoid_backward", "tanh", "tanh_backward", "leaky_relu",
     "threshold_backward",
 )  # fmt: skip
-_Maker = Callable[[list[Any], dict[str, Any]], Any]
+_DirectKernel = Callable[[list[Any], dict[str, Any]], Any]
 
 
-def result_maker(name: str) -> tuple[int, _Maker] | None:
+def direct_kernel(name: str) -> tuple[int, _DirectKernel] | None:
     """Return a function that computes an op's results in memory of the current device, or None.
 
     It takes the arguments of the CPU's kernel, and returns None if it does not handle them. The number before it is the
     position of the argument that is large if the result is.
     """
-    make = _MAKERS.get(name)
+    make = _KERNELS.get(name)
     if make is None or name in DECOMPOSITIONS:
         return None
     return (1 if name == "aten::addmm" else 0), make(name)
@@ -74,7 +74,7 @@ def _is_simple(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and tensor.dtype.is_floating_point and tensor.numel() > 0
 
 
-def _pointwise(name: str) -> _Maker:
+def _pointwise(name: str) -> _DirectKernel:
     """Make results of the size and type of the arguments, if these have one size and type."""
     kernel = _out_kernel(name)
 
@@ -92,12 +92,12 @@ def _pointwise(name: str) -> _Maker:
     return make
 
 
-def _relu(name: str) -> _Maker:
+def _relu(name: str) -> _DirectKernel:
     clamp_min = _pointwise("aten::clamp_min")
     return lambda args, kwargs: clamp_min([args[0], 0], {})
 
 
-def _product(name: str) -> _Maker:
+def _product(name: str) -> _DirectKernel:
     """Make the products of matrices, the last two arguments."""
     kernel = _out_kernel(name)
 
@@ -116,7 +116,7 @@ def _product(name: str) -> _Maker:
     return make
 
 
-def _max_pool_backward(name: str) -> _Maker:
+def _max_pool_backward(name: str) -> _DirectKernel:
     kernel = _out_kernel(name)
 
     def make(args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -130,7 +130,7 @@ def _max_pool_backward(name: str) -> _Maker:
     return make
 
 
-def _batch_norm(name: str) -> _Maker:
+def _batch_norm(name: str) -> _DirectKernel:
     kernel = torch._C._get_operation_overload("aten::native_batch_norm", "out")[1]
 
     def make(args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -145,7 +145,7 @@ def _batch_norm(name: str) -> _Maker:
     return make
 
 
-_MAKERS: dict[str, Callable[[str], _Maker]] = {
+_KERNELS: dict[str, Callable[[str], _DirectKernel]] = {
     **{f"aten::{name}": _pointwise for name in _POINTWISE},
     "aten::relu": _relu,
     "aten::mm": _product,

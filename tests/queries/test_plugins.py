@@ -134,7 +134,7 @@ def test_after_a_failed_import_of_torch_the_cause_is_still_named(tmp_path: Path)
                 return str(error)
         own = message(lambda: __import__("torch"))
         errors = [message(lambda: acc.synchronize()) for _ in range(2)]
-        print(json.dumps([own, acc.is_available(), acc.unavailable_reason(), *errors]))
+        print(json.dumps([own, acc.is_available(), acc.unavailable_reason(), *errors]), flush=True)
         os._exit(0)  # some torch crashes at the exit after its import failed
         """,
         environment,

@@ -40,7 +40,7 @@ def test_a_plugin_that(plugin: str, tmp_path: Path) -> None:
     assert message is None
 
 
-def test_the_same_answers_after_the_import_of_torch(tmp_path: Path) -> None:
+def test_importing_torch_changes_no_result(tmp_path: Path) -> None:
     code = """
     import accelerator as acc
 

@@ -40,21 +40,21 @@ def test_a_plugin_that(plugin: str, tmp_path: Path) -> None:
     assert message is None
 
 
-def test_the_same_answers_after_the_import_of_torch(tmp_path: Path) -> None:
+def test_importing_torch_changes_no_result(tmp_path: Path) -> None:
     code = """
     import accelerator as acc
 
-    def answers():
+    def discovered():
         return [acc.device_count(), acc.is_available(), list(acc.visible_devices_envs())]
 
     def devices():
         return [list(device) for device in acc.visible_devices()]
 
-    before = [*answers(), devices()]
+    before = [*discovered(), devices()]
     import torch
-    after = answers()
+    after = discovered()
     acc.init()
-    initialized = [*answers(), devices()]
+    initialized = [*discovered(), devices()]
     print(json.dumps([before, after, initialized, torch.hostacc.is_initialized()]))
     """
     before, after, initialized, is_initialized = evaluate(code, announce(tmp_path, environment()))

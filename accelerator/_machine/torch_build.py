@@ -120,8 +120,8 @@ def _plugins() -> list[str]:
     if os.environ.get(_AUTOLOAD, "1") != "1" and not process.has_torch_import_failed():
         return []
     # Importing importlib.metadata takes longer than all the rest of the first query.
-    found = (entry for path in sys.path for entry in _metadata(path) if _announces_backend(entry))
-    return [os.path.basename(entry).partition("-")[0].partition(".")[0] for entry in found]
+    packages = (entry for path in sys.path for entry in _metadata(path) if _announces_backend(entry))
+    return [os.path.basename(entry).partition("-")[0].partition(".")[0] for entry in packages]
 
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.deepspeed_stand_ins import CLASSES
+from tests.runtime.vendor_modules import CLASSES
 from tests.support import ROOT, plain_environment, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
@@ -107,7 +107,7 @@ VARYING = {"cpu": {"available_memory()", "available_memory(1)"}}
 
 def run_comparison(*device_types: str, environment: dict[str, str]) -> dict[str, dict[str, list[Any]]]:
     """Compare in processes that are forked from one that has imported torch and DeepSpeed."""
-    program = [sys.executable, "-W", "ignore", "-m", "tests.runtime.deepspeed_stand_ins", *device_types]
+    program = [sys.executable, "-W", "ignore", "-m", "tests.runtime.vendor_modules", *device_types]
     child = subprocess.run(program, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT, env=environment)
     assert child.returncode == 0, child.stderr[-4000:]
     return dict(json.loads(line) for line in child.stdout.splitlines() if line.startswith('["'))

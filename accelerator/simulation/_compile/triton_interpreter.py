@@ -84,9 +84,12 @@ def _let_scalars_be_indices(interpreter: Any) -> None:
     if len(inspect.signature(patch_tensor).parameters) > 1:  # newer Triton
         return
 
+    def index(self: Any) -> int:
+        return int(self.handle.data.squeeze())
+
     def patch_tensor_and_index(tensor: Any) -> None:
         patch_tensor(tensor)
-        tensor.__index__ = lambda self: int(self.handle.data.squeeze())
+        tensor.__index__ = index
 
     interpreter._patch_lang_tensor = patch_tensor_and_index
 

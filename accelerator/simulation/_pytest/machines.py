@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _SIGNATURE = inspect.signature(environment)
 # A machine is identified by the environment of its processes.
 _Machine = frozenset[tuple[str, str]]
 _machine = pytest.StashKey[_Machine]()
-_arguments = pytest.StashKey[dict[str, Any]]()
+_arguments = pytest.StashKey[Mapping[str, Any]]()
 
 
 class Machines:

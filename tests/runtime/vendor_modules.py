@@ -1,6 +1,6 @@
 """Compare DeepSpeed's accelerator classes with this package, on stand-ins for the vendors' torch modules.
 
-``python -m tests.runtime.deepspeed_stand_ins DEVICE_TYPE...`` prints, as JSON, a line for each device type with the two results
+``python -m tests.runtime.vendor_modules DEVICE_TYPE...`` prints, as JSON, a line for each device type with the two results
 of each method that needs no hardware. The stand-ins replace what is outside of both: torch's bindings for the accelerator, and
 the vendor's module. "cuda" needs simulated GPUs, "cpu" a process without an accelerator.
 """
@@ -83,7 +83,7 @@ class Generator:
             setattr(self, name, getattr(self._generator, name))
 
 
-def stand_in(device_type: str) -> ModuleType:
+def vendor_module(device_type: str) -> ModuleType:
     """Return a module with the functions that vendors' modules have; figures differ from one another."""
     generators = tuple(Generator(torch.device(device_type, index)) for index in range(DEVICES))
 
@@ -149,7 +149,7 @@ def install(device_type: str) -> None:
     """Make a stand-in torch's accelerator, before either side is imported."""
     if device_type not in ("hpu", "xpu", "mps"):  # torch has these device types
         torch.utils.rename_privateuse1_backend(device_type)
-    module = stand_in(device_type)
+    module = vendor_module(device_type)
     setattr(torch, device_type, module)
     sys.modules[f"torch.{device_type}"] = sys.modules[f"torch_{device_type}"] = module
     if device_type == "hpu":

@@ -22,8 +22,8 @@ environment: Any = accelerator.simulation.environment
 if accelerator.simulation.unavailable_reason() is not None:
     environment = environment.__wrapped__
 
-# Variables that a test must not inherit from the process that runs pytest.
-_READ_BY_US = machine_environment.VARIABLES
+# Variables that a test must not inherit from the process that runs pytest. Importing DeepSpeed, as an example does, sets the last.
+_NOT_INHERITED = (*machine_environment.VARIABLES, "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 
 def plain_environment(**variables: str) -> dict[str, str]:
@@ -40,7 +40,7 @@ def simulated_environment(variables: dict[str, str] | None = None, **options: An
 
 
 def _finished(machine: dict[str, str], variables: dict[str, str]) -> dict[str, str]:
-    for name in _READ_BY_US:
+    for name in _NOT_INHERITED:
         machine.pop(name, None)
     path = os.pathsep.join(filter(None, (str(ROOT), machine.get("PYTHONPATH"))))
     return {**machine, "PYTHONPATH": path, **variables}

@@ -22,7 +22,8 @@ environment: Any = accelerator.simulation.environment
 if accelerator.simulation.unavailable_reason() is not None:
     environment = environment.__wrapped__
 
-# Variables that a test must not inherit from the process that runs pytest. Importing DeepSpeed, as an example does, sets the last.
+# Variables that a test must not inherit from the process that runs pytest. The last is set by the import of DeepSpeed, which an
+# example imports.
 _NOT_INHERITED = (*machine_environment.VARIABLES, "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 

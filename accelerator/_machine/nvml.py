@@ -178,7 +178,9 @@ def _initialize() -> Any:
     try:
         binding.nvmlInit()
     except Exception as error:
-        raise _translated(binding, "nvmlInit", error) from None
+        failure = _translated(binding, "nvmlInit", error)
+        # Without a session nothing can be read, so "not supported" is a failure too.
+        raise failure if isinstance(failure, Failed) else Failed(str(failure), _NOT_SUPPORTED) from None
     return binding
 
 

@@ -119,7 +119,7 @@ def _allowed(outcome: Outcome, valid: dict[tuple[str, str], Outcome], device_typ
     unavailable = {of_valid} - {"value", "crash", "hang"}
     if argument == "0":
         # The only errors: "the accelerator has no such function", and the wrong state that set_rng_state gets.
-        return {"value", "RuntimeError", "NotImplementedError"}
+        return {"value", "RuntimeError", "NotSupported", "NotImplementedError"}
     if argument in WRONG_KIND:
         return {"TypeError"} | unavailable
     if argument in NO_DEVICE:

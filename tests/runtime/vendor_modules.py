@@ -142,6 +142,8 @@ def vendor_module(device_type: str) -> ModuleType:
         _cuda_isCurrentStreamCapturing=lambda: False,
     )
     module.random, module.memory = module, module
+    if device_type in ("mlu", "sdaa"):
+        module.device = lambda device=None: nullcontext()
     return module
 
 

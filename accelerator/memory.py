@@ -313,7 +313,9 @@ def empty_host_cache() -> None:
         >>> import accelerator as acc
         >>> acc.empty_host_cache()
     """
-    if state.current().is_initialized and bindings.empty_host_cache:
+    runtime = state.current()
+    has_cache = runtime.device_type != bindings.plugin_name() or bindings.can_lack_host_allocator
+    if runtime.is_initialized and bindings.empty_host_cache and has_cache:
         bindings.empty_host_cache()
 
 

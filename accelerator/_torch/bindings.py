@@ -94,6 +94,8 @@ reset_accumulated_memory_stats = _of_allocator(_reset_accumulated, "reset_accumu
 empty_cache = _of_allocator(_empty_cache, "empty_cache")
 
 empty_host_cache = _binding("_accelerator_emptyHostCache", "_host_emptyCache")
+# Before torch 2.15 the process crashes in it if the plug-in that brings the accelerator has no such allocator.
+can_lack_host_allocator = torch.__version__ >= "2.15"
 
 set_sync_debug_mode = _binding("_cuda_set_sync_debug_mode")
 get_sync_debug_mode = _binding("_cuda_get_sync_debug_mode")

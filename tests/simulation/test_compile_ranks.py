@@ -9,19 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.support import simulated_environment
-from tests.support.discovery import BUILD
 from tests.support.simulation import linux_only
-from tests.support.simulation_driver import needs_cuda_torch
+from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
 
-assert BUILD
-pytestmark = [
-    linux_only,
-    needs_cuda_torch,
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        BUILD.version.startswith(("2.6", "2.7")), reason="torch 2.8 is the oldest whose compiled code is simulated"
-    ),
-]
+pytestmark = [linux_only, needs_cuda_torch, needs_compiled_code, pytest.mark.slow]
 
 PROGRAM = """
 import os

@@ -9,10 +9,14 @@ from typing import Any
 import pytest
 
 from accelerator._machine import torch_build
+from accelerator.simulation._values import runs_compiled_code
 from tests.support import run, simulated_environment
 
 _build = torch_build.read()
 needs_cuda_torch = pytest.mark.skipif(_build is None or not _build.cuda, reason="needs a torch built for CUDA")
+needs_compiled_code = pytest.mark.skipif(
+    _build is None or not runs_compiled_code(_build.version), reason="torch 2.8 is the oldest whose compiled code is simulated"
+)
 
 
 def loaded_runtime() -> ctypes.CDLL:

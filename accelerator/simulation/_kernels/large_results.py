@@ -70,6 +70,10 @@ def _empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -
     return result, _view(span, size, stride, (result.data_ptr() - _START) // element_size)
 
 
+def _empty_like(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return _empty(tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
 def _is_simple(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous() and tensor.dtype.is_floating_point and tensor.numel() > 0
 
@@ -85,7 +89,7 @@ def _pointwise(name: str) -> _DirectKernel:
                 not _is_simple(value) or value.shape != first.shape or value.dtype != first.dtype
             ):
                 return None
-        result, alias = _empty(tuple(first.shape), first.stride(), first.dtype)
+        result, alias = _empty_like(first)
         kernel(args, kwargs, alias)
         return result
 
@@ -123,7 +127,7 @@ def _max_pool_backward(name: str) -> _DirectKernel:
         pooled = args[1]
         if not _is_simple(pooled) or pooled.dtype != args[0].dtype:
             return None
-        result, alias = _empty(tuple(pooled.shape), pooled.stride(), pooled.dtype)
+        result, alias = _empty_like(pooled)
         kernel(args, kwargs, alias)
         return result
 
@@ -137,7 +141,7 @@ def _batch_norm(name: str) -> _DirectKernel:
         x = args[0]
         if kwargs or not _is_simple(x) or x.dtype not in (torch.float32, torch.float64):
             return None
-        result, alias = _empty(tuple(x.shape), x.stride(), x.dtype)
+        result, alias = _empty_like(x)
         mean, invstd = (torch.empty(0, dtype=x.dtype, device="cpu") for _ in range(2))
         kernel(_CPU, *args, out=alias, save_mean=mean, save_invstd=invstd)
         return result, to_device(mean, result.device), to_device(invstd, result.device)

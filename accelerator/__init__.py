@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    # A star import hands on the names of the module's ``__all__``.
+    # A star import exports the names of the module's ``__all__``.
     from . import checkpointing as checkpointing
     from . import simulation as simulation
     from .compiling import *
@@ -280,7 +280,7 @@ def _simulation_runs_triton() -> bool:
 
 
 class _CurrentClass:
-    """``acc.Stream``, ``acc.Event`` or ``acc.Graph``: others under the CPU fallback, so no value is stored here.
+    """``acc.Stream``, ``acc.Event`` or ``acc.Graph``. The CPU fallback has other classes, so no class is stored here.
 
     The module's ``__getattr__`` would run only after a failed lookup, which takes longer than all of this.
     """

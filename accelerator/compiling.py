@@ -30,7 +30,7 @@ def is_triton_supported() -> bool:
 
     Returns:
         Whether Triton is installed and compiles for this accelerator: for CUDA, ROCm, XPU and some vendors' plug-ins. On CUDA
-        the compute capability must be at least 8.0, as DeepSpeed decides. False if Triton's kernels are refused here.
+        the compute capability must be at least 8.0, as DeepSpeed decides. False if Triton's kernels cannot run here.
 
     Example:
         >>> import accelerator as acc, torch

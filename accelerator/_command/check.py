@@ -115,7 +115,7 @@ def causes(checked: Checked) -> list[str]:
 
 
 def silence_numpy_warning() -> None:
-    """Silence torch's warning that NumPy is missing, which it gives once while it is imported."""
+    """Silence the warning that NumPy is missing, which torch issues once while it is imported."""
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 
@@ -206,7 +206,7 @@ def _run(name: str, device: str | None, area: Callable[..., str], *arguments: An
 
 
 def _is_not_offered(error: Exception) -> bool:
-    """Return whether an error says that this kind of accelerator lacks something, as opposed to a failure of it."""
+    """Return whether an error means that this accelerator lacks a feature, and not that the feature failed."""
     if isinstance(error, NotSupported) or isinstance(error.__cause__, NotSupported):
         return True
     # torch and this package have no class of their own for it. The messages are those of this package's functions, of torch's

@@ -1,4 +1,4 @@
-"""Offloading of activations with an offload engine of the caller's, for code that calls DeepSpeed's helper functions."""
+"""Offloading of activations with the caller's offload engine, for code that calls DeepSpeed's helper functions."""
 
 from __future__ import annotations
 

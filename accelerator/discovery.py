@@ -34,11 +34,6 @@ __all__ = [
     "visible_devices",
 ]
 
-BAD_FORK = (
-    "this process was forked after its parent had initialized the accelerator, which cannot be used again in the child; "
-    "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
-)
-
 _DIGITS = re.compile("0|[1-9][0-9]*")
 
 _current = discovery_cache.current
@@ -110,7 +105,7 @@ def unavailable_reason(*, strict: bool = False) -> str | None:
     if result.count == 0:
         return result.problem
     if process.is_in_bad_fork():
-        return BAD_FORK
+        return process.BAD_FORK
     return usability.problem(result) if strict else None
 
 

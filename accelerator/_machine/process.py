@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+# Why the accelerator cannot be used in a bad fork, and what to do.
+BAD_FORK = (
+    "this process was forked after its parent had initialized the accelerator, which cannot be used again in the child; "
+    "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
+)
+
 # Whether this process was forked from one that had initialized the accelerator; None if only torch may know. torch also marks
 # the children of a process that merely counted devices through it, and refuses to work there.
 _in_bad_fork: bool | None = None

@@ -87,7 +87,10 @@ def test_python(block: Block, tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-@pytest.mark.parametrize(("visible", "expected"), [("0,1", "cuda:1"), ("1", "cuda:0")], ids=["all GPUs", "its own GPU"])
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [pytest.param("0,1", "cuda:1", id="all GPUs"), pytest.param("1", "cuda:0", id="its own GPU", marks=pytest.mark.slow)],
+)
 def test_slurm_recipe(visible: str, expected: str, tmp_path: Path) -> None:
     (block,) = (block for block in PYTHON if "SLURM_LOCALID" in block.code)
     variables = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": visible}

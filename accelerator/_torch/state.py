@@ -25,7 +25,7 @@ class Accelerator:
 # fastest calls import it by name and test it.
 initialized: list[Accelerator] = []
 
-# The indices of its devices, from then on. A lookup here is the cheapest check; not every accelerator's binding checks an index.
+# The indices of its devices, from then on. A lookup here is the cheapest check, which some accelerators' bindings lack.
 device_indices: set[int] = set()
 
 # Index of each string and torch.device that was resolved since initialization: a lookup is faster than parsing again.

@@ -152,7 +152,9 @@ for call in (lambda: acc.manual_seed(1), acc.get_rng_state, acc.default_generato
 LAZY = [switch for switch in SWITCHES if switch not in ("no-is_initialized", "hidden-generators")]
 
 
-@pytest.mark.parametrize("switch", ["", "hidden-generators", *(pytest.param(switch, marks=pytest.mark.slow) for switch in LAZY)])
+@pytest.mark.parametrize(
+    "switch", ["", "hidden-generators", *(pytest.param(switch, marks=pytest.mark.slow) for switch in LAZY)]
+)
 def test_nothing_initializes(hostacc: Server, switch: str) -> None:
     hostacc.run(
         PRELUDE
@@ -350,41 +352,6 @@ assert Recorded.calls == ["begin", (1, 2), "end", "begin", None], Recorded.calls
 with pytest.raises(RuntimeError, match="keep_graph"):
     acc.Graph(True)
 del torch.accelerator.Graph
-"""
-    )
-
-
-def test_the_vendor_table_decides(hostacc: Server) -> None:
-    hostacc.run(
-        PRELUDE
-        + """
-from types import SimpleNamespace
-from accelerator._machine import accelerators, triton
-from accelerator._torch import bindings
-row = accelerators.Accelerator(
-    "hostacc", compile_backend="fake", is_synchronized=True, use_host_timers=False, resolves_data_dependency=True,
-    handles_memory_backpressure=False, op_builders="fake", graph_class="FakeGraph", has_triton=True, range_module="ranges",
-)
-accelerators._TABLE["hostacc"] = row
-triton.is_usable = lambda: True
-assert (acc.is_synchronized_device(), acc.use_host_timers()) == (True, False)
-assert (acc.resolves_data_dependency(), acc.handles_memory_backpressure()) == (True, False)
-assert acc.get_compile_backend() == "fake" and acc.op_builder_dir() == "deepspeed.ops.op_builder.fake"
-assert acc.is_triton_supported() is True and acc.prefer_triton_grouped_mm() is False
-module.is_bf16_supported, module.is_tf32_supported = lambda: False, lambda: True
-assert acc.is_bf16_supported() is False and acc.is_tf32_supported() is True
-bindings.nvtx, stack = None, []
-module.ranges = SimpleNamespace(range_push=stack.append, range_pop=stack.pop)
-acc.range_push("outer")
-assert stack == ["outer"]
-acc.range_pop()
-assert stack == []
-class FakeGraph:
-    pass
-if hasattr(torch.accelerator, "Graph"):
-    del torch.accelerator.Graph
-module.FakeGraph = FakeGraph
-assert isinstance(acc.Graph(), FakeGraph)
 """
     )
 

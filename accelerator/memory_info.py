@@ -89,7 +89,7 @@ def _figures_of_probe(result: DiscoveryResult, index: int) -> tuple[int, int]:
 def _resolve(device: Device, *, negative_is_current: bool = False) -> tuple[DiscoveryResult, int]:
     """The discovery result, and the index in it that a device argument names."""
     if process.is_in_bad_fork():
-        raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
+        raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}")
     result = discovery_cache.current()
     if negative_is_current:
         index = device_argument.index(device, result.device_type)

@@ -124,7 +124,7 @@ def _discover(allow_bad_fork: bool) -> Accelerator:
 
 def raise_bad_fork() -> NoReturn:
     """Raise the RuntimeError for a process that cannot use the accelerator because it was forked."""
-    raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
+    raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}")
 
 
 def initialize(device: Any = None, *, allow_negative: bool = False) -> RuntimeState:

@@ -60,6 +60,11 @@ def test_report(hostacc: Server) -> None:
     output = hostacc.run("import sys\nsys.argv[1:] = []\n" + PROGRAM)
     assert "available: 2 hostacc devices" in output
     assert output.endswith("status 0\n")
+    # Neither a table without figures nor a library that does not serve this accelerator.
+    output = hostacc.run("import sys\nsys.argv[1:] = []\n" + PROGRAM, "no-memory")
+    assert "\nGPU\n" not in output
+    assert "\nGPU  name\n  0  " in output
+    assert "NVML" not in output
     output = hostacc.run("import sys\nsys.argv[1:] = ['--json']\n" + PROGRAM, "no-memory")
     facts = json.loads(output.removesuffix("status 0\n"))
     assert (facts["accelerator"], facts["available"], facts["unavailable_reason"]) == ("hostacc", True, None)

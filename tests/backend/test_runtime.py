@@ -409,6 +409,21 @@ def child():
 """
 
 
+def test_the_module_decides_whether_a_fork_was_bad(hostacc: Server) -> None:
+    """The reference backend of torch has the function, which returns False in children: they can use the accelerator."""
+    hostacc.run(
+        PRELUDE
+        + FORK
+        + """
+IS_BAD = False
+module._is_in_bad_fork = lambda: False
+torch.ones(1, device="hostacc")
+assert acc.is_initialized()
+in_child(child)
+"""
+    )
+
+
 @pytest.mark.parametrize("switch", ["", "bad-fork", "no-is_initialized"])
 def test_fork(hostacc: Server, switch: str) -> None:
     """Queries never break fork. After initialization the accelerator decides whether it survives a fork."""

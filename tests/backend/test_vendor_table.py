@@ -109,6 +109,20 @@ assert now[:7] == (42, None, 2, None, 12_500, None, None), now
     )
 
 
+def test_snapshots_without_a_choice_of_traces(hostacc: Server) -> None:
+    """As those of torch.xpu."""
+    hostacc.run(
+        PRELUDE
+        + """
+acc.init()
+module.memory_snapshot = lambda mempool_id=None: [mempool_id]
+assert acc.memory_snapshot() == [None] and acc.memory_snapshot((0, 1)) == [(0, 1)]
+with pytest.raises(RuntimeError, match=r"torch.hostacc.memory_snapshot\\(\\) of torch .* does not take include_traces"):
+    acc.memory_snapshot(include_traces=False)
+"""
+    )
+
+
 def test_memory_figures(hostacc: Server) -> None:
     hostacc.run(
         PRELUDE

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import accelerator as acc
 from accelerator._machine import child_process, discovery_cache, torch_build, torch_child
 from accelerator._machine.driver_child import Device
 from tests.support import plain_environment, simulated_environment
@@ -185,3 +186,18 @@ def test_a_child_counts_if_counting_may_initialize(device_type: str, calls: int,
     )
     assert discovery_cache._from_torch(device_type, {}).count == 2
     assert len(counted) == calls
+
+
+def test_another_environment_is_discovered_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If only torch knows the devices, a child process with the variables of that environment counts them."""
+    masks: list[str | None] = []
+
+    def probe(environment: dict[str, str | None]) -> Any:
+        masks.append(environment["ZE_AFFINITY_MASK"])
+        return discovery_cache.torch_probe.TorchProbeResult(None, devices=(Device(None, "xpu", None, None, None),))
+
+    monkeypatch.setattr(discovery_cache.torch_build, "accelerator_type", lambda: "xpu")
+    monkeypatch.setattr(discovery_cache.torch_probe, "run", probe)
+    monkeypatch.delenv("ZE_AFFINITY_MASK", raising=False)
+    assert len(acc.visible_devices({"ZE_AFFINITY_MASK": "1"})) == 1
+    assert masks == ["1"]

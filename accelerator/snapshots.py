@@ -109,7 +109,7 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
     Args:
         mempool_id: return the segments of this memory pool only, from a graph's ``pool()``. Needs torch 2.7.
         include_traces: also collect the history of allocations, which takes time and is not part of the result. False needs
-            torch 2.13.
+            CUDA and torch 2.13.
 
     Returns:
         One dictionary for each segment; empty before initialization and under the CPU fallback. Mirrors

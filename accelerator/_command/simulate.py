@@ -6,12 +6,12 @@ import argparse
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..simulation import _build, environment
 from ..simulation._run import run
+from ..simulation._state_folder import state_folder
 from . import terminal
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
             parser.error("no command: give one after --")
     except SystemExit as stop:
         return int(stop.code or 0)
-    with tempfile.TemporaryDirectory(prefix="accelerator-simulation-") as directory:
+    with state_folder() as folder:
         try:
             child = environment(
                 options.gpus,
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
                 fill=options.fill,
                 triton=not options.no_triton,
                 compile=options.compile,
-                state=Path(directory, "state"),
+                state=folder / "state",
             )
         except ValueError as error:
             return _report_error(str(error))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +18,7 @@ pytestmark = pytest.mark.torch_free
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 LINKING = PAGES | {path: path.read_text(encoding="utf-8") for path in (ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")}
+_BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
@@ -49,6 +52,26 @@ def test_the_documented_keys_are_the_reports_keys() -> None:
     assert all(of_a_device == set(device) for device in facts["devices"])
 
 
+def test_the_guide_lists_every_option() -> None:
+    """Compare the tables of options with what --help lists."""
+    pages = (("simulation", (["simulate"],)), ("command", ([], ["check"])))
+    for page, commands in pages:
+        listed = set(re.findall(r"`(--[a-z-]+)", PAGES[ROOT / "docs" / f"{page}.md"].partition("\n\n`--watch`")[0]))
+        options: set[str] = set()
+        for command in commands:
+            line = [sys.executable, "-m", "accelerator", *command, "--help"]
+            shown = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+            options |= set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", shown, re.MULTILINE))
+        assert options - {"--help", "--version"} <= listed
+        assert listed - options <= {"--durations", "--pdb", "--trace", "--simulate-gpus"}, "an option that is not there"
+
+
+def test_every_page_answers_in_its_first_line() -> None:
+    for path, text in PAGES.items():
+        head = re.sub(r"^# .*\n\n", "", text, count=1)
+        assert re.match(r"[A-Z`].*\w", head), f"{path.name} begins with {head[:40]!r}"
+
+
 def test_code_names_public_functions() -> None:
     named = {name for text in PAGES.values() for name in re.findall(r"`(?:acc\.)?([a-z]\w+)\(\)?`", text)}
     assert len(named) > 30
@@ -56,7 +79,7 @@ def test_code_names_public_functions() -> None:
 
 
 def test_readme_is_short() -> None:
-    prose = re.sub(r"^ *```.*?^ *```", "", README, flags=re.DOTALL | re.MULTILINE)
+    prose = _BLOCK.sub("", README)
     assert len(prose.split()) <= 1300
 
 

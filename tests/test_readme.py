@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
+import types
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -106,6 +109,21 @@ def test_links_within_the_tree_lead_somewhere(path: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
             dead.append(link)
     assert dead == []
+
+
+def test_the_long_description_has_no_relative_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = types.SimpleNamespace(MetadataHookInterface=object)  # only builds have hatchling
+    for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hook)
+    module = runpy.run_path(str(ROOT / "docs" / "long_description.py"))
+    metadata: dict[str, Any] = {}
+    module["LongDescription"].update(types.SimpleNamespace(root=ROOT), metadata)
+    text = metadata["readme"]["text"]
+    assert links(text) == []
+    assert "![" not in text
+    assert "docs/install.md has sizes" in text
+    assert len(text) > 0.9 * len(README)
 
 
 def test_external_links_lead_to_known_hosts() -> None:

@@ -157,13 +157,30 @@ def test_the_workflow_can_be_read() -> None:
         assert all(set(step) <= {"uses", "with", "run"} for step in job["steps"])
 
 
-@pytest.mark.parametrize("name", ["int", "ValueError", "typing.Any", "torch.device"])
-def test_types_of_others_are_linked(name: str) -> None:
-    nodes = pytest.importorskip("docutils.nodes")
+def _sphinx_settings() -> dict[str, Any]:
     pytest.importorskip("sphinx")
     conf = ROOT / "docs" / "conf.py"
     settings: dict[str, Any] = {"__file__": str(conf)}
     exec(compile(conf.read_text(encoding="utf-8"), conf, "exec"), settings)  # as Sphinx reads it
+    return settings
+
+
+def test_functions_are_linked_from_a_summary(tmp_path: Path) -> None:
+    settings = _sphinx_settings()
+    page = tmp_path / "monitoring.rst"
+    settings["_write"](page, "Monitoring", "accelerator", ["utilization", "Telemetry"])
+    summary, entry, telemetry = page.read_text(encoding="utf-8").split(".. auto")[1:]
+    assert re.findall(r"^   (\w+)$", summary, re.MULTILINE) == ["utilization", "Telemetry"]
+    assert entry.startswith("function:: utilization")
+    # The class's docstring describes its fields. Sphinx would add "Alias for field number 0".
+    assert ":members:" not in telemetry
+    assert all(title[0].isupper() for _, title in settings["PAGES"].values())
+
+
+@pytest.mark.parametrize("name", ["int", "ValueError", "typing.Any", "torch.device"])
+def test_types_of_others_are_linked(name: str) -> None:
+    settings = _sphinx_settings()
+    nodes = pytest.importorskip("docutils.nodes")
     link = settings["_resolve_foreign"](None, None, {"reftarget": name}, nodes.Text(name))
     assert link["refuri"].endswith(f"?q={name}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -140,6 +141,18 @@ def test_pictures_are_whole_and_shown(path: Path) -> None:
     assert any(path.name in text for text in PAGES.values())
     if path.name == "report.svg":
         assert f"accelerator\u00a0{accelerator.__version__}\u00a0on" in "".join(root.itertext())
+
+
+def test_the_memory_figure_shows_what_was_measured() -> None:
+    bars = json.loads((ROOT / "docs" / "figures.json").read_text(encoding="utf-8"))["memory"]
+    assert {"no checkpoint", "torch", "torch, save_on_cpu", "checkpoint", "checkpoint_in_cpu", "partitioned, 2 ranks"} < set(
+        bars
+    )
+    drawn = "".join(ElementTree.parse(ROOT / "docs" / "memory.svg").getroot().itertext()).split("\n")
+    assert {*bars, *(f"{mib:.1f}" for pair in bars.values() for mib in pair)} <= {text.strip() for text in drawn}
+    # Offload leaves one input of 1 MiB on the device, and reads the next one early.
+    assert bars["checkpoint_in_cpu"][0] == pytest.approx(1, rel=0.01)
+    assert bars["checkpoint_in_cpu"][1] - bars["torch, save_on_cpu"][1] == pytest.approx(1, rel=0.01)
 
 
 def test_the_guide_contains_every_page() -> None:

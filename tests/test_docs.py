@@ -105,6 +105,7 @@ def test_slurm_recipe(visible: str, expected: str, tmp_path: Path) -> None:
     assert printed.splitlines() == [expected, "1 2"]
 
 
+@pytest.mark.slow
 def test_the_first_example_without_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (without_one,) = re.findall(r"without a GPU the same lines print `(.*)` and `(.*)`", PYTHON[0].page)

@@ -70,7 +70,7 @@ def test_the_guide_lists_every_option() -> None:
         assert listed - options <= {"--durations", "--pdb", "--trace", "--simulate-gpus", "--simulate-memory"}, "an option that is not there"
 
 
-def test_every_page_answers_in_its_first_line() -> None:
+def test_every_page_begins_with_a_sentence() -> None:
     for path, text in PAGES.items():
         head = re.sub(r"^# .*\n\n", "", text, count=1)
         assert re.match(r"[A-Z`].*\w", head), f"{path.name} begins with {head[:40]!r}"

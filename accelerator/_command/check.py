@@ -145,6 +145,7 @@ def run(
         passed = [result for result in of_area if result.problem is None]
         if passed and show:
             names = ", ".join(result.device for result in passed if result.device) or None
+            names = "all devices" if names and len(passed) == len(devices) > 2 else names
             show(Result(passed[0].area, names, "; ".join(dict.fromkeys(str(result.saw) for result in passed)), None))
 
     def on_each(name: str, area: Callable[[int], str], indices: Sequence[int]) -> None:

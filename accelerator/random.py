@@ -250,7 +250,7 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
 
     Returns:
         The context manager. If the accelerator is initialized inside, it restores the state before the block, and it drops
-        seeds that are still queued at the end. Like ``torch.random.fork_rng``, which initializes all devices.
+        seeds that are still queued at the end. Mirrors ``torch.random.fork_rng``, which initializes all devices.
 
     Raises:
         RuntimeError: in a bad fork, unless ``devices`` is empty.

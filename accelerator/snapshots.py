@@ -90,7 +90,7 @@ def _line(label: str, cells: list[str]) -> str:
 
 
 def _scaled(value: int, total: float, is_size: bool) -> str:
-    """Format a value in a unit in which the total that it is part of has at most six digits."""
+    """Format a value in the unit in which the total has at most six digits."""
     units: tuple[str, ...]
     if is_size:
         units, step, limit = ("B  ", "KiB", "MiB", "GiB", "TiB", "PiB"), 1024, 768 * 1024

@@ -108,7 +108,7 @@ def causes(checked: Checked) -> list[str]:
 
 
 def silence_numpy_warning() -> None:
-    """Silence torch's warning that NumPy is missing, which it gives once while it is imported."""
+    """Silence the warning that NumPy is missing, which torch issues once while it is imported."""
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 

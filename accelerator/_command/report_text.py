@@ -19,7 +19,7 @@ _TEMPERATURE_HIGH, _TEMPERATURE_CRITICAL = 75, 85
 
 
 class Cell(NamedTuple):
-    """A table's cell: its text, and the style it has where colors are written."""
+    """A cell of a table: its text, and its style if the report has colors."""
 
     text: str
     style: str | None = None
@@ -217,7 +217,7 @@ def table(rows: Sequence[Sequence[str | Cell]], alignment: str, color: bool) -> 
     heading = "  ".join(f"{cells[0][i].text:{alignment[i]}{widths[i]}}" for i in columns).rstrip()
     lines = [styled(heading, "bold", color)]
     for row in cells[1:]:
-        # Trailing blanks go before the colors come, which would hide them.
+        # Trailing blanks are stripped before colors are added, whose codes would follow the blanks.
         last = max((i for i in columns if row[i].text), default=columns[0])
         padded = [
             styled(

@@ -43,7 +43,8 @@ class Accelerator(NamedTuple):
         memory_limits: keys of total and used bytes in its module's memory statistics, if the module reports them nowhere else.
         pin_memory_alignment: the alignment in bytes of host memory that its driver registers.
         counting_may_initialize: whether its module may initialize the accelerator to count the devices.
-        telemetry: functions of its module that read the initialized device, each with the factor to the unit of ours.
+        telemetry: functions of its module that read the initialized device, each with the factor that converts its unit to the
+            unit of this package.
     """
 
     device_type: str

@@ -62,7 +62,7 @@ def _discover(key: tuple[int | None, Any, list[Any]]) -> DiscoveryResult:
     """Discover again, and cache the result for as long as its key stays the same."""
     global _entry
     before = _entry
-    # Only CUDA's driver says whether it is initialized, at no cost. For other accelerators torch does, which takes longer.
+    # CUDA's driver reports at no cost whether it is initialized. For other accelerators only torch does, which takes longer.
     depends_on_torch = backend() is rocm or (key[1] is not None and key[1].type != "cuda")
     full_key = key, depends_on_torch and process.is_initialized()
     if before.full_key == full_key and time.monotonic() < before.expires:

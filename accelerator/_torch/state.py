@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from .. import discovery
 from .._machine import accelerators, device_argument, discovery_cache, process
 from .._machine.discovery_result import NotSupported
 from .bindings import get_index
@@ -124,7 +123,7 @@ def _discover(allow_bad_fork: bool) -> Accelerator:
 
 def raise_bad_fork() -> NoReturn:
     """Raise the RuntimeError for a process that cannot use the accelerator because it was forked."""
-    raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}")
+    raise RuntimeError(f"The accelerator cannot be used: {process.BAD_FORK}")
 
 
 def initialize(device: Any = None, *, allow_negative: bool = False) -> RuntimeState:

@@ -50,8 +50,8 @@ class TestInitialization:
 
     def test_delay(self) -> None:
         program = "import time; begin = time.monotonic(); cuda.cuInit(0); report(time.monotonic() - begin)"
-        (seconds,) = evaluate(program, {"ACCELERATOR_SIM_INIT_DELAY": "nvmlInit:9000,cuInit:300"})
-        assert 0.3 <= seconds < 9  # not the delay of NVML
+        (seconds,) = evaluate(program, {"ACCELERATOR_SIM_INIT_DELAY": "nvmlInit:600000,cuInit:300"})
+        assert seconds >= 0.3  # with NVML's delay, the program would not end in time
 
     def test_visible_devices_are_read_once(self) -> None:
         program = "cuda.cuInit(0); os.environ['CUDA_VISIBLE_DEVICES'] = '0'; cuda.cuInit(0); report(count())"

@@ -63,7 +63,7 @@ class _Converter:
     """Converts graphs that share fake tensors."""
 
     def __init__(self) -> None:
-        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the originals too: their ids must stay theirs
+        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # keeps the originals, and so their ids
 
     def convert_graph(self, module: torch.fx.GraphModule) -> None:
         for node in list(module.graph.nodes):

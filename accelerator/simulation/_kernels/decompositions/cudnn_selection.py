@@ -1,7 +1,7 @@
-"""Ops by which torch selects cuDNN or MIOpen: never, so that torch's own kernels run.
+"""Ops that decide whether torch uses cuDNN or MIOpen. They return False, so that torch runs its own kernels.
 
-torch calls cuDNN's recurrent nets past the dispatcher, also if a program switches cuDNN on. The host calls these ops, also
-while a stream captures; they read no values.
+torch calls cuDNN's recurrent networks without the dispatcher, so they cannot be overridden, even if a program enables cuDNN.
+These ops run on the host, also while a stream captures, because they read no values of tensors.
 """
 
 from __future__ import annotations

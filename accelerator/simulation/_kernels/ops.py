@@ -105,7 +105,7 @@ class Op:
         self.takes_host_scalars = bool(self.host_arguments) or is_pointwise or short_name in _TAKES_HOST_SCALARS
         self._scalar_overloads: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
-        self.dtype_rules = dtype_rules(short_name)
+        self.dtype_rules = dtype_rules(short_name, key)
         self.is_copy = short_name == "copy_"
         self.is_foreach = short_name.startswith("_foreach_")
         self.is_dense = key == torch._C.DispatchKey.CPU

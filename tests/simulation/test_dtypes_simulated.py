@@ -167,7 +167,13 @@ def test_compressed_sparse_products(dtype: torch.dtype) -> None:
     matrix = torch.tensor([[0, 1.5], [2, 0]], dtype=dtype)
     sparse, dense = matrix.cuda().to_sparse_csr(), torch.full((2, 2), 3.0, dtype=dtype, device="cuda")
     blocks = torch.eye(4, dtype=dtype, device="cuda").to_sparse_bsr((2, 2))
-    results = [sparse @ dense, dense @ sparse, torch.addmm(dense, sparse, dense), sparse @ dense[0], blocks @ dense.repeat(2, 2)]
+    results = [
+        sparse @ dense,
+        dense @ sparse,
+        torch.addmm(dense, sparse, dense),
+        sparse @ dense[0],
+        blocks @ dense.repeat(2, 2),
+    ]
     wide = [[[4.5, 4.5], [6, 6]], [[6, 4.5], [6, 4.5]], [[7.5, 7.5], [9, 9]], [4.5, 6], [[3] * 4] * 4]
     assert [(result.dtype, result.tolist()) for result in results] == [(dtype, expected) for expected in wide]
     assert (sparse @ sparse).to_dense().tolist() == [[3, 0], [0, 3]]

@@ -377,6 +377,23 @@ class TestRandom:
         assert torch.equal(x.grad, y.detach())
 
 
+class TestCudnn:
+    def test_flag_is_what_the_program_sets(self) -> None:
+        cudnn, x = torch.backends.cudnn, torch.ones(2, device="cuda")
+        assert cudnn.enabled
+        assert cudnn.is_acceptable(x)
+        with cudnn.flags(enabled=False):
+            assert not cudnn.enabled
+            assert not cudnn.is_acceptable(x)
+        assert cudnn.enabled
+
+    @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+    def test_recurrent_nets(self, name: str) -> None:
+        """With its own flag on, torch would call cuDNN past the dispatcher."""
+        net, x = getattr(nn, name)(3, 4, 2), torch.randn(5, 2, 3)
+        torch.testing.assert_close(copy.deepcopy(net).cuda()(x.cuda())[0].cpu(), net(x)[0])
+
+
 class TestWorkspaces:
     """The first product of a thread and stream allocates memory for cuBLAS."""
 

@@ -13,7 +13,7 @@ import torch
 
 from . import random
 from .argument_checks import with_argument_checks
-from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS
+from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dispatch import copy_override, kernel_override
 from .ops import not_simulated
@@ -97,7 +97,7 @@ def install() -> None:
                 library.impl(name, key, kernel_override(name, cpu_key))
     random.track_registrations()
     release_with_torch()
-    torch._C._set_cudnn_enabled(False)
+    separate_flag()
     torch._C._jit_override_can_fuse_on_gpu(False)  # the fuser compiles CUDA kernels at run time
 
 

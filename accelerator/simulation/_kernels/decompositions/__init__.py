@@ -9,7 +9,7 @@ It draws random numbers from the CPU's default generator, or from its argument `
 generator if the op has such an argument or torch tags it ``nondeterministic_seeded``. Apart from that, decompositions are pure:
 if a stream captures, they run at each replay. They run below autograd and do not compute gradients with it.
 
-``CUDNN_SELECTION`` has kernels that replace CUDA's as they are: they read no memory.
+``CUDNN_SELECTION`` has kernels that replace CUDA's as they are: they read no memory themselves.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from . import (
     softmax,
     zeroing,
 )
-from .cudnn_selection import CUDNN_SELECTION
+from .cudnn_selection import CUDNN_SELECTION, separate_flag
 
-__all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS"]
+__all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS", "separate_flag"]
 
 _MODULES = (
     convolution,

@@ -6,6 +6,7 @@ import copy
 import gc
 import itertools
 import math
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -368,6 +370,20 @@ class TestRandom:
         F.dropout(torch.ones(9, device="cuda"))
         torch.rand(3, device="cuda")
         assert torch.equal(torch.get_rng_state(), before)
+
+    @pytest.mark.parametrize(
+        "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    )
+    def test_dropout_has_a_generator_of_its_own(self, backend: SDPBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another thread could draw from the CPU's default generator meanwhile."""
+        monkeypatch.delattr(sys.modules["_accelerator_simulation._kernels.random"], "draw")
+        x = torch.ones(2, 2, 8, 8, device="cuda", dtype=torch.float16)
+        dropped = F.dropout(x, 0.25)
+        assert set(dropped.unique().tolist()) == {0, torch.tensor(1 / 0.75).half().item()}
+        assert torch.equal(F.dropout(x, 1.0), x * 0)
+        assert torch.equal(torch.native_dropout(x, 0.5, False)[0], x)
+        with sdpa_kernel(backend):
+            assert F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).unique().numel() > 1
 
     def test_dropout_is_what_it_says(self) -> None:
         x = torch.ones(10_000, device="cuda", requires_grad=True)

@@ -141,7 +141,7 @@ class Call:
         if not op.is_random:
             return op.compute(*cpu_args, **cpu_kwargs)
         generator = self.generator or self._find_generator(cpu_args, cpu_kwargs)
-        if not op.has_generator:
+        if not op.takes_generator:
             return random.draw(generator, op.compute, cpu_args, cpu_kwargs)
         return random.draw_with_generator(generator, op.compute, cpu_args, cpu_kwargs, op.names)
 
@@ -171,11 +171,11 @@ class Call:
             for source, value in zip(sources, computed, strict=True)
         )
 
-    def _compute_widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compute_widened(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Compute at a replay with wider copies of the present values."""
         call = Call(self.op)
         call.generator = self.generator
-        computed = call.compute(*call.convert(args, kwargs))
+        computed = call.compute(*call.convert(tuple(args), kwargs))
         call._write_back()
         return computed
 
@@ -238,17 +238,15 @@ class Call:
         targets = [_cpu_aliases(result) for result in new_results]
 
         # As on a GPU, the graph does not keep its arguments' memory allocated: a later op of the capture may reuse it.
-        is_widened = call.narrow_dtype is not None
-        unowned_args, unowned_kwargs = (_unowned(args), _unowned(kwargs)) if is_widened else ((), {})
+        compute, compute_args, compute_kwargs = call.compute, cpu_args, cpu_kwargs
+        if call.narrow_dtype is not None:
+            compute, compute_args, compute_kwargs = call._compute_widened, _unowned(args), _unowned(kwargs)
         call.written, call.out_tensors = [], []
         addresses = _device_addresses([*args, *kwargs.values()])
 
         def replay() -> None:
             capture.raise_if_freed(addresses, op.name)
-            if is_widened:
-                computed = call._compute_widened(unowned_args, unowned_kwargs)
-            else:
-                computed = call.compute(cpu_args, cpu_kwargs)
+            computed = compute(compute_args, compute_kwargs)
             values = [computed] if len(op.results) == 1 else computed or ()
             new_values = [value for source, value in zip(op.results, values, strict=True) if source is None]
             for target, value in zip(targets, new_values, strict=True):

@@ -82,14 +82,14 @@ def _figures_of_probe(result: DiscoveryResult, index: int) -> tuple[int, int]:
         raise Failed(probed.error or "a child process sees other devices; initialize the accelerator first")
     free, total = probed.free_memory[index], probed.devices[index].total_memory
     if free is None or total is None:
-        raise Failed(f"torch does not report the memory of {result.device_type} devices")
+        raise NotSupported(f"torch does not report the memory of {result.device_type} devices")
     return free, total
 
 
 def _resolve(device: Device, *, negative_is_current: bool = False) -> tuple[DiscoveryResult, int]:
     """The discovery result, and the index in it that a device argument names."""
     if process.is_in_bad_fork():
-        raise RuntimeError(f"The accelerator cannot be used: {process.BAD_FORK}.")
+        raise RuntimeError(f"The accelerator cannot be used: {process.BAD_FORK}")
     result = discovery_cache.current()
     if negative_is_current:
         index = device_argument.index(device, result.device_type)
@@ -99,7 +99,8 @@ def _resolve(device: Device, *, negative_is_current: bool = False) -> tuple[Disc
 
 def _unknown(result: DiscoveryResult, index: int, error: Exception) -> RuntimeError:
     name = description.name(result.devices[index], result.backend)
-    return RuntimeError(f"The memory of device {index}, {name}, is unknown: {error}")
+    error_type = NotSupported if isinstance(error, NotSupported) else RuntimeError
+    return error_type(f"The memory of device {index}, {name}, is unknown: {error}")
 
 
 @assume_constant

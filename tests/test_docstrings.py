@@ -151,6 +151,7 @@ def test_modules_of_queries_say_that_they_initialize_nothing() -> None:
         assert "initialize nothing" in " ".join(documentation.split()), module
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_docstrings_say_what_initializes_and_what_starts_a_child() -> None:
     calls = {name: CALLS.get(name, f"{name}()") for name in NAMES if name not in NOT_CALLED}

@@ -132,8 +132,8 @@ def _chooses_cpu(env: Mapping[str, str]) -> bool:
 def _from_torch(accelerator: str, env: Mapping[str, str]) -> DiscoveryResult:
     """The devices of an accelerator that only torch knows, from the imported torch or from a child process."""
     module = process.torch_device_module()
-    # torch.xpu may initialize the runtime to count devices.
-    if module is not None and (accelerator != "xpu" or process.is_initialized()):
+    can_count = process.is_initialized() or not accelerators.get_row(accelerator).counting_may_initialize
+    if module is not None and can_count:
         return _of_imported_torch(module, accelerator, env)
     try:
         probed = torch_probe.run()

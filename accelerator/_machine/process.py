@@ -140,9 +140,8 @@ def reset_after_fork(function: Callable[[], None]) -> Callable[[], None]:
 def _before_fork() -> None:
     global _initialized_before_fork
     imports.before_fork()
-    # If a backend has no lazy initialization, only torch knows in the child whether it had been used.
-    is_lazy = hasattr(torch_device_module(), "is_initialized")
-    _initialized_before_fork = is_driver_initialized() or is_in_bad_fork() or (is_lazy and not is_fork_safe())
+    # In the child torch knows whether another accelerator than CUDA was initialized, and whether that matters.
+    _initialized_before_fork = is_driver_initialized() or is_in_bad_fork()
 
 
 def _after_fork_in_child() -> None:

@@ -60,6 +60,21 @@ class ModuleGenerator:
         return function(*arguments)
 
 
+def seed_all(device_type: str, count: int, seed: int) -> None:
+    """Seed the generators of all devices.
+
+    If only the accelerator's module knows them, its own function does it: before initialization no other device than the first
+    can be made current, as the functions for one device require.
+    """
+    all_generators = [find_generator(device_type, index) for index in range(count)]
+    of_module = getattr(getattr(torch, device_type), "manual_seed_all", None)
+    if of_module and any(isinstance(generator, ModuleGenerator) for generator in all_generators):
+        of_module(seed)
+    else:
+        for generator in all_generators:
+            generator.manual_seed(seed)
+
+
 def default_generator(device_type: str, index: int) -> torch.Generator:
     """Return the default generator of an initialized device, or the CPU's.
 

@@ -54,6 +54,7 @@ def test_checkpoints_save_memory(ckpt: Checkpoint) -> None:
         h.sum().backward()
         return torch.cuda.max_memory_allocated() - before
 
+    peak(none)  # the first products allocate cuBLAS's workspaces
     assert peak(ckpt) < peak(none) / 2
     assert peak(ckpt) <= peak(torchs)
 

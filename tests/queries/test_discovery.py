@@ -368,7 +368,7 @@ MIXED = """
 
 
 @on_simulated_gpus
-@pytest.mark.parametrize("nvml", ["present", "absent"])
+@pytest.mark.parametrize("nvml", ["present", pytest.param("absent", marks=pytest.mark.slow)])
 def test_unlike_gpus_in_reversed_order(nvml: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = (

@@ -334,7 +334,7 @@ def values(uuids: list[str]) -> st.SearchStrategy[str | None]:
 
 
 ORDERS = st.sampled_from([None, None, "PCI_BUS_ID", "FASTEST_FIRST", "pci_bus_id", ""])
-EXAMPLES = 50
+EXAMPLES = 20
 BATCH = 10
 ECONOMICAL = settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

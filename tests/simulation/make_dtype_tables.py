@@ -3,6 +3,9 @@
 Run it on a simulated machine: ``python -m accelerator simulate --gpus 1 -- python -m tests.simulation.make_dtype_tables``,
 until it prints that nothing changed. PyTorch's operator database (OpInfo) states for each entry which types CUDA supports.
 
+A build of torch without CUDA makes its table too, without a simulated machine: the database states CUDA's types there as well,
+and the CPU's kernels show which types they lack. The next newer table says which ops compute in a wider type meanwhile.
+
 An op refuses a type if an entry runs it on a type that the CPU supports and CUDA does not, unless the op's own entry says that
 CUDA supports it. An op is computed in a wider type if an entry with CUDA's support fails because the CPU's kernel does not
 implement the type.
@@ -10,24 +13,28 @@ implement the type.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import itertools
 import json
 import re
 import sys
 import warnings
 from collections import defaultdict
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.simulation import operators
+from tests.simulation import cuda_statements, operators
 from tests.support import ROOT
 
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo
 
+DEVICE = cuda_statements.DEVICE
 FILE = ROOT / "accelerator/simulation/_kernels/dtypes.json"
 # The types of which the database states for every op whether CUDA supports them (torch's test_dtypes holds it to that).
 STATED = {
@@ -55,30 +62,44 @@ class Ran(NamedTuple):
 
 
 class Recorder(TorchDispatchMode):
-    def __init__(self) -> None:
+    def __init__(self, widened: dict[str, set[torch.dtype]]) -> None:
         super().__init__()
+        self.widened = widened  # by op: the types that this mode, not a simulated GPU, computes in wider ones
         self.ops: set[tuple[str, torch.dtype]] = set()
         self.failed: tuple[str, torch.dtype] | None = None
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         leaves = pytree.tree_leaves((args, kwargs))
-        first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda), None)
+        first = next((leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type == DEVICE), None)
         name = function._schema.name.removeprefix("aten::")
         op = (name.removesuffix("_"), first.dtype) if first is not None else None
         try:
             result = function(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
-            if op and self.failed is None and re.search("not implemented for|Expected self to be a floating", str(error)):
-                self.failed = op
-            raise
+            if not op or not re.search("not implemented for|Expected self to be a floating", str(error)):
+                raise
+            if op[1] not in self.widened.get(op[0], ()):
+                self.failed = self.failed or op
+                raise
+            result = compute_widened(function, args, kwargs, op[1])
         if op:
             self.ops.add(op)
         return result
 
 
-def run(op: OpInfo, sample: Any, backward: bool) -> Ran:
-    recorder = Recorder()
+def compute_widened(function: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+    wide = rules()._WIDE[dtype]
+
+    def convert(value: Any, source: torch.dtype, target: torch.dtype) -> Any:
+        return value.to(target) if isinstance(value, torch.Tensor) and value.dtype == source else value
+
+    args, kwargs = pytree.tree_map(lambda value: convert(value, dtype, wide), (args, kwargs))
+    return pytree.tree_map(lambda value: convert(value, wide, dtype), function(*args, **kwargs))
+
+
+def run(op: OpInfo, sample: Any, backward: bool, widened: dict[str, set[torch.dtype]] | None = None) -> Ran:
+    recorder = Recorder(widened or {})
     try:
         with recorder:
             operators._call(op, sample, backward)
@@ -90,20 +111,24 @@ def run(op: OpInfo, sample: Any, backward: bool) -> Ran:
 def samples(op: OpInfo, dtype: torch.dtype, backward: bool) -> list[Any]:
     torch.manual_seed(1)
     try:
-        drawn = list(itertools.islice(op.sample_inputs("cuda", dtype, requires_grad=backward), SAMPLES))
+        drawn = list(itertools.islice(op.sample_inputs(DEVICE, dtype, requires_grad=backward), SAMPLES))
     except Exception:  # the entry has no samples of this type
         return []
     return drawn[:: max(1, len(drawn) // RUNS)]
 
 
-def make_table() -> dict[str, dict[str, set[torch.dtype]]]:
-    """Return the types that each op refuses and those that are computed in a wider type."""
+def make_table(known: dict[str, set[torch.dtype]]) -> dict[str, dict[str, set[torch.dtype]]]:
+    """Return the types that each op refuses and those that are computed in a wider type.
+
+    Args:
+        known: The types that are computed in a wider type already, so that their ops do not fail.
+    """
     refused: dict[str, set[torch.dtype]] = defaultdict(set)
     widened: dict[str, set[torch.dtype]] = defaultdict(set)
     entries = {name: op for name, op in operators.entries().items() if not name.startswith("jiterator")}
     for name, op in entries.items():
         cpu, cuda = op.supported_dtypes("cpu"), op.supported_dtypes("cuda")
-        for dtype in (cpu - cuda) & STATED:
+        for dtype in (cpu - cuda) & STATED if cuda else ():  # without types, CUDA has no kernel
             for sample in samples(op, dtype, False):
                 ran = run(op, sample, False)
                 for short_name, first in ran.ops if ran.failed is None else ():
@@ -114,16 +139,17 @@ def make_table() -> dict[str, dict[str, set[torch.dtype]]]:
             cuda_only += [(dtype, True) for dtype in cuda_backward - (cpu_backward & cpu)]
         for dtype, backward in cuda_only:
             for sample in samples(op, dtype, backward):
-                failed = run(op, sample, backward).failed
-                if failed is not None and failed[0]:
-                    widened[failed[0]].add(failed[1])
+                ran = run(op, sample, backward, known if DEVICE == "cpu" else None)
+                for short_name, first in {*ran.ops, ran.failed or ("", dtype)}:
+                    if short_name and ((short_name, first) == ran.failed or first in known.get(short_name, ())):
+                        widened[short_name].add(first)
         print(name, file=sys.stderr)
     for op in entries.values():
         if op.aten_name in refused:
             refused[op.aten_name] -= op.supported_dtypes("cuda")
     registered = {
         op.removeprefix("aten::").partition(".")[0].removesuffix("_")
-        for op in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
+        for op in torch._C._dispatch_get_registrations_for_dispatch_key(DEVICE.upper())
     }
     refused = {name: dtypes for name, dtypes in refused.items() if name in registered - COPIES}
     for name, text in ALSO_REFUSED.items():
@@ -140,18 +166,34 @@ def grouped(by_op: dict[str, set[torch.dtype]]) -> dict[str, str]:
     return {dtypes: " ".join(sorted(names)) for dtypes, names in sorted(groups.items())}
 
 
+@functools.cache
+def rules() -> ModuleType:
+    """Return the module that reads the tables; without simulated GPUs it is loaded apart from its package."""
+    if DEVICE == "cuda":
+        return sys.modules["_accelerator_simulation._kernels.dtypes"]
+    spec = importlib.util.spec_from_file_location("dtypes", FILE.with_suffix(".py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # for the annotations of its named tuple
+    spec.loader.exec_module(module)
+    return module
+
+
 def main() -> int:
     warnings.simplefilter("ignore")
-    dtypes = sys.modules["_accelerator_simulation._kernels.dtypes"]
-    rules = dtypes._table()
-    known = {name: set(rule.widened) for name, rule in rules.items()}
-    for name, rule in list(rules.items()):  # nothing is refused meanwhile, so that every entry runs
-        rules[name] = rule._replace(refused=frozenset())
-    table = make_table()
-    for name, already in known.items():
-        table["widened"].setdefault(name, set()).update(already)
+    dtypes = rules()
     version = ".".join(torch.__version__.split(".")[:2])
     tables = json.loads(FILE.read_text(encoding="utf-8"))
+    if DEVICE == "cuda":
+        table_in_use = dtypes._table()
+        known = {name: set(rule.widened) for name, rule in table_in_use.items()}
+        for name, rule in list(table_in_use.items()):  # nothing is refused meanwhile, so that every entry runs
+            table_in_use[name] = rule._replace(refused=frozenset())
+    else:
+        newer = min((v for v in tables if dtypes._version(v) > dtypes._version(version)), key=dtypes._version)
+        known = {name: set(types) for name, types in dtypes._by_op(tables[newer]["widened"]).items()}
+    table = make_table(known)
     before = tables.get(version)
     tables[version] = {part: grouped(by_op) for part, by_op in table.items()}
     FILE.write_text(json.dumps(dict(sorted(tables.items(), key=lambda item: dtypes._version(item[0]))), indent=1) + "\n")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -134,7 +135,7 @@ class TestMemory:
             torch.empty(3 * GIB, dtype=torch.uint8, device="cuda")
         message, free = str(error.value), torch.cuda.mem_get_info()[0] / GIB
         assert f"Tried to allocate 3.00 GiB. GPU 0 has a total capacity of 8.00 GiB of which {free:.2f} GiB is free" in message
-        assert "this process has 6.0" in message, "torch reads from NVML what this process holds"
+        assert re.search(r"this process has 6\.[01]", message), "torch reads from NVML what this process holds"
         assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
         del tensor
         # The cached 6 GiB are given back for this one.

@@ -16,7 +16,6 @@ from tests.simulation.make_dtype_tables import STATED, samples
 # Pairs of entry and type that torch's database gives CUDA and that fail here.
 FAILING = {
     "sparse.mm.reduce": "CUDA has no kernel of it; the database is wrong",
-    "sparse.sampled_addmm": "its backward multiplies sparse matrices, which the CPU does not support in half types",
     "stft": "in bfloat16 its result is viewed as a complex type for which torch has no view",
     "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "a kernel of the CPU",
 }
@@ -161,6 +160,23 @@ def test_complex_half() -> None:
         result = function(x.cuda())
         assert result.dtype == torch.complex32
         torch.testing.assert_close(result.cpu().to(torch.complex64), function(x.to(torch.complex64)), rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_compressed_sparse_products(dtype: torch.dtype) -> None:
+    matrix = torch.tensor([[0, 1.5], [2, 0]], dtype=dtype)
+    sparse, dense = matrix.cuda().to_sparse_csr(), torch.full((2, 2), 3.0, dtype=dtype, device="cuda")
+    blocks = torch.eye(4, dtype=dtype, device="cuda").to_sparse_bsr((2, 2))
+    results = [
+        sparse @ dense,
+        dense @ sparse,
+        torch.addmm(dense, sparse, dense),
+        sparse @ dense[0],
+        blocks @ dense.repeat(2, 2),
+    ]
+    wide = [[[4.5, 4.5], [6, 6]], [[6, 4.5], [6, 4.5]], [[7.5, 7.5], [9, 9]], [4.5, 6], [[3] * 4] * 4]
+    assert [(result.dtype, result.tolist()) for result in results] == [(dtype, expected) for expected in wide]
+    assert (sparse @ sparse).to_dense().tolist() == [[3, 0], [0, 3]]
 
 
 def test_integers() -> None:

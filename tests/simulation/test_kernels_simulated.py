@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import math
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -370,12 +373,83 @@ class TestRandom:
         torch.rand(3, device="cuda")
         assert torch.equal(torch.get_rng_state(), before)
 
+    @pytest.mark.parametrize(
+        "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    )
+    def test_dropout_has_a_generator_of_its_own(self, backend: SDPBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Another thread could draw from the CPU's default generator meanwhile."""
+        monkeypatch.delattr(sys.modules["_accelerator_simulation._kernels.random"], "draw")
+        x = torch.ones(2, 2, 8, 8, device="cuda", dtype=torch.float16)
+        dropped = F.dropout(x, 0.25)
+        assert set(dropped.unique().tolist()) == {0, torch.tensor(1 / 0.75).half().item()}
+        assert torch.equal(F.dropout(x, 1.0), x * 0)
+        assert torch.equal(torch.native_dropout(x, 0.5, False)[0], x)
+        with sdpa_kernel(backend):
+            assert F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).unique().numel() > 1
+
     def test_dropout_is_what_it_says(self) -> None:
         x = torch.ones(10_000, device="cuda", requires_grad=True)
         y = F.dropout(x, 0.25)
         assert 0.72 < (y != 0).float().mean().item() < 0.78
         y.sum().backward()
         assert torch.equal(x.grad, y.detach())
+
+
+class TestCudnn:
+    def test_flag_is_what_the_program_sets(self) -> None:
+        cudnn, x = torch.backends.cudnn, torch.ones(2, device="cuda")
+        assert cudnn.enabled
+        assert cudnn.is_acceptable(x)
+        with cudnn.flags(enabled=False):
+            assert not cudnn.enabled
+            assert not cudnn.is_acceptable(x)
+        assert cudnn.enabled
+
+    @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
+    def test_recurrent_nets(self, name: str) -> None:
+        """With its own flag on, torch would call cuDNN past the dispatcher."""
+        net, x = getattr(nn, name)(3, 4, 2), torch.randn(5, 2, 3)
+        torch.testing.assert_close(copy.deepcopy(net).cuda()(x.cuda())[0].cpu(), net(x)[0])
+
+
+class TestWorkspaces:
+    """The first product of a thread and stream allocates memory for cuBLAS."""
+
+    @pytest.fixture(autouse=True)
+    def _release(self) -> Iterator[None]:
+        torch._C._cuda_clearCublasWorkspaces()
+        yield
+        torch._C._cuda_clearCublasWorkspaces()
+
+    def allocated_by(self, call: Callable[[], object], device: int = 0) -> int:
+        before = torch.cuda.memory_allocated(device)
+        call()
+        return torch.cuda.memory_allocated(device) - before
+
+    def test_once_for_each_device_stream_and_thread(self) -> None:
+        size = 32 * 1024**2 if torch.cuda.get_device_capability() == (9, 0) else 8_519_680
+        x, there = torch.ones(2, 2, device="cuda"), torch.ones(2, 2, device="cuda:1")
+        assert self.allocated_by(lambda: x @ x) == size
+        assert self.allocated_by(lambda: torch.addmm(x, x, x)) == 0
+        assert self.allocated_by(lambda: there @ there) == 0
+        torch._C._cuda_clearCublasWorkspaces()
+        assert self.allocated_by(lambda: there @ there, 1) == size
+        assert self.allocated_by(lambda: x @ x) == size
+        with torch.cuda.stream(torch.cuda.Stream()):
+            assert self.allocated_by(lambda: x @ x) == size
+        thread = threading.Thread(target=lambda: x @ x)
+        assert self.allocated_by(lambda: (thread.start(), thread.join())) == size
+        assert self.allocated_by(torch._C._cuda_clearCublasWorkspaces) == -3 * size
+
+    @pytest.mark.parametrize(("configuration", "kib"), [(":4096:8", 32768), (":16:8", 128), (":128:8:64:16:32:32", 3072)])
+    def test_configured_size(self, monkeypatch: pytest.MonkeyPatch, configuration: str, kib: int) -> None:
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", configuration)
+        x = torch.ones(2, device="cuda")
+        assert self.allocated_by(lambda: torch.dot(x, x)) == kib * 1024
+
+    def test_no_workspace_without_products(self) -> None:
+        x = torch.ones(1, 1, 4, 4, device="cuda")
+        assert self.allocated_by(lambda: (x + x, F.conv2d(x, x).sum())) == 0
 
 
 class TestGraphs:
@@ -392,6 +466,36 @@ class TestGraphs:
             torch.testing.assert_close(y.cpu(), wanted)
             torch.testing.assert_close(z.cpu(), torch.cat([wanted, wanted]))
             torch.testing.assert_close(picked.cpu(), x.cpu().sum(0) * 2)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.complex32])  # complex32 is computed in a wider type
+    def test_captured_temporaries_are_reused(self, dtype: torch.dtype) -> None:
+        x = torch.ones(10_000, device="cuda").to(dtype)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x.exp()
+            address = y.data_ptr()
+            z = y.exp()
+            del y
+            again = x.exp()
+        assert again.data_ptr() == address
+        graph.replay()
+        assert again.real[0].item() == pytest.approx(math.e, rel=1e-2)
+        assert z.real[0].item() == pytest.approx(math.exp(math.e), rel=1e-2)
+
+    def test_memory_of_a_freed_argument(self, capfd: pytest.CaptureFixture[str]) -> None:
+        x = torch.ones(1_000_000, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x + 1
+        held = torch.cuda.memory_allocated()
+        del x
+        assert torch.cuda.memory_allocated() == held - 4_000_256
+        graph.replay()  # the memory is cached
+        torch.cuda.empty_cache()
+        with pytest.raises(RuntimeError, match="CUDA error"):
+            graph.replay()
+        assert y.shape == (1_000_000,)
+        assert "an argument of aten::add.Tensor was freed" in capfd.readouterr().err
 
     def test_nothing_runs_while_capturing(self) -> None:
         one = torch.ones(3, device="cuda")

@@ -56,7 +56,6 @@ NONDETERMINISTIC: dict[str, Callable[[], Any]] = {
     "adaptive_max_pool2d": differentiate(lambda x: F.adaptive_max_pool2d(x, 2), 1, 5, 5),
     "fractional_max_pool2d": differentiate(lambda x: F.fractional_max_pool2d(x, 2, output_size=2), 1, 5, 5),
     "fractional_max_pool3d": differentiate(lambda x: F.fractional_max_pool3d(x, 2, output_size=2), 1, 5, 5, 5),
-    "max_pool3d": differentiate(lambda x: F.max_pool3d(x, 2), 1, 4, 4, 4),
     "max_unpool1d": unpool(1),
     "max_unpool2d": unpool(2),
     "max_unpool3d": unpool(3),
@@ -78,8 +77,10 @@ NONDETERMINISTIC: dict[str, Callable[[], Any]] = {
     "grid_sample": differentiate(lambda x: F.grid_sample(x, tensor(1, 2, 2, 2)), 1, 1, 4, 4),
     "scatter_reduce": lambda: tensor(4).scatter_reduce(0, torch.zeros(2, dtype=torch.int64, device="cuda"), tensor(2), "prod"),
 }
-if VERSION < (2, 15):
+if VERSION < (2, 13):
     NONDETERMINISTIC["kthvalue"] = lambda: tensor(4).kthvalue(1)
+if VERSION < (2, 15):
+    NONDETERMINISTIC["max_pool3d"] = differentiate(lambda x: F.max_pool3d(x, 2), 1, 4, 4, 4)
 
 
 class TestDeterminism:
@@ -98,6 +99,34 @@ class TestDeterminism:
         torch.use_deterministic_algorithms(True, warn_only=True)
         with pytest.warns(UserWarning, match="does not have a deterministic implementation"):
             call()
+
+    def test_documented_ops_raise(self) -> None:
+        """Thirteen ops of torch's documentation raise if it says so; in other versions it says that they are deterministic."""
+        calls = {
+            "torch.cumsum": lambda: tensor(4).cumsum(0),
+            "torch.bincount": NONDETERMINISTIC["bincount"],
+            "torch.nn.NLLLoss": NONDETERMINISTIC["nll_loss"],
+            "torch.kthvalue": lambda: tensor(4).kthvalue(1),
+            "torch.histc": NONDETERMINISTIC["histc"],
+            "torch.nn.CTCLoss": NONDETERMINISTIC["ctc_loss"],
+            "torch.nn.functional.grid_sample": NONDETERMINISTIC["grid_sample"],
+            "torch.nn.MaxPool3d": differentiate(lambda x: F.max_pool3d(x, 2), 1, 4, 4, 4),
+            "torch.nn.AdaptiveAvgPool2d": NONDETERMINISTIC["adaptive_avg_pool2d"],
+            "torch.nn.AvgPool3d": NONDETERMINISTIC["avg_pool3d"],
+            "torch.median": NONDETERMINISTIC["median"],
+            "torch.nn.EmbeddingBag": NONDETERMINISTIC["embedding_bag"],
+            "torch.nn.ReflectionPad1d": NONDETERMINISTIC["reflection_pad1d"],
+        }
+        _, _, raising = torch.use_deterministic_algorithms.__doc__.partition("operations will throw a")
+        # The documentation was not changed with the kernel, which is deterministic (2.6's ScanKernels.cpp).
+        lines = [line for line in raising.split("* ") if "MPS" not in line]
+        documented = {name for name in calls if any(f"`{name}`" in line for line in lines)} - {"torch.cumsum"}
+        torch.use_deterministic_algorithms(True)
+        for name in documented:
+            with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+                calls[name]()
+        for name in calls.keys() - documented:
+            calls[name]()
 
     def test_other_ops_run(self) -> None:
         torch.use_deterministic_algorithms(True)

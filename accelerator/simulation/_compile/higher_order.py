@@ -107,7 +107,7 @@ def _define(name: str, description: str, function: Callable[..., Any], device: t
     is_new = name not in _functions
     if is_new:
         library().define(name + _SCHEMA)
-        library().impl(name, run_on_device(function, device, name), "CompositeExplicitAutograd")
+        library().impl(name, run_on_device(function, device, name, ("tensors", "sizes")), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=library())
         _functions.add(name)
     op = getattr(torch.ops.simulated_gpu, name).default

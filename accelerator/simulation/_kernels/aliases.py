@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["cpu_alias", "cpu_alias_of_storage", "real_span", "to_device", "write_back"]
+__all__ = ["cpu_alias", "cpu_alias_of_storage", "real_span", "to_device", "unowned", "write_back"]
 
 CPU = torch.device("cpu")
 # One storage spans the address space except its first page. A view of it is the cheapest way to make a tensor over an address.
@@ -82,6 +82,15 @@ def cpu_alias_of_storage(tensor: torch.Tensor) -> torch.Tensor:
     alias_storage = torch._C._construct_storage_from_data_pointer(address, CPU, storage.nbytes())
     result = torch.empty(0, dtype=tensor.dtype, device=CPU)
     result.set_(alias_storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return _with_lazy_bits(result, tensor)
+
+
+def unowned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CUDA tensor over the memory of another that does not keep the memory allocated."""
+    storage = tensor.untyped_storage()
+    alias = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
+    result = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    result.set_(alias, tensor.storage_offset(), tensor.size(), tensor.stride())
     return _with_lazy_bits(result, tensor)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import capture, random
-from .aliases import CPU, cpu_alias, cpu_alias_of_storage, to_device, write_back
+from .aliases import CPU, cpu_alias, cpu_alias_of_storage, to_device, unowned, write_back
 from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
 from .ops import Op
 from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
@@ -141,7 +141,7 @@ class Call:
         if not op.is_random:
             return op.compute(*cpu_args, **cpu_kwargs)
         generator = self.generator or self._find_generator(cpu_args, cpu_kwargs)
-        if not op.has_generator:
+        if not op.takes_generator:
             return random.draw(generator, op.compute, cpu_args, cpu_kwargs)
         return random.draw_with_generator(generator, op.compute, cpu_args, cpu_kwargs, op.names)
 
@@ -171,11 +171,11 @@ class Call:
             for source, value in zip(sources, computed, strict=True)
         )
 
-    def _compute_widened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compute_widened(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Compute at a replay with wider copies of the present values."""
         call = Call(self.op)
         call.generator = self.generator
-        computed = call.compute(*call.convert(args, kwargs))
+        computed = call.compute(*call.convert(tuple(args), kwargs))
         call._write_back()
         return computed
 
@@ -237,9 +237,16 @@ class Call:
         ]
         targets = [_cpu_aliases(result) for result in new_results]
 
+        # As on a GPU, the graph does not keep its arguments' memory allocated: a later op of the capture may reuse it.
+        compute, compute_args, compute_kwargs = call.compute, cpu_args, cpu_kwargs
+        if call.narrow_dtype is not None:
+            compute, compute_args, compute_kwargs = call._compute_widened, _unowned(args), _unowned(kwargs)
+        call.written, call.out_tensors = [], []
+        addresses = _device_addresses([*args, *kwargs.values()])
+
         def replay() -> None:
-            is_widened = call.narrow_dtype is not None
-            computed = call._compute_widened(args, kwargs) if is_widened else call.compute(cpu_args, cpu_kwargs)
+            capture.raise_if_freed(addresses, op.name)
+            computed = compute(compute_args, compute_kwargs)
             values = [computed] if len(op.results) == 1 else computed or ()
             new_values = [value for source, value in zip(op.results, values, strict=True) if source is None]
             for target, value in zip(targets, new_values, strict=True):
@@ -250,6 +257,26 @@ class Call:
         remaining = iter(new_results)
         results = [next(remaining) if source is None else arguments[source] for source in op.results]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+
+def _unowned(value: Any) -> Any:
+    """Return arguments whose CUDA tensors do not keep their memory allocated."""
+    if isinstance(value, _Tensor):
+        return unowned(value) if value.is_cuda and value.layout is torch.strided and not value.is_nested else value
+    if isinstance(value, (list, tuple)):
+        return [_unowned(item) for item in value]
+    return {name: _unowned(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+
+def _device_addresses(values: Any) -> list[int]:
+    """Return the addresses of dense CUDA tensors."""
+    addresses: list[int] = []
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            addresses += _device_addresses(value)
+        elif isinstance(value, _Tensor) and value.is_cuda and value.layout is torch.strided and not value.is_nested:
+            addresses.append(value.data_ptr())
+    return [address for address in addresses if address]
 
 
 def _empty_like(result: Any, device: torch.device) -> Any:

@@ -9,7 +9,15 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["captures", "is_capturing", "put_on_stream", "raise_capture_error", "wait_for_pending", "wait_unless_capturing"]
+__all__ = [
+    "captures",
+    "is_capturing",
+    "put_on_stream",
+    "raise_capture_error",
+    "raise_if_freed",
+    "wait_for_pending",
+    "wait_unless_capturing",
+]
 
 assert torch.version.cuda is not None
 # By its full name, since another major version's library may be loaded too.
@@ -19,6 +27,7 @@ _runtime.accelerator_simulation_released.argtypes = (ctypes.c_void_p, ctypes.c_s
 _runtime.accelerator_simulation_released.restype = ctypes.c_size_t
 
 _runtime.accelerator_simulation_wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+_runtime.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 _NOT_READY = 600
 _WAIT_MS = 100
 
@@ -59,6 +68,14 @@ def raise_capture_error(device: torch.device) -> None:
     """Raise CUDA's error for a host that waits for a stream that captures."""
     torch.cuda.current_stream(device).synchronize()
     raise AssertionError("synchronizing a stream that captures raised no error")
+
+
+def raise_if_freed(addresses: list[int], name: str) -> None:
+    """Raise an error if device memory that a replay reads was freed after the capture."""
+    attributes = (ctypes.c_int * 64)()  # their first field is the kind of memory, which is 0 if there is none
+    for address in addresses:
+        if _runtime.cudaPointerGetAttributes(attributes, address) or not attributes[0]:
+            raise RuntimeError(f"an illegal memory access: an argument of {name} was freed after the capture")
 
 
 def put_on_stream(device: torch.device, computation: Callable[[], object]) -> None:

@@ -26,8 +26,8 @@ _ALERTS = {
             *("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward"),
             *("adaptive_max_pool3d_backward", "avg_pool3d_backward", "fractional_max_pool2d_backward"),
             *("fractional_max_pool3d_backward", "grid_sampler_2d_backward", "grid_sampler_3d_backward"),
-            *("max_pool3d_with_indices_backward", "replication_pad1d_backward", "replication_pad2d_backward"),
-            *("replication_pad3d_backward", "reflection_pad2d_backward"),
+            *("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward"),
+            "reflection_pad2d_backward",
         )
     },
     **{
@@ -44,8 +44,10 @@ _ALERTS = {
     "nll_loss2d_forward": "nll_loss2d_forward_out_cuda_template",
     "nll_loss2d_backward": "nll_loss2d_backward_out_cuda_template",
 }
-if _VERSION < (2, 15):
+if _VERSION < (2, 13):
     _ALERTS["kthvalue"] = "kthvalue CUDA"
+if _VERSION < (2, 15):
+    _ALERTS["max_pool3d_with_indices_backward"] = "max_pool3d_with_indices_backward_cuda"
 
 _Arguments = dict[str, Any]
 

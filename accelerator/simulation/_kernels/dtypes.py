@@ -64,6 +64,10 @@ _SCALAR_TYPE_NAMES = {
 }
 _BY_CUDNN = frozenset(("convolution", "_convolution"))
 
+# The CPU multiplies compressed sparse matrices (CSR, BSR) only in float and double; the database has few samples of them.
+_PRODUCTS = frozenset(("addmm", "addmv", "baddbmm", "bmm", "mm", "mv"))
+_HALF_TYPES = frozenset((torch.float16, torch.bfloat16))
+
 _WIDE_INTEGERS = {"histc": torch.float64}  # the CPU's kernel supports no integers
 _WIDE = {
     torch.float16: torch.float32,
@@ -103,9 +107,13 @@ def _by_op(ops_by_dtypes: dict[str, str]) -> dict[str, frozenset[torch.dtype]]:
     return by_op
 
 
-def dtype_rules(short_name: str) -> DtypeRules:
+def dtype_rules(short_name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> DtypeRules:
     """Return the rules of an op, which its variants in place and with out= share."""
-    return _table().get(short_name) or _table().get(short_name.removesuffix("_"), DtypeRules())
+    base_name = short_name.removesuffix("_")
+    rules = _table().get(short_name) or _table().get(base_name, DtypeRules())
+    if key == torch._C.DispatchKey.SparseCsrCPU and base_name in _PRODUCTS:
+        return rules._replace(widened=_HALF_TYPES)
+    return rules
 
 
 def raise_unsupported_dtype(short_name: str, dtype: torch.dtype) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -96,6 +97,10 @@ class Op:
             same = [n for n, a in written.items() if a.alias_info is not None and a.alias_info.before_set & before]
             self.results.append(same[0] if same else None)
         self.has_generator = "generator" in self.names
+        # Decompositions take a generator, also if the op does not.
+        self.takes_generator = self.has_generator or (
+            decomposition is not None and "generator" in inspect.signature(decomposition).parameters
+        )
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
         prefixes = ("_foreach", "_fused_", "_nested", "_amp")
         takes_all = short_name in _TAKES_HOST_TENSORS or short_name.startswith(prefixes)
@@ -105,7 +110,7 @@ class Op:
         self.takes_host_scalars = bool(self.host_arguments) or is_pointwise or short_name in _TAKES_HOST_SCALARS
         self._scalar_overloads: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
-        self.dtype_rules = dtype_rules(short_name)
+        self.dtype_rules = dtype_rules(short_name, key)
         self.is_copy = short_name == "copy_"
         self.is_foreach = short_name.startswith("_foreach_")
         self.is_dense = key == torch._C.DispatchKey.CPU

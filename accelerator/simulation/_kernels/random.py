@@ -68,10 +68,10 @@ def _next_seed(generator: torch.Generator) -> int:
 def draw_with_generator(
     generator: torch.Generator, compute: Callable[..., Any], args: list[Any], kwargs: dict[str, Any], names: list[str]
 ) -> Any:
-    """Call an op that takes a generator with the next random numbers of a CUDA generator."""
+    """Call a function that takes a generator with the next random numbers of a CUDA generator."""
     cpu_generator = torch.Generator()
     cpu_generator.manual_seed(_next_seed(generator))
-    position = names.index("generator")
+    position = names.index("generator") if "generator" in names else len(args)
     if position < len(args):
         args = [*args[:position], cpu_generator, *args[position + 1 :]]
     else:

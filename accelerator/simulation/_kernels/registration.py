@@ -13,10 +13,11 @@ import torch
 
 from . import random
 from .argument_checks import with_argument_checks
-from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS
+from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dispatch import copy_override, kernel_override
 from .ops import not_simulated
+from .workspaces import release_with_torch, with_workspace
 
 __all__ = ["install"]
 
@@ -87,14 +88,16 @@ def install() -> None:
     _libraries.append(library)
     with _without_override_warning():
         for name in _names_to_override():
-            library.impl(name, torch._C.DispatchKey.CUDA, alert_for(name, with_argument_checks(name, _override(name))))
+            checked = alert_for(name, with_argument_checks(name, with_workspace(name, _override(name))))
+            library.impl(name, torch._C.DispatchKey.CUDA, checked)
         library.impl("aten::copy_", torch._C.DispatchKey.CUDA, copy_override())
         library.impl("aten::copy_", torch._C.DispatchKey.QuantizedCUDA, copy_override(torch._C.DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:
                 library.impl(name, key, kernel_override(name, cpu_key))
     random.track_registrations()
-    torch._C._set_cudnn_enabled(False)
+    release_with_torch()
+    separate_flag()
     torch._C._jit_override_can_fuse_on_gpu(False)  # the fuser compiles CUDA kernels at run time
 
 

@@ -5,11 +5,12 @@ replaces the CPU's kernel and has the same arguments: CUDA tensors are CPU alias
 CPU. It returns the op's results: new CPU tensors, and anything for an argument that the op writes, since the caller gets its
 own argument back. It writes such arguments in place, and may resize an ``out=`` tensor.
 
-It draws random numbers from the CPU's default generator, or from its argument ``generator``. Both are seeded from the CUDA
-generator if the op has such an argument or torch tags it ``nondeterministic_seeded``. Apart from that, decompositions are pure:
-if a stream captures, they run at each replay. They run below autograd and do not compute gradients with it.
+It draws random numbers from its argument ``generator``, a CPU generator that is seeded from the CUDA generator. It has this
+argument even if the op has none, so that the CPU's default generator, which other threads use, is left alone. Apart from that,
+decompositions are pure: if a stream captures, they run at each replay. They run below autograd and do not compute gradients
+with it.
 
-``CUDNN_SELECTION`` has kernels that replace CUDA's as they are: they read no memory.
+``CUDNN_SELECTION`` has kernels that replace CUDA's as they are: they read no memory themselves.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from . import (
     softmax,
     zeroing,
 )
-from .cudnn_selection import CUDNN_SELECTION
+from .cudnn_selection import CUDNN_SELECTION, separate_flag
 
-__all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS"]
+__all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS", "separate_flag"]
 
 _MODULES = (
     convolution,

@@ -60,9 +60,9 @@ def uniform(like: Tensor, seed: int) -> Tensor:
     return torch.empty(like.shape, dtype=torch.float32, device=like.device).uniform_(generator=generator)
 
 
-def draw_seed(dropout_p: float) -> int:
-    """Draw a seed from torch's default generator. Without dropout nothing is drawn."""
-    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(2**62)) if dropout_p else 0
+def draw_seed(dropout_p: float, generator: torch.Generator | None) -> int:
+    """Draw a seed from a generator of the CPU. Without dropout nothing is drawn."""
+    return int(torch.empty((), dtype=torch.int64, device="cpu").random_(2**62, generator=generator)) if dropout_p else 0
 
 
 def resolve_scale(query: Tensor, scale: float | None) -> float:

@@ -44,9 +44,10 @@ def cudnn_forward(
     scale: float | None = None,
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int, int, Tensor, Tensor, None]:
     raise_unsupported("_cudnn_attention_forward", return_debug_mask=return_debug_mask, block_table=block_table)
-    dropout = Dropout(dropout_p, draw_seed(dropout_p))
+    dropout = Dropout(dropout_p, draw_seed(dropout_p, generator))
     if cum_seq_q is None:
         raise_unsupported("_cudnn_attention_forward of unpacked sequences", seqused_k=seqused_k)
         mask, bias = _mask_and_bias(attn_bias, is_causal)
@@ -120,6 +121,7 @@ def sdp_cudnn(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int, int, Tensor, Tensor, None]:
     lengths = query.size(2), key.size(2)
     return cudnn_forward(
@@ -135,6 +137,7 @@ def sdp_cudnn(
         is_causal,
         return_debug_mask,
         scale=scale,
+        generator=generator,
     )
 
 

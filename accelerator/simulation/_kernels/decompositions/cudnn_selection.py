@@ -1,14 +1,40 @@
-"""Ops that decide whether torch uses cuDNN or MIOpen. They return False, so that torch runs its own kernels.
+"""Ops that decide whether torch uses cuDNN or MIOpen, the flag that programs see, and batch normalization under cuDNN's name.
 
-torch calls cuDNN's recurrent networks without the dispatcher, so they cannot be overridden, even if a program enables cuDNN.
-These ops run on the host, also while a stream captures, because they read no values of tensors.
+torch calls cuDNN's recurrent networks without the dispatcher, so they cannot be overridden. Therefore torch's own flag stays off,
+and the ops always return False. They run on the host, also while a stream captures, because they read no values of tensors.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
+
 
 def never(*arguments: object) -> bool:
     return False
+
+
+def batch_norm(input: Tensor, weight: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    # Both are CUDA tensors here: the override of the other op runs next.
+    return *torch.ops.aten.native_batch_norm(input, weight, *arguments), input.new_empty(0, dtype=torch.uint8)
+
+
+def batch_norm_backward(
+    input: Tensor,
+    grad_output: Tensor,
+    weight: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor,
+    save_var: Tensor,
+    epsilon: float,
+    reserveSpace: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.aten.native_batch_norm_backward(
+        grad_output, input, weight, running_mean, running_var, save_mean, save_var, True, epsilon, [True] * 3
+    )
 
 
 CUDNN_SELECTION = {
@@ -17,4 +43,26 @@ CUDNN_SELECTION = {
     "aten::_use_cudnn_ctc_loss.Tensor": never,
     "aten::_use_miopen_ctc_loss": never,
     "aten::_use_miopen_ctc_loss.Tensor": never,
+    "aten::cudnn_batch_norm": batch_norm,
+    "aten::cudnn_batch_norm_backward": batch_norm_backward,
 }
+
+
+def separate_flag() -> None:
+    """Switch cuDNN off in torch. ``torch.backends.cudnn.enabled`` still answers True, or what the program sets."""
+    bindings: Any = torch._C
+    is_enabled: bool = bindings._get_cudnn_enabled()
+    bindings._set_cudnn_enabled(False)
+
+    def get_enabled() -> bool:
+        return is_enabled
+
+    def set_enabled(value: bool) -> None:
+        nonlocal is_enabled
+        if not isinstance(value, bool):
+            raise TypeError(f"set_enabled_cudnn expects a bool, but got {type(value).__name__}")
+        is_enabled = value
+
+    bindings._get_cudnn_enabled, bindings._set_cudnn_enabled = get_enabled, set_enabled
+    flag = vars(type(torch.backends.cudnn))["enabled"]
+    flag.getter, flag.setter = get_enabled, set_enabled

@@ -59,8 +59,9 @@ def efficient_forward(
     scale: float | None = None,
     seqlen_k: Tensor | None = None,
     window_size: int | None = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
-    dropout = Dropout(dropout_p, draw_seed(dropout_p))
+    dropout = Dropout(dropout_p, draw_seed(dropout_p, generator))
     mask = _efficient_mask(custom_mask_type, window_size)
     if cu_seqlens_q is None:
         raise_unsupported("_efficient_attention_forward of unpacked sequences", seqlen_k=seqlen_k)
@@ -140,11 +141,12 @@ def sdp_efficient(
     is_causal: bool = False,
     *,
     scale: float | None = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     mask_type = _FROM_FIRST if is_causal else _NO_MASK
     output, logsumexp, seed, offset, _, _ = efficient_forward(
-        q, k, v, attn_bias, None, None, None, None, dropout_p, mask_type, compute_log_sumexp, scale=scale
+        q, k, v, attn_bias, None, None, None, None, dropout_p, mask_type, compute_log_sumexp, scale=scale, generator=generator
     )
     return output.transpose(1, 2), logsumexp, seed, offset
 

@@ -63,6 +63,7 @@ def flash_forward(
     alibi_slopes: Tensor | None = None,
     block_table: Tensor | None = None,
     num_splits: int | None = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     raise_unsupported(
         "_flash_attention_forward",
@@ -70,7 +71,7 @@ def flash_forward(
         alibi_slopes=alibi_slopes,
         block_table=block_table,
     )
-    dropout = Dropout(dropout_p, draw_seed(dropout_p))
+    dropout = Dropout(dropout_p, draw_seed(dropout_p, generator))
     mask = _flash_mask(is_causal, window_size_left, window_size_right)
     if cum_seq_q is None:
         raise_unsupported("_flash_attention_forward of unpacked sequences", seqused_k=seqused_k)
@@ -135,10 +136,11 @@ def sdp_flash(
     return_debug_mask: bool = False,
     *,
     scale: float | None = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Tensor, Tensor, None, None, int, int, Tensor, Tensor, Tensor]:
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     output, logsumexp, state, unused, debug = flash_forward(
-        q, k, v, None, None, q.size(1), k.size(1), dropout_p, is_causal, return_debug_mask, scale=scale
+        q, k, v, None, None, q.size(1), k.size(1), dropout_p, is_causal, return_debug_mask, scale=scale, generator=generator
     )
     return output.transpose(1, 2), logsumexp, None, None, q.size(1), k.size(1), state, unused, debug
 

@@ -126,49 +126,6 @@ def backward_elemt(
     return (grad * _per_channel(factor, input)).to(input.dtype)
 
 
-def cudnn_batch_norm(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    exponential_average_factor: float,
-    epsilon: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    reserve = input.new_empty(0, dtype=torch.uint8)
-    if not training:
-        assert running_mean is not None
-        assert running_var is not None
-        invstd = (widened(running_var) + epsilon).rsqrt()
-        empty = weight.new_empty(0)
-        return elemt(input, weight, bias, running_mean, invstd, epsilon), empty, empty.clone(), reserve
-    mean, variance = _statistics(input)
-    invstd = (variance + epsilon).rsqrt()
-    elements = input.numel() / input.size(1)
-    _update_running(running_mean, mean, exponential_average_factor)
-    _update_running(running_var, variance * (elements / (elements - 1)), exponential_average_factor)
-    return elemt(input, weight, bias, mean, invstd, epsilon), mean.to(weight.dtype), invstd.to(weight.dtype), reserve
-
-
-def cudnn_batch_norm_backward(
-    input: Tensor,
-    grad_output: Tensor,
-    weight: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor,
-    save_var: Tensor,
-    epsilon: float,
-    reserveSpace: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    mean, invstd = widened(save_mean), widened(save_var)
-    sum_dy, sum_dy_xmu = _sums(grad_output, input, mean)
-    count = torch.tensor([input.numel() // input.size(1)], device=input.device)
-    grad_input = backward_elemt(grad_output, input, mean, invstd, weight, sum_dy, sum_dy_xmu, count)
-    return grad_input, (sum_dy_xmu * invstd).to(weight.dtype), sum_dy.to(weight.dtype)
-
-
 def rms_norm_backward(
     grad_out: Tensor, input: Tensor, normalized_shape: list[int], rstd: Tensor, weight: Tensor | None, output_mask: list[bool]
 ) -> tuple[Tensor | None, Tensor | None]:
@@ -195,7 +152,5 @@ DECOMPOSITIONS = {
     "aten::batch_norm_gather_stats_with_counts": gather_stats_with_counts,
     "aten::batch_norm_backward_reduce": backward_reduce,
     "aten::batch_norm_backward_elemt": backward_elemt,
-    "aten::cudnn_batch_norm": cudnn_batch_norm,
-    "aten::cudnn_batch_norm_backward": cudnn_batch_norm_backward,
     "aten::_fused_rms_norm_backward": rms_norm_backward,
 }

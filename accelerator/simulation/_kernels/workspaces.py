@@ -1,0 +1,76 @@
+"""The workspaces of cuBLAS: torch allocates one for each thread, device and stream at the first product.
+
+Nothing reads them here. They count in the figures of allocated memory, as on a GPU. The sizes follow torch's
+CublasHandlePool.cpp.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["release_with_torch", "with_workspace"]
+
+_Key = tuple[int, int, int]
+_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_BY_CUBLAS = frozenset(
+    ("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "dot", "vdot", "_addmm_activation")
+)
+_C: Any = torch._C
+_stream_of = _C._cuda_getCurrentRawStream
+_identify_thread = threading.get_ident
+_workspaces: dict[_Key, int] = {}
+
+
+def with_workspace(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an op's kernel override, which allocates the workspace first if cuBLAS computes the op."""
+    if name.partition("::")[2].partition(".")[0] not in _BY_CUBLAS:
+        return override
+
+    def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        index = self.get_device()
+        if index >= 0 and (key := (_identify_thread(), index, _stream_of(index))) not in _workspaces:
+            _allocate(key)
+        return override(self, *args, **kwargs)
+
+    return run
+
+
+def _allocate(key: _Key) -> None:
+    _, index, stream = key
+    with torch.cuda.device(index):
+        _workspaces[key] = _C._cuda_cudaCachingAllocator_raw_alloc(_size(), stream)
+
+
+def _size() -> int:
+    capability = torch.cuda.get_device_capability()
+    has_large = capability[0] in (9, 10, 12) if _VERSION >= (2, 9) else capability == (9, 0)
+    default = 32 * 1024**2 if has_large else 4096 * 1024 * 2 + 16 * 1024 * 8
+    configuration = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+    if configuration is None:
+        return default
+    sizes = re.findall(r":([0-9]+):([0-9]+)", configuration)
+    if not sizes:
+        warnings.warn(
+            f"Could not parse CUBLAS_WORKSPACE_CONFIG, using default workspace size of {default} bytes.", stacklevel=2
+        )
+        return default
+    return sum(int(size) * 1024 * int(count) for size, count in sizes)
+
+
+def release_with_torch() -> None:
+    """Release the workspaces when torch releases its own."""
+    release = _C._cuda_clearCublasWorkspaces
+
+    def clear() -> None:
+        release()
+        while _workspaces:
+            _C._cuda_cudaCachingAllocator_raw_delete(_workspaces.popitem()[1])
+
+    _C._cuda_clearCublasWorkspaces = clear

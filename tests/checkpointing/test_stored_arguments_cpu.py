@@ -57,13 +57,23 @@ def test_arguments_are_stored_if_torch_does_not_report_its_hooks(monkeypatch: py
     tensor = torch.ones(2, requires_grad=True) * 1
     stored: Any = keep_arguments((tensor, 7), {}, KEPT, None, nested=False)
     assert isinstance(stored, StoredArguments)
-    (restored, number), _ = stored.restore()
+    (restored, seven), _ = stored.restore()
     assert torch.equal(restored, tensor)
-    assert number == 7
+    assert seven == 7
     # Autograd saved it, and so detects edits itself.
     tensor.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         stored.restore()
+
+
+def test_autograd_saves_tensors_without_using_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "innermost_hooks", None)
+    with torch.device("meta"):
+        stored: Any = keep_arguments((torch.ones(2, device="cpu"),), {}, KEPT, None, nested=False)
+    assert stored._saved._output.device.type == "cpu"
+    with pytest.raises(AssertionError) as error:
+        arguments._SaveTensors.backward(None)
+    assert str(error.value) == "this operation only saves tensors and has no gradient"
 
 
 def test_the_settings_and_hooks_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:

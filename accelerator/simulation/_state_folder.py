@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 _PREFIX = "accelerator-simulation-"
@@ -15,7 +15,7 @@ _LOCK = "lock"
 
 
 @contextlib.contextmanager
-def state_folder() -> Iterator[Path]:
+def state_folder() -> Generator[Path, None, None]:
     """Yield a new folder and remove it at the end; also remove those whose process was killed before it could."""
     with tempfile.TemporaryDirectory(prefix=_PREFIX) as directory:
         folder = Path(directory)

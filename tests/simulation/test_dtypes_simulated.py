@@ -15,9 +15,7 @@ from tests.simulation.make_dtype_tables import STATED, samples
 
 # Pairs of entry and type that torch's database gives CUDA and that fail here.
 FAILING = {
-    "sparse.mm.reduce": "CUDA has no kernel of it; the database is wrong",
     "stft": "in bfloat16 its result is viewed as a complex type for which torch has no view",
-    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "a kernel of the CPU",
 }
 # Pairs of entry and type that torch's database does not give CUDA and that run here.
 RUNNING = {

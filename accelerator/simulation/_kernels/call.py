@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -238,15 +239,15 @@ class Call:
         targets = [_cpu_aliases(result) for result in new_results]
 
         # As on a GPU, the graph does not keep its arguments' memory allocated: a later op of the capture may reuse it.
-        compute, compute_args, compute_kwargs = call.compute, cpu_args, cpu_kwargs
+        compute: Callable[..., Any] = call.compute
         if call.narrow_dtype is not None:
-            compute, compute_args, compute_kwargs = call._compute_widened, _unowned(args), _unowned(kwargs)
+            compute, cpu_args, cpu_kwargs = call._compute_widened, _unowned(args), _unowned(kwargs)
         call.written, call.out_tensors = [], []
         addresses = _device_addresses([*args, *kwargs.values()])
 
         def replay() -> None:
             capture.raise_if_freed(addresses, op.name)
-            computed = compute(compute_args, compute_kwargs)
+            computed = compute(cpu_args, cpu_kwargs)
             values = [computed] if len(op.results) == 1 else computed or ()
             new_values = [value for source, value in zip(op.results, values, strict=True) if source is None]
             for target, value in zip(targets, new_values, strict=True):

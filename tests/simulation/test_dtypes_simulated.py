@@ -177,6 +177,18 @@ def test_compressed_sparse_products(dtype: torch.dtype) -> None:
     assert (sparse @ sparse).to_dense().tolist() == [[3, 0], [0, 3]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_loss_without_meta_kernel(dtype: torch.dtype) -> None:
+    scores = torch.rand(4, generator=torch.Generator().manual_seed(1)).to(dtype)
+    target = torch.tensor([1, 0, -1, 2])
+    gradients = []
+    for device, computed in (("cpu", torch.float32), ("cuda", dtype)):
+        leaf = scores.to(device, computed, copy=True).requires_grad_()
+        F.multilabel_margin_loss(leaf, target.to(device)).backward()
+        gradients.append(leaf.grad.cpu().to(dtype))
+    assert torch.equal(*gradients)
+
+
 def test_integers() -> None:
     x = torch.tensor([1, 2, 2, 5])
     assert torch.histc(x.int().cuda(), 4, 1, 5).tolist() == [1, 2, 0, 1]

@@ -132,6 +132,8 @@ class Call:
         return result
 
     def _device_mismatch(self, argument: str, other: torch.device) -> RuntimeError:
+        if self.op.is_indexing and argument == "indices":
+            return RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({self.device})")
         return RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {self.device} and {other}!"
             f" (when checking argument for argument {argument} in method wrapper_CUDA_{self.op.short_name})"
@@ -197,7 +199,7 @@ class Call:
             with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
                 meta_results, _ = self.op.infer_shapes(args, kwargs)
             dtypes = [meta.dtype for meta in meta_results]
-        except NotImplementedError:
+        except RuntimeError:  # also NotImplementedError: neither meta tensors nor the CPU support the type
             wide = widen(self.narrow_dtype, self.narrow_dtype, self.op.short_name)
             dtypes = [self.narrow_dtype if result.dtype == wide else result.dtype for result in results]
         rounded = [result.resolve_conj().to(dtype) for result, dtype in zip(results, dtypes, strict=True)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    # A star import hands on the names of the module's ``__all__``.
+    # A star import exports the names of the module's ``__all__``.
     from . import checkpointing as checkpointing
     from . import simulation as simulation
     from .compiling import *
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .dtypes import *
     from .extensions import *
     from .graphs import *
+    from .identity import *
     from .launching import *
     from .low_level import *
     from .memory import *
@@ -56,24 +57,26 @@ _EXPORTS = {
         "Device",
         "PhysicalDevice",
         "VisibleDevice",
-        "compute_capability",
         "device_count",
         "device_name",
-        "driver_cuda_version",
-        "driver_version",
         "get_device_index",
-        "get_device_name",
         "is_available",
         "is_fork_safe",
         "is_in_bad_fork",
         "is_initialized",
-        "is_nvlink_connected",
-        "numa_node",
         "physical_devices",
         "refresh",
         "unavailable_reason",
         "usable_devices",
         "visible_devices",
+    ),
+    "identity": (
+        "compute_capability",
+        "driver_cuda_version",
+        "driver_version",
+        "get_device_name",
+        "is_nvlink_connected",
+        "numa_node",
     ),
     "launching": (
         "communication_backend_name",
@@ -241,7 +244,7 @@ _MODULE_OF_NAME = {name: module for module, names in _EXPORTS.items() for name i
 _SUBMODULES = ("checkpointing", "random", "simulation")
 
 # These import no torch, so they are imported under the lock that a fork waits for.
-_TORCH_FREE = ("discovery", "launching", "memory_info", "monitoring", "simulation")
+_TORCH_FREE = ("discovery", "identity", "launching", "memory_info", "monitoring", "simulation")
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "__version__",
@@ -277,7 +280,7 @@ def _simulation_runs_triton() -> bool:
 
 
 class _CurrentClass:
-    """``acc.Stream``, ``acc.Event`` or ``acc.Graph``: others under the CPU fallback, so no value is stored here.
+    """``acc.Stream``, ``acc.Event`` or ``acc.Graph``. The CPU fallback has other classes, so no class is stored here.
 
     The module's ``__getattr__`` would run only after a failed lookup, which takes longer than all of this.
     """

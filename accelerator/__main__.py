@@ -48,9 +48,16 @@ def _report(arguments: list[str]) -> int:
     parser.add_argument("--strict", action="store_true", help="let a child process try to use each device")
     parser.add_argument("--id", metavar="IDS", help="report only these devices: indices or UUIDs, separated by commas")
     parser.add_argument(
-        "--watch", nargs="?", type=_seconds, const=2.0, metavar="SECONDS", help="repeat the report until q or Ctrl-C (2)"
+        "--watch",
+        nargs="?",
+        type=_seconds,
+        const=2.0,
+        metavar="SECONDS",
+        help="repeat the report every SECONDS, or every 2 seconds, until q or Ctrl-C",
     )
-    parser.add_argument("--color", choices=("auto", "always", "never"), default="auto", help="when to write colors (auto)")
+    parser.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="when to write colors (default: auto)"
+    )
     options = parser.parse_args(arguments)
     from ._command import report
 
@@ -107,7 +114,7 @@ def _check(arguments: list[str]) -> int:
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="how long ranks wait for each other under torchrun (60)",
+        help="how long ranks wait for each other under torchrun (default: 60)",
     )
     options = parser.parse_args(arguments)
     from ._command import check, cluster_check

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import discovery
+from . import identity
 from ._machine import triton
 from ._torch import state
 
@@ -30,7 +30,7 @@ def is_triton_supported() -> bool:
 
     Returns:
         Whether Triton is installed and compiles for this accelerator: for CUDA, ROCm, XPU and some vendors' plug-ins. On CUDA
-        the compute capability must be at least 8.0, as DeepSpeed decides. False if Triton's kernels are refused here.
+        the compute capability must be at least 8.0, as DeepSpeed decides. False if Triton's kernels cannot run here.
 
     Example:
         >>> import accelerator as acc, torch
@@ -42,7 +42,7 @@ def is_triton_supported() -> bool:
         return False
     if vendor.min_triton_capability is None:
         return True
-    capability = discovery.compute_capability()
+    capability = identity.compute_capability()
     return capability is not None and capability >= vendor.min_triton_capability
 
 
@@ -59,7 +59,7 @@ def prefer_triton_grouped_mm() -> bool:
         False
     """
     vendor = state.current().vendor
-    capability = discovery.compute_capability()
+    capability = identity.compute_capability()
     # Only CUDA's devices have a compute capability.
     if not vendor.has_triton or capability is None or not triton.is_usable():
         return False

@@ -20,8 +20,9 @@ def use_in_deepspeed() -> None:
     """Make DeepSpeed use this package in place of its own accelerator object.
 
     Call it before ``deepspeed.initialize()``. ``deepspeed.accelerator.get_accelerator()`` then returns an object that forwards
-    every name to this package. It takes DeepSpeed's arguments: ``device_index=`` and an index in digits. Under the CPU fallback
-    it is available and has one device for each rank of this machine, as DeepSpeed's object for the CPU.
+    every name to this package. Its methods take DeepSpeed's arguments: the keyword ``device_index``, and an index as a str of
+    digits. Under the CPU fallback it is available and has one device for each rank of this machine, as DeepSpeed's object for
+    the CPU.
 
     Raises:
         ImportError: if DeepSpeed is not installed.
@@ -39,7 +40,7 @@ def use_in_deepspeed() -> None:
 
 
 def _subclass(abstract: Any) -> Any:
-    """Return a subclass of DeepSpeed's abstract class that implements its methods by this package's functions."""
+    """Return a subclass of DeepSpeed's abstract class that implements its methods with this package's functions."""
     namespace: dict[str, Any] = {}
     for name in dir(abstract):
         # DeepSpeed's own pinning functions track the memory that DeepSpeed pins. They call the hooks of _Overrides.

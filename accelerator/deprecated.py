@@ -1,4 +1,4 @@
-"""Deprecated names. Each warns and calls its successor. They go in version 1.0."""
+"""Deprecated names. Each function warns and calls its successor. Version 1.0 removes them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = [
 ]
 
 
-@deprecated("Use `current_device_index` instead. This name goes in version 1.0.", category=FutureWarning)
+@deprecated("Use `current_device_index` instead. Version 1.0 removes this name.", category=FutureWarning)
 def current_device_idx() -> int:
     """Return the index of the current device; deprecated in favor of ``current_device_index``."""
     return devices.current_device_index()
 
 
-@deprecated("Use `set_device_index` instead. This name goes in version 1.0.", category=FutureWarning)
+@deprecated("Use `set_device_index` instead. Version 1.0 removes this name.", category=FutureWarning)
 def set_device_idx(device: Device, /) -> None:
     """Make a device the current one; deprecated in favor of ``set_device_index``.
 
@@ -35,7 +35,7 @@ def set_device_idx(device: Device, /) -> None:
     devices.set_device_index(device)
 
 
-@deprecated("Use `memory_reserved` instead (positional argument). This name goes in version 1.0.", category=FutureWarning)
+@deprecated("Use `memory_reserved` instead (positional argument). Version 1.0 removes this name.", category=FutureWarning)
 def memory_cached(device: Device = None) -> int:
     """Return the number of bytes that the allocator holds on a device; deprecated in favor of ``memory_reserved``.
 
@@ -45,7 +45,7 @@ def memory_cached(device: Device = None) -> int:
     return memory.memory_reserved(device)
 
 
-@deprecated("Use `max_memory_reserved` instead (positional argument). This name goes in version 1.0.", category=FutureWarning)
+@deprecated("Use `max_memory_reserved` instead (positional argument). Version 1.0 removes this name.", category=FutureWarning)
 def max_memory_cached(device: Device = None) -> int:
     """Return the peak number of bytes that the allocator held; deprecated in favor of ``max_memory_reserved``.
 
@@ -56,7 +56,7 @@ def max_memory_cached(device: Device = None) -> int:
 
 
 @deprecated(
-    "Use `reset_peak_memory_stats` instead, which this calls: it resets all peaks. This name goes in version 1.0.",
+    "Use `reset_peak_memory_stats` instead, which this calls: it resets all peaks. Version 1.0 removes this name.",
     category=FutureWarning,
 )
 def reset_max_memory_allocated(device: Device = None) -> None:
@@ -69,7 +69,7 @@ def reset_max_memory_allocated(device: Device = None) -> None:
 
 
 @deprecated(
-    "Use `reset_peak_memory_stats` instead, which this calls: it resets all peaks. This name goes in version 1.0.",
+    "Use `reset_peak_memory_stats` instead, which this calls: it resets all peaks. Version 1.0 removes this name.",
     category=FutureWarning,
 )
 def reset_max_memory_cached(device: Device = None) -> None:

@@ -14,7 +14,7 @@ from ._machine.dynamo import assume_constant
 from ._torch import bindings, state, tracing
 from ._torch.bindings import get_index, set_index
 from ._torch.contexts import DeviceContext, InitializingDeviceContext
-from ._torch.state import cached_index, initialized
+from ._torch.state import cached_index, device_indices, initialized
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -89,10 +89,9 @@ def set_device_index(device: Device, /) -> None:
         >>> import accelerator as acc
         >>> acc.set_device_index(0)
     """
-    if initialized:
-        index = device if type(device) is int else cached_index(device)
-        if index is not None and 0 <= index < initialized[0].device_count:
-            return set_index(index)
+    index = device if type(device) is int else cached_index(device)
+    if index in device_indices:
+        return set_index(index)
     runtime = state.current(device, optional=False, allow_negative=True)
     index = runtime.requested_index
     if runtime.device_type != "cpu" and index is not None and index >= 0:
@@ -120,10 +119,9 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
         ...     acc.current_device_index()
         0
     """
-    if initialized:
-        index = device if type(device) is int else cached_index(device)
-        if index is not None and 0 <= index < initialized[0].device_count:
-            return DeviceContext(index)
+    index = device if type(device) is int else cached_index(device)
+    if index in device_indices:
+        return DeviceContext(index)
     if isinstance(device, torch.Tensor):
         device = device.device
     runtime = state.current(device, allow_negative=True)

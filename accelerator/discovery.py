@@ -1,4 +1,4 @@
-"""Discovery of accelerators: availability, count, identity.
+"""Discovery of accelerators: whether one is available, how many devices are visible, and which.
 
 The functions are fork-safe: they initialize nothing in this process. If NVML cannot answer, or does not know the order of
 different GPUs, a child process asks the driver. A child process imports torch to find an accelerator that only torch or one of
@@ -10,40 +10,29 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ._machine import description, device_argument, discovery_cache, environment, nvml, process, torch_runtime, usability
+from ._machine import description, device_argument, discovery_cache, environment, process, torch_runtime, usability
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
-from ._machine.discovery_result import DiscoveryResult, Failed, NotSupported
+from ._machine.discovery_result import DiscoveryResult
 from ._machine.dynamo import assume_constant
 
 __all__ = [
     "Device",
     "PhysicalDevice",
     "VisibleDevice",
-    "compute_capability",
     "device_count",
     "device_name",
-    "driver_cuda_version",
-    "driver_version",
     "get_device_index",
-    "get_device_name",
     "is_available",
     "is_fork_safe",
     "is_in_bad_fork",
     "is_initialized",
-    "is_nvlink_connected",
-    "numa_node",
     "physical_devices",
     "refresh",
     "unavailable_reason",
     "usable_devices",
     "visible_devices",
 ]
-
-BAD_FORK = (
-    "this process was forked after its parent had initialized the accelerator, which cannot be used again in the child; "
-    "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
-)
 
 _DIGITS = re.compile("0|[1-9][0-9]*")
 
@@ -116,7 +105,7 @@ def unavailable_reason(*, strict: bool = False) -> str | None:
     if result.count == 0:
         return result.problem
     if process.is_in_bad_fork():
-        return BAD_FORK
+        return process.BAD_FORK
     return usability.problem(result) if strict else None
 
 
@@ -193,100 +182,6 @@ def usable_devices() -> tuple[VisibleDevice, ...]:
         return ()
     is_usable = usability.usable(result)
     return tuple(device for device, usable in zip(_described(result), is_usable, strict=True) if usable)
-
-
-@assume_constant
-def compute_capability(device: Device = None) -> tuple[int, int] | None:
-    """Return the compute capability of a device.
-
-    Args:
-        device: which one.
-
-    Returns:
-        Major and minor; None without an accelerator, for devices other than CUDA's, and if unknown.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.compute_capability()
-        (9, 0)
-    """
-    result, index = resolve_device(device)
-    return description.compute_capability(result.devices[index], result.backend) if result.count else None
-
-
-@assume_constant
-def get_device_name(device: Device = None) -> str:
-    """Return the product name of a device.
-
-    Args:
-        device: which one.
-
-    Returns:
-        The name; "cpu" under the CPU fallback.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.get_device_name(1)
-        'Simulated GPU'
-    """
-    result, index = resolve_device(device)
-    return description.name(result.devices[index], result.backend) if result.count else "cpu"
-
-
-def is_nvlink_connected(device: Device, peer_device: Device) -> bool | None:
-    """Return whether NVLink, or XGMI on ROCm, connects two devices.
-
-    Args:
-        device: one of them.
-        peer_device: the other; a device is connected with itself.
-
-    Returns:
-        None if unknown, and without an accelerator.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.is_nvlink_connected(0, 1)
-        False
-    """
-    result = _current()
-    index, peer_index = index_in(result, device), index_in(result, peer_device)
-    if result.count == 0:
-        return None
-    if index == peer_index:
-        return True
-    gpu, peer = result.devices[index].gpu, result.devices[peer_index].gpu
-    if result.backend is None or gpu is None or peer is None:
-        return None
-    try:
-        is_linked: bool | None = result.backend.is_linked(gpu.handle, peer.handle)
-    except (NotSupported, Failed):
-        return None
-    return is_linked
-
-
-def numa_node(device: Device = None) -> int | None:
-    """Return the host's NUMA node nearest to a device, to bind processes and memory to it.
-
-    Args:
-        device: which one.
-
-    Returns:
-        The node's number; None if several are equally near, if unknown, and without an accelerator.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.numa_node(1)
-        0
-    """
-    result, index = resolve_device(device)
-    if result.count == 0:
-        return None
-    gpu = result.devices[index]._replace(instance=None)
-    try:
-        node: int | None = description.read(gpu, result.backend, "numa_node")
-    except (NotSupported, Failed):
-        return description.numa_node_of_bus(description.pci_bus_id(gpu, result.backend))
-    return node
 
 
 def get_device_index(device: Device = None, *, optional: bool = True) -> int:
@@ -414,37 +309,3 @@ def refresh() -> None:
         2
     """
     discovery_cache.clear()
-
-
-def driver_version() -> str | None:
-    """Return the version of the installed NVIDIA driver.
-
-    Returns:
-        The version; None if NVML does not report it.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.driver_version()
-        '590.44.01'
-    """
-    try:
-        return nvml.driver_version()
-    except Failed:
-        return None
-
-
-def driver_cuda_version() -> tuple[int, int] | None:
-    """Return the newest CUDA version that the installed driver supports.
-
-    Returns:
-        Major and minor; None if NVML does not report it.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.driver_cuda_version()
-        (13, 2)
-    """
-    try:
-        return nvml.cuda_version()
-    except Failed:
-        return None

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 
-from . import discovery
+from . import identity
 from ._machine.dynamo import assume_constant
 from ._torch import bindings, state
 from ._torch.amp import amp_module
@@ -176,7 +176,7 @@ def _supports(format_: str) -> bool:
     """Whether the current device computes in a format that the vendor table has."""
     vendor = state.current().vendor
     if format_ in vendor.min_capabilities:
-        capability = discovery.compute_capability()
+        capability = identity.compute_capability()
         return capability is not None and capability >= vendor.min_capabilities[format_]
     prefixes = vendor.architectures[format_]
     if not prefixes:

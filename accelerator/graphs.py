@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from . import memory, streams
+from ._machine.discovery_result import NotSupported
 from ._machine.dynamo import assume_constant
 from ._torch import state
 from ._torch.bindings import get_index
@@ -84,7 +85,7 @@ class Graph(_Base):
         runtime = state.initialize()
         torch_graph = _torch_graph(runtime.device_type, runtime.vendor.graph_class)
         if torch_graph is None:
-            raise RuntimeError(f"torch {torch.__version__} has no graphs for {runtime.device_type}")
+            raise NotSupported(f"torch {torch.__version__} has no graphs for {runtime.device_type}")
         subclass = _with_torch_graph(base, torch_graph)
         new: Any = super(Graph, subclass).__new__
         graph: Graph = new(subclass, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
@@ -379,7 +380,7 @@ def _module_function(name: str) -> Any:
     try:
         return getattr(runtime.device_module, name)
     except AttributeError:
-        raise RuntimeError(f"torch {torch.__version__} has no {name} for {runtime.device_type}") from None
+        raise NotSupported(f"torch {torch.__version__} has no {name} for {runtime.device_type}") from None
 
 
 def raise_on_cpu() -> None:

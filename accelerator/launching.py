@@ -41,7 +41,7 @@ def visible_devices_envs() -> tuple[str, ...]:
     """Return the variables that decide which devices a process sees.
 
     Returns:
-        Their names; the first is the one to set. CUDA's also for a CPU build of torch, because processes may be started on
+        Their names; the first is the one to set. A CPU build of torch has CUDA's variable, because processes may be started on
         another machine. On ROCm, HIP's variable comes first. Empty for an accelerator whose variables are unknown.
 
     Example:
@@ -121,7 +121,7 @@ def _count(env: MutableMapping[str, str], row: accelerators.Accelerator) -> int 
     """How many devices a process with this environment, which sets no variable, would see here; None if unknown."""
     if row.grammar == accelerators.CUDA_LIST:
         return discovery_cache.for_environment(env).count or None
-    # This process's count is also that of the other one, unless a variable limits it here.
+    # The other process sees as many devices as this one, unless a variable limits this one.
     return None if any(name in os.environ for name in row.visible_devices) else discovery_cache.current().count or None
 
 

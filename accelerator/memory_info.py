@@ -1,9 +1,9 @@
 """Memory of a device: free, total, available; and recognition of out-of-memory errors.
 
-The functions are fork-safe: they initialize nothing. Before the accelerator is initialized they do not import torch; of an
-accelerator that only torch knows, a child process reads the figures. They raise RuntimeError if the figure is unknown, and in a
-child forked from a process that had initialized the accelerator. Under the CPU fallback, and on devices that share the host's
-memory, the figures are the host's, limited by control groups.
+The functions are fork-safe: they initialize nothing. Before the accelerator is initialized they do not import torch; if only
+torch knows the accelerator, a child process reads the figures. They raise RuntimeError if the figure is unknown, and in a child
+forked from a process that had initialized the accelerator. Under the CPU fallback, and on devices that share the host's memory,
+the figures are the host's, limited by control groups.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
-    """Return the free and total memory of a device; other processes' use counts.
+    """Return the free and total memory of a device. Memory that any process uses is not free.
 
     Args:
         device_index: which one; a negative index means the current device.
@@ -82,14 +82,14 @@ def _figures_of_probe(result: DiscoveryResult, index: int) -> tuple[int, int]:
         raise Failed(probed.error or "a child process sees other devices; initialize the accelerator first")
     free, total = probed.free_memory[index], probed.devices[index].total_memory
     if free is None or total is None:
-        raise Failed(f"torch does not report the memory of {result.device_type} devices")
+        raise NotSupported(f"torch does not report the memory of {result.device_type} devices")
     return free, total
 
 
 def _resolve(device: Device, *, negative_is_current: bool = False) -> tuple[DiscoveryResult, int]:
     """The discovery result, and the index in it that a device argument names."""
     if process.is_in_bad_fork():
-        raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
+        raise RuntimeError(f"The accelerator cannot be used: {process.BAD_FORK}")
     result = discovery_cache.current()
     if negative_is_current:
         index = device_argument.index(device, result.device_type)
@@ -99,7 +99,8 @@ def _resolve(device: Device, *, negative_is_current: bool = False) -> tuple[Disc
 
 def _unknown(result: DiscoveryResult, index: int, error: Exception) -> RuntimeError:
     name = description.name(result.devices[index], result.backend)
-    return RuntimeError(f"The memory of device {index}, {name}, is unknown: {error}")
+    error_type = NotSupported if isinstance(error, NotSupported) else RuntimeError
+    return error_type(f"The memory of device {index}, {name}, is unknown: {error}")
 
 
 @assume_constant
@@ -171,7 +172,7 @@ def available_memory(device: Device = None) -> int:
 
 
 def _is_host_memory(result: DiscoveryResult, index: int) -> bool:
-    # The free memory that such a device reports lacks the pages that the kernel would evict at once.
+    # The free memory that such a device reports excludes pages that the kernel can evict at once.
     return _has_no_memory(result) or (process.is_initialized() and torch_runtime.is_integrated(index))
 
 
@@ -180,7 +181,7 @@ def _has_no_memory(result: DiscoveryResult) -> bool:
 
 
 # The out-of-memory messages of torch's allocators and of the libraries that torch calls. Only the requested size may follow on
-# the line. A sentence that continues is someone's text about memory.
+# the line. A longer sentence is a text about memory and no such message.
 _OUT_OF_MEMORY = re.compile(
     r"(?:^|[:\]'] ?|\b[A-Z]{2,}\w* (?:backend )?)out of memory(?=\s*(?:[.,;:('\n]|at \S+:\d+|$))"
     r"|(?:^|: )Cannot allocate memory(?=\s*(?:[.;:(\n]|$))"

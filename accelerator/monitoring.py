@@ -54,7 +54,7 @@ class Telemetry(NamedTuple):
 
     Attributes:
         utilization: percent of the last sample period in which a kernel ran.
-        memory_usage: percent of it in which device memory was read or written.
+        memory_usage: percent of that period in which device memory was read or written.
         device_memory_used: bytes used on the device by all processes.
         temperature: degrees Celsius.
         power_draw: milliwatts.
@@ -282,7 +282,7 @@ def list_gpu_processes(device: AnyDevice = None) -> str:
     if isinstance(device, (VisibleDevice, PhysicalDevice)):
         index, source = device.index, _listed(device)
     else:
-        # Once: the index and the processes belong to one environment, also if another thread changes it.
+        # Resolved once, so that index and processes belong to one environment, even if another thread changes it.
         result, index = discovery.resolve_device(device)
         source = _indexed(result, index)
     listed = [Process(*process) for process in _read_from(*source, "processes")]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import discovery
+from . import identity
 from ._machine import host_memory, process
 from ._machine.device_argument import Device
 from ._machine.discovery_result import NotSupported
@@ -52,7 +52,7 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
     if runtime.device_type == "cpu":
         return {"supported_dtypes": set(_dtypes())}
     if runtime.vendor.has_compute_capability:
-        return {"supported_dtypes": set(_dtypes()), "compute_capability": discovery.compute_capability(runtime.device_index)}
+        return {"supported_dtypes": set(_dtypes()), "compute_capability": identity.compute_capability(runtime.device_index)}
     read = getattr(torch.accelerator, "get_device_capability", None)
     if read is None:
         raise NotSupported(f"torch {torch.__version__} has no torch.accelerator.get_device_capability()")

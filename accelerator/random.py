@@ -87,8 +87,7 @@ def manual_seed_all(seed: int) -> None:
         return
 
     def seed_every() -> None:
-        for generator in _generators(device_type):
-            generator.manual_seed(value)
+        generators.seed_all(device_type, _count(device_type), value)
 
     lazy_calls.run_seed(seed_every, every_device=True)
 
@@ -131,10 +130,7 @@ def seed_all() -> None:
         return
 
     def seed_every() -> None:
-        first, *others = _generators(device_type)
-        new_seed = first.seed()
-        for generator in others:
-            generator.manual_seed(new_seed)
+        generators.seed_all(device_type, _count(device_type), torch.Generator().seed())
 
     lazy_calls.run_seed(seed_every, every_device=True)
 
@@ -254,7 +250,7 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
 
     Returns:
         The context manager. If the accelerator is initialized inside, it restores the state before the block, and it drops
-        seeds that are still queued at the end. Like ``torch.random.fork_rng``, which initializes all devices.
+        seeds that are still queued at the end. Mirrors ``torch.random.fork_rng``, which initializes all devices.
 
     Raises:
         RuntimeError: in a bad fork, unless ``devices`` is empty.

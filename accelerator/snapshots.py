@@ -11,6 +11,7 @@ import torch
 
 from . import memory
 from ._machine.device_argument import Device
+from ._machine.discovery_result import NotSupported
 from ._torch import bindings, lazy_calls, state, tracing
 from ._torch.tracing import traced_as
 
@@ -89,7 +90,7 @@ def _line(label: str, cells: list[str]) -> str:
 
 
 def _scaled(value: int, total: float, is_size: bool) -> str:
-    """Format a value in a unit in which the total that it is part of has at most six digits."""
+    """Format a value in the unit in which the total has at most six digits."""
     units: tuple[str, ...]
     if is_size:
         units, step, limit = ("B  ", "KiB", "MiB", "GiB", "TiB", "PiB"), 1024, 768 * 1024
@@ -108,7 +109,7 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
     Args:
         mempool_id: return the segments of this memory pool only, from a graph's ``pool()``. Needs torch 2.7.
         include_traces: also collect the history of allocations, which takes time and is not part of the result. False needs
-            torch 2.13.
+            CUDA and torch 2.13.
 
     Returns:
         One dictionary for each segment; empty before initialization and under the CPU fallback. Mirrors
@@ -133,7 +134,8 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
     except TypeError as error:
         if "include_traces" not in str(error):
             raise
-        raise RuntimeError(f"include_traces=False needs torch 2.13 or newer, this is {torch.__version__}") from None
+        function = f"torch.{runtime.device_type}.memory_snapshot()"
+        raise NotSupported(f"{function} of torch {torch.__version__} does not take include_traces") from None
     return segments
 
 

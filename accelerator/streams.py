@@ -17,7 +17,7 @@ from ._torch import bindings, state, tracing
 from ._torch.bindings import get_index, get_stream
 from ._torch.contexts import StreamContext
 from ._torch.cpu_streams import CPUEvent, CPUStream, cpu_stream
-from ._torch.state import cached_index, initialized
+from ._torch.state import cached_index, device_indices, initialized
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -62,14 +62,15 @@ def current_stream(device: Device = None, /) -> torch.Stream:
         >>> isinstance(acc.current_stream(), acc.Stream)
         True
     """
-    if not initialized and state.initialize(device, allow_negative=True).device_type == "cpu":
-        return cpu_stream()
     if device is None:
-        return get_stream(get_index())
-    index = device if type(device) is int else cached_index(device)
-    if index is None or not 0 <= index < initialized[0].device_count:
-        index = state.current(device, allow_negative=True).device_index
-    return get_stream(index)
+        if initialized:
+            return get_stream(get_index())
+    else:
+        index = device if type(device) is int else cached_index(device)
+        if index in device_indices:
+            return get_stream(index)
+    runtime = state.initialize(device, allow_negative=True)
+    return cpu_stream() if runtime.device_type == "cpu" else get_stream(runtime.device_index)
 
 
 @traced_as(tracing.set_stream)
@@ -112,14 +113,16 @@ def synchronize(device: Device = None, /) -> None:
         >>> import accelerator as acc
         >>> acc.synchronize()
     """
-    if not initialized and not state.current(device, allow_negative=True).is_initialized:
-        return
     if device is None:
-        return _synchronize(get_index())
-    index = device if type(device) is int else cached_index(device)
-    if index is None or not 0 <= index < initialized[0].device_count:
-        index = state.current(device, allow_negative=True).device_index
-    _synchronize(index)
+        if initialized:
+            return _synchronize(get_index())
+    else:
+        index = device if type(device) is int else cached_index(device)
+        if index in device_indices:
+            return _synchronize(index)
+    runtime = state.current(device, allow_negative=True)
+    if runtime.is_initialized:
+        _synchronize(runtime.device_index)
 
 
 @traced_as(tracing.stream)

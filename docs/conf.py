@@ -50,7 +50,7 @@ myst_heading_anchors = 3
 
 # A page of the reference: the modules whose public names it lists, and its title.
 PAGES = {
-    "discovery": (("discovery",), "Discovery"),
+    "discovery": (("discovery", "identity"), "Discovery"),
     "monitoring": (("monitoring",), "Monitoring"),
     "launching": (("launching",), "Launching processes"),
     "devices": (("devices", "properties"), "Devices"),

@@ -149,7 +149,7 @@ def draw_devices(axes: Any, figures: Any) -> None:
             axes.plot(DEVICES, values, style, color=f"C{index}", marker="o", markersize=3, label=f"{call}, {whose}")
     axes.set(xscale="log", yscale="log", xlabel="GPUs", ylabel="µs a call", xticks=DEVICES, xticklabels=DEVICES)
     axes.minorticks_off()
-    axes.legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
 
 
 def draw_memory(axes: Any, figures: Any) -> None:
@@ -158,12 +158,12 @@ def draw_memory(axes: Any, figures: Any) -> None:
     for place, label in enumerate(("after the forward pass", "at most")):
         rows = [row + (place - 0.5) * 0.38 for row in range(len(names))]
         bars = axes.barh(rows, [figures[name][place] for name in names], height=0.36, label=label)
-        axes.bar_label(bars, fmt="%.1f", padding=3, fontsize=8)
+        axes.bar_label(bars, fmt="%.1f", padding=3)
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set(xlabel="MiB on each GPU beyond parameters and input; 24 layers with inputs of 1 MiB")
-    axes.margins(x=0.1)
-    axes.legend(fontsize=8, loc="lower right")
+    axes.set(xlabel="MiB on each GPU beyond parameters and input")
+    axes.margins(x=0.13)
+    axes.legend(loc="lower right")
 
 
 def draw_operations(axes: Any, figures: Any) -> None:
@@ -181,13 +181,15 @@ def draw() -> None:
 
     matplotlib.use("svg")
     # The same figures give the same file.
-    matplotlib.rcParams.update({"svg.hashsalt": "accelerator", "svg.fonttype": "none", "font.size": 9})
+    matplotlib.rcParams.update({"svg.hashsalt": "accelerator", "svg.fonttype": "none", "font.size": 10})
     from matplotlib import pyplot
 
     for name, figures in read_figures().items():
-        figure, axes = pyplot.subplots(figsize=(7.5, 3.2), layout="constrained")
+        # Narrow and tall, so that a telephone shows readable text.
+        figure, axes = pyplot.subplots(figsize=(5.6, 4.2), layout="constrained")
         DRAWINGS[name](axes, figures)
         axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
         figure.savefig(HERE / f"{name}.svg", metadata={"Date": None})
         pyplot.close(figure)
         print(HERE / f"{name}.svg")

@@ -28,6 +28,8 @@ def main(arguments: list[str]) -> int:
         del arguments[at : at + 2]
     build = torch_build.read()
     workers = str(min(os.cpu_count() or 1, 4))
+    # The tests start a thousand processes, each of which would compile the package.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadscope", "-m", speed, *arguments]
     if build is None:
         runs = [("without torch", dict(os.environ), [str(TESTS)])]

@@ -11,7 +11,9 @@ several processes that compute.
 
 from __future__ import annotations
 
+import atexit
 import functools
+import gc
 import os
 import re
 import signal
@@ -59,6 +61,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         reason = reasons.get(item.path.stem.rpartition("_")[2])
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Exclude what was imported from garbage collections: many tests collect garbage, and torch's modules are most of it."""
+    gc.collect()
+    gc.freeze()
+    atexit.register(gc.unfreeze)  # extensions report what the end of the interpreter does not free
 
 
 _NO_REASON = "a test on simulated GPUs is skipped only for what torch lacks, with a reason that starts with 'torch '"

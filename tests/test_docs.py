@@ -35,6 +35,7 @@ class Block(NamedTuple):
     language: str
     code: str
     how: str
+    page: str
 
 
 def _blocks() -> list[Block]:
@@ -43,7 +44,8 @@ def _blocks() -> list[Block]:
         text = path.read_text(encoding="utf-8")
         for match in _BLOCK.finditer(text):
             line = text.count("\n", 0, match.start("code"))
-            blocks.append(Block(f"{path.name}:{line}", match["language"], textwrap.dedent(match["code"]), match["how"] or ""))
+            code = textwrap.dedent(match["code"])
+            blocks.append(Block(f"{path.name}:{line}", match["language"], code, match["how"] or "", text))
     return blocks
 
 
@@ -61,6 +63,8 @@ def with_slow_guide(blocks: list[Block]) -> list[Any]:
     ]
 
 
+# What fits the width of a page, in a browser and on a terminal.
+WIDTH = 88
 NEEDING = [block for block in BLOCKS if block.how.startswith("needs ")]
 
 
@@ -69,6 +73,11 @@ def test_there_are_blocks() -> None:
     assert len(SHELL) > 2
     assert len(WORKFLOWS) == 1
     assert {block.language for block in BLOCKS} <= {"python", "sh", "yaml", "text"}
+
+
+def test_no_line_of_a_block_is_cut_off() -> None:
+    shown = [block for block in BLOCKS if not block.how.startswith("never") and "CONTRIBUTING" not in block.where]
+    assert [(block.where, line) for block in shown for line in block.code.splitlines() if len(line) > WIDTH] == []
 
 
 def test_no_block_is_left_out_without_a_reason() -> None:
@@ -87,13 +96,32 @@ def test_python(block: Block, tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-@pytest.mark.parametrize(("visible", "expected"), [("0,1", "cuda:1"), ("1", "cuda:0")], ids=["all GPUs", "its own GPU"])
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [pytest.param("0,1", "cuda:1", id="all GPUs"), pytest.param("1", "cuda:0", id="its own GPU", marks=pytest.mark.slow)],
+)
 def test_slurm_recipe(visible: str, expected: str, tmp_path: Path) -> None:
     (block,) = (block for block in PYTHON if "SLURM_LOCALID" in block.code)
     variables = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": visible}
     program = block.code + "\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
     printed = _run([sys.executable, "-c", program], tmp_path, simulated_environment(variables, gpus=2))
     assert printed.splitlines() == [expected, "1 2"]
+
+
+@pytest.mark.slow
+def test_the_first_example_without_a_gpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (without_one,) = re.findall(r"without a GPU the same lines print `(.*)` and `(.*)`", PYTHON[0].page)
+    assert _run([sys.executable, "-c", PYTHON[0].code], tmp_path, plain_environment()).splitlines() == list(without_one)
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_mixed_precision_recipe_without_bfloat16(tmp_path: Path) -> None:
+    (block,) = (block for block in PYTHON if "GradScaler" in block.code)
+    environment = simulated_environment(gpus=1, capability="7.5")
+    program = block.code + "\nprint(scaler.is_enabled())\n"
+    assert _run([sys.executable, "-c", program], tmp_path, environment).splitlines() == ["torch.float16 True", "True"]
 
 
 @pytest.mark.parametrize("block", NEEDING, ids=lambda block: block.where)
@@ -133,13 +161,30 @@ def test_the_workflow_can_be_read() -> None:
         assert all(set(step) <= {"uses", "with", "run"} for step in job["steps"])
 
 
-@pytest.mark.parametrize("name", ["int", "ValueError", "typing.Any", "torch.device"])
-def test_types_of_others_are_linked(name: str) -> None:
-    nodes = pytest.importorskip("docutils.nodes")
+def _sphinx_settings() -> dict[str, Any]:
     pytest.importorskip("sphinx")
     conf = ROOT / "docs" / "conf.py"
     settings: dict[str, Any] = {"__file__": str(conf)}
     exec(compile(conf.read_text(encoding="utf-8"), conf, "exec"), settings)  # as Sphinx reads it
+    return settings
+
+
+def test_functions_are_linked_from_a_summary(tmp_path: Path) -> None:
+    settings = _sphinx_settings()
+    page = tmp_path / "monitoring.rst"
+    settings["_write"](page, "Monitoring", "accelerator", ["utilization", "Telemetry"])
+    summary, entry, telemetry = page.read_text(encoding="utf-8").split(".. auto")[1:]
+    assert re.findall(r"^   (\w+)$", summary, re.MULTILINE) == ["utilization", "Telemetry"]
+    assert entry.startswith("function:: utilization")
+    # The class's docstring describes its fields. Sphinx would add "Alias for field number 0".
+    assert ":members:" not in telemetry
+    assert all(title[0].isupper() for _, title in settings["PAGES"].values())
+
+
+@pytest.mark.parametrize("name", ["int", "ValueError", "typing.Any", "torch.device"])
+def test_types_of_others_are_linked(name: str) -> None:
+    settings = _sphinx_settings()
+    nodes = pytest.importorskip("docutils.nodes")
     link = settings["_resolve_foreign"](None, None, {"reftarget": name}, nodes.Text(name))
     assert link["refuri"].endswith(f"?q={name}")
 
@@ -164,4 +209,4 @@ def _run(command: list[str], directory: Path, environment: dict[str, str]) -> st
 def _printed(code: str, output: str) -> None:
     for match in _PRINTED.finditer(code):
         expected = match[1] or match[2]
-        assert expected in output, f"{expected!r} is not in {output!r}"
+        assert expected in output.splitlines(), f"{expected!r} is not a line of {output!r}"

@@ -23,7 +23,7 @@ from tests.support import run, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
 NAMES = [name for name in acc.__all__ if inspect.isfunction(getattr(acc, name))]
-QUERIES = {name for module in ("discovery", "launching", "memory_info", "monitoring") for name in _EXPORTS[module]}
+QUERIES = {name for module in ("discovery", "identity", "launching", "memory_info", "monitoring") for name in _EXPORTS[module]}
 INITIALIZES = "Initializes: the accelerator."
 MAY_START = "May start: a child process."
 
@@ -145,12 +145,13 @@ def test_sections(name: str) -> None:
 
 
 def test_modules_of_queries_say_that_they_initialize_nothing() -> None:
-    for module in ("discovery", "launching", "memory_info", "monitoring"):
+    for module in ("discovery", "identity", "launching", "memory_info", "monitoring"):
         documentation = inspect.getdoc(sys.modules[f"accelerator.{module}"]) or ""
         assert "fork-safe" in documentation, module
         assert "initialize nothing" in " ".join(documentation.split()), module
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_docstrings_say_what_initializes_and_what_starts_a_child() -> None:
     calls = {name: CALLS.get(name, f"{name}()") for name in NAMES if name not in NOT_CALLED}
@@ -176,7 +177,7 @@ def test_docstrings_say_what_initializes_and_what_starts_a_child() -> None:
     assert wrong == {}
     # Without NVML every query asks a child once. The modules say so, in place of each function.
     starting = {name for name, behavior in without_nvml.items() if behavior.starts_child}
-    for module in ("discovery", "launching", "memory_info", "monitoring"):
+    for module in ("discovery", "identity", "launching", "memory_info", "monitoring"):
         if starting & set(_EXPORTS[module]):
             assert "child process" in (inspect.getdoc(sys.modules[f"accelerator.{module}"]) or ""), module
 

@@ -1,4 +1,4 @@
-"""README's table of the code that projects write today, and of what it returns on three machines.
+"""The guide's table of the code that projects write today, and of what it returns on three machines.
 
 ``python -m tests.test_downstream_code`` prints the table. Each piece is the shortest equivalent of the code that the table
 links to. The machines: two GPUs; the second of them, chosen by its UUID; a MIG instance, chosen by its UUID. On the first
@@ -239,7 +239,7 @@ class Server:
 
 
 def make_rows() -> list[str]:
-    """Run the code of every project, and the call that replaces it, and return the rows of README's table."""
+    """Run the code of every project, and the call that replaces it, and return the rows of the guide's table."""
     plain, divided = Server(), Server(mig=[None, 2])
     try:
         second, instance = str(plain.run(_UUIDS)[0]), str(divided.run(_MIG_UUIDS)[0])

@@ -14,7 +14,7 @@ from tests.support import run
 
 PACKAGE = Path(accelerator.__file__).parent
 # Their examples show what holds before anything has initialized the driver.
-QUERIES = ("discovery", "launching", "memory_info", "monitoring")
+QUERIES = ("discovery", "identity", "launching", "memory_info", "monitoring")
 
 
 def find_modules() -> list[str]:

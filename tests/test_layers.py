@@ -14,7 +14,7 @@ import pytest
 from tests.support import ROOT
 
 PACKAGE = ROOT / "accelerator"
-QUERIES = ("discovery", "launching", "memory_info", "monitoring", "_machine")
+QUERIES = ("discovery", "identity", "launching", "memory_info", "monitoring", "_machine")
 # They register what they need: modules below may not name them.
 REGISTERING = ("simulation", "deepspeed_bridge")
 ABOVE = (*REGISTERING, "__init__", "__main__", "_command")

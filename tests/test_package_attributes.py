@@ -24,19 +24,21 @@ def test_the_package_under_test_is_the_one_beside_the_tests() -> None:
     assert Path(__file__).parent.parent / "accelerator" == PACKAGE
 
 
-def test_importing_imports_no_torch_and_takes_10_ms(tmp_path: Path) -> None:
-    environment = {**plain_environment(), "PYTHONPYCACHEPREFIX": str(tmp_path)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # whoever sets it compiles at every start
+def test_importing_imports_few_modules() -> None:
+    """The benchmarks hold the budget of 10 ms; ctypes takes most of it."""
     code = """
-        import sys, time
-        start = time.perf_counter()
+        import sys
+        before = set(sys.modules)
         import accelerator
-        took = time.perf_counter() - start
-        print(took, sorted({"torch", "pynvml", "subprocess", "typing"} & set(sys.modules)))
+        print(*set(sys.modules) - before)
     """
-    outputs = [run(code, environment).split(maxsplit=1) for _ in range(5)]
-    assert {imported.strip() for _, imported in outputs} == {"[]"}
-    assert min(float(took) for took, _ in outputs) <= 0.010
+    imported = set(run(code, plain_environment()).split())
+    own = {name for name in imported if name.startswith("accelerator.")}
+    assert own <= {"accelerator._machine"} | {
+        f"accelerator._machine.{name}" for name in ("driver", "imports", "process", "triton")
+    }
+    small = {"__future__", "accelerator", "os", "types", "time", "threading"}
+    assert {name.partition(".")[0] for name in imported - own} <= small | {"ctypes", "_ctypes", "struct", "_struct"}
 
 
 @pytest.mark.parametrize("name", NAMES)

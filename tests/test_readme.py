@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
+import subprocess
+import sys
+import types
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +22,7 @@ pytestmark = pytest.mark.torch_free
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
 LINKING = PAGES | {path: path.read_text(encoding="utf-8") for path in (ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md")}
+_BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
@@ -49,6 +56,28 @@ def test_the_documented_keys_are_the_reports_keys() -> None:
     assert all(of_a_device == set(device) for device in facts["devices"])
 
 
+def test_the_guide_lists_every_option() -> None:
+    """Compare the tables of options with what --help lists."""
+    pages = (("simulation", (["simulate"],)), ("command", ([], ["check"])))
+    for page, commands in pages:
+        listed = set(re.findall(r"`(--[a-z-]+)", PAGES[ROOT / "docs" / f"{page}.md"].partition("\n\n`--watch`")[0]))
+        options: set[str] = set()
+        for command in commands:
+            line = [sys.executable, "-m", "accelerator", *command, "--help"]
+            shown = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+            options |= set(re.findall(r"^  (?:-h, )?(--[a-z-]+)", shown, re.MULTILINE))
+        assert options - {"--help", "--version"} <= listed
+        assert listed - options <= {"--durations", "--pdb", "--trace", "--simulate-gpus", "--simulate-memory"}, (
+            "an option that is not there"
+        )
+
+
+def test_every_page_begins_with_a_sentence() -> None:
+    for path, text in PAGES.items():
+        head = re.sub(r"^# .*\n\n", "", text, count=1)
+        assert re.match(r"[A-Z`].*\w", head), f"{path.name} begins with {head[:40]!r}"
+
+
 def test_code_names_public_functions() -> None:
     named = {name for text in PAGES.values() for name in re.findall(r"`(?:acc\.)?([a-z]\w+)\(\)?`", text)}
     assert len(named) > 30
@@ -56,7 +85,7 @@ def test_code_names_public_functions() -> None:
 
 
 def test_readme_is_short() -> None:
-    prose = re.sub(r"^ *```.*?^ *```", "", README, flags=re.DOTALL | re.MULTILINE)
+    prose = _BLOCK.sub("", README)
     assert len(prose.split()) <= 1300
 
 
@@ -85,6 +114,21 @@ def test_links_within_the_tree_lead_somewhere(path: Path) -> None:
     assert dead == []
 
 
+def test_the_long_description_has_no_relative_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = types.SimpleNamespace(MetadataHookInterface=object)  # only builds have hatchling
+    for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hook)
+    module = runpy.run_path(str(ROOT / "docs" / "long_description.py"))
+    metadata: dict[str, Any] = {}
+    module["LongDescription"].update(types.SimpleNamespace(root=ROOT), metadata)
+    text = metadata["readme"]["text"]
+    assert links(text) == []
+    assert "The report of" not in text  # the description of the picture
+    assert "docs/install.md has sizes" in text
+    assert len(text) > 0.9 * len(README)
+
+
 def test_external_links_lead_to_known_hosts() -> None:
     hosts = {link.split("/")[2] for text in LINKING.values() for link in links(text) if "://" in link}
     assert hosts <= {"github.com", "keepachangelog.com", "semver.org"}
@@ -99,6 +143,18 @@ def test_pictures_are_whole_and_shown(path: Path) -> None:
     assert any(path.name in text for text in PAGES.values())
     if path.name == "report.svg":
         assert f"accelerator\u00a0{accelerator.__version__}\u00a0on" in "".join(root.itertext())
+
+
+def test_the_memory_figure_shows_what_was_measured() -> None:
+    bars = json.loads((ROOT / "docs" / "figures.json").read_text(encoding="utf-8"))["memory"]
+    assert {"no checkpoint", "torch", "torch, save_on_cpu", "checkpoint", "checkpoint_in_cpu", "partitioned, 2 ranks"} < set(
+        bars
+    )
+    drawn = "".join(ElementTree.parse(ROOT / "docs" / "memory.svg").getroot().itertext()).split("\n")
+    assert {*bars, *(f"{mib:.1f}" for pair in bars.values() for mib in pair)} <= {text.strip() for text in drawn}
+    # Offload leaves one input of 1 MiB on the device, and reads the next one early.
+    assert bars["checkpoint_in_cpu"][0] == pytest.approx(1, rel=0.01)
+    assert bars["checkpoint_in_cpu"][1] - bars["torch, save_on_cpu"][1] == pytest.approx(1, rel=0.01)
 
 
 def test_the_guide_contains_every_page() -> None:

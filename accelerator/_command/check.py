@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 import socket
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .._machine.discovery_result import NotSupported
 from . import acc, all_reduce, check_areas
+from .not_offered import is_not_offered, says_not_offered
 from .terminal import has_color, styled, write
-
-_NOT_OFFERED = re.compile(
-    r"torch( \S+)? has no |Backend doesn't support |Could not run '|Graph is not supported on device type"
-    r"|No backend type associated with device type"
-    r"|The memory of .* does not report the memory of "
-)
 
 
 class Result(NamedTuple):
@@ -115,7 +108,7 @@ def causes(checked: Checked) -> list[str]:
 
 
 def silence_numpy_warning() -> None:
-    """Silence torch's warning that NumPy is missing, which it gives once while it is imported."""
+    """Silence the warning that NumPy is missing, which torch issues once while it is imported."""
     warnings.filterwarnings("ignore", "Failed to initialize NumPy")
 
 
@@ -152,6 +145,7 @@ def run(
         passed = [result for result in of_area if result.problem is None]
         if passed and show:
             names = ", ".join(result.device for result in passed if result.device) or None
+            names = "all devices" if names and len(passed) == len(devices) > 2 else names
             show(Result(passed[0].area, names, "; ".join(dict.fromkeys(str(result.saw) for result in passed)), None))
 
     def on_each(name: str, area: Callable[[int], str], indices: Sequence[int]) -> None:
@@ -199,26 +193,17 @@ def _run(name: str, device: str | None, area: Callable[..., str], *arguments: An
     except all_reduce.Failed:
         raise
     except Exception as error:  # every error of an area is a result of the check
-        if _is_not_offered(error):
+        if is_not_offered(error):
             return Result(name, device, f"not offered by this accelerator: {all_reduce.in_one_line(error)}", None)
         is_wrong = isinstance(error, check_areas.Wrong)
         return Result(name, device, None, str(error) if is_wrong else all_reduce.in_one_line(error))
-
-
-def _is_not_offered(error: Exception) -> bool:
-    """Return whether an error says that this kind of accelerator lacks something, as opposed to a failure of it."""
-    if isinstance(error, NotSupported) or isinstance(error.__cause__, NotSupported):
-        return True
-    # torch and this package have no class of their own for it. The messages are those of this package's functions, of torch's
-    # interface for accelerators, and of an op without a kernel.
-    return isinstance(error, RuntimeError) and _NOT_OFFERED.match(str(error)) is not None
 
 
 def _all_reduce(indices: Sequence[int], device_type: str) -> list[Result]:
     try:
         return [_run("all-reduce", None, all_reduce.across, indices)]
     except all_reduce.Failed as error:
-        if all(_NOT_OFFERED.match(problem.partition(": ")[2]) for _, problem in error.problems):
+        if all(says_not_offered(problem) for _, problem in error.problems):
             return [Result("all-reduce", None, f"not offered by this accelerator: {error.problems[0][1]}", None)]
         return [Result("all-reduce", f"{device_type}:{index}", None, problem) for index, problem in error.problems]
 

@@ -89,7 +89,7 @@ def _store(address: str, port: int, launch: _Launch, timeout: float) -> Any:
 
 
 def _lead(store: Any, launch: _Launch, deadline: float, as_json: bool) -> int:
-    """Run rank 0: gather the results, print them, run the all-reduce if all ranks passed, and tell the others to exit."""
+    """Run rank 0: gather the results, print them, run the all-reduce if all ranks passed, and let the others exit."""
     results = {0: _check(launch), **_gather(store, "checked", launch, deadline)}
     missing = [rank for rank in range(launch.size) if rank not in results]
     failed = [rank for rank in sorted(results) if not results[rank]["passed"]]
@@ -121,7 +121,7 @@ def _lead(store: Any, launch: _Launch, deadline: float, as_json: bool) -> int:
 
 
 def _follow(store: Any, launch: _Launch, deadline: float) -> int:
-    """Run another rank: publish the result, take part in the all-reduce if rank 0 starts it, and exit when told to."""
+    """Run another rank: publish the result, join the all-reduce if rank 0 starts it, and exit when rank 0 ends the check."""
     store.set(f"checked/{launch.rank}", json.dumps(_check(launch)))
     has_reduced = False
     while time.monotonic() < deadline + _GRACE_S:

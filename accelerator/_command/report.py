@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from .. import __version__, discovery, monitoring, simulation
+from .. import __version__, discovery, identity, monitoring, simulation
 from .._machine import accelerators, description, discovery_cache, driver, environment, grammar, nvml, torch_build
 from .._machine.discovery_result import DiscoveredDevice, Failed, NotSupported
 
@@ -35,7 +35,7 @@ def collect(*, strict: bool = False, ids: str | None = None) -> dict[str, Any]:
         UnknownDevice: if an id names no visible device.
     """
     build = torch_build.read()
-    cuda = discovery.driver_cuda_version()
+    cuda = identity.driver_cuda_version()
     devices = _selected(discovery.visible_devices(), ids)
     available = discovery.is_available(strict=strict)
     usable = _usable(devices) if strict else None
@@ -52,7 +52,7 @@ def collect(*, strict: bool = False, ids: str | None = None) -> dict[str, Any]:
         "initialized": discovery.is_initialized(),
         "fork_safe": discovery.is_fork_safe(),
         "simulated": simulation.is_simulated(),
-        "driver": {"version": discovery.driver_version(), "cuda": cuda and ".".join(map(str, cuda))},
+        "driver": {"version": identity.driver_version(), "cuda": cuda and ".".join(map(str, cuda))},
         "nvml": _nvml(),
         "environment": _environment(),
         "devices": [_device(device, usable) for device in devices],
@@ -105,7 +105,7 @@ def _device(device: discovery.VisibleDevice, usable: set[int] | None) -> dict[st
         "fan_speed": telemetry.fan_speed,
         "clock_rate": telemetry.clock_rate,
         "throttled": telemetry.throttled,
-        "numa_node": discovery.numa_node(device.index),
+        "numa_node": identity.numa_node(device.index),
         "mig": device.mig and list(device.mig),
         "usable": None if usable is None else device.index in usable,
         "processes": None if telemetry.processes is None else [_process(process) for process in telemetry.processes],

@@ -19,7 +19,7 @@ _TEMPERATURE_HIGH, _TEMPERATURE_CRITICAL = 75, 85
 
 
 class Cell(NamedTuple):
-    """A table's cell: its text, and the style it has where colors are written."""
+    """A cell of a table: its text, and its style if the report has colors."""
 
     text: str
     style: str | None = None
@@ -54,7 +54,8 @@ def _heading(facts: dict[str, Any], color: bool, selected: bool) -> list[str]:
         lines += wrapped(f"{name}={entry['value']!r}: {entry['reading']}")
     problem = facts["nvml"]["problem"]
     is_reason = not facts["devices"] and problem and problem in (facts["unavailable_reason"] or "")
-    if problem and not is_reason and facts["torch"] and facts["torch"]["cuda"]:
+    concerns_nvml = facts["torch"] and facts["torch"]["cuda"] and facts["accelerator"] in (None, "cuda")
+    if problem and not is_reason and concerns_nvml:
         lines += _styled(f"NVML does not answer: {problem}", "red", color)
     for device in facts["devices"]:
         if device["problem"]:
@@ -101,10 +102,13 @@ def wrapped(text: str) -> list[str]:
 
 
 def _activity(devices: list[dict[str, Any]], color: bool) -> list[str]:
+    rows = [_activity_of(device) for device in devices]
+    if not any(cell.text for row in rows for cell in row[1:]):  # torch alone knows some accelerators, and no figure of theirs
+        return []
     has_bars = any(device["memory_used"] is not None and device["total_memory"] for device in devices)
     memory = ("memory", "") if has_bars else ("", "memory")
     heading = ("GPU", *memory, "busy", "temp", "power", "clock", "")
-    return table([heading, *(_activity_of(device) for device in devices)], "><>>>>><", color)
+    return table([heading, *rows], "><>>>>><", color)
 
 
 def _activity_of(device: dict[str, Any]) -> tuple[Cell, ...]:
@@ -213,7 +217,7 @@ def table(rows: Sequence[Sequence[str | Cell]], alignment: str, color: bool) -> 
     heading = "  ".join(f"{cells[0][i].text:{alignment[i]}{widths[i]}}" for i in columns).rstrip()
     lines = [styled(heading, "bold", color)]
     for row in cells[1:]:
-        # Trailing blanks go before the colors come, which would hide them.
+        # Trailing blanks are stripped before colors are added, whose codes would follow the blanks.
         last = max((i for i in columns if row[i].text), default=columns[0])
         padded = [
             styled(

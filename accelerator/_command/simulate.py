@@ -6,12 +6,12 @@ import argparse
 import os
 import re
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..simulation import _build, environment
 from ..simulation._run import run
+from ..simulation._state_folder import state_folder
 from . import terminal
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ generates code for the CPU that runs on that memory, and Triton kernels run in
 Triton's interpreter. An op that is not simulated raises NotImplementedError.
 Other compiled kernels (an extension, cupy, numba) fail and are named."""
 _EPILOG = """\
-Options that take a value for each GPU separate the values by commas (names do
-not) or are repeated; the last value repeats:
+Options of a GPU take a value for each GPU, separated by commas. --name takes
+one name and is repeated instead. The last value holds for the remaining GPUs:
   python -m accelerator simulate --gpus 4 --memory 80GiB,24GiB -- pytest
 A machine without any NVIDIA driver: --driver absent --nvml absent
 
 The exit status is COMMAND's: 128 + N if signal N ended it, 126 if it is not
-executable, 127 if it was not found. It is 2 on wrong usage or if GPUs cannot be
-simulated here: this takes Linux on x86-64, a torch built for CUDA, and a C
-compiler the first time."""
+executable, 127 if it was not found. It is 2 on wrong usage or if GPUs cannot
+be simulated here. This needs Linux on x86-64, a torch built for CUDA and, the
+first time, a C compiler."""
 
 
 def main(argv: list[str]) -> int:
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> int:
             parser.error("no command: give one after --")
     except SystemExit as stop:
         return int(stop.code or 0)
-    with tempfile.TemporaryDirectory(prefix="accelerator-simulation-") as directory:
+    with state_folder() as folder:
         try:
             child = environment(
                 options.gpus,
@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
                 fill=options.fill,
                 triton=not options.no_triton,
                 compile=options.compile,
-                state=Path(directory, "state"),
+                state=folder / "state",
             )
         except ValueError as error:
             return _report_error(str(error))
@@ -106,33 +106,40 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs, 0 included (1)")
-    add("--memory", action="append", metavar="SIZE", help="memory of a GPU, such as 512MiB (8GiB)")
-    add("--name", action="append", metavar="NAME", help='name of a GPU; repeat it for the next GPU ("Simulated GPU")')
-    add("--capability", action="append", metavar="X.Y", help="compute capability of a GPU (9.0)")
-    add("--mig", action="append", type=_mig, metavar="K", help="MIG instances of a GPU, or off (off)")
-    add("--nvlink", action="append", type=_nvlink, metavar="GROUP", help="group of GPUs linked by NVLink, all or off (off)")
-    add("--numa", action="append", type=_numa_nodes, metavar="NODE", help="NUMA node of a GPU (0)")
+    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs, 0 included (default: 1)")
+    add("--memory", action="append", metavar="SIZE", help="memory of a GPU, such as 512MiB (default: 8GiB)")
+    add("--name", action="append", metavar="NAME", help='name of a GPU; repeat it for the next GPU (default: "Simulated GPU")')
+    add("--capability", action="append", metavar="X.Y", help="compute capability of a GPU (default: 9.0)")
+    add("--mig", action="append", type=_mig, metavar="K", help="MIG instances of a GPU, or off (default: off)")
+    add(
+        "--nvlink",
+        action="append",
+        type=_nvlink,
+        metavar="GROUP",
+        help="group of GPUs linked by NVLink, all or off (default: off)",
+    )
+    add("--numa", action="append", type=_numa_nodes, metavar="NODE", help="NUMA node of a GPU (default: 0)")
     add(
         "--driver",
         choices=("present", "absent", "old", "broken"),
         default="present",
         metavar="STATE",
-        help="the CUDA driver: present, absent, old (older than torch needs) or broken (fails to start) (present)",
+        help="the CUDA driver: present (the default), absent, old (older than torch needs) or broken (fails to start)",
     )
     add(
         "--nvml",
         choices=("present", "absent", "broken", "mismatch"),
         default="present",
         metavar="STATE",
-        help="the NVML library: present, absent, broken (fails to start) or mismatch (with its kernel driver) (present)",
+        help="the NVML library: present (the default), absent, broken (fails to start) or mismatch (not of the kernel driver's "
+        "version)",
     )
     add("--no-compute", action="store_true", help="kernel launches succeed and compute nothing: to test device management")
     add(
         "--fill",
         choices=("zero", "nan"),
         default="zero",
-        help="content of new device memory; nan exposes reads of uninitialized memory (zero)",
+        help="content of new device memory; nan exposes reads of uninitialized memory (default: zero)",
     )
     add("--no-triton", action="store_true", help="launching a Triton kernel fails")
     add(
@@ -140,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("cpp", "triton"),
         default="cpp",
         help="what torch.compile generates: C++ for the CPU, or the Triton code of a real GPU, which the interpreter runs "
-        "slowly (cpp)",
+        "slowly (default: cpp)",
     )
     add(
         "--build",

@@ -42,7 +42,9 @@ class Accelerator(NamedTuple):
         shares_host_memory: whether its devices have no memory of their own.
         memory_limits: keys of total and used bytes in its module's memory statistics, if the module reports them nowhere else.
         pin_memory_alignment: the alignment in bytes of host memory that its driver registers.
-        telemetry: functions of its module that read the initialized device, each with the factor to the unit of ours.
+        counting_may_initialize: whether its module may initialize the accelerator to count the devices.
+        telemetry: functions of its module that read the initialized device, each with the factor that converts its unit to the
+            unit of this package.
     """
 
     device_type: str
@@ -69,6 +71,7 @@ class Accelerator(NamedTuple):
     shares_host_memory: bool = False
     memory_limits: tuple[str, str] | None = None
     pin_memory_alignment: int = 1
+    counting_may_initialize: bool = False
     telemetry: Mapping[str, int] = {}
 
 
@@ -122,6 +125,7 @@ _OTHERS = (
         has_triton=True,
         op_builders="xpu",
         graph_class="XPUGraph",
+        counting_may_initialize=True,
         # torch.xpu's power is in watts.
         telemetry={"utilization": 1, "memory_usage": 1, "temperature": 1, "power_draw": 1000, "clock_rate": 1},
     ),

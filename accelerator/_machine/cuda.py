@@ -148,7 +148,7 @@ def _result(
 
 
 def _alike(gpus: Sequence[Gpu]) -> bool:
-    # CUDA puts the fastest first and keeps the order of equal ones. Which of different ones is faster, only CUDA knows.
+    # CUDA puts the fastest first and keeps the order of equal ones. Only CUDA knows which of different GPUs is faster.
     return len(gpus) <= 1 or (gpus[0].name is not None and all(gpu.name == gpus[0].name for gpu in gpus))
 
 
@@ -167,7 +167,7 @@ def _from_probe(env: Mapping[str, str], nvml_problem: str, by_nvml: DiscoveryRes
     Args:
         env: the environment.
         nvml_problem: why the driver is asked.
-        by_nvml: the result as far as NVML's list goes.
+        by_nvml: the result according to NVML's list.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if grammar.hides_all(visible):

@@ -62,7 +62,7 @@ def _discover(key: tuple[int | None, Any, list[Any]]) -> DiscoveryResult:
     """Discover again, and cache the result for as long as its key stays the same."""
     global _entry
     before = _entry
-    # Only CUDA's driver says whether it is initialized, at no cost. For other accelerators torch does, which takes longer.
+    # CUDA's driver reports at no cost whether it is initialized. For other accelerators only torch does, which takes longer.
     depends_on_torch = backend() is rocm or (key[1] is not None and key[1].type != "cuda")
     full_key = key, depends_on_torch and process.is_initialized()
     if before.full_key == full_key and time.monotonic() < before.expires:
@@ -132,8 +132,8 @@ def _chooses_cpu(env: Mapping[str, str]) -> bool:
 def _from_torch(accelerator: str, env: Mapping[str, str]) -> DiscoveryResult:
     """The devices of an accelerator that only torch knows, from the imported torch or from a child process."""
     module = process.torch_device_module()
-    # torch.xpu may initialize the runtime to count devices.
-    if module is not None and (accelerator != "xpu" or process.is_initialized()):
+    can_count = process.is_initialized() or not accelerators.get_row(accelerator).counting_may_initialize
+    if module is not None and can_count:
         return _of_imported_torch(module, accelerator, env)
     try:
         probed = torch_probe.run()

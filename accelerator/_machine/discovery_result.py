@@ -1,4 +1,4 @@
-"""The result of discovery: its types, and the two errors of whatever is asked about a device."""
+"""The result of discovery: its types, and the two errors that reading a device raises."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Gpu(NamedTuple):
 
     Attributes:
         physical_index: its index in that list.
-        handle: what its backend reads it by.
+        handle: the object by which its backend reads it.
         uuid: with the prefix "GPU-".
         name: the product name.
         instances: its MIG instances; None while MIG is off.
@@ -57,7 +57,7 @@ class DiscoveredDevice(NamedTuple):
     Attributes:
         gpu: the GPU in the list of its library.
         instance: its MIG instance.
-        driver: what the driver says, or torch of other accelerators.
+        driver: what the driver reports; for other accelerators, what torch reports.
         torch_index: the index by which an initialized torch reads it, if no library lists it.
     """
 
@@ -93,7 +93,7 @@ ListedDevices: TypeAlias = "tuple[DiscoveredDevice, ...] | Callable[[], tuple[tu
 
 
 class DiscoveryResult:
-    """The visible devices. It is immutable and complete: whoever has it needs no second look at the environment.
+    """The visible devices. It is immutable and complete: its users need not read the environment again.
 
     Attributes:
         count: how many devices torch could use.

@@ -21,7 +21,7 @@ _count_pointer = ctypes.byref(_count)
 
 if sys.platform == "linux":
     # dlopen(RTLD_NOLOAD) searches the file system if the library is not loaded, which is slow. dl_iterate_phdr is fast: its
-    # counters of loaded and unloaded libraries tell whether a search could have another result. It calls back under the
+    # counters of loaded and unloaded libraries show whether a search could have another result. It calls back under the
     # loader's lock. Python code there would let other threads run, and one that loads a library or forks could then wait for
     # that lock forever. So the callback is a C function that hashes the counters. PyDLL keeps the GIL: the calls are short.
     _hash: Any = getattr(ctypes.pythonapi, "Py_HashBuffer", None) or getattr(ctypes.pythonapi, "_Py_HashBytes", None)

@@ -107,7 +107,7 @@ def main(mode: str, library_name: str, prefix: str, mark: str) -> None:
     except OSError as failure:
         error = f"there is no {driver_name}: {failure}"
     message = f"\n{mark}\n{json.dumps([error, supported, described, unusable])}\n{mark}\n".encode("ascii")
-    # Written past Python's and C's buffers, so that no other output lands inside.
+    # Written without Python's and C's buffers, so that no other output appears between the marks.
     sys.stdout.flush()
     while message:
         message = message[os.write(1, message) :]
@@ -157,7 +157,7 @@ def _describe_hip(library: Any, ordinal: int) -> Device:
 def _use_hip(library: Any, ordinal: int) -> str | None:
     try:
         _call(library, "hipSetDevice", ordinal)
-        _call(library, "hipFree", None)  # frees nothing, but creates a context
+        _call(library, "hipFree", None)  # frees nothing; creates the context
     except DriverError as error:
         return str(error)
     return None

@@ -1,4 +1,4 @@
-"""The environment variables that decide which devices are visible, read at once and cheap to compare."""
+"""The environment variables that decide which devices are visible, read in one call and cheap to compare."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ VARIABLES = (
 )
 
 try:
-    # The mapping below os.environ saves an encoding and a decoding per variable, which take longer than the rest of a cached
-    # query.
+    # os.environ encodes and decodes each variable, which takes longer than the rest of a cached query. The mapping that it
+    # wraps does neither.
     _raw: Any = getattr(os.environ, "_data")  # noqa: B009, unknown to type checkers
     _keys: tuple[Any, ...] = tuple(os.environ.encodekey(name) for name in VARIABLES)
     if _raw.get(os.environ.encodekey("PATH")) != os.environ.encodevalue(os.environ["PATH"]):

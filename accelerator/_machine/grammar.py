@@ -16,7 +16,7 @@ _INTEGER = re.compile(r"([+-]?)([0-9]+)")
 
 
 class Instance(NamedTuple):
-    """A MIG instance: its UUID, GPU instance id, compute instance id, and a handle of the caller's."""
+    """A MIG instance: its UUID, GPU instance id, compute instance id, and the caller's handle."""
 
     uuid: str
     gi: int
@@ -84,7 +84,7 @@ def select(text: str | None, gpus: Sequence[Gpu]) -> Selection:
 
 
 def quoted(text: str) -> str:
-    """Quote a user's text in a one-line message; of a long text, only the beginning."""
+    """Quote a user's text for a one-line message. A long text is cut."""
     return repr(text) if len(text) <= 200 else f"{text[:100]!r}... ({len(text)} characters)"
 
 
@@ -129,7 +129,7 @@ def _read(texts: Sequence[str], items: Sequence[Target | str], keys: Sequence[ob
 
 
 def _repeated(items: Sequence[Target | str], keys: Sequence[object]) -> int | None:
-    """The position of an entry that repeats an earlier one: its text, also after an unknown device, or its device."""
+    """The position of the first entry that repeats an earlier text, unknown devices included, or an earlier device."""
     spellings: set[object] = set()
     for i, (item, key) in enumerate(zip(items, keys, strict=True)):
         if key in spellings:

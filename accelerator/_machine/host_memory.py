@@ -44,8 +44,8 @@ def _free_pages_of_macos() -> int:
 def _windows() -> tuple[int, int]:
     import ctypes
 
-    # MEMORYSTATUSEX: length and load, 32 bits each, then seven sizes of 64 bits, of which the first are physical total and
-    # available.
+    # MEMORYSTATUSEX: length and load, 32 bits each, then seven sizes of 64 bits. The first two are the total and the available
+    # physical memory.
     status = (ctypes.c_uint64 * 8)()
     ctypes.cast(status, ctypes.POINTER(ctypes.c_uint32))[0] = ctypes.sizeof(status)
     kernel = ctypes.WinDLL("kernel32")  # type: ignore[attr-defined,unused-ignore]

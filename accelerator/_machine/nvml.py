@@ -1,6 +1,7 @@
 """NVML: a call returns a value, or raises NotSupported or Failed, in whatever state NVML or its binding is.
 
-NVML is initialized once per process, again in a forked child, after others shut it down, and after ``clear``.
+NVML is initialized once per process. It is initialized again in a forked child, after other code shut it down, and after
+``clear``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _HINTS = {
     9: "the kernel's NVIDIA driver is not loaded",
     LIBRARY_NOT_FOUND: "no NVIDIA driver is installed, or the container was started without it",
     18: "the kernel's NVIDIA driver and its libraries differ, as after an upgrade; reboot or reload the driver",
-    999: "the driver gave no reason; in a container its device files may be gone, and a restart of it helps",
+    999: "the driver gave no reason; in a container, its device files may be gone; restart the container",
 }
 
 T = TypeVar("T")
@@ -88,7 +89,7 @@ def call(function: str, *arguments: Any, **options: Any) -> Any:
     """Call a function of the binding; a ``Handle`` argument is replaced by NVML's own.
 
     Raises:
-        NotSupported: if NVML says so.
+        NotSupported: if the device or the driver does not support the function.
         Failed: if the function fails in any other way, or NVML does not start; with NVML's name of the error.
     """
     was_dropped = False
@@ -129,7 +130,7 @@ def _translated(binding: Any, function: str, error: Exception) -> NotSupported |
 
 
 def newest(first: Callable[[Any], T], *older: Callable[[Any], T]) -> Callable[[Any], T]:
-    """A reader that calls the first of several functions, newest first, that driver and binding have."""
+    """A reader that calls the newest of several functions that both the driver and the binding have."""
 
     def read(handle: Any) -> T:
         try:

@@ -1,4 +1,4 @@
-"""The state of this process: is the accelerator initialized, was it forked from a process that had initialized it.
+"""The state of this process: whether the accelerator is initialized, and whether a process that had initialized it was forked.
 
 Nothing here loads a library, imports a module or initializes anything.
 """
@@ -14,6 +14,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+# Why the accelerator cannot be used in a bad fork, and what to do.
+BAD_FORK = (
+    "this process was forked after its parent had initialized the accelerator, which cannot be used again in the child; "
+    "start processes with 'spawn' or 'forkserver', or fork before the accelerator is used"
+)
 
 # Whether this process was forked from one that had initialized the accelerator; None if only torch may know. torch also marks
 # the children of a process that merely counted devices through it, and refuses to work there.
@@ -53,7 +59,7 @@ def torch_accelerator() -> Any:
 
 
 def _get_accelerator_or_none() -> Any:
-    """Look for an imported torch; torch's own function replaces this one when there is one."""
+    """Return the accelerator of an imported torch, else None. Once torch is imported, its own function replaces this one."""
     global _get_accelerator
     bindings = sys.modules.get("torch._C")
     if bindings is None or not is_torch_imported():
@@ -112,8 +118,8 @@ def _is_in_torch_bad_fork() -> bool:
 
 def is_fork_safe() -> bool:
     """Whether a child forked now could use the accelerator."""
-    # torch marks children as bad as soon as it has counted devices, even without a driver, so the driver is asked. Accelerators
-    # other than CUDA have torch's word only. A backend without a notion of a bad fork survives forks.
+    # torch marks children as bad as soon as it has counted devices, even without a driver, so the driver is asked. For
+    # accelerators other than CUDA, only torch knows. A backend without a notion of a bad fork survives forks.
     if is_driver_initialized() or is_in_bad_fork():
         return False
     return not (hasattr(torch_device_module(), "_is_in_bad_fork") and is_initialized())
@@ -134,9 +140,8 @@ def reset_after_fork(function: Callable[[], None]) -> Callable[[], None]:
 def _before_fork() -> None:
     global _initialized_before_fork
     imports.before_fork()
-    # If a backend has no lazy initialization, only torch knows in the child whether it had been used.
-    is_lazy = hasattr(torch_device_module(), "is_initialized")
-    _initialized_before_fork = is_driver_initialized() or is_in_bad_fork() or (is_lazy and not is_fork_safe())
+    # In the child torch knows whether another accelerator than CUDA was initialized, and whether that matters.
+    _initialized_before_fork = is_driver_initialized() or is_in_bad_fork()
 
 
 def _after_fork_in_child() -> None:

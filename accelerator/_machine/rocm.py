@@ -156,7 +156,7 @@ def _result(
 def _select(
     env: Mapping[str, str], listed: Sequence[DiscoveredDevice]
 ) -> tuple[Sequence[DiscoveredDevice], str | None, grammar.Selection | None]:
-    """Apply the variables one after the other, each to the devices that the one before it left."""
+    """Apply the variables one after the other, each to the devices that the previous one selected."""
     selection, hidden_by = None, None
     # The driver below HIP reads its own variable first.
     for variable in ("ROCR_VISIBLE_DEVICES", limiting_variable(env)):

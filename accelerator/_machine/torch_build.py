@@ -87,8 +87,8 @@ def folder() -> str | None:
 def accelerator_type() -> str | None:
     """The type of the accelerator that torch is built for ("cuda" also for ROCm), or None for a CPU build.
 
-    If torch is imported, it decides, because a backend may be registered in it. Otherwise its build decides, unless a plug-in
-    may bring an accelerator that the build does not name: then a child process imports torch. This ignores
+    If torch is imported, the imported torch decides, because a backend may be registered in it. Otherwise its build decides,
+    unless a plug-in may bring an accelerator that the build does not name: then a child process imports torch. This ignores
     ``ACCELERATOR_BACKEND``.
     """
     global _type
@@ -150,7 +150,7 @@ def _probe_torch(plugins: Sequence[str] = ()) -> str | None:
     global _import_error
     has_failed = process.has_torch_import_failed()
     try:
-        # A plug-in that fails may leave the variable set that keeps torch from loading it.
+        # A plug-in that fails may leave the variable set with which torch loads no plug-ins.
         result = torch_probe.run({_AUTOLOAD: None} if has_failed else {})
     except child_process.NotStarted as not_started:
         if not has_failed:

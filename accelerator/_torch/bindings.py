@@ -30,7 +30,7 @@ synchronize = _C._accelerator_synchronizeDevice
 
 
 def _for_all(generic: str, of_cuda: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the binding for all accelerators; in older releases a function that calls CUDA's, or another for the rest."""
+    """Return the binding for all accelerators. On older releases: one that calls CUDA's for CUDA, else another."""
     binding: Callable[..., Any] | None = _binding(generic)
     if binding is not None:
         return binding
@@ -79,7 +79,7 @@ def _of_allocator(binding: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             return binding(*arguments)
         except RuntimeError as error:
-            # torch reports an allocator that it does not know by a failed assertion.
+            # If torch does not know the allocator, an assertion fails.
             if "device_allocator INTERNAL ASSERT" not in str(error):
                 raise
         return of_module(*arguments)
@@ -130,8 +130,8 @@ def untyped_storage(storage: torch.TypedStorage) -> torch.UntypedStorage:
     return storage._untyped_storage  # pyright: ignore[reportPrivateUsage]
 
 
-# What torch's module for an accelerator (torch.cuda, torch.xpu, ...) keeps of calls that wait for the initialization. Modules
-# without lazy initialization have none of it.
+# torch's module for an accelerator (torch.cuda, torch.xpu, ...) stores calls until the initialization. Modules without lazy
+# initialization have none of these attributes.
 
 
 def queued_calls(module: Any) -> list[tuple[Any, Any]] | None:

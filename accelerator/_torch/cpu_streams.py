@@ -82,5 +82,5 @@ class CPUEvent(torch.Event):
 
 @cache
 def cpu_stream() -> torch.Stream:
-    """Return the CPU's stream. It is created at the first call, because in torch 2.6 that looks for a GPU."""
+    """Return the CPU's stream. It is created at the first call, because torch 2.6 looks for a GPU when it creates one."""
     return torch.Stream.__new__(CPUStream, device="cpu")

@@ -12,7 +12,7 @@ from . import bindings
 
 
 class ModuleGenerator:
-    """The generator of a device that torch does not hand out, through the functions of the accelerator's module.
+    """The generator of a device for which torch has no object. It calls the functions of the accelerator's module.
 
     It has the methods of a ``torch.Generator`` that random functions call.
     """
@@ -41,7 +41,8 @@ class ModuleGenerator:
         return seed
 
     def _on_device(self, name: str, *arguments: Any) -> Any:
-        # These functions act on the current device. Before initialization that is device 0, and changing it would initialize.
+        # These functions act on the current device. Before initialization that is device 0, and a change of the device would
+        # initialize the accelerator.
         if self.device.index == 0 and not process.is_initialized():
             return self._call(name, *arguments)
         previous = bindings.exchange_index(self.device.index)
@@ -57,6 +58,21 @@ class ModuleGenerator:
                 f"torch {torch.__version__} has no generator of {self.device} and no torch.{self.device.type}.{name}()"
             )
         return function(*arguments)
+
+
+def seed_all(device_type: str, count: int, seed: int) -> None:
+    """Seed the generators of all devices.
+
+    If only the accelerator's module knows them, its own function does it: before initialization no other device than the first
+    can be made current, as the functions for one device require.
+    """
+    all_generators = [find_generator(device_type, index) for index in range(count)]
+    of_module = getattr(getattr(torch, device_type), "manual_seed_all", None)
+    if of_module and any(isinstance(generator, ModuleGenerator) for generator in all_generators):
+        of_module(seed)
+    else:
+        for generator in all_generators:
+            generator.manual_seed(seed)
 
 
 def default_generator(device_type: str, index: int) -> torch.Generator:
@@ -83,7 +99,7 @@ def find_generator(device_type: str, index: int) -> torch.Generator | ModuleGene
     if generator is None and bindings.default_generator is not None and not is_lazy:
         try:
             generator = bindings.default_generator(index)
-        except RuntimeError:  # the backend does not tell torch its generators
+        except RuntimeError:  # the backend does not give torch its generators
             generator = None
     if generator is None and device_type == "mps":
         generator = bindings.mps_generator()

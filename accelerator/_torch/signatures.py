@@ -8,7 +8,7 @@ from typing import Any
 
 
 def takes(function: Callable[..., Any], parameter: str) -> bool:
-    """Return whether a function has a parameter of this name; False for functions in C, which do not tell."""
+    """Return whether a function has a parameter of this name; False for functions in C, whose parameters are unknown."""
     try:
         return parameter in inspect.signature(function).parameters
     except (TypeError, ValueError):

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from .. import discovery
 from .._machine import accelerators, device_argument, discovery_cache, process
 from .._machine.discovery_result import NotSupported
 from .bindings import get_index
@@ -24,6 +23,9 @@ class Accelerator:
 # Holds one entry once the accelerator is initialized in this process. Only a fork empties it again. A list, because the
 # fastest calls import it by name and test it.
 initialized: list[Accelerator] = []
+
+# The indices of its devices, from then on. A lookup here is the cheapest check, which some accelerators' bindings lack.
+device_indices: set[int] = set()
 
 # Index of each string and torch.device that was resolved since initialization: a lookup is faster than parsing again.
 _index_cache: dict[str | torch.device, int] = {}
@@ -115,12 +117,13 @@ def _discover(allow_bad_fork: bool) -> Accelerator:
     accelerator = Accelerator(result.device_type, result.count)
     if accelerator.device_type != "cpu" and not in_bad_fork and process.is_initialized():
         initialized.append(accelerator)
+        device_indices.update(range(accelerator.device_count))
     return accelerator
 
 
 def raise_bad_fork() -> NoReturn:
     """Raise the RuntimeError for a process that cannot use the accelerator because it was forked."""
-    raise RuntimeError(f"The accelerator cannot be used: {discovery.BAD_FORK}.")
+    raise RuntimeError(f"The accelerator cannot be used: {process.BAD_FORK}")
 
 
 def initialize(device: Any = None, *, allow_negative: bool = False) -> RuntimeState:
@@ -147,4 +150,5 @@ def cached_index(device: Any) -> int | None:
 @process.reset_after_fork
 def _reset_after_fork() -> None:
     initialized.clear()
+    device_indices.clear()
     _index_cache.clear()

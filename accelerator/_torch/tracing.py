@@ -1,7 +1,7 @@
 """Functions that ``torch.compile`` traces in place of functions that would break the graph.
 
-It cannot trace torch's private bindings and the reading of the runtime state. These replacements call torch's public functions
-and treat the device type as a constant of the graph, as torch's own functions do.
+``torch.compile`` traces neither torch's private bindings nor the code that reads the runtime state. These replacements call
+torch's public functions and treat the device type as a constant of the graph, as torch's own functions do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _R = TypeVar("_R")
 
 
 def traced_as(replacement: Callable[..., Any]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Have ``torch.compile`` trace another function in place of the decorated one. A call of the latter costs nothing more."""
+    """Have ``torch.compile`` trace another function in place of the decorated one. This adds no cost to a call."""
 
     def mark(function: Callable[_P, _R]) -> Callable[_P, _R]:
         function._torchdynamo_inline = replacement  # type: ignore[attr-defined]  # pyright: ignore[reportFunctionMemberAccess]
@@ -37,7 +37,7 @@ def device_type() -> str:
 
 @assume_constant
 def _only_of_cuda() -> bool:
-    """Whether torch.compile traces torch.cuda's functions but not those of torch.accelerator, as that of torch 2.6."""
+    """Whether torch.compile traces torch.cuda's functions but not those of torch.accelerator, as in torch 2.6."""
     return device_type() == "cuda" and torch.__version__.startswith("2.6.")
 
 

@@ -16,14 +16,12 @@ from .compatibility import (
     extract_tensors,
     gather_partitioned_activations,
     get_cpu_activations_for_backward,
-    get_offloaded_activations_for_backward,
     get_partition_size,
     get_partition_start,
     get_partitioned_activations_for_backward,
     is_activation_to_checkpoint,
     merge_tensors,
     partition_activations,
-    restore_offloaded_activations,
 )
 from .configuration import (
     configure,
@@ -33,6 +31,7 @@ from .configuration import (
     set_num_layers,
 )
 from .engine import checkpoint, non_reentrant_checkpoint
+from .offload_engine import get_offloaded_activations_for_backward, restore_offloaded_activations
 from .rng import CudaRNGStatesTracker, get_cuda_rng_tracker
 from .seeds import model_parallel_cuda_manual_seed, model_parallel_reconfigure_tp_seed
 from .timing import RegionTimes, region_times

@@ -85,7 +85,7 @@ class KeptArguments:
         return tensor
 
     def forward_ended(self) -> None:
-        """Release the arguments if the function edited one in place, for which backward raises.
+        """Release the arguments if the function edited one in place. Backward then raises an error.
 
         The graph of the edited tensor refers to this checkpoint, so storing the tensor would be a reference cycle.
         """

@@ -58,7 +58,7 @@ def switches() -> tuple[bool, bool, torch.dtype]:
     return deterministic, deterministic and _only_warns(), torch.get_default_dtype()
 
 
-# Takes a function out of torch.compile's hands. Unlike torch.compiler.disable it imports Dynamo only when called.
+# Keeps torch.compile from tracing a function. Unlike torch.compiler.disable, it imports Dynamo only when called.
 outside_compile: Callable[[Callable[..., Any]], Callable[..., Any]] = _torch._disable_dynamo
 
 # None, or True on older torches, 2.6 among them.
@@ -68,7 +68,7 @@ _early_stop_default: bool | None = _checkpoint._enable_checkpoint_early_stop
 def early_stop() -> bool | None:
     """Return the value of ``torch.utils.checkpoint.set_checkpoint_early_stop``, None if it is not set.
 
-    If the default of this torch is True, True cannot be told from it and counts as not set.
+    If the default of this torch is True, a program that sets True changes nothing, and the value counts as not set.
     """
     value: bool | None = _checkpoint._enable_checkpoint_early_stop
     return None if value is True and _early_stop_default is True else value

@@ -10,7 +10,7 @@ from . import transfers
 
 
 class Slot:
-    """The memory of one activation: a part of a buffer, or memory of its own. Its end frees the part."""
+    """The memory of one activation: a part of a buffer, or memory of its own. Deleting the slot frees the part."""
 
     __slots__ = ("_buffer", "_index", "tensor")
 

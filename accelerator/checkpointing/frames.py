@@ -314,7 +314,7 @@ def unpack(placeholder: Placeholder) -> Tensor:
         raise RuntimeError(edited_in_place("a tensor saved by an operation"))
     placeholder.recomputed = None
     if backward == bindings.NO_BACKWARD:
-        # No backward will come for the others.
+        # Outside of backward, nothing else uses the other recomputed tensors.
         placeholder.frame.clear()
     return recomputed.tensor
 

@@ -153,11 +153,12 @@ class StoredActivation:
             self._slot = settings.buffers.take(position, size, tensor.dtype, self._device, settings.checkpoint_in_cpu)
             stored = self._slot.tensor
         else:
-            # Hooks get memory of the device: pinning is for copies of our own.
+            # Hooks get memory of the device, because only the copies of this package need pinned memory.
             on_host = settings.checkpoint_in_cpu and (leaves_device or hooks is None)
             stored = transfers.allocate(size, tensor.dtype, self._device, on_host)
         if leaves_device:
-            # Every rank pads, because ranks must agree on what they gather early.
+            # A rank with a short part pads and offloads it too: prefetch() must do the same on all ranks, either copy or
+            # gather.
             self._offloaded = transfers.Offloaded(part if part.numel() == size else _pad(part, size), stored)
         else:
             stored[: part.numel()].copy_(part)

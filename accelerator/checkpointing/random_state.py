@@ -7,7 +7,7 @@ import torch
 from .._machine import process
 from .._torch import generators
 
-# The second one acts through torch's module for an accelerator that has no generator objects.
+# A ModuleGenerator calls the functions of the accelerator's module, for an accelerator without generator objects.
 Generator = torch.Generator | generators.ModuleGenerator
 
 # A generator's state: a tensor, or its seed and offset if those are the whole state and cheaper to read.

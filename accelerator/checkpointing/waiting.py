@@ -21,7 +21,7 @@ class Running(Protocol):
 def wait_for_turn(mine: Running, running: Sequence[Running], is_done: Callable[[], bool]) -> None:
     """Wait for the recomputations that other threads started earlier, or until one of them has done the work.
 
-    A recomputation whose thread itself waits is not waited for: autograd may need this thread to go on.
+    It does not wait for a recomputation whose thread itself waits, because autograd may need this thread to continue.
 
     Args:
         mine: this thread's recomputation.

@@ -24,7 +24,7 @@ _session: pytest.StashKey[session.SimulatedSession] = pytest.StashKey()
 _machines: pytest.StashKey[machines.Machines] = pytest.StashKey()
 
 WRONG_MARK: pytest.StashKey[str] = pytest.StashKey()
-"""The error in a test's mark, with which the test fails in its set-up."""
+"""The error in a test's mark. The set-up of the test raises it."""
 
 IN_PLACE: pytest.StashKey[bool] = pytest.StashKey()
 """Set if a test with a simulated machine runs in this process, for a debugger."""

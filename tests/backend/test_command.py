@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.backend.server import Server
 
-pytestmark = [pytest.mark.xdist_group("hostacc"), pytest.mark.slow]
+pytestmark = pytest.mark.xdist_group("hostacc")
 
 PROGRAM = """
 import sys
@@ -15,7 +17,13 @@ print("status", main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("switches", [(), ("no-generators", "no-memory", "no-streams")], ids=["all", "little"])
+@pytest.mark.parametrize(
+    "switches",
+    [
+        pytest.param((), marks=pytest.mark.slow, id="all"),
+        pytest.param(("no-generators", "no-memory", "no-streams"), id="little"),
+    ],
+)
 def test_check(hostacc: Server, switches: tuple[str, ...]) -> None:
     output = hostacc.run("import sys\nsys.argv[1:] = ['check']\n" + PROGRAM, *switches)
     assert output.endswith("all areas passed\nstatus 0\n"), output
@@ -28,6 +36,7 @@ def test_check(hostacc: Server, switches: tuple[str, ...]) -> None:
     assert {"discovery", "launching", "fork", "devices", "arithmetic", "tensors"} <= set(lines) - missing
 
 
+@pytest.mark.slow
 def test_a_wrong_result_still_fails(hostacc: Server) -> None:
     """ "Not supported" hides no wrong answer and no other error."""
     output = hostacc.run(
@@ -51,3 +60,16 @@ def test_report(hostacc: Server) -> None:
     output = hostacc.run("import sys\nsys.argv[1:] = []\n" + PROGRAM)
     assert "available: 2 hostacc devices" in output
     assert output.endswith("status 0\n")
+    # Neither a table without figures nor a library that does not serve this accelerator.
+    output = hostacc.run("import sys\nsys.argv[1:] = []\n" + PROGRAM, "no-memory")
+    assert "\nGPU\n" not in output
+    assert "\nGPU  name\n  0  " in output
+    assert "NVML" not in output
+    output = hostacc.run("import sys\nsys.argv[1:] = ['--json']\n" + PROGRAM, "no-memory")
+    facts = json.loads(output.removesuffix("status 0\n"))
+    assert (facts["accelerator"], facts["available"], facts["unavailable_reason"]) == ("hostacc", True, None)
+    assert [(each["index"], each["total_memory"], each["utilization"]) for each in facts["devices"]] == [
+        (0, None, None),
+        (1, None, None),
+    ]
+    assert facts["hidden"] == []

@@ -14,17 +14,14 @@ from tests.support.discovery import CUDA, evaluate, evaluate_simulated, on_simul
 RETRY = """
     import time
     import accelerator as acc
-    counts, reasons = [acc.device_count()], [acc.unavailable_reason()]
+    now = [0.0]
+    time.monotonic = lambda: now[0]
+    counts, reason = [acc.device_count()], acc.unavailable_reason()
     for library in sys.argv[2:]:
         os.symlink(library, os.path.join(sys.argv[1], os.path.basename(library)))
-    begin = time.monotonic()
-    counts.append(acc.device_count())
-    spent = time.monotonic() - begin
-    while time.monotonic() < begin + (3 if len(sys.argv) > 3 else 1.2) and not acc.device_count():
-        time.sleep(0.02)
-    waited = time.monotonic() - begin
-    counts.append(acc.device_count())
-    print(json.dumps([counts, reasons, spent, waited, acc.unavailable_reason()]))
+    for now[0] in (0.9, 1.1):
+        counts.append(acc.device_count())
+    print(json.dumps([counts, reason, acc.unavailable_reason()]))
 """
 
 
@@ -36,17 +33,15 @@ def test_a_failed_start_is_cached_for_a_second_only(late: str, tmp_path: Path) -
     others = environment["LD_LIBRARY_PATH"].split(":")[2:]
     environment["LD_LIBRARY_PATH"] = ":".join([str(tmp_path), *others])
     libraries = [f"{driver}/libcuda.so.1", f"{nvml}/libnvidia-ml.so.1"]
-    counts, reasons, spent, waited, reason = evaluate(RETRY, environment, str(tmp_path), *libraries[late == "nvml" :])
+    counts, before, after = evaluate(RETRY, environment, str(tmp_path), *libraries[late == "nvml" :])
     if late == "nvml":
         # NVML without a driver library is of no use either.
         assert counts == [0, 0, 0]
-        assert reason == "there is no CUDA driver: NVML is installed, but libcuda.so.1 is missing"
+        assert after == "there is no CUDA driver: NVML is installed, but libcuda.so.1 is missing"
         return
     assert counts == [0, 0, 2]
-    assert reasons[0].startswith("no NVIDIA driver is installed")
-    assert reason is None
-    assert 0.5 < waited < 1.9
-    assert spent < 0.1
+    assert before.startswith("no NVIDIA driver is installed")
+    assert after is None
 
 
 TORCHLESS = """
@@ -156,15 +151,13 @@ def test_a_child_that_hangs(tmp_path: Path) -> None:
     make_torch(tmp_path / "stand-in", "__version__ = '9.0'\ncuda = '13.9'\n")
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path / "stand-in")
     program = """
-        import time
         import accelerator as acc
         from accelerator._machine import probe
         results = []
         def look():
             acc.refresh()
-            begin = time.monotonic()
-            results.append([acc.device_count(), acc.unavailable_reason(), time.monotonic() - begin])
-        os.environ["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:20000"
+            results.append([acc.device_count(), acc.unavailable_reason()])
+        os.environ["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:600000"
         probe.DEADLINE_S = 0.5
         look()
         del os.environ["ACCELERATOR_SIM_INIT_DELAY"]
@@ -184,12 +177,11 @@ def test_a_child_that_hangs(tmp_path: Path) -> None:
     hung, absent, nameless, frozen, mute, well = evaluate(program, environment, python=python)
     assert hung[0] == 0
     assert hung[1].startswith("the CUDA driver did not answer a child process within 0.5 s; ")
-    assert 0.5 <= hung[2] < 5
     assert absent[1].startswith("no child process could be started to ask the CUDA driver (")
     assert nameless[1].startswith("the CUDA driver can only be asked in a child process, and there is no Python executable")
     assert frozen[1] == nameless[1]
     assert mute[1].startswith("the child process that asked the CUDA driver ended with status 0 ('')")
-    assert well[:2] == [1, None]
+    assert well == [1, None]
 
 
 @on_simulated_gpus

@@ -163,9 +163,7 @@ def test_a_child_of_a_process_with_an_initialized_driver(tmp_path: Path) -> None
     assert "'spawn' or 'forkserver'" in reason
     assert output == [True, False, False, False, 2, reason, False, 2, "One", 0]
     assert monitored == [20, 31, 0, 61000]
-    wrong = {
-        name: said for name, said in failures.items() if said != f"RuntimeError: The accelerator cannot be used: {reason}."
-    }
+    wrong = {name: said for name, said in failures.items() if said != f"RuntimeError: The accelerator cannot be used: {reason}"}
     assert wrong == {}
     assert len(failures) > 30
     assert initializations(log, pid) == []

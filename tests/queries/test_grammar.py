@@ -71,6 +71,7 @@ TABLE: list[tuple[str | None, list[int]]] = [
     ("1.5", [1]),
     ("1 2", [1]),
     ("3" * 5000, []),
+    ("0" * 25 + "1", [1]),
     ("0," + "9" * 30, [0]),
     ("\N{ARABIC-INDIC DIGIT ONE}", []),  # torch says 1
     ("\N{NO-BREAK SPACE}1", []),
@@ -87,6 +88,7 @@ TABLE: list[tuple[str | None, list[int]]] = [
     ("1,GPU-a", [1]),  # open
     ("GPU-a,GPU-a", []),
     ("GPU-a,GPU-aa", []),
+    ("GPU-a,GPU-aa,1", []),
     ("GPU-ffff,GPU-ffff", []),
     ("GPU-A", []),
     (" GPU-a", []),
@@ -100,6 +102,10 @@ TABLE: list[tuple[str | None, list[int]]] = [
 @pytest.mark.parametrize(("text", "expected"), TABLE)
 def test_table(text: str | None, expected: list[int]) -> None:
     assert chosen(text) == expected
+
+
+def test_ordinals_of_two_digits() -> None:
+    assert chosen("10,0,19", FOUR * 5) == [10, 0, 19]
 
 
 def test_a_single_gpu() -> None:
@@ -176,6 +182,11 @@ def test_the_mig_instance_at_fault_is_named(text: str, problem: str) -> None:
     assert_problem(text, DIVIDED, problem)
 
 
+def test_the_only_gpu_is_named() -> None:
+    assert_problem("1", FOUR[:1], "'1' is beyond the only GPU of this machine, which ends the list")
+    assert_problem("2", FOUR[:2], "'2' is beyond the 2 GPUs of this machine, which ends the list")
+
+
 @pytest.mark.parametrize("text", ["1", "GPU-b"])
 def test_a_gpu_without_instances_is_named(text: str) -> None:
     assert_problem(text, EMPTY, f"{text!r} is a GPU with MIG on and no instance, which ends the list")
@@ -205,14 +216,15 @@ def assert_problem(text: str, gpus: list[Gpu], problem: str) -> None:
 
 
 def test_every_entry_is_accounted_for() -> None:
-    selection = grammar.select("0,2,-1,1", FOUR)
-    assert [(entry.text, entry.target and entry.target.gpu) for entry in selection.entries] == [
-        ("0", 0),
-        ("2", 2),
-        ("-1", None),
-        ("1", None),
-    ]
+    def read(text: str) -> list[Any]:
+        return [(entry.text, entry.target and entry.target.gpu, entry.problem) for entry in grammar.select(text, FOUR).entries]
+
+    ends, empties = "is negative, which ends the list", "repeats an earlier entry, which empties the whole list"
+    assert read("0,2,-1,1") == [("0", 0, None), ("2", 2, None), ("-1", None, ends), ("1", None, None)]
+    assert read("0,1,0,2") == [("0", None, None), ("1", None, None), ("0", None, empties), ("2", None, None)]
+    assert read("2,0") == [("2", 2, None), ("0", 0, None)]
     assert grammar.select("2,0", FOUR).problem is None
+    assert read("") == []
 
 
 # Machines: the arguments of simulation.environment. What the driver says of them is asked of the driver.
@@ -322,7 +334,7 @@ def values(uuids: list[str]) -> st.SearchStrategy[str | None]:
 
 
 ORDERS = st.sampled_from([None, None, "PCI_BUS_ID", "FASTEST_FIRST", "pci_bus_id", ""])
-EXAMPLES = 50
+EXAMPLES = 20
 BATCH = 10
 ECONOMICAL = settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

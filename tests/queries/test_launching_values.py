@@ -11,7 +11,7 @@ import pytest
 
 import accelerator as acc
 from accelerator import launching
-from accelerator._machine import accelerators, discovery_cache, torch_build
+from accelerator._machine import accelerators, discovery_cache, rocm, torch_build
 
 pytestmark = pytest.mark.torch_free
 
@@ -171,6 +171,17 @@ def test_wrong_variables_of_other_vendors(
     assert variables == before
 
 
+@pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
+def test_rocm_follows_cudas_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = accelerators.get_row("cuda", is_hip=True)
+    monkeypatch.setattr(launching, "_row", lambda: row)
+    monkeypatch.setattr(discovery_cache, "backend", lambda: rocm)
+    assert acc.set_visible_devices_envs({variable: "4,5"}, [1])["HIP_VISIBLE_DEVICES"] == "5"
+    with pytest.raises(ValueError) as error:
+        acc.set_visible_devices_envs({variable: "4,5"}, [2])
+    assert str(error.value) == f"Device 2 is out of range: {variable}='4,5' lists 2"
+
+
 def test_the_count_of_a_limited_process_says_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     variable = use_row("npu", monkeypatch, count=3)
     monkeypatch.setenv(variable, "0,1,2")
@@ -232,9 +243,10 @@ def test_backend_names(device_type: str, platform: str, expected: str, monkeypat
     assert acc.communication_backend_name() == expected
 
 
-def test_the_backend_that_a_plug_in_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    use_device_type("npu", monkeypatch, npu="theirs", cuda="nccl")
-    assert acc.communication_backend_name() == "theirs"
+@pytest.mark.parametrize(("registered", "expected"), [("theirs", "theirs"), ("fake", "hccl")])
+def test_the_backend_that_a_plug_in_registered(registered: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_device_type("npu", monkeypatch, npu=registered, cuda="nccl")
+    assert acc.communication_backend_name() == expected
 
 
 @pytest.mark.parametrize("name", ["gloo", "xccl"])
@@ -258,6 +270,7 @@ def test_the_version_of_an_imported_torch(expected: tuple[int, ...] | None, monk
     [
         ("13.2", "nvidia-nccl-cu13", "2.30.4.1", (2, 30, 4)),
         ("12.4", "nvidia-nccl-cu12", "2.21.5", (2, 21, 5)),
+        ("12.4.1", "nvidia-nccl-cu12", "2.21.5", (2, 21, 5)),
         ("12.4", "nvidia-nccl-cu12", "2.21.post1", None),
         ("12.4", "nvidia-nccl-cu12", None, None),
         (None, "", "2.30.4", None),

@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from accelerator._machine import child_process, torch_build, torch_child
+import accelerator as acc
+from accelerator._machine import child_process, discovery_cache, torch_build, torch_child
+from accelerator._machine.driver_child import Device
 from tests.support import plain_environment, simulated_environment
 from tests.support.discovery import evaluate, on_simulated_gpus
 
@@ -169,3 +172,32 @@ def test_an_error_that_was_raised_again_is_named_once() -> None:
         fail()
     description = torch_child._describe_error(error.value)
     assert description == "RuntimeError: Failed to load planet; caused by ImportError: libplanet.so"
+
+
+@pytest.mark.parametrize(("device_type", "calls"), [("xpu", 0), ("npu", 1)])
+def test_a_child_counts_if_counting_may_initialize(device_type: str, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.xpu may initialize Level Zero to count its devices, which would break fork."""
+    counted: list[None] = []
+    module = SimpleNamespace(device_count=lambda: counted.append(None) or 2, is_initialized=lambda: False)
+    monkeypatch.setattr(discovery_cache.process, "torch_device_module", lambda: module)
+    devices = (Device(None, device_type, None, None, None),) * 2
+    monkeypatch.setattr(
+        discovery_cache.torch_probe, "run", lambda: discovery_cache.torch_probe.TorchProbeResult(None, devices=devices)
+    )
+    assert discovery_cache._from_torch(device_type, {}).count == 2
+    assert len(counted) == calls
+
+
+def test_another_environment_is_discovered_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If only torch knows the devices, a child process with the variables of that environment counts them."""
+    masks: list[str | None] = []
+
+    def probe(environment: dict[str, str | None]) -> Any:
+        masks.append(environment["ZE_AFFINITY_MASK"])
+        return discovery_cache.torch_probe.TorchProbeResult(None, devices=(Device(None, "xpu", None, None, None),))
+
+    monkeypatch.setattr(discovery_cache.torch_build, "accelerator_type", lambda: "xpu")
+    monkeypatch.setattr(discovery_cache.torch_probe, "run", probe)
+    monkeypatch.delenv("ZE_AFFINITY_MASK", raising=False)
+    assert len(acc.visible_devices({"ZE_AFFINITY_MASK": "1"})) == 1
+    assert masks == ["1"]

@@ -85,13 +85,11 @@ def test_a_child_that_misses_the_deadline_is_killed() -> None:
         SLOW
         + """
     probe._source, probe.DEADLINE_S = slow(600), 0.5
-    begin = time.monotonic()
     result = probe.run({})
     (child,) = children
-    print(json.dumps([result.error, child.returncode, time.monotonic() - begin < 60]))
+    print(json.dumps([result.error, child.returncode]))
     """
     )
-    error, status, in_time = evaluate_simulated(program, gpus=2)
+    error, status = evaluate_simulated(program, gpus=2)
     assert "did not answer a child process within 0.5 s" in error
     assert status == -9
-    assert in_time

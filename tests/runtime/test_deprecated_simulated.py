@@ -22,7 +22,7 @@ SUCCESSORS = {
 
 def call(name: str, *arguments: Any) -> Any:
     function: Callable[..., Any] = getattr(acc, name)
-    with pytest.warns(FutureWarning, match=f"`{SUCCESSORS[name]}`") as caught:
+    with pytest.warns(FutureWarning, match=f"`{SUCCESSORS[name]}`.* goes in version 1.0") as caught:
         result = function(*arguments)
     assert [warning.filename for warning in caught] == [__file__]
     return result
@@ -39,6 +39,10 @@ def test_counters() -> None:
         assert call("memory_cached", device) == torch.cuda.memory_reserved(device)
         assert call("max_memory_cached", device) == torch.cuda.max_memory_reserved(device)
     assert call("memory_cached", 1) >= held.nbytes
+    # The successors of these two take the device as a positional argument only.
+    for name in ("memory_cached", "max_memory_cached"):
+        with pytest.warns(FutureWarning, match="positional argument"):
+            assert getattr(acc, name)(device=1) == getattr(acc, SUCCESSORS[name])(1)
 
 
 @pytest.mark.parametrize("name", ["reset_max_memory_allocated", "reset_max_memory_cached"])

@@ -91,8 +91,15 @@ def test_without_index() -> None:
             FUNCTIONS[name](device)
 
 
+def test_visible_devices_are_device_arguments() -> None:
+    devices = acc.visible_devices()
+    assert max(devices, key=acc.available_memory).index in (0, 1)
+    assert [acc.device(each).index for each in devices] == [0, 1]
+    assert acc.set_visible_devices_envs({}, devices)["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
 def test_a_device_can_be_named_in_several_ways() -> None:
     changing = ("get_device_properties", "device_index", "available_memory", "memory_stats", "memory_stats_as_nested_dict")
-    for name, device in calls([1, "cuda:1", torch.device("cuda", 1), Index(1)]):
+    for name, device in calls([1, "cuda:1", torch.device("cuda", 1), Index(1), acc.visible_devices()[1]]):
         result = FUNCTIONS[name](device)
         assert name in changing or result == FUNCTIONS[name](1), (name, device)

@@ -52,7 +52,7 @@ def test_segments_hold_what_was_allocated() -> None:
 def test_segments_without_the_history() -> None:
     held = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
     if "include_traces" not in inspect.signature(torch.cuda.memory_snapshot).parameters:
-        with pytest.raises(RuntimeError, match=r"torch 2\.13"):
+        with pytest.raises(RuntimeError, match="does not take include_traces"):
             acc.memory_snapshot(include_traces=False)
         return
     acc.record_memory_history()

@@ -38,6 +38,7 @@ def test_no_stream(stream: Any) -> None:
 
 
 def test_events() -> None:
+    host_begin = time.perf_counter()
     begin, end = acc.Event(enable_timing=True), acc.Event(enable_timing=True)
     stream = acc.current_stream()
     begin.record()
@@ -49,7 +50,7 @@ def test_events() -> None:
     stream.synchronize()
     assert stream.query()
     assert end.query()
-    assert 0 <= begin.elapsed_time(end) < 10_000
+    assert 0 <= begin.elapsed_time(end) <= (time.perf_counter() - host_begin) * 1000
     assert stream.record_event().query()
     with pytest.raises(ValueError, match="enable_timing"):
         begin.elapsed_time(acc.Event())

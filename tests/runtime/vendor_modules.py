@@ -17,7 +17,6 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-import torch._dynamo
 
 DEVICES = 2
 
@@ -248,7 +247,9 @@ def missing(*arguments: Any) -> Any:
 
 def main(*device_types: str) -> None:
     """Compare each device type in a process of its own."""
-    import deepspeed  # noqa: F401  # takes long; once for all
+    # They take long; once for all.
+    import deepspeed  # noqa: F401
+    import torch._dynamo  # noqa: F401
 
     for chosen in device_types:
         sys.stdout.flush()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import math
 import sys
@@ -10,18 +11,13 @@ import types
 import unittest
 import warnings
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-
-if importlib.util.find_spec("expecttest") is None:
-    # torch's test utilities derive a class from this package's; the database does not use it.
-    sys.modules["expecttest"] = types.ModuleType("expecttest")
-    sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
-
-from torch.testing._internal.common_methods_invocations import op_db
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
+
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
 # The samples of one entry that are run: the database has up to hundreds, which differ only in sizes.
 MAX_SAMPLES = 12
@@ -34,7 +30,15 @@ class Outcome(NamedTuple):
     detail: str = ""
 
 
+@functools.cache
 def entries() -> dict[str, OpInfo]:
+    """Import torch's database, which takes seconds, and return its entries by name."""
+    if importlib.util.find_spec("expecttest") is None:
+        # torch's test utilities derive a class from this package's; the database does not use it.
+        sys.modules["expecttest"] = types.ModuleType("expecttest")
+        sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
+    from torch.testing._internal.common_methods_invocations import op_db
+
     return {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db}
 
 

@@ -269,3 +269,25 @@ def test_obstacles_are_named(obstacle: Callable[[Path], dict[str, str]], message
     lines_of_error = [line for line in done.stderr.splitlines() if not line.startswith("accelerator: compiling")]
     assert lines_of_error[0].startswith("python -m accelerator simulate: cannot simulate GPUs: ")
     assert done.stderr.count("\n") == lines
+
+
+@takes_cuda_build
+def test_the_folder_of_a_killed_simulation_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", "import os; print(os.getpid(), flush=True); input()"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    killed = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert killed.stdin is not None
+    assert killed.stdout is not None
+    killed.stdout.readline()
+    killed.kill()
+    killed.wait()
+    # The command still runs on the machine.
+    assert simulate("--", "true", TMPDIR=str(tmp_path)).returncode == 0
+    (folder,) = tmp_path.iterdir()
+    assert (folder / "lock").exists()
+    killed.stdin.close()
+    assert killed.stdout.read() == ""  # the command has ended
+    deadline = time.monotonic() + DEADLINE
+    while list(tmp_path.iterdir()) and time.monotonic() < deadline:
+        assert simulate("--", "true", TMPDIR=str(tmp_path)).returncode == 0
+    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,7 @@ import copy
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -170,6 +170,23 @@ def test_custom_ops_run_their_cuda_kernels() -> None:
         return y
 
     compare(function, randn(3, 4), fullgraph=True)
+
+
+def test_ops_on_the_device_get_their_cpu_arguments() -> None:
+    @torch.library.custom_op("accelerator_test::select", mutates_args=("counts",))
+    def select(x: torch.Tensor, parts: Sequence[torch.Tensor], counts: torch.Tensor) -> torch.Tensor:
+        assert [each.device.type for each in (x, *parts, counts)] == ["cuda", "cpu", "cuda", "cpu"]
+        counts.add_(1)
+        return x + parts[1] * parts[0].item()
+
+    @select.register_fake
+    def _(x: torch.Tensor, parts: Sequence[torch.Tensor], counts: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x)
+
+    def function(x: torch.Tensor, factor: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        return select(x, [factor * 2, x], counts)
+
+    compare(function, randn(3, 4), torch.tensor(2.0), torch.zeros(2), fullgraph=True)
 
 
 def test_ahead_of_time_compilation_is_refused() -> None:

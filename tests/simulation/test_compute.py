@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from accelerator.simulation import environment
-from tests.support import simulated_environment
+from tests import support
+from tests.support import run, simulated_environment
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
 
@@ -50,7 +51,7 @@ def test_loading_kernels_changes_no_warning_filter() -> None:
 def test_importing_torch_initializes_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = """
-        import os, torch
+        import torch, os
         assert "_accelerator_simulation._kernels" in __import__("sys").modules
         assert not torch.cuda.is_initialized()
         child = os.fork()
@@ -58,8 +59,7 @@ def test_importing_torch_initializes_nothing(tmp_path: Path) -> None:
             os._exit(0 if (torch.ones(2, device="cuda") + 1).tolist() == [2.0, 2.0] else 1)
         assert os.waitpid(child, 0)[1] == 0
     """
-    done = python(program, env=simulated_environment(gpus=1, log=log))
-    assert done.returncode == 0, done.stderr
+    run(program, simulated_environment(gpus=1, log=log))
     processes = {line.split()[0] for line in log.read_text().splitlines()}
     assert len(processes) == 1, "the child alone initialized"
 
@@ -105,7 +105,7 @@ def test_without_computing_launches_succeed() -> None:
     program += "assert not [name for name in sys.modules if '_accelerator_simulation' in name]"
     env = simulated_environment(gpus=1, compute=False)
     assert "PYTHONPATH" not in env or "_plugin" not in env["PYTHONPATH"]
-    done = python(program, env=env)
+    done = support.python(program, env)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -131,6 +131,7 @@ def test_kernels_that_cannot_be_loaded_leave_torch_importable(tmp_path: Path) ->
     assert "is not simulated: OSError: a broken disk" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_vendored_package_computes(tmp_path: Path) -> None:
     import shutil
 
@@ -150,7 +151,7 @@ def test_a_vendored_package_computes(tmp_path: Path) -> None:
 
 def test_run_time_compiled_kernels_are_refused_by_name() -> None:
     program = """
-        import ctypes, torch
+        import torch, ctypes
         torch.cuda.init()
         torch.empty(1, device="cuda")
         cuda = ctypes.CDLL("libcuda.so.1")
@@ -161,10 +162,10 @@ def test_run_time_compiled_kernels_are_refused_by_name() -> None:
             assert cuda.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, None, None) == EXPECTED
         torch.cuda._sleep(1000)
     """
-    done = python(program.replace("EXPECTED", "801"), env=simulated_environment(gpus=1))
+    done = support.python(textwrap.dedent(program.replace("EXPECTED", "801")), simulated_environment(gpus=1))
     assert done.returncode == 0, done.stderr
     assert done.stderr == "kernel triton_poi_fused_0 is not simulated\n"
-    done = python(program.replace("EXPECTED", "0"), env=simulated_environment(gpus=1, compute=False))
+    done = support.python(textwrap.dedent(program.replace("EXPECTED", "0")), simulated_environment(gpus=1, compute=False))
     assert (done.returncode, done.stderr) == (0, "")
 
 

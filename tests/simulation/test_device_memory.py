@@ -17,7 +17,7 @@ import pytest
 
 from tests.simulation.test_memory_misuse import PRELUDE, evaluate
 from tests.support import run, simulated_environment
-from tests.support.simulation import DEADLINE, MIB, linux_only
+from tests.support.simulation import DEADLINE, MIB, allocator_variables, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = linux_only
@@ -207,7 +207,9 @@ def test_content_of_new_memory(fill: str, content: str) -> None:
 
 
 @needs_cuda_torch
-@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "backend:cudaMallocAsync"])
+@pytest.mark.parametrize(
+    "settings", ["", "expandable_segments:True", pytest.param("backend:cudaMallocAsync", marks=pytest.mark.slow)]
+)
 def test_fresh_tensors_are_nan(settings: str) -> None:
     program = """
         import torch
@@ -215,7 +217,7 @@ def test_fresh_tensors_are_nan(settings: str) -> None:
             tensor = torch.empty(5 << 20, dtype=dtype, device="cuda")
             print(tensor.cpu().isnan().all().item(), torch.ones(3, dtype=dtype, device="cuda").sum().item())
     """
-    child = simulated_environment({"ACCELERATOR_SIM_FILL": "nan", "PYTORCH_CUDA_ALLOC_CONF": settings})
+    child = simulated_environment({"ACCELERATOR_SIM_FILL": "nan", **allocator_variables(settings)})
     assert run(program, child) == "True 3.0\n" * 4
 
 

@@ -11,7 +11,7 @@ from tests.support.simulation import linux_only, python
 
 pytestmark = linux_only
 
-# Wakes up two threads that want Python's lock when it is being finalized, and tells which of them are still there.
+# Two threads keep waking up and wanting Python's lock while it is being finalized. Prints which of them are still there.
 LATE_THREADS = """
 import ctypes, os, threading, time
 
@@ -21,14 +21,18 @@ started = threading.Barrier(3)
 def late(name):
     libc.prctl(15, name, 0, 0, 0)
     started.wait()
-    time.sleep(0.1)
+    while True:
+        time.sleep(0.01)
 
 class AtTheVeryEnd:
     def __init__(self):
         self.me = self  # garbage that the end collects
     def __del__(self):
-        time.sleep(0.5)
-        names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+        names = ["pt_other"]
+        until = time.monotonic() + 60
+        while "pt_other" in names and time.monotonic() < until:
+            time.sleep(0.1)  # without Python's lock, so that both threads can ask for it
+            names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
         os.write(1, ascii([name for name in names if name.startswith("pt_")]).encode())
 
 for name in (b"pt_autograd_0", b"pt_other"):

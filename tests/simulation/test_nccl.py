@@ -112,7 +112,7 @@ class TestResults:
     def test_movements(self, ranks: Ranks, count: int, type_code: int) -> None:
         assert ranks.run("collective.movements", count, type_code=type_code) == [5 * (4 * count + 3)] * count
 
-    @pytest.mark.parametrize("count", [1, 16])
+    @pytest.mark.parametrize("count", [1, pytest.param(16, marks=pytest.mark.slow)])
     def test_one_rank_and_sixteen(self, ranks: Ranks, count: int) -> None:
         assert ranks.run("collective.reductions", count, type_code=7) == [5 * 13] * count
         assert ranks.run("collective.movements", count, type_code=7) == [5 * (4 * count + 3)] * count
@@ -140,7 +140,7 @@ class TestResults:
     def test_sums_with_factors(self, ranks: Ranks, count: int) -> None:
         assert ranks.run("collective.factors", count) == [14] * count
 
-    @pytest.mark.parametrize(("count", "rounds"), [(2, 400), (4, 200), (16, 100)])
+    @pytest.mark.parametrize(("count", "rounds"), [(2, 400), (4, 200), pytest.param(16, 100, marks=pytest.mark.slow)])
     def test_again_and_again(self, ranks: Ranks, count: int, rounds: int) -> None:
         # A wait that no rank ends by a wakeup lasts 100 ms. The fastest of many is short on a busy machine too.
         assert min(ranks.run("collective.iterate", count, count=rounds)) < 0.1
@@ -296,7 +296,10 @@ class TestMemory:
         assert reports[1]["value"][0] == REMOTE_ERROR
 
     # Of 64 communicators 16 stay, which is more than 64 MiB: some use another directory.
-    @pytest.mark.parametrize(("size", "directory", "communicators"), [("1m", "elsewhere", 8), ("64m", "/dev/shm", 64)])
+    @pytest.mark.parametrize(
+        ("size", "directory", "communicators"),
+        [("1m", "elsewhere", 8), pytest.param("64m", "/dev/shm", 64, marks=pytest.mark.slow)],
+    )
     def test_small_shared_memory(self, tmp_path: Path, size: str, directory: str, communicators: int) -> None:
         mount = f"mount -t tmpfs -o size={size} tmpfs /dev/shm"
         inside = ["unshare", "--mount", "--map-root-user", "sh", "-ec", f'{mount} && exec "$@"', "sh"]

@@ -344,7 +344,7 @@ def test_a_server_that_ends(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-@pytest.mark.parametrize("method", ["signal", "thread"])
+@pytest.mark.parametrize("method", ["signal", pytest.param("thread", marks=pytest.mark.slow)])
 def test_a_timeout_of_pytest_timeout(method: str, tmp_path: Path) -> None:
     pytest.importorskip("pytest_timeout")
     write(

@@ -6,7 +6,7 @@ import pytest
 
 from accelerator._machine import torch_build
 from tests.support import run, simulated_environment
-from tests.support.simulation import MIB, evaluate, linux_only
+from tests.support.simulation import MIB, allocator_variables, evaluate, linux_only
 
 pytestmark = linux_only
 
@@ -26,9 +26,9 @@ def test_a_tensor(settings: str, shared: bool) -> None:
     # Shared memory has moved to a file, which a large tensor would have to be copied to.
     size = 32 * MIB if shared else 2**36
     program = (
-        RESIDENT
+        "import torch\n"
+        + RESIDENT
         + f"""
-import torch
 torch.cuda.init()
 held = torch.empty({size}, dtype=torch.uint8, device="cuda")
 if {shared}:
@@ -41,7 +41,7 @@ freed = before - resident()
 print(part[1:].cpu().any().item(), freed > 24 << 20)
 """
     )
-    done = run(program, simulated_environment({"PYTORCH_CUDA_ALLOC_CONF": settings}, memory="80GiB"))
+    done = run(program, simulated_environment(allocator_variables(settings), memory="80GiB"))
     assert done == "0 True\n"
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import pytest
 import torch
 from torch import nn
 
@@ -31,6 +32,8 @@ MODES: dict[str, dict[str, Any]] = {
         "checkpoint_in_cpu": True,
     },
 }
+# For tests that take seconds: the modes in which most parts work together, and all with the slow tests.
+SOME_MODES = [mode if mode in ("plain", "contiguous+cpu") else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES]
 
 
 class Keeper(nn.Module):

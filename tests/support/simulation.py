@@ -41,6 +41,11 @@ def plain() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
 
 
+def allocator_variables(settings: str) -> dict[str, str]:
+    """Return the settings of torch's allocator under both of their names, which differ by the version of torch."""
+    return dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), settings) if settings else {}
+
+
 def make_compiler(directory: Path, body: str = 'exec cc "$@"') -> Path:
     """Write a compiler that records its calls, and return its path."""
     compiler = directory / "recorded-cc"

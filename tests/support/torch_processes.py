@@ -17,6 +17,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import types
 import warnings
@@ -24,8 +25,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Variables that are read after the import of torch, so that processes with different values can have the same parent.
-_READ_LATER = ("ACCELERATOR_SIM_LOG", "ACCELERATOR_SIM_STATE", "PYTEST_CURRENT_TEST")
+# Variables that are read only after the import of torch, so that processes with different values can have the same parent.
+# The simulated libraries read the machine at their first call; the import of torch calls none of them.
+_READ_LATER = re.compile(
+    r"ACCELERATOR_SIM_(?!(COMPILE|COMPUTE|OWN_KERNELS|TRITON)$)|ACCELERATOR_BACKEND$|(CUDA|HIP|ROCR)_VISIBLE_DEVICES$"
+    r"|CUDA_DEVICE_ORDER$|PYTEST_CURRENT_TEST$|PYTORCH_NVML_BASED_CUDA_CHECK$"
+)
 # Parents that wait for the next test; each occupies memory.
 _MOST_PARENTS = 3
 _INT = struct.Struct("i")
@@ -87,7 +92,7 @@ def run(
     code: str, environment: Mapping[str, str], *arguments: str, timeout: float, cwd: Path
 ) -> subprocess.CompletedProcess[str]:
     """Run Python code as ``python -c`` does, in a process that has imported torch in this environment."""
-    key = tuple(sorted((name, value) for name, value in environment.items() if name not in _READ_LATER))
+    key = tuple(sorted((name, value) for name, value in environment.items() if not _READ_LATER.match(name)))
     # The parent used last is the last of the dict.
     parent = _parents.pop(key, None) or _Parent(environment)
     while len(_parents) >= _MOST_PARENTS:
@@ -130,10 +135,25 @@ def _become(request: dict[str, Any]) -> None:
     sys.argv = ["-c", *request["arguments"]]
     warnings.filterwarnings("error", category=UserWarning, module=r"accelerator\Z")
     sys.modules["__main__"] = main = types.ModuleType("__main__")
+    status = _execute(request["code"], main)
+    # As an interpreter ends, but without finalizing it: to take torch apart takes longer than most programs.
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def _execute(code: str, main: types.ModuleType) -> int:
+    """Run a program and return the status of its process."""
     try:
-        exec(compile(request["code"], "<string>", "exec"), main.__dict__)
-    except SystemExit:
-        raise
+        exec(compile(code, "<string>", "exec"), main.__dict__)
+    except SystemExit as exit:
+        if exit.code is None or isinstance(exit.code, int):
+            return exit.code or 0
+        print(exit.code, file=sys.stderr)
+        return 1
     except BaseException:
         traceback.print_exc()
-        sys.exit(1)
+        return 1
+    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch.fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from .device_ops import device_op, runs_on_device
+from .device_ops import cpu_arguments, device_op, runs_on_device
 from .higher_order import convert_higher_order
 
 __all__ = ["convert", "output_devices", "uses_cuda"]
@@ -63,7 +62,7 @@ class _Converter:
     """Converts graphs that share fake tensors."""
 
     def __init__(self) -> None:
-        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # the originals too: their ids must stay theirs
+        self._tensors: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # keeps the originals, and so their ids
 
     def convert_graph(self, module: torch.fx.GraphModule) -> None:
         for node in list(module.graph.nodes):
@@ -83,9 +82,9 @@ class _Converter:
             if convert_higher_order(module, node, index):
                 return
             if runs_on_device(node.target, node.args, node.kwargs):
-                node.target = device_op(node.target, index)
-            # Higher-order ops take the op that they call as an argument.
-            node.args = map_aggregate(node.args, functools.partial(_device_op_if_needed, index))
+                node.target = device_op(node.target, index, cpu_arguments(node.target, node.args, node.kwargs))
+            else:
+                _convert_called_op(node, index)
         if node.target in _COPIES_TO_DEVICE and _changes_device(node):
             # On the CPU alone the op might return its argument.
             with module.graph.inserting_before(node):
@@ -140,8 +139,12 @@ def _changes_device(node: torch.fx.Node) -> bool:
     return isinstance(source, torch.Tensor) and isinstance(result, torch.Tensor) and source.device != result.device
 
 
-def _device_op_if_needed(index: int, value: Any) -> Any:
-    return device_op(value, index) if runs_on_device(value, (), {}) else value
+def _convert_called_op(node: torch.fx.Node, index: int) -> None:
+    """Convert the op that a higher-order op calls, which is among its arguments and before those of the op."""
+    for position, op in enumerate(node.args):
+        if runs_on_device(op, (), {}):
+            on_cpu = cpu_arguments(op, node.args[position + 1 :], node.kwargs)
+            node.update_arg(position, device_op(op, index, on_cpu))
 
 
 def _device_to_cpu(value: Any) -> Any:

@@ -8,7 +8,7 @@ collectives, and for ops of other libraries, whose CUDA kernel may differ from t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from .._kernels import capture
 
-__all__ = ["NAMESPACE", "device_op", "let_inductor_call", "library", "run_on_device", "runs_on_device"]
+__all__ = ["NAMESPACE", "cpu_arguments", "device_op", "let_inductor_call", "library", "run_on_device", "runs_on_device"]
 
 NAMESPACE = "simulated_gpu"
 _COMPILED_NAMESPACES = ("prims", "inductor", "_inductor_test", "quantized_decomposed", NAMESPACE)
@@ -60,16 +60,50 @@ def library() -> Any:
     return _library
 
 
-def device_op(op: Any, index: int) -> Any:
-    """Return the op that runs a CUDA op on a GPU and takes and returns CPU tensors."""
-    name = re.sub(r"\W+", "_", f"{op.name()}_{index}")
+def cpu_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
+    """Return the places of the CPU tensors among an op's arguments in a graph of the GPU."""
+    places: list[str] = []
+
+    def add(place: str, value: Any) -> None:
+        tensor = value.meta.get("val") if isinstance(value, torch.fx.Node) else value
+        if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+            places.append(place)
+
+    _map_arguments(add, _argument_names(op), args, kwargs)
+    for name, index in kwargs.items():  # an op that changes its arguments, called by auto_functionalized_v2
+        if (match := re.fullmatch("_(.+)_base_index", name)) and index is not None:
+            add(match[1], kwargs["_all_bases"][index])
+    return places
+
+
+def _argument_names(op: Any) -> list[str]:
+    return [argument.name for argument in op._schema.arguments]
+
+
+def _map_arguments(function: Callable[[str, Any], Any], names: Sequence[str], args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Call a function with the place and the value of each argument, and of each item of a list."""
+
+    def convert(name: str, value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            items: Any = value
+            return [function(f"{name}_{position}", item) for position, item in enumerate(items)]
+        return function(name, value)
+
+    converted = [convert(name, value) for name, value in zip(names, args, strict=False)]
+    return converted, {name: convert(name, value) for name, value in kwargs.items()}
+
+
+def device_op(op: Any, index: int, on_cpu: Sequence[str] = ()) -> Any:
+    """Return the op that runs a CUDA op on a GPU, takes and returns CPU tensors, and leaves some arguments on the CPU."""
+    name = re.sub(r"\W+", "_", "_".join([op.name(), str(index), *on_cpu]))
     if name not in _ops:
         schema = str(op._schema)
         function = _waiting(op) if op.namespace in _COLLECTIVES else op
         if op.namespace == "aten":
             function = _with_strides(op)
         library().define(name + schema[schema.index("(") :], tags=tuple(op.tags))
-        library().impl(name, run_on_device(function, torch.device("cuda", index), op.name()), "CompositeExplicitAutograd")
+        kernel = run_on_device(function, torch.device("cuda", index), op.name(), _argument_names(op), on_cpu)
+        library().impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", op, lib=library())
         _ops[name] = getattr(torch.ops.simulated_gpu, name).default
         let_inductor_call(_ops[name])
@@ -131,11 +165,13 @@ def _with_strides(op: Any) -> Callable[..., Any]:
     return run
 
 
-def run_on_device(function: Callable[..., Any], device: torch.device, name: str) -> Callable[..., Any]:
+def run_on_device(
+    function: Callable[..., Any], device: torch.device, name: str, arguments: Sequence[str], on_cpu: Sequence[str] = ()
+) -> Callable[..., Any]:
     """Return a function that calls another one with CUDA tensors for its CPU tensors, and returns CPU tensors."""
 
-    def to_device(value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu":
+    def to_device(place: str, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and place not in on_cpu:
             return _device_alias(value, device)
         return device if isinstance(value, torch.device) else value
 
@@ -143,7 +179,7 @@ def run_on_device(function: Callable[..., Any], device: torch.device, name: str)
         with torch.cuda.device(device):
             if capture.wait_unless_capturing(device):
                 raise NotImplementedError(f"{name} is not simulated in compiled code while a stream captures")
-            args, kwargs = pytree.tree_map(to_device, (args, kwargs))
+            args, kwargs = _map_arguments(to_device, arguments, args, kwargs)
             return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, function(*args, **kwargs))
 
     return run

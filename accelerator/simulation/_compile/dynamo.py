@@ -10,7 +10,7 @@ __all__ = ["hook_builder", "hook_trace_rules"]
 
 
 def hook_trace_rules(trace_rules: ModuleType) -> None:
-    """Let Dynamo skip the code of the simulation, which the dispatcher calls in the midst of a program's own."""
+    """Let Dynamo skip the code of the simulation, which the dispatcher calls while the program's code runs."""
     package = __name__.split(".")[0]
     for name in ("_kernels", "_compile"):
         trace_rules.add(f"{package}.{name}")

@@ -93,7 +93,7 @@ def _replace(node: torch.fx.Node, value: Any) -> None:
 
 
 def _describe(leaf: Any) -> Any:
-    """Describe an argument for the op's name, which stands for its code in Inductor's cache."""
+    """Describe an argument for the op's name, which identifies the op's code in Inductor's cache."""
     if isinstance(leaf, torch.fx.Node):
         return "tensor" if isinstance(leaf.meta.get("val"), torch.Tensor) else "size"
     if isinstance(leaf, torch.fx.GraphModule):
@@ -107,7 +107,7 @@ def _define(name: str, description: str, function: Callable[..., Any], device: t
     is_new = name not in _functions
     if is_new:
         library().define(name + _SCHEMA)
-        library().impl(name, run_on_device(function, device, name), "CompositeExplicitAutograd")
+        library().impl(name, run_on_device(function, device, name, ("tensors", "sizes")), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=library())
         _functions.add(name)
     op = getattr(torch.ops.simulated_gpu, name).default
@@ -117,7 +117,7 @@ def _define(name: str, description: str, function: Callable[..., Any], device: t
 
 
 def let_generators_reach_device_ops() -> None:
-    """Let the op that calls another one with a given generator state take device ops, whose tensors are the CPU's."""
+    """Let the op that calls another op with a generator state call device ops, which take CPU tensors."""
     from torch._prims import rng_prims
 
     higher_order: Any = getattr(rng_prims, "graphsafe_run_with_rng_state", None)  # not in torch 2.6

@@ -42,7 +42,7 @@ class _Loader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         assert module.__spec__ is not None
-        # Restored first: modules look at their own loader, for resources and source code.
+        # The loader is restored first, because modules use it to find their resources and source code.
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         self._function(module)

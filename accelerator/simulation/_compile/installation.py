@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import warnings
+from typing import Any
 
 import torch
 
@@ -21,6 +23,7 @@ def install() -> None:
         after_import("torch._inductor.compile_fx", inductor.refuse)
         return
     after_import("torch._dynamo.trace_rules", dynamo.hook_trace_rules)
+    after_import("triton._utils", _silence_fusion_warning)
     if os.environ.get("ACCELERATOR_SIM_COMPILE") == "cpp":
         after_import("torch._inductor.compile_fx", inductor.hook)
     if os.environ.get("ACCELERATOR_SIM_TRITON") == "1" and os.environ.get("TRITON_INTERPRET") == "1":
@@ -29,3 +32,11 @@ def install() -> None:
         for name in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
             after_import(name, hook_libdevice)
         after_import("torch._dynamo.variables.builder", dynamo.hook_builder)
+
+
+def _silence_fusion_warning(triton_utils: Any) -> None:
+    """Let Triton 3.9 not warn, once per process, that its next version compiles kernels differently: none is compiled here."""
+    if hasattr(triton_utils, "FP_FUSION_DEFAULT_WARNING"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            triton_utils.warn_once(triton_utils.FP_FUSION_DEFAULT_WARNING)

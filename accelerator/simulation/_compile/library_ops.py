@@ -1,6 +1,6 @@
 """Ops of other libraries that have a CPU and a CUDA kernel compute on simulated GPUs with the CPU kernel.
 
-A library such as torchvision registers its kernels while its shared library is loaded, without a call of Python. So the kernels
+A library such as torchvision registers its kernels while its shared library is loaded, without calling Python. So the kernels
 of a namespace are overridden at its first use in ``torch.ops``, and after ``torch.ops.load_library``. Kernels written in Python
 call torch's ops and stay. The environment variable ACCELERATOR_SIM_OWN_KERNELS lists namespaces, separated by commas, whose
 kernels stay too.

@@ -1,7 +1,7 @@
 """Lets Triton's interpreter compute with bfloat16, which NumPy lacks.
 
-The interpreter stores such values as the integers of their bits and computes with these: the results are wrong, silently. Here
-it stores them as float32, and converts them where a kernel loads, stores, casts or reinterprets them.
+The interpreter stores such a value as the integer of its bits and computes with that integer. The results are wrong, without an
+error. These replacements store float32 values, and convert them when a kernel loads, stores, casts or reinterprets them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def hook_bfloat16(interpreter: ModuleType) -> None:
         return not isinstance(dtype, tl.pointer_type) and dtype.scalar == tl.bfloat16
 
     def round_to_bits(data: Any) -> Any:
-        """Round float32 to the nearest bfloat16, to even, and return its bits."""
+        """Round float32 values to bfloat16, ties to even, and return the bits."""
         bits = np.ascontiguousarray(data, dtype=np.float32).view(np.uint32).reshape(np.shape(data))
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         return np.where(np.isnan(data), np.uint32(0x7FC0), rounded).astype(np.uint16)

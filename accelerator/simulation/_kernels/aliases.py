@@ -109,7 +109,7 @@ def to_device(result: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def write_back(result: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy sizes and values to a CUDA tensor that an op was to write and resized."""
+    """Copy sizes and values to a CUDA tensor that an op writes and has resized."""
     if result.size() != tensor.size() or result.stride() != tensor.stride():
         torch.ops.aten.resize_(tensor, result.size())
         if result.stride() != tensor.stride():

@@ -19,7 +19,7 @@ _WITHOUT_PRODUCTS = frozenset((torch.bool, torch.complex64, torch.complex128))
 
 
 def _check_scatter(arguments: _Arguments) -> None:
-    """Of bool and complex numbers, CUDA scatters sums only."""
+    """For bool and complex numbers, CUDA supports only sums in scatter."""
     tensor = arguments["self"]
     if tensor.dtype in _WITHOUT_PRODUCTS and arguments.get("reduce") in ("multiply", "prod", "amax", "amin", "mean"):
         fills = isinstance(arguments.get("value"), (bool, int, float, complex))

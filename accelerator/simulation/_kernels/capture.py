@@ -45,7 +45,7 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def wait_for_pending(device: torch.device) -> None:
-    """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C through."""
+    """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C interrupt it."""
     index = device.index
     stream = torch._C._cuda_getCurrentRawStream(index)
     while (error := _runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:

@@ -38,7 +38,7 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = Call(op)
     with torch._C.DisableTorchFunction():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
-        # Checked here too: this function runs for every op.
+        # The fast path has checked this for the ops that it handles; this function runs for all ops.
         if captures.value and call.device is not None and capture.wait_unless_capturing(call.device):
             return call.record(args, kwargs)
         if op.waits_for_stream(args, kwargs):

@@ -76,7 +76,7 @@ _WIDE = {
     **dict.fromkeys((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.int64),
 }
 _WIDE.update({getattr(torch, name): torch.float32 for name in dir(torch) if name.startswith("float8_")})
-# The CPU has hardly a kernel of this type, which is the result of Fourier transforms of bfloat16.
+# The CPU has almost no kernels for this type, which results from Fourier transforms of bfloat16.
 WITHOUT_KERNELS: torch.dtype | None = getattr(torch, "bcomplex32", None)
 if WITHOUT_KERNELS is not None:
     _WIDE[WITHOUT_KERNELS] = torch.complex64

@@ -28,8 +28,8 @@ _DirectKernel = Callable[[list[Any], dict[str, Any]], Any]
 def direct_kernel(name: str) -> tuple[int, _DirectKernel] | None:
     """Return a function that computes an op's results in memory of the current device, or None.
 
-    It takes the arguments of the CPU's kernel, and returns None if it does not handle them. The number before it is the
-    position of the argument that is large if the result is.
+    The function takes the arguments of the CPU's kernel, and returns None if it does not handle them. The number in the result
+    is the position of an argument: the result of the op is large only if that argument is.
     """
     make = _KERNELS.get(name)
     if make is None or name in DECOMPOSITIONS:

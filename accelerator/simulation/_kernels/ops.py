@@ -1,4 +1,4 @@
-"""What a kernel override knows of an op: its schema, the arguments that it writes, the function that computes it on the CPU."""
+"""What a kernel override knows about an op: its schema, the arguments it writes, and the CPU function that computes it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _TAKES_HOST_SCALARS = frozenset(
 )  # fmt: skip
 
 
-# Their CUDA kernels wait for the stream, and torch does not tag them so, or only some of their overloads.
+# Their CUDA kernels wait for the stream, but torch tags none or only some of their overloads accordingly.
 _DATA_DEPENDENT = frozenset(("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "histc"))
 _SCALARS = (int, float, complex)  # bool is an int
 # torch itself makes tensors of numbers for these ops.
@@ -75,7 +75,7 @@ class Op:
         self.schema = schema = torch._C._get_schema(base, overload)
         self.operator: Callable[..., Any] = operator
         decomposition = DECOMPOSITIONS.get(name)
-        # The CPU's kernel itself. The dispatcher has done for the CUDA tensors what it does before a kernel.
+        # The CPU's kernel itself. The dispatcher has already handled autograd, autocast and the like for the CUDA tensors.
         self.key = key
         self._kernel: Callable[..., Any] = decomposition or functools.partial(by_key, _registered_key(name, key))
         self.compute = self._compute
@@ -186,8 +186,8 @@ class Op:
     def _compute_with_scalars(self, scalars: frozenset[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Compute with numbers for some tensor arguments.
 
-        torch wraps a number that meets a tensor into a tensor that does not decide the result's type. A kernel in Python gets
-        a plain number instead.
+        If an op gets a number and a tensor, torch wraps the number into a tensor that does not decide the result's type. A
+        kernel in Python gets a plain number instead.
         """
         if self.short_name.rstrip("_") in _CONVERTS_SCALARS:
             return self._kernel(*args, **kwargs)

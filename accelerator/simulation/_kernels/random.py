@@ -80,7 +80,7 @@ def draw_with_generator(
 
 
 def draw(generator: torch.Generator, compute: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """Call an op that draws from the CPU's default generator, with a seed of a CUDA generator; then restore the former."""
+    """Call an op with the CPU's default generator seeded from a CUDA generator, and restore the CPU's afterwards."""
     seed = _next_seed(generator)
     with _default_generator_lock:
         default = torch.default_generator

@@ -33,7 +33,7 @@ _NOT_OVERRIDDEN = frozenset(
         "is_set_to", "_efficientzerotensor", "_fused_sdp_choice",
     )
 )  # fmt: skip
-# These have one kernel for all devices, which depends on the device inside.
+# These have one kernel for all devices, and its code depends on the device.
 _COMPOSITE_WITH_DEVICE_CODE = (
     *("aten::convolution", "aten::convolution_backward", "aten::_convolution"),
     *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
@@ -104,7 +104,7 @@ def install() -> None:
 def _remove_python_kernels() -> None:
     """Remove the CUDA kernels that torch 2.11 and later compile from Python at the first call.
 
-    torch registers them after it has loaded its plug-ins, and so would replace the overrides: they are loaded here first.
+    torch registers them after it has loaded its plug-ins, which would replace the overrides. So they are loaded here first.
     """
     if importlib.util.find_spec("torch._native") is not None:
         importlib.import_module("torch._native")

@@ -1,4 +1,4 @@
-"""CPU aliases of sparse, nested and quantized tensors, which consist of dense parts, and the way back."""
+"""CPU aliases of sparse, nested and quantized tensors, which consist of dense parts, and CUDA tensors for such results."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def to_device_by_parts(result: torch.Tensor, device: torch.device) -> torch.Tens
 
 
 def write_back_parts(result: torch.Tensor, tensor: torch.Tensor) -> None:
-    """Copy the sparse result of the CPU to the sparse CUDA tensor that an op was to write."""
+    """Copy the sparse result of the CPU to the sparse CUDA tensor that the op writes."""
     device_result = to_device_by_parts(result, tensor.device)
     if tensor.layout == torch.sparse_coo:
         tensor.sparse_resize_and_clear_(device_result.size(), device_result.sparse_dim(), device_result.dense_dim())

@@ -83,7 +83,7 @@ class _Server:
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: Any) -> None:
         """Collect only the files of this machine's tests, without the session's options."""
-        config.workerinput, config.workeroutput = self._order.workerinput, {}  # how plug-ins recognize a part of a session
+        config.workerinput, config.workeroutput = self._order.workerinput, {}  # by this, plug-ins recognize a part of a session
         for name, value in _SESSION_OPTIONS.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)

@@ -24,7 +24,7 @@ class SimulatedSession:
         self._memory = memory
 
     def run(self) -> int:
-        """Run it on this one's terminal and return its exit status."""
+        """Run the replacing pytest on this terminal and return its exit status."""
         with tempfile.TemporaryDirectory(prefix="accelerator-simulation-") as directory:
             try:
                 machine = environment(self._gpus, memory=self._memory, state=Path(directory, "state"))

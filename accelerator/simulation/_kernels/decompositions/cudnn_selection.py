@@ -1,7 +1,7 @@
-"""Ops by which torch selects cuDNN or MIOpen, the flag that programs see, and batch normalization under cuDNN's name.
+"""Ops that decide whether torch uses cuDNN or MIOpen, the flag that programs see, and batch normalization under cuDNN's name.
 
-torch calls cuDNN's recurrent nets past the dispatcher. So its own flag stays off, and the ops always answer that cuDNN is not
-used. They read no values, and the host calls them, also while a stream captures.
+torch calls cuDNN's recurrent networks without the dispatcher, so they cannot be overridden. So its own flag stays off,
+and the ops always return False. They run on the host, also while a stream captures, because they read no values of tensors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Memory-efficient attention.
 
-Inputs are (batch, length, heads, features) or packed. The logsumexp is padded to a multiple of 32 queries. A bias may want a
+Inputs are (batch, length, heads, features) or packed. The logsumexp is padded to a multiple of 32 queries. A bias may require a
 gradient.
 """
 

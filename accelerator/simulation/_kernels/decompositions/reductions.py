@@ -1,4 +1,4 @@
-"""Sums that skip NaN of complex numbers, which the CPU lacks."""
+"""Sums of complex numbers that skip NaN. The CPU has no kernel for them."""
 
 from __future__ import annotations
 

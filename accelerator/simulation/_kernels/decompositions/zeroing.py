@@ -1,4 +1,4 @@
-"""Zeroing by the simulated driver, which releases whole pages: a simulated GPU may have more memory than the host."""
+"""Zeroing through the simulated driver. It releases whole pages, because a simulated GPU may have more memory than the host."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-_MANY_BYTES = 1 << 20  # the driver releases no pages of fewer
+_MANY_BYTES = 1 << 20  # for fewer bytes, the driver releases no pages
 
 
 @functools.cache

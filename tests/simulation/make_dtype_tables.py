@@ -41,6 +41,8 @@ STATED = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 }
+# What the CPU's kernels say of a type that they do not support.
+UNSUPPORTED = "not implemented for|Expected self to be a floating|nansum does not support complex"
 SAMPLES, RUNS = 40, 8  # the database has up to thousands of samples of an entry
 # The CPU's kernels refuse these types of its own samples, or the database does not name them. From torch's sources.
 ALSO_REFUSED = {
@@ -77,11 +79,12 @@ class Recorder(TorchDispatchMode):
         try:
             result = function(*args, **kwargs)
         except (NotImplementedError, RuntimeError) as error:
-            if not op or not re.search("not implemented for|Expected self to be a floating", str(error)):
+            if not op or not re.search(UNSUPPORTED, str(error)):
                 raise
             if op[1] not in self.widened.get(op[0], ()):
                 self.failed = self.failed or op
                 raise
+            self.ops.add(op)  # also if the CPU's kernel supports no wider type: a decomposition replaces it
             result = compute_widened(function, args, kwargs, op[1])
         if op:
             self.ops.add(op)
@@ -89,7 +92,7 @@ class Recorder(TorchDispatchMode):
 
 
 def compute_widened(function: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
-    wide = rules()._WIDE[dtype]
+    wide = rules().widen(dtype, dtype, function._schema.name.removeprefix("aten::"))
 
     def convert(value: Any, source: torch.dtype, target: torch.dtype) -> Any:
         return value.to(target) if isinstance(value, torch.Tensor) and value.dtype == source else value

@@ -15,9 +15,7 @@ from tests.simulation.make_dtype_tables import STATED, samples
 
 # Pairs of entry and type that torch's database gives CUDA and that fail here.
 FAILING = {
-    "sparse.mm.reduce": "CUDA has no kernel of it; the database is wrong",
     "stft": "in bfloat16 its result is viewed as a complex type for which torch has no view",
-    "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu": "a kernel of the CPU",
 }
 # Pairs of entry and type that torch's database does not give CUDA and that run here.
 RUNNING = {
@@ -177,6 +175,18 @@ def test_compressed_sparse_products(dtype: torch.dtype) -> None:
     wide = [[[4.5, 4.5], [6, 6]], [[6, 4.5], [6, 4.5]], [[7.5, 7.5], [9, 9]], [4.5, 6], [[3] * 4] * 4]
     assert [(result.dtype, result.tolist()) for result in results] == [(dtype, expected) for expected in wide]
     assert (sparse @ sparse).to_dense().tolist() == [[3, 0], [0, 3]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_loss_without_meta_kernel(dtype: torch.dtype) -> None:
+    scores = torch.rand(4, generator=torch.Generator().manual_seed(1)).to(dtype)
+    target = torch.tensor([1, 0, -1, 2])
+    gradients = []
+    for device, computed in (("cpu", torch.float32), ("cuda", dtype)):
+        leaf = scores.to(device, computed, copy=True).requires_grad_()
+        F.multilabel_margin_loss(leaf, target.to(device)).backward()
+        gradients.append(leaf.grad.cpu().to(dtype))
+    assert torch.equal(*gradients)
 
 
 def test_integers() -> None:

@@ -155,6 +155,7 @@ SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
     "mask": lambda x: x[x > 0],
     "masked_select": lambda x: x.masked_select(x > 0),
     "mask_assignment": lambda x: x.__setitem__(x > 0, x[:1].expand(3)),
+    "mask_assignment_of_one": lambda x: x.__setitem__(x > 0, x[0]),
     "unique": lambda x: x.unique(),
     "unique_consecutive": lambda x: x.unique_consecutive(),
     "equal": lambda x: x.equal(x),
@@ -165,6 +166,7 @@ SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
 NOT_SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
     "add": lambda x: x + x,
     "mask_to_scalar": lambda x: x.masked_fill_(x > 0, 1.0),
+    "mask_assignment_of_a_number": lambda x: x.__setitem__(x > 0, 1.0),
     "topk": lambda x: x.topk(2),
     "sort": lambda x: x.sort(),
     "index": lambda x: x[torch.ones_like(x, dtype=torch.int64)],
@@ -204,6 +206,13 @@ class TestSyncDebugMode:
         assert not event.query() or time.monotonic() - begin >= 0.2
         x.nonzero()
         assert event.query()
+
+
+@pytest.mark.parametrize("where", ["both", "second"])
+def test_indices_on_another_device(where: str) -> None:
+    x, index = tensor(3, 4, 5), torch.tensor([0, 1], device="cuda:1")
+    with pytest.raises(RuntimeError, match=r"indices should be either on cpu or on the same device as .* \(cuda:0\)"):
+        x[index if where == "both" else index.cpu(), index]
 
 
 class TestCapture:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -131,6 +132,8 @@ class Call:
         return result
 
     def _device_mismatch(self, argument: str, other: torch.device) -> RuntimeError:
+        if self.op.is_indexing and argument == "indices":
+            return RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({self.device})")
         return RuntimeError(
             f"Expected all tensors to be on the same device, but found at least two devices, {self.device} and {other}!"
             f" (when checking argument for argument {argument} in method wrapper_CUDA_{self.op.short_name})"
@@ -196,7 +199,7 @@ class Call:
             with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
                 meta_results, _ = self.op.infer_shapes(args, kwargs)
             dtypes = [meta.dtype for meta in meta_results]
-        except NotImplementedError:
+        except RuntimeError:  # also NotImplementedError: neither meta tensors nor the CPU support the type
             wide = widen(self.narrow_dtype, self.narrow_dtype, self.op.short_name)
             dtypes = [self.narrow_dtype if result.dtype == wide else result.dtype for result in results]
         rounded = [result.resolve_conj().to(dtype) for result, dtype in zip(results, dtypes, strict=True)]
@@ -238,15 +241,15 @@ class Call:
         targets = [_cpu_aliases(result) for result in new_results]
 
         # As on a GPU, the graph does not keep its arguments' memory allocated: a later op of the capture may reuse it.
-        compute, compute_args, compute_kwargs = call.compute, cpu_args, cpu_kwargs
+        compute: Callable[..., Any] = call.compute
         if call.narrow_dtype is not None:
-            compute, compute_args, compute_kwargs = call._compute_widened, _unowned(args), _unowned(kwargs)
+            compute, cpu_args, cpu_kwargs = call._compute_widened, _unowned(args), _unowned(kwargs)
         call.written, call.out_tensors = [], []
         addresses = _device_addresses([*args, *kwargs.values()])
 
         def replay() -> None:
             capture.raise_if_freed(addresses, op.name)
-            computed = compute(compute_args, compute_kwargs)
+            computed = compute(cpu_args, cpu_kwargs)
             values = [computed] if len(op.results) == 1 else computed or ()
             new_values = [value for source, value in zip(op.results, values, strict=True) if source is None]
             for target, value in zip(targets, new_values, strict=True):

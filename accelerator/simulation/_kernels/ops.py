@@ -114,7 +114,7 @@ class Op:
         self.is_copy = short_name == "copy_"
         self.is_foreach = short_name.startswith("_foreach_")
         self.is_dense = key == torch._C.DispatchKey.CPU
-        self._is_indexing = short_name in _INDEXING
+        self.is_indexing = short_name in _INDEXING
         self._is_data_dependent = short_name in _DATA_DEPENDENT or bool(
             {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
         )
@@ -131,13 +131,17 @@ class Op:
 
     def waits_for_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether the host reads results or their sizes, so that a call waits for its stream."""
-        if not self._is_indexing:
+        if not self.is_indexing:
             # The host need not read a number of repetitions that the caller gives.
             is_sized = self.short_name == "repeat_interleave" and self.bind(args, kwargs).get("output_size") is not None
             return self._is_data_dependent and not is_sized
         # A mask becomes indices, whose number the host reads.
-        indices = self.bind(args, kwargs)["indices"]
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+        arguments = self.bind(args, kwargs)
+        masks = [index.dtype in (torch.bool, torch.uint8) for index in arguments["indices"] if index is not None]
+        values = arguments.get("values")
+        if values is not None and values.is_cpu and values.numel() == 1 and not arguments.get("accumulate"):
+            return not all(masks)  # torch fills by a mask
+        return any(masks)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name."""
@@ -154,7 +158,7 @@ class Op:
             return False  # its results may have parts or a scale
         if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):
             return False  # for other ops torch resolves lazy negation before the kernel
-        if self._is_data_dependent or self._is_indexing:
+        if self._is_data_dependent or self.is_indexing:
             return False
         is_simple = self.is_dense and not self.is_random and not self.is_copy and not self.out
         return is_simple and tensors and (writes_first or is_pure)

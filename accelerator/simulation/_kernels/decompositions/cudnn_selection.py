@@ -6,6 +6,7 @@ and the ops always return False. They run on the host, also while a stream captu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ def batch_norm_backward(
     )
 
 
-CUDNN_SELECTION = {
+CUDNN_SELECTION: dict[str, Callable[..., Any]] = {
     "aten::cudnn_is_acceptable": never,
     "aten::_use_cudnn_ctc_loss": never,
     "aten::_use_cudnn_ctc_loss.Tensor": never,

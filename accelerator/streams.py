@@ -133,9 +133,9 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
         stream: a stream of the accelerator, for example an ``acc.Stream`` or a ``torch.cuda.Stream``. None changes nothing.
 
     Returns:
-        The context manager. On exit it restores the current device, its stream, and the stream of the other device. It is
-        re-entrant, and several threads can enter it at once. Mirrors ``torch.cuda.stream``; changes nothing under the CPU
-        fallback.
+        The context manager. On exit it restores the current device, its stream, and the former stream of the device of
+        ``stream``. It is re-entrant, and several threads can enter it at once. Mirrors ``torch.cuda.stream``; changes nothing
+        under the CPU fallback.
 
     Raises:
         TypeError: if the argument is neither a stream nor None.

@@ -102,7 +102,7 @@ def main(mode: str, library_name: str, prefix: str, mark: str) -> None:
         described = tuple(_describe_hip(library, i) for i in range(count)) if is_hip else devices(library, count)
         if mode == "use":
             unusable = [(_use_hip if is_hip else _use)(library, ordinal) for ordinal in range(count)]
-    except (DriverError, AttributeError) as failure:  # the latter for a library without the function
+    except (DriverError, AttributeError) as failure:  # AttributeError: the library lacks the function
         error = f"the {driver_name} failed: {failure}"
     except OSError as failure:
         error = f"there is no {driver_name}: {failure}"

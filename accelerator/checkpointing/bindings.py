@@ -39,7 +39,7 @@ def current_backward() -> Any:
     return _backward_group() or _backward_id()
 
 
-# The code that a thread runs while it waits in autograd for nodes that other threads may have to run.
+# The code of autograd's function that runs backward. A thread in it may wait for nodes that other threads run.
 engine_code: CodeType = _torch.autograd.graph._engine_run_backward.__code__
 
 # Whether there may be other ranks.

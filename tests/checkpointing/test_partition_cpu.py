@@ -59,6 +59,14 @@ def test_elements_that_overlap_have_no_layout(shape: tuple[int, ...], stride: tu
     assert partition.layout_of(torch.arange(99.0).as_strided(shape, stride)) is None
 
 
+def test_gaps_stay_on_the_device() -> None:
+    tensor = torch.empty(3, 5, device="meta")[:, 1:4]
+    layout = partition.layout_of(tensor)
+    assert layout is not None
+    whole = partition.unflatten(partition.flatten(tensor, layout), layout)
+    assert (whole.stride(), whole.device.type) == (tensor.stride(), "meta")
+
+
 def test_the_flattened_tensor_is_detached() -> None:
     tensor = matrix().requires_grad_()
     layout = partition.layout_of(tensor)
@@ -119,7 +127,7 @@ class Ranks:
 
     def __init__(self, tensor: torch.Tensor, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gathered = self.waited = 0
-        monkeypatch.setattr(partition, "is_alive", lambda group: True)
+        monkeypatch.setattr(partition, "is_alive", lambda group: group.handle == "the group")
         monkeypatch.setattr(distributed, GATHER, self.gather)
         self.activations: list[StoredActivation] = []
         for rank in range(size):
@@ -142,7 +150,7 @@ class Ranks:
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("name", ["contiguous", "transposed", "columns", "expanded"])
 def test_every_rank_restores_the_tensor(name: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = LAYOUTS[name][0].clone(memory_format=torch.preserve_format) if name != "expanded" else LAYOUTS[name][0]
+    tensor = LAYOUTS[name][0]
     ranks = Ranks(tensor, size, monkeypatch)
     stored = torch.cat([activation._elements for activation in ranks.activations])
     assert stored[tensor.unique().numel() :].eq(0).all()
@@ -152,6 +160,27 @@ def test_every_rank_restores_the_tensor(name: str, size: int, monkeypatch: pytes
         assert restored.stride() == tensor.stride()
         assert not restored.requires_grad
     assert ranks.gathered == ranks.waited == size
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_any_dtype_is_gathered(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = matrix().to(dtype)
+    restored = Ranks(tensor, 2, monkeypatch).activations[1].restore("argument 0")
+    assert restored.dtype == dtype
+    assert torch.equal(restored, tensor)
+
+
+@pytest.mark.parametrize("name", ["all_gather_single", "all_gather_into_tensor"])
+def test_a_gathering_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(whole: torch.Tensor, part: torch.Tensor, **options: Any) -> Any:
+        assert (whole.shape, part.shape) == ((32,), (16,))
+        return SimpleNamespace(wait=lambda: None)
+
+    monkeypatch.delattr(distributed, "all_gather_single", raising=False)
+    monkeypatch.setattr(distributed, name, gather, raising=False)
+    monkeypatch.setattr(partition, "is_alive", lambda group: True)
+    whole = partition.Gathering(torch.empty(4, device="meta"), Group("the group", 0, 2)).wait()
+    assert (whole.shape, whole.dtype, whole.device.type) == ((8,), torch.float32, "meta")
 
 
 def test_a_gathering_serves_one_restoration(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,6 +260,14 @@ def test_hooks_pack_the_part(monkeypatch: pytest.MonkeyPatch) -> None:
     assert activation._part().tolist() == [4.0, 0.0]
 
 
+def test_an_unpacked_part_returns_to_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "partition_group", lambda settings: Group("the group", 0, 2))
+    hooks: Any = (lambda tensor: "packed", lambda packed: torch.ones(2))
+    activation = partition.store_activation(torch.empty(4, device="meta"), PARTITIONED, 0, hooks)
+    assert activation is not None
+    assert activation._part().device.type == "meta"
+
+
 class Offloaded:
     """In place of an activation that is copied to the host."""
 
@@ -268,8 +305,11 @@ def test_a_part_that_is_offloaded(rank: int, numel: int, allocations: list[Any],
     monkeypatch.setattr(partition, "partition_group", lambda settings: Group("the group", rank, 2))
     settings = Settings(partition_activations=True, checkpoint_in_cpu=True)
     tensor = torch.empty(3, dtype=torch.float16, device="meta")
+    padded, pad = [], partition._pad
+    monkeypatch.setattr(partition, "_pad", lambda part, size: padded.append(part.numel()) or pad(part, size))
     activation = partition.store_activation(tensor, settings, 0, None)
     assert activation is not None
+    assert padded == [1] * rank  # a whole part is not copied
     assert allocations == [(2, torch.float16, "meta", True)]
     offloaded: Any = activation._offloaded
     assert offloaded.source.shape == (numel,)
@@ -281,7 +321,8 @@ def test_a_part_that_is_offloaded(rank: int, numel: int, allocations: list[Any],
     assert activation._gathering is None
 
 
-def test_an_offloaded_tensor(allocations: list[Any]) -> None:
+def test_an_offloaded_tensor(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(partition, "partition_group")  # nothing is partitioned
     tensor = torch.empty(3, 2, device="meta").t()
     activation = partition.store_activation(tensor, Settings(checkpoint_in_cpu=True), 0, None)
     assert activation is not None
@@ -296,6 +337,14 @@ def test_an_offloaded_tensor(allocations: list[Any]) -> None:
         "one of the variables needed for gradient computation has been modified by an inplace operation: "
         "argument 3 of a checkpointed function"
     )
+
+
+@pytest.mark.parametrize("on_host", [False, True])
+def test_buffers_may_be_on_the_host(on_host: bool, allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "partition_group", lambda settings: SINGLE_RANK)
+    settings = Settings(partition_activations=True, checkpoint_in_cpu=on_host, buffers=Buffers(3))
+    assert partition.store_activation(torch.ones(4), settings, 0, None) is not None
+    assert allocations == [(12, torch.float32, "cpu", on_host)]
 
 
 def test_memory_for_hooks_is_the_devices(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:

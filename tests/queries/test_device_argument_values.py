@@ -109,7 +109,7 @@ def test_an_index_may_be_required(argument: Any) -> None:
 
 @pytest.mark.parametrize(
     ("index", "count", "accelerator", "expected"),
-    [(0, 1, "cuda", 0), (1, 2, "cuda", 1), (0, 1, "cpu", 0), (7, 1, "cpu", 0), (7, 0, "cpu", 0)],
+    [(0, 1, "cuda", 0), (1, 2, "cuda", 1), (0, 0, "cpu", 0), (0, 1, "cpu", 0), (7, 1, "cpu", 0), (7, 0, "cpu", 0)],
 )
 def test_an_index_in_range(index: int, count: int, accelerator: str, expected: int) -> None:
     assert device_argument.check(index, count, accelerator) == expected

@@ -22,7 +22,7 @@ SUCCESSORS = {
 
 def call(name: str, *arguments: Any) -> Any:
     function: Callable[..., Any] = getattr(acc, name)
-    with pytest.warns(FutureWarning, match=f"`{SUCCESSORS[name]}`.* goes in version 1.0") as caught:
+    with pytest.warns(FutureWarning, match=f"`{SUCCESSORS[name]}`.* Version 1.0 removes this name") as caught:
         result = function(*arguments)
     assert [warning.filename for warning in caught] == [__file__]
     return result

@@ -102,6 +102,19 @@ def test_a_launch_is_a_graph_break_in_compiled_code() -> None:
 
 
 @triton.jit
+def _scale(x, out, factor, SIZE: tl.constexpr):
+    place = tl.arange(0, SIZE)
+    tl.store(out + place, tl.load(x + place) * factor.to(tl.float32))
+
+
+def test_an_argument_of_type_float_is_a_float32() -> None:
+    x = randn(16, dtype=torch.float16)
+    out = torch.empty(16, device=CUDA)
+    _scale[(1,)](x, out, 0.1, SIZE=16)
+    assert torch.equal(out, x.float() * 0.1)
+
+
+@triton.jit
 def _softmax(x, out, columns, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     index = tl.arange(0, BLOCK)

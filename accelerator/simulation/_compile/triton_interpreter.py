@@ -70,6 +70,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     executor.__call__ = launch_on_stream
     hook_bfloat16(interpreter)
     _let_scalars_be_indices(interpreter)
+    _convert_floats(interpreter)
     kernel: Any = interpreter.InterpretedFunction
     if hasattr(kernel, "run"):
         _break_graphs(kernel, "run")
@@ -92,6 +93,18 @@ def _let_scalars_be_indices(interpreter: Any) -> None:
         tensor.__index__ = index
 
     interpreter._patch_lang_tensor = patch_tensor_and_index
+
+
+def _convert_floats(interpreter: Any) -> None:
+    """Let a kernel get an argument of type float as a scalar of float32, as Triton's compiler does."""
+    convert, np, tl = interpreter._implicit_cvt, interpreter.np, interpreter.tl
+
+    def convert_float(argument: Any) -> Any:
+        if isinstance(argument, float):
+            return tl.tensor(interpreter.TensorHandle(np.array([argument], dtype=np.float32), tl.float32), tl.float32)
+        return convert(argument)
+
+    interpreter._implicit_cvt = convert_float
 
 
 def _keep_tensor(tensor: torch.Tensor, original_tensor: object = None) -> torch.Tensor:

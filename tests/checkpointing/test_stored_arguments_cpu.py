@@ -1,0 +1,298 @@
+"""What is stored of a checkpoint's arguments, without a checkpoint around it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from accelerator.checkpointing import arguments, bindings, checks, partition
+from accelerator.checkpointing.arguments import KeptArguments, PackedByHook, StoredArguments, keep_arguments
+from accelerator.checkpointing.buffers import Buffers
+from accelerator.checkpointing.configuration import Settings
+from accelerator.checkpointing.groups import SINGLE_RANK
+from accelerator.checkpointing.partition import StoredActivation
+
+KEPT = Settings()
+STORED = Settings(checkpoint_in_cpu=True)
+IDENTITY: Any = (lambda tensor: tensor, lambda tensor: tensor)
+META = torch.device("meta")
+
+needs_reported_hooks = pytest.mark.skipif(bindings.innermost_hooks is None, reason="torch does not report the innermost hooks")
+
+
+@pytest.fixture
+def in_buffers(monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Settings under which a single rank copies each activation into a buffer."""
+    monkeypatch.setattr(partition, "partition_group", lambda settings: SINGLE_RANK)
+    return Settings(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=3, buffers=Buffers(3))
+
+
+def edited(name: str) -> str:
+    return (
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"{name} of a checkpointed function"
+    )
+
+
+def assert_edited(kept: Any, name: str) -> None:
+    with pytest.raises(RuntimeError) as error:
+        kept.restore()
+    assert str(error.value) == edited(name)
+
+
+@needs_reported_hooks
+def test_plain_arguments_are_kept_without_hooks_around_them() -> None:
+    assert isinstance(keep_arguments((1,), {}, KEPT, None, nested=False), KeptArguments)
+    for settings, hooks in ((KEPT, IDENTITY), (STORED, None), (STORED, IDENTITY)):
+        assert isinstance(keep_arguments((1,), {}, settings, hooks, nested=False), StoredArguments)
+
+
+def test_arguments_are_stored_if_torch_does_not_report_its_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "innermost_hooks", None)
+    tensor = torch.ones(2, requires_grad=True) * 1
+    stored: Any = keep_arguments((tensor, 7), {}, KEPT, None, nested=False)
+    assert isinstance(stored, StoredArguments)
+    (restored, seven), _ = stored.restore()
+    assert torch.equal(restored, tensor)
+    assert seven == 7
+    # Autograd saved it, and so detects edits itself.
+    tensor.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        stored.restore()
+
+
+def test_autograd_saves_tensors_without_using_the_default_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bindings, "innermost_hooks", None)
+    with torch.device("meta"):
+        stored: Any = keep_arguments((torch.ones(2, device="cpu"),), {}, KEPT, None, nested=False)
+    assert stored._saved._output.device.type == "cpu"
+    with pytest.raises(AssertionError) as error:
+        arguments._SaveTensors.backward(None)
+    assert str(error.value) == "this operation only saves tensors and has no gradient"
+
+
+def test_the_settings_and_hooks_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr(arguments, "store_activation", lambda *passed: calls.append(passed))
+    tensor = torch.ones(2)
+    for nested in (False, True):
+        stored: Any = keep_arguments((tensor,), {}, STORED, IDENTITY, nested=nested)
+        assert isinstance(stored._tensors[0], PackedByHook)
+    assert len(calls) == 1  # an outer checkpoint stores its own arguments
+    assert calls[0][0] is tensor
+    assert calls[0][1:] == (STORED, 0, IDENTITY)
+
+
+def test_versions() -> None:
+    tensor = torch.ones(2)
+    before = arguments._version(tensor)
+    tensor.add_(1)
+    assert arguments._version(tensor) == before + 1
+    with torch.inference_mode():
+        assert arguments._version(torch.ones(2)) == -1
+
+
+class TestKeptArguments:
+    def test_plain_arguments_are_the_same_objects(self) -> None:
+        args = (torch.ones(2), 3, "x")
+        kept = KeptArguments(args, {})
+        restored, kwargs = kept.restore()
+        assert restored is args
+        assert kwargs == {}
+        assert kept.devices == set()
+        assert kept.stored == ()
+        assert kept.prefetch() is None
+
+    @pytest.mark.parametrize("position", ["argument", "keyword", "list"])
+    def test_devices_other_than_the_cpu(self, position: str) -> None:
+        tensor = torch.ones(2, device="meta")
+        args, kwargs = {"argument": ((tensor,), {}), "keyword": ((), {"x": tensor}), "list": (([tensor],), {})}[position]
+        assert KeptArguments(args, kwargs).devices == {META}
+
+    def test_containers_are_copied_twice(self) -> None:
+        tensor = torch.ones(2)
+        args, kwargs = ([tensor], 1), {"x": {"y": tensor}}
+        kept = KeptArguments(args, kwargs)
+        args[0].clear()
+        kwargs["x"].clear()
+        for _ in range(2):
+            (items, one), named = kept.restore()
+            assert items[0] is tensor
+            assert one == 1
+            assert named["x"]["y"] is tensor
+            items.clear()
+            named["x"].clear()
+
+    @pytest.mark.parametrize(
+        ("args", "kwargs", "names"),
+        [
+            (lambda a, b: (a, 1, b), lambda a, b: {}, ["argument 0", "argument 2"]),
+            (lambda a, b: (1, [a, b]), lambda a, b: {}, ["argument 1[0]", "argument 1[1]"]),
+            (lambda a, b: (a,), lambda a, b: {"x": b}, ["argument 0", "argument x"]),
+        ],
+    )
+    @pytest.mark.parametrize("in_forward", [False, True])
+    def test_an_edited_tensor_is_named(self, args: Any, kwargs: Any, names: list[str], in_forward: bool) -> None:
+        for i, name in enumerate(names):
+            tensors = torch.ones(2), torch.ones(2)
+            kept = KeptArguments(args(*tensors), kwargs(*tensors))
+            if not in_forward:
+                kept.forward_ended()
+            tensors[i].add_(1)
+            if in_forward:
+                kept.forward_ended()
+            assert_edited(kept, name)
+
+    @pytest.mark.parametrize("release", ["edited", "released"])
+    def test_nothing_refers_to_released_tensors(self, release: str) -> None:
+        tensor = torch.ones(2)
+        kept = KeptArguments((tensor,), {"x": [tensor]})
+        reference = weakref.ref(tensor)
+        kept.forward_ended()
+        assert kept.restore()[0] == (tensor,)
+        if release == "edited":
+            tensor.add_(1)
+            kept.forward_ended()
+            assert_edited(kept, "argument 0")
+        else:
+            kept.release()
+            assert kept.restore() == ((), {})
+        del tensor
+        gc.collect()
+        assert reference() is None
+
+
+class TestStoredArguments:
+    def stored(self, *args: Any, settings: Settings = STORED, hooks: Any = None, nested: bool = False, **kwargs: Any) -> Any:
+        return StoredArguments(args, kwargs, settings, hooks, nested=nested)
+
+    def test_what_occurs_twice_is_restored_as_one_object(self) -> None:
+        tensor, items = torch.ones(2), [torch.zeros(1)]
+        stored = self.stored(tensor, items, 5, tensor, x=tensor, y=items)
+        assert len(stored._tensors) == 2
+        args, kwargs = stored.restore()
+        assert args[0] is args[3] is kwargs["x"]
+        assert torch.equal(args[0], tensor)
+        assert args[2] == 5
+        assert torch.equal(args[1][0], items[0])
+        assert args[1] is not items
+        assert torch.equal(kwargs["y"][0], items[0])
+
+    def test_devices_other_than_the_cpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(arguments, "store_activation", lambda *passed: None)
+        assert self.stored(torch.ones(1), [torch.ones(1, device="meta")]).devices == {META}
+        assert self.stored(x=torch.ones(1, device="meta")).devices == {META}
+        assert self.stored(torch.ones(1)).devices == set()
+
+    @needs_reported_hooks
+    @pytest.mark.parametrize("in_forward", [False, True])
+    def test_an_edited_tensor_is_named(self, in_forward: bool) -> None:
+        tensor = torch.ones(2)
+        stored = self.stored(torch.ones(1), x=[tensor])
+        tensor.add_(1)
+        if in_forward:
+            reference = weakref.ref(tensor)
+            stored.forward_ended()
+            del tensor
+            gc.collect()
+            assert reference() is None
+        assert_edited(stored, "argument x[0]")
+
+    @needs_reported_hooks
+    def test_an_unchanged_tensor_survives_the_forward(self) -> None:
+        tensor = torch.ones(2)
+        stored = self.stored(tensor)
+        stored.forward_ended()
+        assert stored.restore()[0][0] is tensor
+        stored.release()
+        assert stored._tensors == []
+
+    @pytest.mark.parametrize("requires_grad", [False, True])
+    @pytest.mark.parametrize("unpacked", ["same", "detached", "fresh"])
+    def test_hooks_pack_and_unpack(self, requires_grad: bool, unpacked: str) -> None:
+        tensor = torch.ones(2, requires_grad=requires_grad)
+        restore = {"same": lambda p: p[1], "detached": lambda p: p[1].detach(), "fresh": lambda p: (p[1] * 2).detach()}[
+            unpacked
+        ]
+        stored = self.stored(tensor, settings=KEPT, hooks=(lambda each: ("packed", each), restore))
+        assert stored._tensors[0]._packed == ("packed", tensor)
+        restored = stored.restore()[0][0]
+        assert restored.requires_grad is requires_grad
+        assert restored.tolist() == ([2.0, 2.0] if unpacked == "fresh" else [1.0, 1.0])
+        if unpacked == "same":
+            assert restored is tensor
+
+    def test_a_hook_may_return_a_tensor_that_requires_a_gradient(self) -> None:
+        stored = self.stored(torch.ones(2), settings=KEPT, hooks=(lambda each: each, lambda each: each.requires_grad_()))
+        assert not stored.restore()[0][0].requires_grad
+
+    def test_tensors_of_inference_mode_are_kept_without_reported_hooks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(bindings, "innermost_hooks", None)
+        with torch.inference_mode():
+            tensor = torch.ones(2)
+        plain = torch.zeros(3)
+        args, _ = self.stored(tensor, plain, torch.ones(1), settings=KEPT).restore()
+        assert args[0] is tensor
+        assert [each.tolist() for each in args] == [[1.0, 1.0], [0.0, 0.0, 0.0], [1.0]]
+
+    def test_activations_take_slots_in_order(self, in_buffers: Settings) -> None:
+        one, two = torch.ones(2, requires_grad=True), torch.zeros(3)
+        stored = self.stored(one, torch.arange(4), two, settings=in_buffers)
+        assert in_buffers.buffers is not None
+        assert [position for position, _ in in_buffers.buffers._buffers] == [0, 1]
+        assert [type(each) is StoredActivation for each in stored._tensors] == [True, False, True]
+        assert len(stored.stored) == 2
+        assert stored.stored[0] is one
+        assert stored.stored[1] is two
+        args, _ = stored.restore()
+        assert [each.tolist() for each in args] == [[1.0, 1.0], [0, 1, 2, 3], [0.0, 0.0, 0.0]]
+        assert args[0].requires_grad
+        stored.forward_ended()
+        assert stored.stored == ()
+        stored = self.stored(one, settings=in_buffers)
+        stored.release()
+        assert (stored.stored, stored._tensors) == ((), [])
+
+    def test_activations_are_fetched_early(self, in_buffers: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        events: list[str] = []
+        for name in ("forward_ended", "prefetch", "start_gathering"):
+            monkeypatch.setattr(StoredActivation, name, lambda self, name=name: events.append(name))
+        stored = self.stored(torch.ones(2), "x", torch.arange(2), settings=in_buffers)
+        stored.prefetch()
+        stored.forward_ended()
+        stored.restore()
+        assert events == ["prefetch", "forward_ended", "start_gathering"]
+
+    def test_debug_mode_compares_the_arguments_of_ranks(self, in_buffers: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[Any] = []
+        monkeypatch.setattr(checks, "check_same_on_all_ranks", lambda *passed: calls.append(passed))
+        debug = replace(in_buffers, determinism_check="debug")
+        tensor = torch.ones(2)
+        self.stored(tensor, settings=in_buffers)
+        self.stored(tensor, settings=debug, nested=True)
+        self.stored(tensor, settings=Settings(checkpoint_in_cpu=True, determinism_check="debug"))
+        assert calls == []
+        self.stored("x", tensor, settings=debug)
+        ((pairs, settings),) = calls
+        assert settings is debug
+        assert [name for _, name in pairs] == ["argument 1"]
+        assert pairs[0][0] is tensor
+
+    def test_an_error_releases_what_was_stored(self, in_buffers: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+        store, released = arguments.store_activation, []
+
+        def fail_at_the_second(tensor: torch.Tensor, settings: Settings, position: int, hooks: Any) -> Any:
+            if position:
+                raise KeyError("second")
+            return store(tensor, settings, position, hooks)
+
+        monkeypatch.setattr(arguments, "store_activation", fail_at_the_second)
+        monkeypatch.setattr(StoredArguments, "release", lambda self: released.append(len(self._tensors)))
+        with pytest.raises(KeyError):
+            self.stored(torch.ones(2), torch.ones(2), settings=in_buffers)
+        assert released == [1]

@@ -91,6 +91,9 @@ def test_memory_that_is_freed_late_is_nobody_elses(tmp_path: Path) -> None:
     assert run(program, child) == out_of_memory
 
 
+# Of these processes only the sanitizers' variables are kept, if the tests run with sanitizers.
+SANITIZERS = {n: os.environ[n] for n in ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS") if "ASAN_OPTIONS" in os.environ}
+
 CU_INIT = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
 OPERATING_SYSTEM_ERROR = "304\n"
 
@@ -98,7 +101,7 @@ OPERATING_SYSTEM_ERROR = "304\n"
 def refused(state: Path, reason: str, **machine: Any) -> bool:
     """Whether the driver does not start with this state, for this reason."""
     # The path is not checked in Python: the file may change after the environment was made.
-    child = {**environment(base={}, **machine), "ACCELERATOR_SIM_STATE": str(state)}
+    child = {**environment(base=SANITIZERS, **machine), "ACCELERATOR_SIM_STATE": str(state)}
     done = python(CU_INIT, env=child)
     expected = f"accelerator: the state of the simulated machine cannot be kept in {state}: {reason}\n"
     return (done.stdout, done.stderr) == (OPERATING_SYSTEM_ERROR, expected)
@@ -128,18 +131,18 @@ def test_a_state_that_is_no_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_state_of_another_machine_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    assert python(CU_INIT, env=environment(2, memory="1GiB", state=state, base={})).stdout == "0\n"
+    assert python(CU_INIT, env=environment(2, memory="1GiB", state=state, base=SANITIZERS)).stdout == "0\n"
     content = state.read_bytes()
     reason = "it belongs to a machine with other GPUs, MIG instances or memory sizes"
     for machine in ({"gpus": 1, "memory": "1GiB"}, {"gpus": 2, "memory": "2GiB"}, {"gpus": 2, "memory": "1GiB", "mig": 2}):
         assert refused(state, reason, **machine)
     assert state.read_bytes() == content
-    assert python(CU_INIT, env=environment(2, memory="1GiB", name="Other", state=state, base={})).stdout == "0\n"
+    assert python(CU_INIT, env=environment(2, memory="1GiB", name="Other", state=state, base=SANITIZERS)).stdout == "0\n"
 
 
 def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    assert python(CU_INIT, env=environment(state=state, base={})).stdout == "0\n"
+    assert python(CU_INIT, env=environment(state=state, base=SANITIZERS)).stdout == "0\n"
     content = bytearray(state.read_bytes())
     content[8] += 1
     state.write_bytes(content)

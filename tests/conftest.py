@@ -132,7 +132,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _reset_simulated_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test on simulated GPUs: device 0 and the default streams are current, GPUs are idle, caches are empty."""
+    """After a test on simulated GPUs: device 0 and the default streams are current, GPUs are idle, caches and workspaces are freed."""
     yield
     if not request.path.stem.endswith("_simulated"):
         return
@@ -144,4 +144,5 @@ def _reset_simulated_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
         torch.cuda.set_stream(torch.cuda.default_stream(index))
         torch.cuda.synchronize(index)
     torch.cuda.set_device(0)
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

@@ -655,3 +655,21 @@ def test_training_equals_the_cpus() -> None:
             losses[-1].append(loss.item())
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0][-1] < losses[0][0] / 2
+
+
+def test_a_thread_calls_an_op_while_another_describes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the threads of autograd do, one for each device."""
+    dispatch = sys.modules["_accelerator_simulation._kernels.dispatch"]
+    x = torch.ones(3, device="cuda")
+    results: list[Any] = []
+
+    def find_direct_kernel(name: str) -> None:
+        monkeypatch.undo()
+        thread = threading.Thread(target=lambda: results.append(override(x)))
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(dispatch, "direct_kernel", find_direct_kernel)
+    override = dispatch.kernel_override("aten::sin")
+    results.append(override(x))
+    assert [result.tolist() for result in results] == [x.cpu().sin().tolist()] * 2

@@ -103,12 +103,13 @@ def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable
     def prepare() -> Op:
         nonlocal op, compute, is_plain, is_cast, returns_first, is_single, has_results, takes_tensor, make_result
         described = Op(name, key)
-        compute, is_plain, is_cast = described.plain_function, described.is_plain, described.is_cast
+        compute, is_cast = described.plain_function, described.is_cast
         is_single, has_results = len(described.results) == 1, bool(described.results)
-        returns_first = is_plain and has_results and described.results[0] is not None
+        returns_first = described.is_plain and has_results and described.results[0] is not None
         takes_tensor = tuple(argument in described.tensor_names for argument in described.names)
-        make_result = direct_kernel(name) if is_plain else None
+        make_result = direct_kernel(name) if described.is_plain else None
         op = described
+        is_plain = described.is_plain  # last: from then on other threads take the fast path
         return described
 
     def admit(dtype: torch.dtype) -> tuple[torch.Tensor, int] | None:

@@ -132,7 +132,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _reset_simulated_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test on simulated GPUs: device 0 and the default streams are current, GPUs are idle, caches and workspaces are freed."""
+    """After a test on simulated GPUs: device 0 and the default streams are current, GPUs are idle, nothing is cached."""
     yield
     if not request.path.stem.endswith("_simulated"):
         return

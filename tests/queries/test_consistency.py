@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.discovery import evaluate_simulated, on_simulated_gpus
 
-FLIPS = """
+QUERIES = """
     import itertools, threading
     import accelerator as acc
     from accelerator._machine import host_memory
@@ -35,9 +35,16 @@ FLIPS = """
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
-    expected = {name: set() for name in queries}
-    for devices, backend in itertools.product(visible, chosen):
+    def choose(devices, backend):
         put({"CUDA_VISIBLE_DEVICES": devices, "ACCELERATOR_BACKEND": backend})
+"""
+# While other threads change the environment.
+FLIPS = (
+    QUERIES
+    + """
+    expected = {name: set() for name in queries}
+    for each in itertools.product(visible, chosen):
+        choose(*each)
         for name, query in queries.items():
             expected[name].add(outcome(query))
 
@@ -66,6 +73,40 @@ FLIPS = """
     unlike = {name: len(results) for name, results in expected.items()}
     print(json.dumps([{name: sorted(results) for name, results in wrong.items()}, unlike]))
 """
+)
+# The environment changes once, right after the query has read it.
+CHANGES = (
+    QUERIES
+    + """
+    from accelerator._machine import discovery_cache, environment
+
+    def change_after_the_read(read, new):
+        def changing():
+            values = read()
+            discovery_cache._environment = read
+            choose(*new)
+            return values
+        return changing
+
+    all_environments = list(itertools.product(visible, chosen))
+    expected = {}
+    for each in all_environments:
+        choose(*each)
+        expected[each] = {name: outcome(query) for name, query in queries.items()}
+    wrong, changed = {}, set()
+    for name, query in queries.items():
+        for old, new in itertools.permutations(all_environments, 2):
+            choose(*old)
+            discovery_cache._environment = change_after_the_read(environment.snapshot, new)
+            result = outcome(query)
+            if discovery_cache._environment is environment.snapshot:
+                changed.add(name)
+            discovery_cache._environment = environment.snapshot
+            if result not in (expected[old][name], expected[new][name]):
+                wrong[name] = result
+    print(json.dumps([wrong, sorted(queries.keys() - changed)]))
+"""
+)
 MACHINE = {
     "gpus": 3,
     "name": ["One", "Two", "Three"],
@@ -81,3 +122,10 @@ def test_no_result_mixes_environments(calls: int) -> None:
     assert wrong == {}
     # The environments differ in what they show, or the test could not fail.
     assert distinct["total_memory"] == distinct["get_device_name"] == 3
+
+
+@on_simulated_gpus
+def test_a_change_right_after_the_first_read_is_not_mixed_in() -> None:
+    wrong, without_read = evaluate_simulated(CHANGES, variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, **MACHINE)
+    assert wrong == {}
+    assert without_read == []

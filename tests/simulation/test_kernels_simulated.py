@@ -673,3 +673,16 @@ def test_a_thread_calls_an_op_while_another_describes_it(monkeypatch: pytest.Mon
     override = dispatch.kernel_override("aten::sin")
     results.append(override(x))
     assert [result.tolist() for result in results] == [x.cpu().sin().tolist()] * 2
+
+
+@pytest.mark.parametrize("op", [torch.native_batch_norm, torch._native_batch_norm_legit])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_batch_norm_in_evaluation_returns_the_statistics_that_it_used(op: Callable[..., Any], dtype: torch.dtype) -> None:
+    x = torch.randn(4, 3, 5, dtype=dtype, device="cuda", requires_grad=True)
+    weight, bias, mean, variance = (torch.rand(3, dtype=dtype, device="cuda") + 0.5 for _ in range(4))
+    result, saved_mean, saved_invstd = op(x, weight, bias, mean, variance, False, 0.1, 1e-5)
+    assert torch.equal(saved_mean, mean)
+    torch.testing.assert_close(saved_invstd, (variance + 1e-5).rsqrt())
+    torch.testing.assert_close(result, F.batch_norm(x, mean, variance, weight, bias))
+    (gradient,) = torch.autograd.grad(result.sum(), x)
+    torch.testing.assert_close(gradient, (weight * (variance + 1e-5).rsqrt()).view(3, 1).expand_as(gradient))

@@ -1,4 +1,4 @@
-"""Batch norm across processes, cuDNN's batch norm, and the backward of the fused RMS norm."""
+"""Batch norm, batch norm across processes, and the backward of the fused RMS norm."""
 
 from __future__ import annotations
 
@@ -26,6 +26,44 @@ def _statistics(input: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and biased variance of each channel."""
     variance, mean = torch.var_mean(widened(input), _all_but_channel(input), correction=0)
     return mean, variance
+
+
+def _with_statistics(
+    results: tuple[Tensor, Tensor, Tensor], running_mean: Tensor | None, running_var: Tensor | None, training: bool, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the statistics that evaluation used too. The CPU's kernel returns empty tensors for them."""
+    if training or running_mean is None or running_var is None:
+        return results
+    invstd = (widened(running_var) + eps).rsqrt().to(running_var.dtype)
+    return results[0], running_mean.clone(), invstd
+
+
+def native_batch_norm(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    return _with_statistics(results, running_mean, running_var, training, eps)
+
+
+def native_batch_norm_legit(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    results = torch._native_batch_norm_legit(input, weight, bias, running_mean, running_var, training, momentum, eps)
+    return _with_statistics(results, running_mean, running_var, training, eps)
 
 
 def stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -145,6 +183,8 @@ def rms_norm_backward(
 
 
 DECOMPOSITIONS = {
+    "aten::native_batch_norm": native_batch_norm,
+    "aten::_native_batch_norm_legit": native_batch_norm_legit,
     "aten::batch_norm_stats": stats,
     "aten::batch_norm_elemt": elemt,
     "aten::batch_norm_elemt.out": elemt_out,

@@ -190,7 +190,7 @@ def test_the_count_of_a_limited_process_says_nothing_of_another(monkeypatch: pyt
 
 def test_values_of_variables_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: Any = {use_row("npu", monkeypatch): 1}
-    with pytest.raises(TypeError, match="The variable ASCEND_RT_VISIBLE_DEVICES is a str, not int"):
+    with pytest.raises(TypeError, match="The variable ASCEND_RT_VISIBLE_DEVICES must be a str, not int"):
         acc.set_visible_devices_envs(wrong, [0])
 
 

@@ -257,7 +257,8 @@ EXPORT ncclResult_t ncclCommInitRankScalable(struct comm **comm, int ranks, int 
     RETURN_IF_ERROR(not_null(comm, "comm"));
     RETURN_IF_ERROR(not_null(ids, "ids"));
     if (id_count < 1 || id_count > ranks)
-        return note_group_error(fail(ncclInvalidArgument, "%d unique ids for %d ranks; pass from 1 to %d", id_count, ranks, ranks));
+        return note_group_error(fail(ncclInvalidArgument, "%d unique ids for %d ranks; pass from 1 to %d", id_count, ranks,
+                                     ranks));
     return note_group_error(init_rank(comm, ranks, ids, rank, config));
 }
 

@@ -189,7 +189,7 @@ def _from_probe(env: Mapping[str, str], nvml_problem: str, by_nvml: DiscoveryRes
 def _in_driver_order(
     env: Mapping[str, str], gpus: Sequence[Gpu], devices: tuple[DiscoveredDevice, ...]
 ) -> tuple[tuple[DiscoveredDevice, ...], bool]:
-    """Different GPUs in the driver's order, in NVML's order if the probe fails; and whether the order is certain.
+    """GPUs of several models in the driver's order, or in NVML's if the probe fails; and whether the order is certain.
 
     Returns as many devices as were counted: those that the driver does not know come last.
     """

@@ -54,7 +54,7 @@ def torch_accelerator_type() -> str | None:
 
 
 def torch_accelerator() -> Any:
-    """An imported torch's accelerator as a ``torch.device``, else None: the cheapest value that changes when torch's does."""
+    """An imported torch's accelerator as a ``torch.device``, else None. Cheap enough for the key of a cache."""
     return _get_accelerator()
 
 

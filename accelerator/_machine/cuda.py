@@ -162,7 +162,7 @@ def _uncertain(visible: str | None, gpus: Sequence[Gpu], *, is_ordered: bool) ->
 
 
 def _from_probe(env: Mapping[str, str], nvml_problem: str, by_nvml: DiscoveryResult | None) -> DiscoveryResult:
-    """The result of a probe; NVML's result, if there is one, when the driver does not start in the child.
+    """The result of a probe. If the driver does not start in the child, NVML's result, if there is one.
 
     Args:
         env: the environment.

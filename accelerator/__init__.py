@@ -253,7 +253,7 @@ __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def _import(name: str) -> ModuleType:
-    """Import a module of this package; the modules that need torch after discovery, which all of them use."""
+    """Import a module of this package. Modules that need torch are imported after ``discovery``, because all of them use it."""
     module: ModuleType = _imports.import_public(name if name in _TORCH_FREE else "discovery", __name__)
     if name in _TORCH_FREE:
         return module
@@ -271,7 +271,7 @@ def __dir__() -> list[str]:
 
 @_triton.register_check
 def _simulation_runs_triton() -> bool:
-    # Triton's interpreter runs kernels there, unless the machine was described with triton=False.
+    # Triton's interpreter runs kernels on simulated GPUs, unless the machine was described with triton=False.
     if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or os.environ.get("ACCELERATOR_SIM_TRITON") != "0":
         return True
     from . import simulation

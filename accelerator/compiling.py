@@ -50,8 +50,8 @@ def prefer_triton_grouped_mm() -> bool:
     """Return whether to prefer a Triton kernel to torch's for multiplying groups of matrices.
 
     Returns:
-        On CUDA with Triton: True from compute capability 7.0 up to 9.0, for which torch has no fused kernel, and above if
-        this torch has no grouped multiplication. False elsewhere.
+        On CUDA with Triton: True for compute capabilities from 7.0 to below 9.0, for which torch has no fused kernel; from 9.0
+        on, True if this torch has no grouped multiplication. False elsewhere.
 
     Example:
         >>> import accelerator as acc

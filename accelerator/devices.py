@@ -162,8 +162,8 @@ def device_of(obj: Any) -> AbstractContextManager[None]:
 def device(device_index: Device = None) -> torch.device:
     """Return a ``torch.device`` of the accelerator.
 
-    This is a value. ``with acc.device(1):`` changes the device on which torch creates tensors, as every ``torch.device`` does.
-    Use ``device_index`` to change the current device.
+    Use ``device_index`` to change the current device: ``with acc.device(1):`` only changes the device on which torch creates
+    tensors, as every ``torch.device`` does.
 
     Args:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the accelerator without an index.

@@ -47,8 +47,8 @@ def device_count() -> int:
     It is then frozen. MIG instances are counted as the driver counts them.
 
     Returns:
-        The number of visible devices; 0 if this torch can use none (``unavailable_reason`` says why). A device whose driver
-        does not start counts if NVML lists it; only ``usable_devices`` leaves it out.
+        The number of visible devices; 0 if this torch can use none (``unavailable_reason`` says why). It includes
+        devices that NVML lists and whose driver does not start; only ``usable_devices`` leaves them out.
 
     Example:
         >>> import accelerator as acc
@@ -129,7 +129,7 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
         [1]
     """
     if env is not None and not isinstance(env, Mapping):
-        raise TypeError(f"env is a mapping of variables, as os.environ is, not {type(env).__name__}")
+        raise TypeError(f"env must be a mapping of variables, such as os.environ, not {type(env).__name__}")
     if env is None:
         return _described(_current())
     environment.check(env)
@@ -208,7 +208,7 @@ def device_name(device_index: Device = None) -> str:
     """Return a device's name in torch, such as "cuda:1"; ``get_device_name`` returns the product name.
 
     Args:
-        device_index: which one, an index also in digits; None for the accelerator without an index.
+        device_index: a device argument, or an index as a string of digits; None for the name without an index.
 
     Returns:
         "cuda", "cuda:1", ...; "cpu" under the CPU fallback.
@@ -300,7 +300,9 @@ def is_fork_safe() -> bool:
 
 
 def refresh() -> None:
-    """Drop the cached discovery result and NVML's session, as after a device appeared, was lost, or MIG was reconfigured.
+    """Drop the cached discovery result and NVML's session.
+
+    Call this after a device appeared or was lost, or after MIG was reconfigured.
 
     Example:
         >>> import accelerator as acc

@@ -59,7 +59,7 @@ def is_fp16_supported() -> bool:
     Returns:
         On CUDA whether the compute capability is at least 7.0, or 6.0 with ``DS_ALLOW_DEPRECATED_FP16=1`` in the environment,
         as DeepSpeed decides; True on ROCm; whether the CPU has float16 instructions under the CPU fallback. On other
-        accelerators whether a tensor can be float16, which creates one.
+        accelerators whether a float16 tensor can be created (the call creates one).
 
     Example:
         >>> import accelerator as acc
@@ -78,7 +78,8 @@ def is_fp64_supported() -> bool:
     """Return whether the current device computes in float64.
 
     Returns:
-        True on CUDA and under the CPU fallback; on other accelerators whether a tensor can be float64, which creates one.
+        True on CUDA and under the CPU fallback; on other accelerators whether a float64 tensor can be created (the call creates
+        one).
 
     Example:
         >>> import accelerator as acc

@@ -139,8 +139,8 @@ _importing = threading.Lock()
 
 def _cpp_extension() -> ModuleType:
     """Import ``torch.utils.cpp_extension``, which takes long and needs setuptools."""
-    # The import calls torch.cuda.is_available(), only to print a line, which breaks fork. So that function is replaced during
-    # the import, for this thread only.
+    # The import calls torch.cuda.is_available() only to print a line, and that call breaks fork. So the function is replaced
+    # during the import, for this thread only.
     with _importing:
         is_available, thread = torch.cuda.is_available, threading.get_ident()
         if "torch.utils.cpp_extension" not in sys.modules:

@@ -30,7 +30,7 @@ __all__ = [
 CaptureErrorMode = Literal["default", "global", "thread_local", "relaxed"]
 
 
-# Type checkers take a graph for CUDA's, which it is on CUDA.
+# For type checkers a graph is a torch.cuda.CUDAGraph, as it is on CUDA.
 if TYPE_CHECKING:
     _Base = torch.cuda.CUDAGraph
 else:

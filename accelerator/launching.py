@@ -53,7 +53,7 @@ def visible_devices_envs() -> tuple[str, ...]:
 
 
 def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: Iterable[int | str]) -> Environment:
-    """Set which devices a process that will be started sees.
+    """Set the visible devices in the environment of a new process.
 
     Args:
         current_env: the environment of that process, changed in place. If it already limits the visible devices, the ids are
@@ -75,9 +75,9 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
         '5'
     """
     if not isinstance(current_env, MutableMapping):
-        raise TypeError(f"An environment is a mutable mapping, such as a dict, not {type(current_env).__name__}")
+        raise TypeError(f"An environment must be a mutable mapping, such as a dict, not {type(current_env).__name__}")
     if isinstance(local_accelerator_ids, (str, bytes)) or not isinstance(local_accelerator_ids, Iterable):
-        raise TypeError(f"The ids are a list of indices, not {type(local_accelerator_ids).__name__}")
+        raise TypeError(f"The ids must be a list of indices, not {type(local_accelerator_ids).__name__}")
     row = _row()
     if not row.visible_devices:
         raise RuntimeError(f"No variable is known that decides which {row.device_type} devices a process sees")
@@ -160,7 +160,7 @@ def _index(identifier: int | str) -> int:
     except TypeError:
         # int() would also take "1_0", "+1", " 1 ", "01" and the digits of other scripts.
         if not isinstance(identifier, str) or re.fullmatch("-?(0|[1-9][0-9]*)", identifier) is None:
-            raise ValueError(f"A local accelerator id is the index of a device, not {identifier!r}") from None
+            raise ValueError(f"A local accelerator id must be the index of a device, not {identifier!r}") from None
         index = int(identifier)
     if index < 0:
         raise ValueError(f"A local accelerator id must not be negative, but is {identifier!r}")

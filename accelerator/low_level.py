@@ -152,7 +152,7 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
     mode = _sync_debug_mode(debug_mode)
     device_type = state.current().device_type
     if device_type == "cuda":
-        # Skip a call that changes nothing: torch warns at each call that the feature is a prototype.
+        # Skip a call that changes nothing, because torch may warn that the feature is a prototype.
         if mode != bindings.get_sync_debug_mode():
             bindings.set_sync_debug_mode(mode)
     elif device_type != "cpu" and mode:

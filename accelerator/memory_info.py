@@ -181,7 +181,7 @@ def _has_no_memory(result: DiscoveryResult) -> bool:
 
 
 # The out-of-memory messages of torch's allocators and of the libraries that torch calls. Only the requested size may follow on
-# the line. A longer sentence is a text about memory and no such message.
+# the line. A longer sentence mentions memory and is not such a message.
 _OUT_OF_MEMORY = re.compile(
     r"(?:^|[:\]'] ?|\b[A-Z]{2,}\w* (?:backend )?)out of memory(?=\s*(?:[.,;:('\n]|at \S+:\d+|$))"
     r"|(?:^|: )Cannot allocate memory(?=\s*(?:[.;:(\n]|$))"

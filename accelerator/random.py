@@ -45,7 +45,7 @@ def manual_seed(seed: int) -> None:
     Raises:
         ValueError: if the seed is out of range. Older releases of torch raise a RuntimeError.
 
-    Before initialization the seed is queued, in a bad fork too. Seeds the CPU's generator under the CPU fallback only. Mirrors
+    Before initialization the seed is queued, in a bad fork too. Seeds the CPU's generator only under the CPU fallback. Mirrors
     ``torch.cuda.manual_seed``.
 
     Example:
@@ -73,7 +73,7 @@ def manual_seed_all(seed: int) -> None:
     Raises:
         ValueError: if the seed is out of range. Older releases of torch raise a RuntimeError.
 
-    Before initialization the seed is queued, in a bad fork too. Seeds the CPU's generator under the CPU fallback only. Mirrors
+    Before initialization the seed is queued, in a bad fork too. Seeds the CPU's generator only under the CPU fallback. Mirrors
     ``torch.cuda.manual_seed_all``.
 
     Example:
@@ -246,11 +246,12 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
     """Return a context manager that restores the states of the generators on exit.
 
     Args:
-        devices: the devices whose states to restore beside the CPU's: indices, "cuda:1", ``torch.device``; None for all.
+        devices: the devices whose states to restore besides the CPU's: indices, "cuda:1", ``torch.device``; None for all.
 
     Returns:
-        The context manager. If the accelerator is initialized inside, it restores the state before the block, and it drops
-        seeds that are still queued at the end. Mirrors ``torch.random.fork_rng``, which initializes all devices.
+        The context manager. If the block initializes the accelerator, its generators get their states from before the block.
+        Seeds that are still queued at the end of the block are dropped. Mirrors ``torch.random.fork_rng``, which initializes
+        all devices.
 
     Raises:
         RuntimeError: in a bad fork, unless ``devices`` is empty.

@@ -103,7 +103,7 @@ def wrapped(text: str) -> list[str]:
 
 def _activity(devices: list[dict[str, Any]], color: bool) -> list[str]:
     rows = [_activity_of(device) for device in devices]
-    if not any(cell.text for row in rows for cell in row[1:]):  # torch alone knows some accelerators, and no figure of theirs
+    if not any(cell.text for row in rows for cell in row[1:]):  # for some accelerators no library reports figures
         return []
     has_bars = any(device["memory_used"] is not None and device["total_memory"] for device in devices)
     memory = ("memory", "") if has_bars else ("", "memory")

@@ -37,7 +37,7 @@ class Accelerator(NamedTuple):
         architectures: prefixes of the names of the architectures that compute in a format; () for all architectures.
         has_compute_capability: whether its devices have a compute capability.
         device_order: further variables that decide which devices a process sees, or their order.
-        module_names: what its module calls functions that other modules call by the first name.
+        module_names: functions that its module has under another name, each with that name.
         takes_device: whether the functions of its module take a device; not if there is only one.
         shares_host_memory: whether its devices have no memory of their own.
         memory_limits: keys of total and used bytes in its module's memory statistics, if the module reports them nowhere else.

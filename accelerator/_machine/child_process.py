@@ -55,7 +55,7 @@ def run(
         deadline_s: the time after which it is killed.
 
     Raises:
-        ChildError: without output; NotStarted if the child could not be started.
+        ChildError: if there is no output; NotStarted if the child could not be started.
     """
     try:
         imports.import_modules("subprocess")

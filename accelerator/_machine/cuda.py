@@ -162,7 +162,7 @@ def _uncertain(visible: str | None, gpus: Sequence[Gpu], *, is_ordered: bool) ->
 
 
 def _from_probe(env: Mapping[str, str], nvml_problem: str, by_nvml: DiscoveryResult | None) -> DiscoveryResult:
-    """The result of a probe; NVML's result, if there is one, when the driver does not start in the child.
+    """The result of a probe. If the driver does not start in the child, NVML's result, if there is one.
 
     Args:
         env: the environment.
@@ -189,7 +189,7 @@ def _from_probe(env: Mapping[str, str], nvml_problem: str, by_nvml: DiscoveryRes
 def _in_driver_order(
     env: Mapping[str, str], gpus: Sequence[Gpu], devices: tuple[DiscoveredDevice, ...]
 ) -> tuple[tuple[DiscoveredDevice, ...], bool]:
-    """Different GPUs in the driver's order, in NVML's order if the probe fails; and whether the order is certain.
+    """GPUs of several models in the driver's order, or in NVML's if the probe fails; and whether the order is certain.
 
     Returns as many devices as were counted: those that the driver does not know come last.
     """

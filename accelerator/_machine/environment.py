@@ -49,7 +49,7 @@ def check(env: Mapping[str, object], names: Iterable[str] = VARIABLES) -> None:
     for name in names:
         value = env.get(name)
         if not (value is None or isinstance(value, str)):
-            raise TypeError(f"The variable {name} is a str, not {type(value).__name__} ({value!r})")
+            raise TypeError(f"The variable {name} must be a str, not {type(value).__name__} ({value!r})")
 
 
 def as_mapping(values: list[Any]) -> dict[str, str]:

@@ -71,7 +71,7 @@ def _cgroups() -> Iterator[tuple[int, int]]:
 
 
 def _limits(root: str, path: str, limit: str, used: str, cache: str) -> Iterator[tuple[int, int]]:
-    # Limits of ancestors apply too. In a container the path may exist on the host only; its root is then the container's group.
+    # Limits of ancestors apply too. If the path exists on the host only, the root that the container sees is its own group.
     while True:
         folder = root + path.rstrip("/")
         try:

@@ -1,8 +1,8 @@
 """First imports that a fork can wait for.
 
 CPython locks a module while it is imported. A child forked meanwhile would inherit the lock of a thread that is gone, and its
-own import of that module would never return. So a fork waits until the present import is done, for a moment at most. A query
-imports one module at a time, and passes a gate before each; a waiting fork closes the gate.
+own import of that module would never return. So a fork waits until the current import is done, for a moment at most. A query
+imports one module at a time. Before each it takes the lock ``_gate``, which a waiting fork holds.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def import_modules(*names: str, package: str | None = None) -> Any:
 
 
 def before_fork() -> None:
-    """Close the gate and wait for the present import."""
+    """Acquire ``_gate``, so that no import starts, and wait for the current import."""
     until = monotonic() + _FORK_WAITS_S
     _gate.acquire(timeout=_FORK_WAITS_S)
     _importing.acquire(timeout=max(until - monotonic(), 0))
 
 
 def after_fork_in_parent() -> None:
-    """Open the gate again."""
+    """Release the locks."""
     _release(_importing)
     _release(_gate)
 

@@ -1,4 +1,4 @@
-"""NVML: a call returns a value, or raises NotSupported or Failed, in whatever state NVML or its binding is.
+"""NVML: a call returns a value, or raises NotSupported or Failed, whatever the state of NVML and its binding is.
 
 NVML is initialized once per process. It is initialized again in a forked child, after other code shut it down, and after
 ``clear``.
@@ -100,7 +100,7 @@ def call(function: str, *arguments: Any, **options: Any) -> Any:
         try:
             values: list[Any] = []
             for argument in arguments:
-                # A comprehension doubles the time before Python 3.12.
+                # Before Python 3.12 a comprehension takes twice as long.
                 values.append(argument.resolve(session) if type(argument) is Handle else argument)  # noqa: PERF401
             return getattr(session.binding, function)(*values, **options)
         except Exception as raised:
@@ -292,7 +292,7 @@ def text(value: Any) -> Any:
 
 
 def cuda_version() -> tuple[int, int]:
-    """The newest CUDA version that the installed driver supports; neither loads nor initializes the driver for good.
+    """The newest CUDA version that the installed driver supports; leaves the driver neither loaded nor initialized.
 
     Raises:
         Failed: if NVML does not report it; with the code of a missing library if the driver library is missing.

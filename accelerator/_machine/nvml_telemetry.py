@@ -1,4 +1,4 @@
-"""The fields that NVML reads of a device."""
+"""The fields of a device, as NVML reports them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def run(
 
 
 def _expiry(result: ProbeResult) -> float:
-    """Until when a result is valid: a full success forever, a busy device not at all, any other failure for a second."""
+    """Return when a result expires: never for a full success, at once for a busy device, after a second for other failures."""
     if result.error is None and result.devices and not any(result.unusable):
         return float("inf")
     return 0.0 if any(map(is_busy, result.unusable)) else time.monotonic() + RETRY_AFTER_S

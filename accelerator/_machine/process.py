@@ -1,4 +1,4 @@
-"""The state of this process: whether the accelerator is initialized, and whether a process that had initialized it was forked.
+"""The state of this process: whether it has initialized the accelerator, and whether it was forked from one that had.
 
 Nothing here loads a library, imports a module or initializes anything.
 """
@@ -54,7 +54,7 @@ def torch_accelerator_type() -> str | None:
 
 
 def torch_accelerator() -> Any:
-    """An imported torch's accelerator as a ``torch.device``, else None: the cheapest value that changes when torch's does."""
+    """An imported torch's accelerator as a ``torch.device``, else None. Cheap enough for the key of a cache."""
     return _get_accelerator()
 
 
@@ -73,7 +73,7 @@ _get_accelerator: Any = _get_accelerator_or_none
 
 
 def _get_accelerator_before_2_8() -> Any:
-    # torch's own binding starts the CUDA runtime there, which breaks fork.
+    # Before torch 2.8 its own binding starts the CUDA runtime, which breaks fork.
     torch, bindings = sys.modules["torch"], sys.modules["torch._C"]
     backend: str = bindings._get_privateuse1_backend_name()
     if backend != "privateuseone" and hasattr(torch, backend):
@@ -118,7 +118,7 @@ def _is_in_torch_bad_fork() -> bool:
 
 def is_fork_safe() -> bool:
     """Whether a child forked now could use the accelerator."""
-    # torch marks children as bad as soon as it has counted devices, even without a driver, so the driver is asked. For
+    # Once torch has counted devices, it reports a bad fork in every child, even without a driver. So this asks the driver. For
     # accelerators other than CUDA, only torch knows. A backend without a notion of a bad fork survives forks.
     if is_driver_initialized() or is_in_bad_fork():
         return False

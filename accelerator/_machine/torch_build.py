@@ -150,7 +150,7 @@ def _probe_torch(plugins: Sequence[str] = ()) -> str | None:
     global _import_error
     has_failed = process.has_torch_import_failed()
     try:
-        # A plug-in that fails may leave the variable set with which torch loads no plug-ins.
+        # A failed plug-in may have set the variable that makes torch load no plug-ins.
         result = torch_probe.run({_AUTOLOAD: None} if has_failed else {})
     except child_process.NotStarted as not_started:
         if not has_failed:
@@ -174,7 +174,7 @@ def _import_torch() -> str | None:
 
 
 def import_error() -> str | None:
-    """Why torch with its plug-ins cannot be imported, as far as that was tried; None if it can."""
+    """Why torch with its plug-ins cannot be imported; None if it can be, or if that was not tried."""
     return None if process.is_torch_imported() else _import_error
 
 

@@ -42,7 +42,7 @@ def main(paths: str, package: str, mark: str) -> None:
     sys.stdout.flush()
     while message:
         message = message[os.write(1, message) :]
-    os._exit(0)  # an exit of the plug-in's own may hang
+    os._exit(0)  # the plug-in's exit handlers may hang
 
 
 def _describe(torch: Any, module: Any, index: int) -> tuple[str | None, int | None, int | None]:

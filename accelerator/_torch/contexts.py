@@ -15,7 +15,7 @@ class _ReentrantContext:
     """Make a target current on entering and restore what was current on leaving.
 
     One object can be entered again while it is entered, and by several threads at once. Subclasses define ``_exchange``, which
-    makes the target current and returns what was, and ``_restore``, which takes that.
+    makes the target current and returns the previous one, and ``_restore``, which takes the previous one.
     """
 
     __slots__ = ("_is_reentered", "_is_unused", "_previous", "_target")
@@ -25,7 +25,7 @@ class _ReentrantContext:
 
     def __init__(self, target: Any) -> None:
         self._target = target
-        # Most objects are entered once. That entry keeps what was current here, later ones keep it in a thread-local list.
+        # Most objects are entered once. The first entry stores the previous target here, later ones in a thread-local list.
         # The entry that deletes this attribute is the first: deleting is atomic.
         self._is_unused = True
         self._is_reentered = False

@@ -63,8 +63,8 @@ class ModuleGenerator:
 def seed_all(device_type: str, count: int, seed: int) -> None:
     """Seed the generators of all devices.
 
-    If only the accelerator's module knows them, its own function does it: before initialization no other device than the first
-    can be made current, as the functions for one device require.
+    If only the accelerator's module knows them, this calls its ``manual_seed_all``. Its functions for one device act on the
+    current device, and before initialization only the first device can be the current one.
     """
     all_generators = [find_generator(device_type, index) for index in range(count)]
     of_module = getattr(getattr(torch, device_type), "manual_seed_all", None)

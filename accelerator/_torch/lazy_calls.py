@@ -20,7 +20,7 @@ _RANDOM = f"{__name__.rpartition('._torch.')[0]}.random"
 class SavedStates:
     """The generator states of some devices, saved when the object is called.
 
-    While the object is in the queue it also marks a position: a seed for all devices replaces queued seeds after it only.
+    While the object is in the queue it also marks a position: a seed for all devices replaces only the seeds queued after it.
     """
 
     def __init__(self, devices: list[tuple[str, int]]) -> None:

@@ -24,7 +24,8 @@ class Accelerator:
 # fastest calls import it by name and test it.
 initialized: list[Accelerator] = []
 
-# The indices of its devices, from then on. A lookup here is the cheapest check, which some accelerators' bindings lack.
+# The indices of its devices, filled together with `initialized`. The fastest calls check an index here, because the bindings
+# of some accelerators do not check it.
 device_indices: set[int] = set()
 
 # Index of each string and torch.device that was resolved since initialization: a lookup is faster than parsing again.
@@ -143,7 +144,7 @@ def cached_index(device: Any) -> int | None:
     """Return the index of a string or torch.device that was resolved since initialization, else None."""
     try:
         return _index_cache.get(device)
-    except TypeError:  # what cannot be hashed is no device
+    except TypeError:  # an unhashable object is not a device
         return None
 
 

@@ -97,7 +97,7 @@ def configure(
     """Set what later checkpoints do. All settings are checked before any changes.
 
     A setting comes from its argument, else from the section "activation_checkpointing" of ``deepspeed_config``, else it is
-    off. Only the group is kept by a call that names none.
+    off. Each call sets all settings except the group, which stays if the call names none.
 
     Partitioning assumes that the arguments of a checkpoint are the same on every rank of the group. Each rank keeps one part
     of each argument, and backward gathers the parts. ``determinism_check="debug"`` verifies the assumption.

@@ -1,4 +1,4 @@
-"""The state that a function depends on beside its arguments: random numbers, autocast, default device and torch's switches.
+"""The state that a function depends on besides its arguments: random numbers, autocast, default device and torch's switches.
 
 It is captured when the forward starts, reproduced for the recomputation, and always undone. The devices are those of the
 arguments and torch's own accelerator, regardless of ``ACCELERATOR_BACKEND``.

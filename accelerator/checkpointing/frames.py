@@ -1,7 +1,7 @@
 """The autograd side of a checkpoint: placeholders in the graph of the forward, and the recomputation that fills them.
 
-During the forward, a saved-tensor hook replaces every tensor that an operation saves by a ``Placeholder``, which refers to its
-``Frame``. The frame has the function and its arguments. When backward unpacks the first placeholder, the frame runs the
+During the forward, a saved-tensor hook replaces every tensor that an operation saves with a ``Placeholder``, which refers to
+its ``Frame``. The frame has the function and its arguments. When backward unpacks the first placeholder, the frame runs the
 function again, and the hook of that ``Recomputation`` fills the placeholders in order. Backward thus walks the graph of the
 forward, and gradients reach everything the function used, as argument or not.
 

@@ -70,7 +70,7 @@ def is_activation(item: Any, size: int) -> bool:
 
 
 def part_size(numel: int, size: int) -> int:
-    """The elements in each rank's part, padding included."""
+    """The number of elements in each rank's part, padding included."""
     return -(-numel // size)
 
 
@@ -87,7 +87,7 @@ def _pad(part: torch.Tensor, size: int) -> torch.Tensor:
 
 
 class Gathering:
-    """An all-gather that runs: a tensor of one dimension from the parts of all ranks."""
+    """A running all-gather of a one-dimensional tensor from the parts of all ranks."""
 
     __slots__ = ("_part", "_whole", "_work")
 

@@ -1,4 +1,4 @@
-"""Random numbers under model parallelism: named random streams beside the default one."""
+"""Random numbers under model parallelism: named random streams besides the default one."""
 
 from __future__ import annotations
 

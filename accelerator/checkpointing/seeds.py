@@ -12,7 +12,7 @@ _MODEL_PARALLEL_OFFSET = 2718
 
 
 def model_parallel_cuda_manual_seed(seed: int) -> None:
-    """Seed the accelerator for model parallelism: the default generator with a shared seed, and a random stream by rank.
+    """Seed the accelerator for model parallelism: the default generator alike on all ranks, a random stream for each rank.
 
     The default generator of the current device gets ``seed``. The RNG tracker is reset and gets the random stream
     "model-parallel-rng" with ``seed + 2718 + rank``. The rank is this process's in the configured group or mpu, else 0.

@@ -211,7 +211,7 @@ def environment(
     if compute:
         if triton:
             result[_INTERPRET] = "1"
-        # What was compiled for simulated GPUs is not what the CPU or a real GPU runs: torch's caches keep them apart.
+        # The CPU and real GPUs must not run code that was compiled for simulated GPUs: the tag separates it in torch's caches.
         tag = "-".join(filter(None, (result.get(_CACHE_TAG), f"simulated-gpu-{machine['COMPILE']}")))
         result[_CACHE_TAG] = tag
     # torch waits 10 s at exit for autograd threads, which native/exit.c has suspended for good.
@@ -242,7 +242,7 @@ def is_simulated() -> bool:
 
 
 def _runs_triton() -> bool:
-    """Whether the installed torch, if there is one, is new enough."""
+    """Whether the installed torch, if there is one, is new enough for Triton on simulated GPUs."""
     build = torch_build.read()
     return build is None or _values.runs_compiled_code(build.version)
 

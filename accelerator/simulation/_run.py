@@ -53,7 +53,7 @@ def run(command: list[str], child: Mapping[str, str]) -> int:
                 code = os.waitstatus_to_exitcode(status)
                 return code if code >= 0 else _SIGNALLED - code
             received = signal.sigwaitinfo(awaited)
-            # The kernel's own code is positive: the terminal has then sent the signal to the command as well.
+            # A positive code means that the terminal sent the signal through the kernel, and the command has received it too.
             if received.si_signo != signal.SIGCHLD and received.si_code <= 0:
                 os.kill(pid, received.si_signo)
     finally:

@@ -32,7 +32,7 @@ def test_ids_are_checked_against_this_machine() -> None:
     inside, beyond, wrong = evaluate_simulated(BEYOND, gpus=2)
     assert inside == "1,0"
     assert beyond == "ValueError: Device 5 is out of range: this machine has 2"
-    assert wrong == "TypeError: The variable CUDA_VISIBLE_DEVICES is a str, not int (1)"
+    assert wrong == "TypeError: The variable CUDA_VISIBLE_DEVICES must be a str, not int (1)"
 
 
 @on_simulated_gpus

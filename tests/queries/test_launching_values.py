@@ -57,11 +57,11 @@ ODD_DIGITS = ("1_0", "+1", " 1 ", "01", "\u0661", "")
         ("", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='' lists 0"),
         ("4,4", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='4,4' lists 0"),
         (None, [-1], "A local accelerator id must not be negative, but is -1"),
-        (None, ["x"], "A local accelerator id is the index of a device, not 'x'"),
-        *((None, [digits], f"A local accelerator id is the index of a device, not {digits!r}") for digits in ODD_DIGITS),
-        (None, [1.5], "A local accelerator id is the index of a device, not 1.5"),
-        (None, [True], "A local accelerator id is the index of a device, not True"),
-        (None, [None], "A local accelerator id is the index of a device, not None"),
+        (None, ["x"], "A local accelerator id must be the index of a device, not 'x'"),
+        *((None, [digits], f"A local accelerator id must be the index of a device, not {digits!r}") for digits in ODD_DIGITS),
+        (None, [1.5], "A local accelerator id must be the index of a device, not 1.5"),
+        (None, [True], "A local accelerator id must be the index of a device, not True"),
+        (None, [None], "A local accelerator id must be the index of a device, not None"),
         (None, [0, 0], "0,0 repeats a device, which would hide every device"),
         ("4,5", [0, 0], "4,4 repeats a device, which would hide every device"),
     ],
@@ -78,10 +78,10 @@ def test_wrong_ids_change_nothing(value: str | None, ids: list[Any], message: st
 @pytest.mark.parametrize(
     ("environment", "ids", "message"),
     [
-        (("CUDA_VISIBLE_DEVICES", "0"), [0], "An environment is a mutable mapping, such as a dict, not tuple"),
-        ({}, "01", "The ids are a list of indices, not str"),
-        ({}, b"01", "The ids are a list of indices, not bytes"),
-        ({}, 1, "The ids are a list of indices, not int"),
+        (("CUDA_VISIBLE_DEVICES", "0"), [0], "An environment must be a mutable mapping, such as a dict, not tuple"),
+        ({}, "01", "The ids must be a list of indices, not str"),
+        ({}, b"01", "The ids must be a list of indices, not bytes"),
+        ({}, 1, "The ids must be a list of indices, not int"),
     ],
 )
 def test_wrong_types_of_arguments(environment: Any, ids: Any, message: str) -> None:
@@ -190,7 +190,7 @@ def test_the_count_of_a_limited_process_says_nothing_of_another(monkeypatch: pyt
 
 def test_values_of_variables_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: Any = {use_row("npu", monkeypatch): 1}
-    with pytest.raises(TypeError, match="The variable ASCEND_RT_VISIBLE_DEVICES is a str, not int"):
+    with pytest.raises(TypeError, match="The variable ASCEND_RT_VISIBLE_DEVICES must be a str, not int"):
         acc.set_visible_devices_envs(wrong, [0])
 
 

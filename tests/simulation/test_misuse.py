@@ -189,7 +189,9 @@ def test_a_replaced_library_path_is_named() -> None:
         timeout=DEADLINE,
     )
     assert replaced.stdout == "35\n"
-    assert replaced.stderr.startswith("accelerator: there is no simulated driver, for something has replaced LD_LIBRARY_PATH")
+    assert replaced.stderr.startswith(
+        "accelerator: the simulated driver was not found, because something has replaced LD_LIBRARY_PATH"
+    )
     assert replaced.stderr.count("\n") == 1
     absent = python(program, env=environment(driver="absent"))
     assert (absent.stdout, absent.stderr) == ("35\n", "")

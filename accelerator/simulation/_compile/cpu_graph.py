@@ -86,7 +86,7 @@ class _Converter:
             else:
                 _convert_called_op(node, index)
         if node.target in _COPIES_TO_DEVICE and _changes_device(node):
-            # On the CPU alone the op might return its argument.
+            # Without a change of the device, the op may return its argument instead of a copy.
             with module.graph.inserting_before(node):
                 source = module.graph.call_function(torch.ops.aten.clone.default, (node.args[0],))
                 source.meta = dict(node.args[0].meta)
@@ -140,7 +140,7 @@ def _changes_device(node: torch.fx.Node) -> bool:
 
 
 def _convert_called_op(node: torch.fx.Node, index: int) -> None:
-    """Convert the op that a higher-order op calls, which is among its arguments and before those of the op."""
+    """Convert the op that a higher-order op calls: an argument of the higher-order op, followed by the op's own arguments."""
     for position, op in enumerate(node.args):
         if runs_on_device(op, (), {}):
             on_cpu = cpu_arguments(op, node.args[position + 1 :], node.kwargs)

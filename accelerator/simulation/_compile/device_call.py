@@ -104,7 +104,7 @@ class _Outputs:
         return None
 
     def _copy(self, storage: torch.UntypedStorage, device: torch.device) -> torch.UntypedStorage:
-        """Copy memory that outputs may share to the device, once."""
+        """Copy memory to the device, only once if several outputs share it."""
         key = storage.data_ptr(), device
         if key not in self._copies:
             on_device = torch.empty(storage.nbytes(), dtype=torch.uint8, device=device)

@@ -61,7 +61,10 @@ def library() -> Any:
 
 
 def cpu_arguments(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[str]:
-    """Return the places of the CPU tensors among an op's arguments in a graph of the GPU."""
+    """Return the places of the arguments that are CPU tensors, for an op in a graph traced on the GPU.
+
+    A place is the name of the argument, or ``name_position`` for an item of a list.
+    """
     places: list[str] = []
 
     def add(place: str, value: Any) -> None:
@@ -111,7 +114,7 @@ def device_op(op: Any, index: int, on_cpu: Sequence[str] = ()) -> Any:
 
 
 def let_inductor_call(op: Any) -> None:
-    """Register an op's lowering with Inductor, which a program may require of all ops (``config.implicit_fallbacks``)."""
+    """Register an op's lowering with Inductor: without ``config.implicit_fallbacks``, Inductor rejects ops that have none."""
     from torch._inductor import lowering
 
     functions: Any = lowering
@@ -128,7 +131,7 @@ def _waiting(op: Any) -> Callable[..., Any]:
 
 
 def _with_strides(op: Any) -> Callable[..., Any]:
-    """Return an op whose results have the strides that its meta kernel says, which compiled code relies on."""
+    """Return an op whose results have the strides of its meta kernel's results, because compiled code relies on them."""
     known: dict[Any, list[Any]] = {}
 
     def describe(value: Any) -> Any:

@@ -17,7 +17,7 @@ def hook_trace_rules(trace_rules: ModuleType) -> None:
 
 
 def hook_builder(builder: ModuleType) -> None:
-    """Let Dynamo treat an autotuned kernel as the object of a user, since it would compile its code."""
+    """Let Dynamo treat an autotuned kernel as a user-defined object, because it would compile the kernel's code otherwise."""
     variable_builder: Any = builder.VariableBuilder
     original = variable_builder._wrap
 

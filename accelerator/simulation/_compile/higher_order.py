@@ -61,7 +61,7 @@ def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, inde
 
 
 def _vmap_allowed() -> Any:
-    """Let vmap work, which flex_attention uses, also below a dispatch mode, which excludes the keys of vmap."""
+    """Enable vmap, which flex_attention uses, inside a dispatch mode, which excludes vmap's keys."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched", "FuncTorchVmapMode"):
         excluded = excluded.remove(getattr(torch._C.DispatchKey, name))
@@ -77,7 +77,7 @@ def _is_graph(module: torch.fx.GraphModule, leaf: Any) -> bool:
 
 
 def _replace(node: torch.fx.Node, value: Any) -> None:
-    """Replace the items that a graph takes from a node's result by the nodes of a nested tuple, and erase the node."""
+    """Replace the items that a graph takes from a node's result with the nodes of a nested tuple, and erase the node."""
     for user in list(node.users):
         if not isinstance(value, (tuple, list)):
             break
@@ -117,7 +117,7 @@ def _define(name: str, description: str, function: Callable[..., Any], device: t
 
 
 def let_generators_reach_device_ops() -> None:
-    """Let the op that calls another op with a generator state call device ops, which take CPU tensors."""
+    """Let ``graphsafe_run_with_rng_state`` call device ops although they take CPU tensors."""
     from torch._prims import rng_prims
 
     higher_order: Any = getattr(rng_prims, "graphsafe_run_with_rng_state", None)  # not in torch 2.6

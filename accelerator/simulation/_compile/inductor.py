@@ -36,7 +36,7 @@ def hook(compile_fx: ModuleType) -> None:
 
 
 def refuse(compile_fx: ModuleType) -> None:
-    """Let the backend raise for graphs that use a GPU, for a torch whose Inductor the hook does not know."""
+    """Make the backend raise for graphs that use a GPU, because the hook does not support this version of Inductor."""
     original: Any = compile_fx.compile_fx
 
     def raise_not_simulated(model: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,7 +52,7 @@ def refuse(compile_fx: ModuleType) -> None:
 
 
 def _configure() -> None:
-    """Set options that would otherwise benchmark simulated GPUs, or cache code past the hook."""
+    """Turn off options that benchmark kernels on the GPU, and a cache that would bypass the hook."""
     from torch._functorch import config as functorch_config
     from torch._inductor import config
 

@@ -35,7 +35,7 @@ def install() -> None:
 
 
 def _silence_fusion_warning(triton_utils: Any) -> None:
-    """Let Triton 3.9 not warn, once per process, that its next version compiles kernels differently: none is compiled here."""
+    """Suppress Triton 3.9's warning that its next version compiles kernels differently: no kernel is compiled here."""
     if hasattr(triton_utils, "FP_FUSION_DEFAULT_WARNING"):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

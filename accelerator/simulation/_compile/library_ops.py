@@ -1,4 +1,4 @@
-"""Ops of other libraries that have a CPU and a CUDA kernel compute on simulated GPUs with the CPU kernel.
+"""Overrides the CUDA kernels of other libraries: on simulated GPUs their ops compute with their CPU kernels.
 
 A library such as torchvision registers its kernels while its shared library is loaded, without calling Python. So the kernels
 of a namespace are overridden at its first use in ``torch.ops``, and after ``torch.ops.load_library``. Kernels written in Python

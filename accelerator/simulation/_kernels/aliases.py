@@ -42,7 +42,7 @@ def _make_span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
 
 
 def real_span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    """Return the span of a real type, whose tensors have no lazy conjugation."""
+    """Return what ``_make_span`` returns, for a real type. Its tensors have no lazy conjugation."""
     return _spans.get(dtype) or _make_span(dtype)
 
 

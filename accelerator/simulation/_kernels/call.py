@@ -40,7 +40,7 @@ class Call:
         self.narrow_dtype: torch.dtype | None = None  # the first tensor's type if the op is computed in a wider one
         self.generator: torch.Generator | None = None  # overrides the caller's generator if not None
         self.argument = ""  # the name of the argument that is converted, for errors
-        self.host_argument = ""  # the name of the first argument that is a tensor of the host
+        self.host_argument = ""  # the name of the first argument that is a CPU tensor and must not be
         self.out_tensors: list[Any] = []
         self.written: list[tuple[torch.Tensor, torch.Tensor]] = []  # pairs of CPU tensor and CUDA tensor
 
@@ -102,7 +102,7 @@ class Call:
         return cpu_alias(tensor)
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
-        """Raise CUDA's error if the op does not support the first tensor's type there."""
+        """Raise CUDA's error if the op does not support the first tensor's type on CUDA."""
         rules = self.op.dtype_rules
         if dtype in rules.refused:
             raise_unsupported_dtype(self.op.short_name, dtype)
@@ -124,7 +124,7 @@ class Call:
         return result
 
     def _out_to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return one CPU tensor for all places of a CUDA tensor: an op that writes one of its inputs does not resize it."""
+        """Return the same CPU tensor wherever a CUDA tensor occurs: an op that writes one of its inputs does not resize it."""
         result = next((result for result, other in self.written if other is tensor), None)
         if result is None:
             result = cpu_alias(tensor).clone() if self.may_resize else cpu_alias_of_storage(tensor)
@@ -190,7 +190,7 @@ class Call:
                 write_back(result, tensor)
 
     def _round(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return results that were computed in a wider type in the types that the op returns."""
+        """Convert results that were computed in a wider type to the types that the op returns."""
         assert self.narrow_dtype is not None
         results = [computed] if len(self.op.results) == 1 else computed
         try:

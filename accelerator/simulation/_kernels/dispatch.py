@@ -77,7 +77,7 @@ def _run_each(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 _LARGE_BYTES = 131072  # smaller results are copied in less time
-_NO_DEVICE = -2  # a tensor of the host has index -1
+_NO_DEVICE = -2  # a CPU tensor has index -1
 _PLAIN_TYPES = frozenset((int, float, bool, complex, type(None), str, torch.dtype, torch.layout, torch.memory_format))
 _SCALAR_TYPES = frozenset((int, float, bool, complex))
 _Parameter = torch.nn.Parameter
@@ -113,7 +113,7 @@ def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable
         return described
 
     def admit(dtype: torch.dtype) -> tuple[torch.Tensor, int] | None:
-        """Return the span of a type that the op supports on CUDA and on the CPU. Called once for each type."""
+        """Return ``real_span`` of a type that the op supports on CUDA and on the CPU, else None."""
         if dtype.is_complex or dtype in op.dtype_rules.refused or dtype in op.dtype_rules.widened:
             return None
         span = spans[dtype] = real_span(dtype)

@@ -1,8 +1,8 @@
 """The types that CUDA's kernels support, by op, where they differ from the CPU's.
 
-``dtypes.json`` has a table for each version of torch from which on it holds. CUDA refuses some types that the CPU's kernel
-supports. Others it supports and the CPU's kernel does not: those are computed in a wider type and rounded once. Tests generate
-the tables from PyTorch's operator database (``python -m tests.simulation.make_dtype_tables``).
+Each table in ``dtypes.json`` is named after the first version of torch that it describes. CUDA refuses some types that the
+CPU's kernel supports. It supports others that the CPU's kernel does not support: those are computed in a wider type and rounded
+once. Tests generate the tables from PyTorch's operator database (``python -m tests.simulation.make_dtype_tables``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DtypeRules(NamedTuple):
     widened: frozenset[torch.dtype] = frozenset()
 
 
-# The device code's name in CUDA's error, if it is not the op's.
+# The name that CUDA's error contains, if it differs from the op's name.
 _ERROR_NAMES = {
     "mm": "addmm_cuda",
     "addmm": "addmm_cuda",
@@ -126,7 +126,7 @@ def raise_unsupported_dtype(short_name: str, dtype: torch.dtype) -> None:
 
 
 def widen(dtype: torch.dtype, first: torch.dtype, short_name: str) -> torch.dtype:
-    """Return the type in which an op computes an argument of a type, if the first tensor's type is widened."""
+    """Return the type to which an op converts an argument of a type, if the type of its first tensor is widened."""
     if dtype == first and not (dtype.is_floating_point or dtype.is_complex):
         return _WIDE_INTEGERS.get(short_name, torch.int64)
     is_narrow = dtype.is_floating_point or dtype.is_complex

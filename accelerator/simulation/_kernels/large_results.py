@@ -102,7 +102,7 @@ def _relu(name: str) -> _DirectKernel:
 
 
 def _product(name: str) -> _DirectKernel:
-    """Make the products of matrices, the last two arguments."""
+    """Compute a product of matrices, which are the last two arguments."""
     kernel = _out_kernel(name)
 
     def make(args: list[Any], kwargs: dict[str, Any]) -> Any:

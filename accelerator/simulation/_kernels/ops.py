@@ -18,7 +18,7 @@ __all__ = ["Op", "not_simulated"]
 _INDEXING = frozenset(
     ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put")
 )
-# Their CUDA kernels take tensors of the host beside those of the device.
+# The CUDA kernels of these ops also take CPU tensors.
 _TAKES_HOST_TENSORS = frozenset(
     (
         "ctc_loss", "_ctc_loss", "_ctc_loss_backward", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "_cudnn_rnn",
@@ -26,7 +26,7 @@ _TAKES_HOST_TENSORS = frozenset(
         "_pack_padded_sequence", "tensor_split", "copy_", "set_",
     )
 )  # fmt: skip
-# These take tensors without dimensions of the host, as pointwise ops do.
+# These take zero-dimensional CPU tensors, as pointwise ops do.
 _TAKES_HOST_SCALARS = frozenset(
     (
         "fill_", "fill", "masked_fill_", "masked_fill", "index_fill_", "index_fill", "lerp", "lerp_", "where", "clamp",
@@ -38,10 +38,10 @@ _TAKES_HOST_SCALARS = frozenset(
 )  # fmt: skip
 
 
-# Their CUDA kernels wait for the stream, but torch tags none or only some of their overloads accordingly.
+# The CUDA kernels of these ops wait for the stream, but torch does not tag all their overloads as data-dependent.
 _DATA_DEPENDENT = frozenset(("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "histc"))
 _SCALARS = (int, float, complex)  # bool is an int
-# torch itself makes tensors of numbers for these ops.
+# For these ops torch itself converts numbers into tensors.
 _CONVERTS_SCALARS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
 _C: Any = torch._C
 _BINDINGS = (_C._VariableFunctions, _C.TensorBase)  # not torch._C._nn, whose functions have other defaults than their ops
@@ -97,14 +97,14 @@ class Op:
             same = [n for n, a in written.items() if a.alias_info is not None and a.alias_info.before_set & before]
             self.results.append(same[0] if same else None)
         self.has_generator = "generator" in self.names
-        # Decompositions take a generator, also if the op does not.
+        # A decomposition may take a generator even if the op does not.
         self.takes_generator = self.has_generator or (
             decomposition is not None and "generator" in inspect.signature(decomposition).parameters
         )
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
         prefixes = ("_foreach", "_fused_", "_nested", "_amp")
         takes_all = short_name in _TAKES_HOST_TENSORS or short_name.startswith(prefixes)
-        # The arguments that may be tensors of the host.
+        # The arguments that may be CPU tensors.
         self.host_arguments = frozenset(self.names if takes_all else ("indices",) if short_name in _INDEXING else ())
         is_pointwise = torch.Tag.pointwise in tags
         self.takes_host_scalars = bool(self.host_arguments) or is_pointwise or short_name in _TAKES_HOST_SCALARS
@@ -132,7 +132,7 @@ class Op:
     def waits_for_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether the host reads results or their sizes, so that a call waits for its stream."""
         if not self.is_indexing:
-            # The host need not read a number of repetitions that the caller gives.
+            # The host need not read the size of the output if the caller gives it.
             is_sized = self.short_name == "repeat_interleave" and self.bind(args, kwargs).get("output_size") is not None
             return self._is_data_dependent and not is_sized
         # A mask becomes indices, whose number the host reads.
@@ -140,7 +140,7 @@ class Op:
         masks = [index.dtype in (torch.bool, torch.uint8) for index in arguments["indices"] if index is not None]
         values = arguments.get("values")
         if values is not None and values.is_cpu and values.numel() == 1 and not arguments.get("accumulate"):
-            return not all(masks)  # torch fills by a mask
+            return not all(masks)  # torch fills through the masks and needs no indices
         return any(masks)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

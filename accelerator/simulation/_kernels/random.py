@@ -1,7 +1,7 @@
 """Random numbers: each op draws from a CPU generator that is seeded from the CUDA generator's seed and offset.
 
-As on a GPU, a CUDA generator has a seed, and an offset that each op advances. States that are saved and restored repeat, and
-equal seeds give equal numbers in every process.
+As on a GPU, a CUDA generator has a seed, and an offset that each op advances. A restored state gives the same
+numbers again, and equal seeds give equal numbers in every process.
 """
 
 from __future__ import annotations

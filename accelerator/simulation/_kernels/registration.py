@@ -104,7 +104,7 @@ def install() -> None:
 def _remove_python_kernels() -> None:
     """Remove the CUDA kernels that torch 2.11 and later compile from Python at the first call.
 
-    torch registers them after it has loaded its plug-ins, which would replace the overrides. So they are loaded here first.
+    torch registers them after it has loaded its plug-ins. That would replace the overrides, so this loads them first.
     """
     if importlib.util.find_spec("torch._native") is not None:
         importlib.import_module("torch._native")

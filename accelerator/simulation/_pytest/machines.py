@@ -132,8 +132,8 @@ class Machines:
         Args:
             item: the test.
             outcome: how its process ended.
-            duration: seconds that the session waited for it. What its process did not spend in a phase, such as the start of
-                the server, counts as set-up.
+            duration: seconds that the session waited for it. Time outside of the test's phases, such as the start
+                of the server, counts as set-up.
         """
         config, missing = item.config, ["setup", "call", "teardown"]
         reports: list[pytest.TestReport] = []
@@ -211,7 +211,7 @@ class _Server:
         return Outcome(self._problem)
 
     def disconnect(self) -> None:
-        """Close the connection, which ends it."""
+        """Close the connection, which ends the server."""
         self._channel.close()
 
     def wait(self) -> int:

@@ -83,7 +83,7 @@ class _Server:
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: Any) -> None:
         """Collect only the files of this machine's tests, without the session's options."""
-        config.workerinput, config.workeroutput = self._order.workerinput, {}  # by this, plug-ins recognize a part of a session
+        config.workerinput, config.workeroutput = self._order.workerinput, {}  # plug-ins recognize a worker by these
         for name, value in _SESSION_OPTIONS.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
@@ -103,7 +103,7 @@ class _Server:
         plugins.register(_Terminal(TerminalReporter(self._config, self._terminal)), "terminalreporter")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep collection errors for the tests that they prevent."""
+        """Record collection errors, to report them for the tests that could not be collected."""
         if report.failed:
             self._failed.append(f"{report.nodeid}:\n{report.longreprtext}")
 
@@ -143,7 +143,7 @@ class _Server:
         ended = os.pidfd_open(pid)
         try:
             ready, _, _ = select.select([ended, self._channel.fileno()], [], [])
-            if ended not in ready:  # the session sends nothing during a test: it has ended
+            if ended not in ready:  # readable during a test only if the session has ended
                 os.kill(pid, signal.SIGKILL)
         finally:
             os.close(ended)

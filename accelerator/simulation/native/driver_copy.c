@@ -1,4 +1,4 @@
-/* libcuda.so.1: copies, fills, and attributes of addresses. Work in streams is done at the call. */
+/* libcuda.so.1: copies, fills, and attributes of addresses. Work for a stream is done before the call returns. */
 #include "driver.h"
 
 #include <string.h>

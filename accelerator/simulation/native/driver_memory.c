@@ -1,7 +1,7 @@
 /* libcuda.so.1: device and pinned memory.
  *
- * Both are host memory that is mapped lazily, so that a large simulated GPU costs only what is written. What is free
- * follows from the recorded charges. One address space holds everything, as under CUDA's unified addressing. */
+ * Both are host memory that is mapped lazily, so a simulated GPU takes only as much host memory as is written. The free
+ * memory is computed from the recorded charges. One address space holds everything, as under CUDA's unified addressing. */
 #define _GNU_SOURCE
 #include "driver.h"
 
@@ -139,7 +139,7 @@ static CUresult allocate(enum sim_memory_type type, size_t size, void **address)
     return SUCCESS;
 }
 
-/* Frees the block that begins at the address, if it is of one of the two types and as idle as expected. */
+/* Frees the block that begins at the address, if it has one of the two types and is idle or in use as `is_idle` says. */
 static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_memory_type other_type, bool is_idle)
 {
     memory_lock();

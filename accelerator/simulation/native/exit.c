@@ -1,6 +1,6 @@
 /* A preloaded library that keeps a process from aborting when it ends.
  *
- * An autograd thread of torch cleans up after it has reported the end of a backward pass, and may need Python's lock for
+ * An autograd thread of torch cleans up after it has reported the end of a backward pass, and may need the GIL for
  * that. If Python is finalizing, CPython before 3.14 ends such a thread with pthread_exit. Unwinding then leaves a C++
  * destructor by an exception, which calls std::terminate. A simulated backward pass takes no time, so short programs on
  * busy machines would often abort. The thread sleeps instead, as it does from CPython 3.14 on. */

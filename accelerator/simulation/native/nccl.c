@@ -233,7 +233,8 @@ EXPORT ncclResult_t ncclRedOpCreatePreMulSum(int *reduction, void *scalar, int t
     if (result != ncclSuccess)
         return result;
     if (!reduction || !scalar || (unsigned)type >= TYPE_COUNT || residence < IN_DEVICE || residence > IMMEDIATE)
-        return fail(ncclInvalidArgument, "ncclRedOpCreatePreMulSum: type %d, residence %d", type, residence);
+        return fail(ncclInvalidArgument, "ncclRedOpCreatePreMulSum: a pointer is NULL, or type %d or residence %d is unknown",
+                    type, residence);
     struct factor factor = {.is_used = true, .type = (enum data_type)type};
     if (residence == IMMEDIATE)
         memcpy(factor.value, scalar, type_size(factor.type));

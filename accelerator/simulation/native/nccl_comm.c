@@ -198,7 +198,7 @@ ncclResult_t check_config(const ncclConfig_t *config)
 ncclResult_t check_rank(int rank, int ranks)
 {
     if (ranks < 1 || rank < 0 || rank >= ranks)
-        return fail(ncclInvalidArgument, "rank %d of %d ranks", rank, ranks);
+        return fail(ncclInvalidArgument, "rank %d is out of range for a communicator of %d ranks", rank, ranks);
     if (ranks > MAX_RANKS)
         return fail(ncclInvalidArgument, "%d ranks: a simulated communicator has at most %d", ranks, MAX_RANKS);
     return ncclSuccess;
@@ -257,7 +257,8 @@ EXPORT ncclResult_t ncclCommInitRankScalable(struct comm **comm, int ranks, int 
     RETURN_IF_ERROR(not_null(comm, "comm"));
     RETURN_IF_ERROR(not_null(ids, "ids"));
     if (id_count < 1 || id_count > ranks)
-        return note_group_error(fail(ncclInvalidArgument, "%d unique ids for %d ranks", id_count, ranks));
+        return note_group_error(fail(ncclInvalidArgument, "%d unique ids for %d ranks; pass from 1 to %d", id_count, ranks,
+                                     ranks));
     return note_group_error(init_rank(comm, ranks, ids, rank, config));
 }
 
@@ -337,7 +338,7 @@ EXPORT ncclResult_t ncclCommRevoke(struct comm *comm, int flags)
 {
     RETURN_IF_ERROR(check_comm(comm));
     if (flags != 0)
-        return fail(ncclInvalidArgument, "flags %d of ncclCommRevoke; must be 0", flags);
+        return fail(ncclInvalidArgument, "the flags of ncclCommRevoke must be 0, not %d", flags);
     if (comm->is_revoked)
         return fail(ncclInvalidUsage, "the communicator was revoked before");
     stop_operations(comm);

@@ -1,6 +1,7 @@
 /* NCCL: calls to the simulated CUDA runtime.
  *
- * They are not linked: the runtimes of both majors are preloaded, and only the one that the program uses knows its streams. */
+ * This library does not link a runtime: both major versions are preloaded, and only the one that the program uses knows its
+ * streams. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -101,7 +102,7 @@ ncclResult_t current_device(int *device, unsigned char gpu[UUID_SIZE])
         dlclose(driver);
     }
     if (!cuDeviceGetUuid || cuDeviceGetUuid(gpu, *device) != 0)
-        return fail(ncclUnhandledCudaError, "the driver does not tell the UUID of device %d", *device);
+        return fail(ncclUnhandledCudaError, "the driver does not report the UUID of device %d", *device);
     return ncclSuccess;
 }
 

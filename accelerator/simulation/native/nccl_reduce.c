@@ -28,7 +28,7 @@ static inline uint32_t to_bits(float value)
     return bits;
 }
 
-/* Converts a float16, or a float8 with five bits of exponent in its upper half. */
+/* Converts a float16. Its upper half alone is a float8 with five exponent bits. */
 static inline float from_half(uint16_t half)
 {
     uint32_t magnitude = (uint32_t)(half & 0x7fff) << 13;
@@ -106,7 +106,7 @@ static inline uint8_t to_e4m3(float value)
 
 #define SAME(value) (value)
 #define FIRST_IF(condition, a, b) ((condition) ? (a) : (b))
-#define NUMBER_IF(condition, a, b) ((condition) || (b) != (b) ? (a) : (b)) /* NaN loses */
+#define NUMBER_IF(condition, a, b) ((condition) || (b) != (b) ? (a) : (b)) /* ignores NaN */
 
 /* Values are stored as TYPE and summed as SUM_TYPE. Integers wrap around, which C allows for unsigned WRAP only. */
 #define DEFINE(NAME, TYPE, SUM_TYPE, WRAP, WIDE, LOAD, STORE, CHOOSE)                                                  \

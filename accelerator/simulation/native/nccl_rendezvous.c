@@ -1,7 +1,7 @@
 /* NCCL: the shared file of a communicator, through which its ranks find each other.
  *
- * Rank 0 creates a file that is named by the unique id. The other ranks open it, and the last one unlinks it. For each of
- * its ranks a process locks one byte of the file. The kernel drops these locks when the process ends, for whatever reason, so
+ * Rank 0 creates a file that is named by the unique id. The other ranks open it, and the last one unlinks it. A process
+ * locks one byte of the file for each of its ranks. The kernel drops these locks when the process ends, for whatever reason, so
  * a rank without a lock is gone; unlike process ids, locks are never reused and work across pid namespaces. Closing any
  * descriptor of a file drops all locks of the process on it, so each process opens the file once. */
 #define _GNU_SOURCE

@@ -9,7 +9,7 @@ enum { NO_COLOR = -1 };
 
 static ncclResult_t check_exchange(struct comm *comm, bool with_processes, bool is_late)
 {
-    static const char name[] = "the making of a communicator";
+    static const char name[] = "the creation of a communicator";
     struct shared_state *shared = comm->shared;
     if (comm->is_aborted) /* a revoked communicator can still have children */
         return fail(ncclInternalError, "rank %d: the communicator was aborted", comm->rank);

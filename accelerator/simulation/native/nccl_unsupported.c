@@ -1,4 +1,4 @@
-/* NCCL: functions that are not simulated. nccl.h is not included, because it declares simulated ones of other types. */
+/* NCCL: functions that are not simulated. nccl.h is not included, because it declares some of these names with other types. */
 #include "stubs.h"
 
 enum { INVALID_USAGE = 5 };

@@ -1,9 +1,9 @@
 /* NCCL: the thread that does a communicator's work.
  *
  * Calls return once their operations are in the communicator's list of jobs; a job is what one call or one group submits.
- * The worker does the jobs in order, each when the streams it was submitted to have finished what came before. All
- * operations of a job advance together. The worker sleeps only when none can, and then checks every 100 ms that the ranks
- * it waits for still exist. */
+ * The worker runs the jobs in order. A job starts once its streams have finished their earlier work. All operations of a
+ * job advance together. The worker sleeps only when none can advance, and then checks every 100 ms that the ranks it waits
+ * for still exist. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -88,7 +88,7 @@ static const char *awaited_in(const struct comm *comm, int rank)
     return NULL;
 }
 
-/* Fails if one of the ranks that this one waits for cannot come any more. */
+/* Fails if a rank that this one waits for has left the communicator, has ended, or is late. */
 static ncclResult_t check_peers(struct comm *comm, bool with_processes, bool is_late)
 {
     for (int rank = 0; rank < comm->ranks; rank++) {
@@ -220,7 +220,7 @@ static void *run_worker(void *argument)
         return NULL;
     /* The call has returned, and not every program polls ncclCommGetAsyncError. */
     fprintf(stderr, "NCCL (simulated): %s\n", ncclGetLastError(comm));
-    /* As on a GPU, the streams stay busy until the communicator is aborted; unlike there, not for ever. */
+    /* The streams stay busy until the communicator is aborted, as on a GPU, but here at most for the timeout. */
     sleep_unless_stopped(comm, (now_ms() + timeout_ms()) * MILLISECOND);
     pending_runtime()->fail(&comm->work);
     return NULL;

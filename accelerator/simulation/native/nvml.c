@@ -13,7 +13,7 @@
 SIM_EXPORT const char accelerator_simulation[] = "nvml";
 
 /* The upper half is the id of the process that opened the session, the lower half its number of open nvmlInit calls. One
- * word without a lock is valid in a child forked at any moment, which then has no session. */
+ * word needs no lock, so it is valid in a child forked at any moment. Such a child has no session. */
 static _Atomic uint64_t session;
 
 static bool is_own(uint64_t value)
@@ -50,7 +50,7 @@ SIM_EXPORT int nvmlInitWithFlags(unsigned flags)
     return open_session(__func__);
 }
 
-/* By documentation, more shutdowns than initializations are not an error. */
+/* NVML documents that more shutdowns than initializations are not an error. */
 SIM_EXPORT int nvmlShutdown(void)
 {
     uint64_t old = session, new;

@@ -129,7 +129,7 @@ SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_handle handle, unsig
     return get_processes(__func__, handle, count, rows, put_v2);
 }
 
-/* Nothing draws on a simulated GPU, and no process computes there through MPS. */
+/* A simulated GPU has no graphics processes and no MPS processes. */
 static int get_no_processes(const char *function, nvml_handle handle, unsigned *count)
 {
     struct nvml_device device;

@@ -1,7 +1,7 @@
 /* MIG: instances of a GPU, which CUDA treats as small GPUs. */
 #include "nvml.h"
 
-/* Instances have every other index if they fit, so that callers see holes. */
+/* Instances have every other index if those fit, so that callers see gaps between indices. */
 static unsigned index_of_instance(const struct sim_gpu *gpu, int instance)
 {
     return (unsigned)(2 * (gpu->instances - 1) < NVML_MAX_MIG_DEVICES ? 2 * instance : instance);
@@ -17,7 +17,7 @@ SIM_EXPORT int nvmlDeviceGetMigMode(nvml_handle handle, unsigned *current, unsig
     return NVML_OK;
 }
 
-/* By documentation, zero if MIG is off. */
+/* NVML documents that the count is zero if MIG is off. */
 SIM_EXPORT int nvmlDeviceGetMaxMigDeviceCount(nvml_handle handle, unsigned *count)
 {
     struct nvml_device device;

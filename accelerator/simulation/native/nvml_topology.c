@@ -62,7 +62,7 @@ SIM_EXPORT int nvmlDeviceGetNvLinkVersion(nvml_handle handle, unsigned link, uns
     return NVML_OK;
 }
 
-/* An active link can access, also atomically, the memory of peers and of the host. It is no SLI bridge. */
+/* An active link gives access, including atomic access, to the memory of peers and of the host. It is not an SLI bridge. */
 SIM_EXPORT int nvmlDeviceGetNvLinkCapability(nvml_handle handle, unsigned link, unsigned capability, unsigned *is_capable)
 {
     enum { PEER_ACCESS, SYSTEM_ACCESS, PEER_ATOMICS, SYSTEM_ATOMICS, CAPABILITIES = 6 };

@@ -39,8 +39,8 @@ static void hint_at_replaced_path(void)
 {
     const char *path = getenv("LD_LIBRARY_PATH");
     if (getenv("ACCELERATOR_SIM_GPUS") && (!path || !strstr(path, "/accelerator/simulation-")))
-        fprintf(stderr, "accelerator: there is no simulated driver, for something has replaced LD_LIBRARY_PATH;"
-                        " it should add to what is there: LD_LIBRARY_PATH=...:$LD_LIBRARY_PATH\n");
+        fprintf(stderr, "accelerator: the simulated driver was not found, because something has replaced LD_LIBRARY_PATH;"
+                        " extend it instead: LD_LIBRARY_PATH=...:$LD_LIBRARY_PATH\n");
 }
 
 static cudaError_t load_driver(void)

@@ -193,7 +193,7 @@ EXPORT cudaError_t cudaIpcGetEventHandle(struct sim_ipc_handle *target, void *ha
     struct event *event = find_event(handle);
     if (!target || !event || !(event->flags & INTERPROCESS))
         return fail(ERROR_INVALID_HANDLE);
-    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending))); /* other processes cannot */
+    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending))); /* other processes cannot wait for it */
     pthread_mutex_lock(&lock);
     cudaError_t error = share(event);
     pthread_mutex_unlock(&lock);

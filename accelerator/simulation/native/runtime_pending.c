@@ -167,7 +167,7 @@ static uint64_t submit_work(struct pending_queue *queue, int device, void *const
         if (is_valid && stream->idle_at > *not_before)
             *not_before = stream->idle_at;
     }
-    /* The queue itself keeps its order; the item is among them if a stream is listed twice. */
+    /* Removes the queue's own item from `before`, because the queue keeps its order itself. */
     for (int i = 0; i < before->count; i++)
         if (before->items[i].queue == queue) {
             before->items[i] = before->items[before->count - 1];

@@ -1,9 +1,9 @@
 """Kernel overrides that are composed of other ops, for ops without a suitable CPU kernel.
 
 ``DECOMPOSITIONS`` maps an op's name in the dispatcher ("aten::mm.dtype", "aten::_thnn_fused_lstm_cell") to a function that
-replaces the CPU's kernel and has the same arguments: CUDA tensors are CPU aliases, wrapped numbers are numbers, devices are the
-CPU. It returns the op's results: new CPU tensors, and anything for an argument that the op writes, since the caller gets its
-own argument back. It writes such arguments in place, and may resize an ``out=`` tensor.
+replaces the CPU's kernel and has the same arguments: it gets CPU aliases for CUDA tensors, numbers for wrapped numbers, and
+the CPU for devices. It returns the op's results: new CPU tensors, and anything for an argument that the op writes, since the
+caller gets its own argument back. It writes such arguments in place, and may resize an ``out=`` tensor.
 
 It draws random numbers from its argument ``generator``, a CPU generator that is seeded from the CUDA generator. It has this
 argument even if the op has none, so that the CPU's default generator, which other threads use, is left alone. Apart from that,

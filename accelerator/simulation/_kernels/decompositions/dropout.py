@@ -1,4 +1,4 @@
-"""Dropout, with a generator that the op does not have, fused dropout, and scaling by its mask."""
+"""Dropout with a generator argument, which the op lacks; fused dropout; and scaling by a dropout mask."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def _check_sizes(self: Tensor, dims: list[int], last_size: int | None = None) ->
             "cuFFT doesn't support bfloat16 with compute capability less than SM_80, but the device containing input bfloat16"
             f" tensor only has SM_{''.join(map(str, torch.cuda.get_device_capability()))}"
         )
-    if is_bfloat16:  # the operator database has other sizes too
+    if is_bfloat16:  # PyTorch's operator database tests other sizes too
         return
     sizes = [self.size(dim) for dim in dims]
     if last_size is not None and sizes:

@@ -85,6 +85,7 @@ class Buffers:
             waiting = max((buffer.count - len(buffer.free) for buffer in self._buffers.values()), default=0)
             if waiting:
                 raise RuntimeError(
-                    f"reset() was called while {waiting} checkpoint(s) wait for their backward: run it, or drop their outputs"
+                    f"reset() was called while {waiting} checkpoint(s) still wait for their backward:"
+                    " run it, or drop their outputs"
                 )
             self._buffers.clear()

@@ -676,9 +676,11 @@ def test_a_thread_calls_an_op_while_another_describes_it(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("op", [torch.native_batch_norm, torch._native_batch_norm_legit])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_batch_norm_in_evaluation_returns_the_statistics_that_it_used(op: Callable[..., Any], dtype: torch.dtype) -> None:
-    x = torch.randn(4, 3, 5, dtype=dtype, device="cuda", requires_grad=True)
+@pytest.mark.parametrize(("dtype", "length"), [(torch.float32, 5), (torch.float16, 5), (torch.float32, 100_000)])
+def test_batch_norm_in_evaluation_returns_the_statistics_that_it_used(
+    op: Callable[..., Any], dtype: torch.dtype, length: int
+) -> None:
+    x = torch.randn(4, 3, length, dtype=dtype, device="cuda", requires_grad=True)
     weight, bias, mean, variance = (torch.rand(3, dtype=dtype, device="cuda") + 0.5 for _ in range(4))
     result, saved_mean, saved_invstd = op(x, weight, bias, mean, variance, False, 0.1, 1e-5)
     assert torch.equal(saved_mean, mean)

@@ -12,6 +12,7 @@ import torch
 
 from .aliases import _START, _empty_on_current_device, _view, real_span, to_device
 from .decompositions import DECOMPOSITIONS
+from .decompositions.normalization import with_statistics
 
 __all__ = ["direct_kernel"]
 
@@ -32,7 +33,7 @@ def direct_kernel(name: str) -> tuple[int, _DirectKernel] | None:
     is the position of an argument: the result of the op is large only if that argument is.
     """
     make = _KERNELS.get(name)
-    if make is None or name in DECOMPOSITIONS:
+    if make is None or (make is not _batch_norm and name in DECOMPOSITIONS):
         return None
     return (1 if name == "aten::addmm" else 0), make(name)
 
@@ -144,6 +145,9 @@ def _batch_norm(name: str) -> _DirectKernel:
         result, alias = _empty_like(x)
         mean, invstd = (torch.empty(0, dtype=x.dtype, device="cpu") for _ in range(2))
         kernel(_CPU, *args, out=alias, save_mean=mean, save_invstd=invstd)
+        _, _, _, running_mean, running_var, training, _, eps = args
+        if not training:
+            _, mean, invstd = with_statistics((alias, mean, invstd), running_mean, running_var, eps)
         return result, to_device(mean, result.device), to_device(invstd, result.device)
 
     return make

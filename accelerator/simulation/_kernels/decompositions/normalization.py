@@ -28,11 +28,11 @@ def _statistics(input: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def _with_statistics(
-    results: tuple[Tensor, Tensor, Tensor], running_mean: Tensor | None, running_var: Tensor | None, training: bool, eps: float
+def with_statistics(
+    results: tuple[Tensor, Tensor, Tensor], running_mean: Tensor | None, running_var: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the statistics that evaluation used too. The CPU's kernel returns empty tensors for them."""
-    if training or running_mean is None or running_var is None:
+    if running_mean is None or running_var is None:
         return results
     invstd = (widened(running_var) + eps).rsqrt().to(running_var.dtype)
     return results[0], running_mean.clone(), invstd
@@ -49,7 +49,7 @@ def native_batch_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    return _with_statistics(results, running_mean, running_var, training, eps)
+    return results if training else with_statistics(results, running_mean, running_var, eps)
 
 
 def native_batch_norm_legit(
@@ -63,7 +63,7 @@ def native_batch_norm_legit(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     results = torch._native_batch_norm_legit(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    return _with_statistics(results, running_mean, running_var, training, eps)
+    return results if training else with_statistics(results, running_mean, running_var, eps)
 
 
 def stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -6,10 +6,10 @@ library path:
 
     preload/libcudart.so.12  preload/libcudart.so.13  preload/libcupti.so.13  preload/libnccl.so.2
     preload/libaccelerator-exit.so
-    driver/libcuda.so.1
+    driver/libcuda.so.1  driver/libcuda.so
     nvml/libnvidia-ml.so.1
     bin/nvidia-smi
-    absent/driver/libcuda.so.1  absent/nvml/libnvidia-ml.so.1
+    absent/driver/libcuda.so.1  absent/driver/libcuda.so  absent/nvml/libnvidia-ml.so.1
 
 The files under absent/ are empty. The loader finds them first, cannot load them and stops searching: this hides a real
 driver or NVML of the machine.
@@ -75,8 +75,10 @@ _LIBRARIES = (
     _Library("preload/libnccl.so.2", ("nccl*.c",), "nccl.map"),
     _Library("bin/nvidia-smi", ("smi*.c",)),
 )
-_ABSENT = ("absent/driver/libcuda.so.1", "absent/nvml/libnvidia-ml.so.1")
-_FILES = (*(library.path for library in _LIBRARIES), *_ABSENT)
+# NVIDIA's driver has this name too, and the Triton of torch 2.8 links with -lcuda.
+_LINKS = {"driver/libcuda.so": "driver/libcuda.so.1"}
+_ABSENT = ("absent/driver/libcuda.so.1", "absent/driver/libcuda.so", "absent/nvml/libnvidia-ml.so.1")
+_FILES = (*(library.path for library in _LIBRARIES), *_LINKS, *_ABSENT)
 _DIRECTORIES = sorted({os.path.dirname(name) for name in _FILES} | {"", "absent"})
 
 PRELOADED = tuple(library.path for library in _LIBRARIES if library.path.startswith("preload/"))
@@ -225,7 +227,7 @@ def _sources() -> dict[str, bytes]:
 @functools.cache
 def _source_digest() -> str:
     """Hash the sources and compiler flags."""
-    digest = hashlib.sha256(repr((_FLAGS, _LIBRARIES)).encode())
+    digest = hashlib.sha256(repr((_FLAGS, _LIBRARIES, _LINKS, _ABSENT)).encode())
     for name, content in _sources().items():
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
@@ -321,6 +323,9 @@ def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
         jobs = [pool.submit(_compile, compiler, library, scratch_directory, Path(scratch)) for library in _LIBRARIES]
         for job in jobs:
             job.result()
+    for name, target in _LINKS.items():
+        # Not a symbolic link, which could lead elsewhere; and not a copy, which would be loaded as a second driver.
+        os.link(scratch_directory / target, scratch_directory / name)
 
 
 def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Path, scratch: Path) -> None:

@@ -269,7 +269,16 @@ def test_nesting_in_a_process() -> None:
     assert done.stdout.split() == ["True", "2"], done.stderr
 
 
-@pytest.mark.parametrize(("argument", "library"), [("driver", "libcuda.so.1"), ("nvml", "libnvidia-ml.so.1")])
+def test_both_names_of_the_driver_are_one_library() -> None:
+    program = (
+        "import ctypes; a, b = (ctypes.CDLL(name) for name in ('libcuda.so', 'libcuda.so.1')); print(a._handle == b._handle)"
+    )
+    assert python(program, env=environment(base=plain())).stdout == "True\n"
+
+
+@pytest.mark.parametrize(
+    ("argument", "library"), [("driver", "libcuda.so.1"), ("driver", "libcuda.so"), ("nvml", "libnvidia-ml.so.1")]
+)
 def test_absence_hides_a_real_library(argument: str, library: str, tmp_path: Path) -> None:
     root = Path(environment()["LD_LIBRARY_PATH"].split(":")[0]).parent
     shutil.copy(next(root.glob(f"[dn]*/{library}")), tmp_path)

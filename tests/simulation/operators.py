@@ -186,6 +186,9 @@ def run(op: OpInfo, limit: int = MAX_SAMPLES) -> Outcome:
                 return Outcome("unsupported", str(error)[:150])
             except Exception as error:
                 return Outcome("error", f"{type(error).__name__}: {error}"[:300])
+            if op.name.endswith(("native_batch_norm", "native_batch_norm_legit")) and not expected[0][1].numel():
+                # In evaluation CUDA returns the statistics that it used, and the CPU empty tensors.
+                expected, actual = (expected[0][0], expected[1]), (actual[0][0], actual[1])
             if "empty" in op.name:
                 expected, actual = _zeroed(expected), _zeroed(actual)
             for a, b in zip(expected, actual, strict=True):

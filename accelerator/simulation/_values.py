@@ -28,6 +28,7 @@ __all__ = [
     "numa",
     "nvlink",
     "per_gpu",
+    "release",
     "runs_compiled_code",
     "speed",
 ]
@@ -50,9 +51,15 @@ _UNITS = {
 }
 
 
+def release(torch_version: str) -> tuple[int, int]:
+    """Return the major and minor version of a torch."""
+    major, minor = torch_version.split(".")[:2]
+    return int(major), int(minor)
+
+
 def runs_compiled_code(torch_version: str) -> bool:
     """Return whether a torch has the functions of Dynamo, Inductor and Triton that the simulation replaces."""
-    return tuple(map(int, torch_version.split(".")[:2])) >= _OLDEST_COMPILING_TORCH
+    return release(torch_version) >= _OLDEST_COMPILING_TORCH
 
 
 def count(gpus: object) -> int:

@@ -28,6 +28,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from accelerator.simulation._values import release
 from tests.simulation import cuda_statements, operators
 from tests.support import ROOT
 
@@ -194,12 +195,12 @@ def main() -> int:
         for name, rule in list(table_in_use.items()):  # nothing is refused meanwhile, so that every entry runs
             table_in_use[name] = rule._replace(refused=frozenset())
     else:
-        newer = min((v for v in tables if dtypes._version(v) > dtypes._version(version)), key=dtypes._version)
+        newer = min((v for v in tables if release(v) > release(version)), key=release)
         known = {name: set(types) for name, types in dtypes._by_op(tables[newer]["widened"]).items()}
     table = make_table(known)
     before = tables.get(version)
     tables[version] = {part: grouped(by_op) for part, by_op in table.items()}
-    FILE.write_text(json.dumps(dict(sorted(tables.items(), key=lambda item: dtypes._version(item[0]))), indent=1) + "\n")
+    FILE.write_text(json.dumps(dict(sorted(tables.items(), key=lambda item: release(item[0]))), indent=1) + "\n")
     print("nothing changed" if tables[version] == before else f"wrote the table of {version}; run it again")
     return 0
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
+from .._values import release
+
 __all__ = ["alert_for"]
 
-_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_VERSION = release(torch.__version__)
 _is_deterministic = torch._C._get_deterministic_algorithms
 _is_warn_only = torch._C._get_deterministic_algorithms_warn_only
 

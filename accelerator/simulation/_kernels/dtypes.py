@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import torch
 
+from .._values import release
+
 __all__ = ["WITHOUT_KERNELS", "DtypeRules", "dtype_rules", "raise_unsupported_dtype", "widen"]
 
 
@@ -86,16 +88,11 @@ if WITHOUT_KERNELS is not None:
 def _table() -> dict[str, DtypeRules]:
     """Return the rules by op of the newest table that is not newer than this torch, or of the oldest."""
     with open(os.path.join(os.path.dirname(__file__), "dtypes.json"), encoding="utf-8") as file:
-        tables = {_version(name): table for name, table in json.load(file).items()}
-    version = max((v for v in tables if v <= _version(torch.__version__)), default=min(tables))
+        tables = {release(name): table for name, table in json.load(file).items()}
+    version = max((v for v in tables if v <= release(torch.__version__)), default=min(tables))
     refused, widened = (_by_op(tables[version][part]) for part in ("refused", "widened"))
     none: frozenset[torch.dtype] = frozenset()
     return {name: DtypeRules(refused.get(name, none), widened.get(name, none)) for name in {*refused, *widened}}
-
-
-def _version(text: str) -> tuple[int, int]:
-    major, minor = text.split(".")[:2]
-    return int(major), int(minor)
 
 
 def _by_op(ops_by_dtypes: dict[str, str]) -> dict[str, frozenset[torch.dtype]]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from .._values import release
+
 __all__ = ["default_generator", "draw", "draw_with_generator", "raise_if_not_registered", "track_registrations"]
 
 _OFFSET_STEP = 4  # offsets of CUDA generators are multiples of it
@@ -24,7 +26,7 @@ def default_generator(index: int) -> torch.Generator:
 
 
 # From 2.15 on, torch registers a generator with the capture that draws from it first.
-_REGISTERS_ITSELF = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 15)
+_REGISTERS_ITSELF = release(torch.__version__) >= (2, 15)
 # Generators that were registered with a graph. Kept for the process, since nothing unregisters them.
 _registered: list[torch.Generator] = []
 

@@ -15,10 +15,12 @@ from typing import Any
 
 import torch
 
+from .._values import release
+
 __all__ = ["release_with_torch", "with_workspace"]
 
 _Key = tuple[int, int, int]
-_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+_VERSION = release(torch.__version__)
 _BY_CUBLAS = frozenset(
     ("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "dot", "vdot", "_addmm_activation")
 )

@@ -154,3 +154,10 @@ def test_lists_on_two_devices() -> None:
     assert [result.device for result in results] == [x.device for x in xs]
     with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
         torch.cat(xs)
+
+
+def test_which_decompositions_large_results_replace() -> None:
+    """Their kernels must return what the decomposition does: `test_kernels_simulated` compares both sizes of batch norm."""
+    large_results = sys.modules["_accelerator_simulation._kernels.large_results"]
+    decompositions = sys.modules["_accelerator_simulation._kernels.decompositions"]
+    assert large_results._KERNELS.keys() & decompositions.DECOMPOSITIONS.keys() == {"aten::native_batch_norm"}

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from .aliases import _START, _empty_on_current_device, _view, real_span, to_device
-from .decompositions import DECOMPOSITIONS
 from .decompositions.normalization import with_statistics
 
 __all__ = ["direct_kernel"]
@@ -29,11 +28,12 @@ _DirectKernel = Callable[[list[Any], dict[str, Any]], Any]
 def direct_kernel(name: str) -> tuple[int, _DirectKernel] | None:
     """Return a function that computes an op's results in memory of the current device, or None.
 
-    The function takes the arguments of the CPU's kernel, and returns None if it does not handle them. The number in the result
+    The function takes the arguments of the CPU's kernel, and returns None if it does not handle them. It replaces the op's
+    decomposition too, if there is one, and then has the same results. The number in the result
     is the position of an argument: the result of the op is large only if that argument is.
     """
     make = _KERNELS.get(name)
-    if make is None or (make is not _batch_norm and name in DECOMPOSITIONS):
+    if make is None:
         return None
     return (1 if name == "aten::addmm" else 0), make(name)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -38,32 +40,21 @@ def with_statistics(
     return results[0], running_mean.clone(), invstd
 
 
-def native_batch_norm(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    results = torch.native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    return results if training else with_statistics(results, running_mean, running_var, eps)
+def _batch_norm(kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    def batch_norm(
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        training: bool,
+        momentum: float,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        results = kernel(input, weight, bias, running_mean, running_var, training, momentum, eps)
+        return results if training else with_statistics(results, running_mean, running_var, eps)
 
-
-def native_batch_norm_legit(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    results = torch._native_batch_norm_legit(input, weight, bias, running_mean, running_var, training, momentum, eps)
-    return results if training else with_statistics(results, running_mean, running_var, eps)
+    return batch_norm
 
 
 def stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -183,8 +174,8 @@ def rms_norm_backward(
 
 
 DECOMPOSITIONS = {
-    "aten::native_batch_norm": native_batch_norm,
-    "aten::_native_batch_norm_legit": native_batch_norm_legit,
+    "aten::native_batch_norm": _batch_norm(torch.native_batch_norm),
+    "aten::_native_batch_norm_legit": _batch_norm(torch._native_batch_norm_legit),
     "aten::batch_norm_stats": stats,
     "aten::batch_norm_elemt": elemt,
     "aten::batch_norm_elemt.out": elemt_out,

@@ -262,10 +262,15 @@ class Call:
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
+def _has_one_address(value: Any) -> bool:
+    """Return whether a value is a dense CUDA tensor."""
+    return isinstance(value, _Tensor) and value.is_cuda and value.layout is torch.strided and not value.is_nested
+
+
 def _unowned(value: Any) -> Any:
-    """Return arguments whose CUDA tensors do not keep their memory allocated."""
-    if isinstance(value, _Tensor):
-        return unowned(value) if value.is_cuda and value.layout is torch.strided and not value.is_nested else value
+    """Return arguments whose dense CUDA tensors do not keep their memory allocated."""
+    if _has_one_address(value):
+        return unowned(value)
     if isinstance(value, (list, tuple)):
         return [_unowned(item) for item in value]
     return {name: _unowned(item) for name, item in value.items()} if isinstance(value, dict) else value
@@ -277,7 +282,7 @@ def _device_addresses(values: Any) -> list[int]:
     for value in values:
         if isinstance(value, (list, tuple)):
             addresses += _device_addresses(value)
-        elif isinstance(value, _Tensor) and value.is_cuda and value.layout is torch.strided and not value.is_nested:
+        elif _has_one_address(value):
             addresses.append(value.data_ptr())
     return [address for address in addresses if address]
 

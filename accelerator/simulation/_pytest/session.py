@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
 import types
-from pathlib import Path
 
 import pytest
 
 from .. import _run
 from .._environment import environment
+from .._state_folder import state_folder
 from . import python
 
 
@@ -25,9 +24,9 @@ class SimulatedSession:
 
     def run(self) -> int:
         """Run the replacing pytest on this terminal and return its exit status."""
-        with tempfile.TemporaryDirectory(prefix="accelerator-simulation-") as directory:
+        with state_folder() as folder:
             try:
-                machine = environment(self._gpus, memory=self._memory, state=Path(directory, "state"))
+                machine = environment(self._gpus, memory=self._memory, state=folder / "state")
             except ValueError as error:
                 raise pytest.UsageError(str(error)) from None
             except RuntimeError as error:

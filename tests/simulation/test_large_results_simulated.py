@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 aten = torch.ops.aten
+aliases: Any = sys.modules["_accelerator_simulation._kernels.aliases"]
 dispatch: Any = sys.modules["_accelerator_simulation._kernels.dispatch"]
 
 Function = Callable[[torch.Tensor], Any]
@@ -22,6 +23,9 @@ COMPUTED_IN_PLACE: dict[str, Function] = {
     "mul": lambda x: x * x,
     "div": lambda x: x / x,
     "pow": lambda x: x**2,
+    "number": lambda x: x * 2,
+    "number_": lambda x: x.clone().div_(3),
+    "subtracted_number": lambda x: torch.sub(x, 2.5, alpha=2),
     "relu": lambda x: x.relu(),
     "threshold_backward": lambda x: aten.threshold_backward(x, x, 0),
     "gelu": lambda x: F.gelu(x, approximate="tanh"),
@@ -34,6 +38,8 @@ COMPUTED_IN_PLACE: dict[str, Function] = {
     "addmm": lambda x: torch.addmm(x.view(-1)[:240], x.view(-1, 40), x.view(40, -1)[:, :240]),
     "batch_norm": lambda x: aten.native_batch_norm(x, None, None, None, None, True, 0.1, 1e-5),
     "eval_batch_norm": lambda x: F.batch_norm(x, x[0, :, 0, 0], x[0, :, 0, 1].abs()),
+    "max_pool": lambda x: F.max_pool2d(x, 2, return_indices=True),
+    "strided_max_pool": lambda x: F.max_pool2d(x, (3, 2), (1, 3), return_indices=True),
     "max_pool_backward": lambda x: aten.max_pool2d_with_indices_backward(
         x[..., ::2, ::2].contiguous(), x, [2, 2], [2, 2], [0, 0], [1, 1], False, F.max_pool2d(x, 2, return_indices=True)[1]
     ),
@@ -43,7 +49,13 @@ COPIED: dict[str, Function] = {
     "promoted": lambda x: x * x.double(),
     "transposed": lambda x: x.transpose(-1, -2) + x,
     "channels_last": lambda x: x.to(memory_format=torch.channels_last).relu(),
-    "scalar": lambda x: x * 2,
+    "complex_number": lambda x: x * 2j,
+    "complex_exponent": lambda x: x**2j,
+    "padded_max_pool": lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True),
+    "dilated_max_pool": lambda x: F.max_pool2d(x, 2, 2, 0, 3, return_indices=True),
+    "ceiled_max_pool": lambda x: F.max_pool2d(x, 3, 2, ceil_mode=True, return_indices=True),
+    "max_pool_of_three_dimensions": lambda x: F.max_pool2d(x.flatten(0, 1), 2, return_indices=True),
+    "divided_integers_by_a_number": lambda x: x.int() / 2,
     "integers": lambda x: x.int() + x.int(),
     "divided_integers": lambda x: x.int() / x.int(),
     "half": lambda x: x.half() + x.half(),
@@ -80,10 +92,10 @@ def test_no_result_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     function(x)
     copies: list[int] = []
     copy = dispatch._copy_many
-    monkeypatch.setattr(dispatch, "_copy_many", lambda to, of, nbytes: (copies.append(nbytes), copy(to, of, nbytes)))
+    for module in (dispatch, aliases):
+        monkeypatch.setattr(module, "_copy_many", lambda to, of, nbytes: (copies.append(nbytes), copy(to, of, nbytes)))
     result = function(x)
-    # Max pooling's results and the slice are copied.
-    assert len(copies) == (3 if name == "max_pool_backward" else 0)
+    assert len(copies) == (1 if name == "max_pool_backward" else 0)  # the slice is
     assert result is not None
 
 
@@ -94,6 +106,13 @@ def test_errors_are_torchs() -> None:
         x + random_tensor(300, 199).cuda()
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         x @ x
+    images = random_tensor(2, 3, 80, 80).cuda()
+    F.max_pool2d(images, 2)
+    with pytest.raises(RuntimeError, match="Output size is too small"):
+        F.max_pool2d(images, 81)
+    for step in (0, -1):
+        with pytest.raises(RuntimeError, match="stride"):
+            F.max_pool2d(images, 2, step)
     with pytest.raises(RuntimeError, match="Boolean inputs not supported"):
         torch.ones(300, 600, dtype=torch.bool, device="cuda").relu()
 

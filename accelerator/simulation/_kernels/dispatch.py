@@ -106,7 +106,7 @@ def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable
         compute, is_cast = described.plain_function, described.is_cast
         is_single, has_results = len(described.results) == 1, bool(described.results)
         returns_first = described.is_plain and has_results and described.results[0] is not None
-        takes_tensor = tuple(argument in described.tensor_names for argument in described.names)
+        takes_tensor = tuple(described.takes_only_tensor(position) for position in range(len(described.names)))
         make_result = direct_kernel(name) if described.is_plain else None
         op = described
         is_plain = described.is_plain  # last: from then on other threads take the fast path

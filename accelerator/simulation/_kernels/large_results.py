@@ -80,12 +80,16 @@ def _is_simple(tensor: torch.Tensor) -> bool:
 
 
 def _pointwise(name: str) -> _DirectKernel:
-    """Make results of the size and type of the arguments, if these have one size and type."""
+    """Make results of the size and type of the first argument, if the other tensors have them too."""
     kernel = _out_kernel(name)
 
     def make(args: list[Any], kwargs: dict[str, Any]) -> Any:
         first = args[0]
-        for value in args:
+        if not _is_simple(first):
+            return None
+        for value in args[1:]:
+            if isinstance(value, complex):
+                return None
             if isinstance(value, _Tensor) and (
                 not _is_simple(value) or value.shape != first.shape or value.dtype != first.dtype
             ):
@@ -117,6 +121,28 @@ def _product(name: str) -> _DirectKernel:
         result, alias = _empty(size, (size[1], 1), left.dtype)
         kernel(args, kwargs, alias)
         return result
+
+    return make
+
+
+def _max_pool(name: str) -> _DirectKernel:
+    """Compute the maxima of windows without padding or dilation, and their indices."""
+    kernel = torch._C._get_operation_overload(name, "out")[1]
+
+    def make(args: list[Any], kwargs: dict[str, Any]) -> Any:
+        x, window, *others = args
+        step = others[0] if others and others[0] else window
+        if kwargs or len(others) > 1 or len(window) != 2 or len(step) != 2 or not _is_simple(x) or x.dim() != 4:
+            return None
+        batch, channels, *inner = x.shape
+        if min(*window, *step) < 1 or inner[0] < window[0] or inner[1] < window[1]:
+            return None
+        height, width = ((n - k) // s + 1 for n, k, s in zip(inner, window, step, strict=True))
+        size, stride = (batch, channels, height, width), (channels * height * width, height * width, width, 1)
+        result, alias = _empty(size, stride, x.dtype)
+        indices, alias_of_indices = _empty(size, stride, torch.int64)
+        kernel(_CPU, *args, out=alias, indices=alias_of_indices)
+        return result, indices
 
     return make
 
@@ -158,6 +184,7 @@ _KERNELS: dict[str, Callable[[str], _DirectKernel]] = {
     "aten::relu": _relu,
     "aten::mm": _product,
     "aten::addmm": _product,
+    "aten::max_pool2d_with_indices": _max_pool,
     "aten::max_pool2d_with_indices_backward": _max_pool_backward,
     "aten::native_batch_norm": _batch_norm,
 }

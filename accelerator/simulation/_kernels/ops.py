@@ -163,6 +163,11 @@ class Op:
         is_simple = self.is_dense and not self.is_random and not self.is_copy and not self.out
         return is_simple and tensors and (writes_first or is_pure)
 
+    def takes_only_tensor(self, position: int) -> bool:
+        """Return whether the CPU's kernel gets a wrong result type or an error from a number instead of this tensor."""
+        converts = position and self.short_name.rstrip("_") in _CONVERTS_SCALARS
+        return not converts and self.names[position] in self.tensor_names
+
     def _scalar_overload(self, scalars: frozenset[str]) -> Op | None:
         """Return the overload that takes numbers for these arguments, or None."""
         if scalars not in self._scalar_overloads:

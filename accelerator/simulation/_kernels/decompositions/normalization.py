@@ -1,13 +1,20 @@
-"""Batch norm, batch norm across processes, and the backward of the fused RMS norm."""
+"""Batch norm, batch norm across processes, layer norm, and the backward of the fused RMS norm.
+
+CUDA's kernels compute half types as float and save the statistics as float. The CPU's kernels round some intermediate values,
+and save the statistics in the parameters' type.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .common import compute_type, widened, write
+from .common import compute_type, is_half, widened, widened_or_none, write
+
+_aten = torch.ops.aten
 
 
 def _per_channel(statistic: Tensor, like: Tensor) -> Tensor:
@@ -51,10 +58,71 @@ def _batch_norm(kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callabl
         momentum: float,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if is_half(input):
+            running = [running_mean, running_var]
+            wide = [widened_or_none(tensor) for tensor in (weight, bias, *running)]
+            output, mean, invstd = batch_norm(input.float(), *wide, training, momentum, eps)
+            for narrow, updated in zip(running, wide[2:], strict=True):
+                if training and narrow is not None and updated is not None and narrow is not updated:
+                    narrow.copy_(updated)
+            return output.to(input.dtype), mean, invstd
         results = kernel(input, weight, bias, running_mean, running_var, training, momentum, eps)
         return results if training else with_statistics(results, running_mean, running_var, eps)
 
     return batch_norm
+
+
+def batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)
+    if not is_half(input):
+        return _aten.native_batch_norm_backward(*tensors, train, eps, output_mask)
+    grads = _aten.native_batch_norm_backward(*map(widened_or_none, tensors), train, eps, output_mask)
+    return _rounded(grads, (input, weight, weight))
+
+
+def layer_norm(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not is_half(input):
+        return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
+    wide = map(widened_or_none, (weight, bias))
+    output, mean, rstd = torch.native_layer_norm(input.float(), normalized_shape, *wide, eps)
+    return output.to(input.dtype), mean, rstd
+
+
+def layer_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: list[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    rest = (mean, rstd, weight, bias)
+    if not is_half(input):
+        return _aten.native_layer_norm_backward(grad_out, input, normalized_shape, *rest, output_mask)
+    wide = map(widened_or_none, rest)
+    grads = _aten.native_layer_norm_backward(grad_out.float(), input.float(), normalized_shape, *wide, output_mask)
+    return _rounded(grads, (input, weight, bias))
+
+
+def _rounded(grads: tuple[Tensor | None, ...], models: tuple[Tensor | None, Tensor | None, Tensor | None]) -> Any:
+    """Return gradients in the types of the tensors that they belong to."""
+    pairs = zip(grads, models, strict=True)
+    return tuple(grad if grad is None or model is None else grad.to(model.dtype) for grad, model in pairs)
 
 
 def stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -176,6 +244,9 @@ def rms_norm_backward(
 DECOMPOSITIONS = {
     "aten::native_batch_norm": _batch_norm(torch.native_batch_norm),
     "aten::_native_batch_norm_legit": _batch_norm(torch._native_batch_norm_legit),
+    "aten::native_batch_norm_backward": batch_norm_backward,
+    "aten::native_layer_norm": layer_norm,
+    "aten::native_layer_norm_backward": layer_norm_backward,
     "aten::batch_norm_stats": stats,
     "aten::batch_norm_elemt": elemt,
     "aten::batch_norm_elemt.out": elemt_out,

@@ -49,6 +49,7 @@ SAMPLES, RUNS = 40, 8  # the database has up to thousands of samples of an entry
 ALSO_REFUSED = {
     "convolution": "uint8 int8 int16 int32 int64",
     "native_dropout": "bool uint8 int8 int16 int32 int64",
+    "_upsample_bicubic2d_aa": "uint8",
     "max_pool2d_with_indices": "uint8 int8 int16 int32 int64",
 }
 # These support every type, and the database has no entries of them.

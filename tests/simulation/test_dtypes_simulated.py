@@ -82,6 +82,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: F.avg_pool2d(ints(1, 4, 4, dtype=torch.int64), 2),
         "\"avg_pool2d_out_cuda_frame\" not implemented for 'Long'",
     ),
+    "antialiased upsampling": (
+        lambda: F.interpolate(ints(1, 1, 4, 4, dtype=torch.uint8), scale_factor=2, mode="bicubic", antialias=True),
+        "\"upsample_bilinear2d_out_frame\" not implemented for 'Byte'",
+    ),
     "histc": (lambda: torch.histc(torch.ones(4, device="cuda").half()), "\"histc\" not implemented for 'Half'"),
     "dropout": (lambda: F.dropout(ints(8)), "\"fused_dropout\" not implemented for 'Int'"),
 }

@@ -59,13 +59,13 @@ def _batch_norm(kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callabl
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         if is_half(input):
-            running = [running_mean, running_var]
-            wide = [widened_or_none(tensor) for tensor in (weight, bias, *running)]
-            output, mean, invstd = batch_norm(input.float(), *wide, training, momentum, eps)
-            for narrow, updated in zip(running, wide[2:], strict=True):
-                if training and narrow is not None and updated is not None and narrow is not updated:
-                    narrow.copy_(updated)
-            return output.to(input.dtype), mean, invstd
+            mean, var = widened_or_none(running_mean), widened_or_none(running_var)
+            wide_weight, wide_bias = widened_or_none(weight), widened_or_none(bias)
+            results = batch_norm(input.float(), wide_weight, wide_bias, mean, var, training, momentum, eps)
+            for running, updated in ((running_mean, mean), (running_var, var)):
+                if training and running is not None and updated is not None and running is not updated:
+                    running.copy_(updated)
+            return results[0].to(input.dtype), results[1], results[2]
         results = kernel(input, weight, bias, running_mean, running_var, training, momentum, eps)
         return results if training else with_statistics(results, running_mean, running_var, eps)
 
@@ -96,8 +96,8 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not is_half(input):
         return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
-    wide = map(widened_or_none, (weight, bias))
-    output, mean, rstd = torch.native_layer_norm(input.float(), normalized_shape, *wide, eps)
+    wide_weight, wide_bias = widened_or_none(weight), widened_or_none(bias)
+    output, mean, rstd = torch.native_layer_norm(input.float(), normalized_shape, wide_weight, wide_bias, eps)
     return output.to(input.dtype), mean, rstd
 
 

@@ -156,6 +156,8 @@ SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
     "masked_select": lambda x: x.masked_select(x > 0),
     "mask_assignment": lambda x: x.__setitem__(x > 0, x[:1].expand(3)),
     "mask_assignment_of_one": lambda x: x.__setitem__(x > 0, x[0]),
+    "index_on_the_host": lambda x: x[torch.tensor([0, 2])],
+    "assignment_by_an_index_on_the_host": lambda x: x.__setitem__(torch.tensor([0, 2]), x[0].clone()),
     "unique": lambda x: x.unique(),
     "unique_consecutive": lambda x: x.unique_consecutive(),
     "equal": lambda x: x.equal(x),

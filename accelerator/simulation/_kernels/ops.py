@@ -135,9 +135,12 @@ class Op:
             # The host need not read the size of the output if the caller gives it.
             is_sized = self.short_name == "repeat_interleave" and self.bind(args, kwargs).get("output_size") is not None
             return self._is_data_dependent and not is_sized
-        # A mask becomes indices, whose number the host reads.
         arguments = self.bind(args, kwargs)
-        masks = [index.dtype in (torch.bool, torch.uint8) for index in arguments["indices"] if index is not None]
+        indices = [index for index in arguments["indices"] if index is not None]
+        if any(index.is_cpu for index in indices):
+            return True  # torch first copies it to the device
+        # A mask becomes indices, whose number the host reads.
+        masks = [index.dtype in (torch.bool, torch.uint8) for index in indices]
         values = arguments.get("values")
         if values is not None and values.is_cpu and values.numel() == 1 and not arguments.get("accumulate"):
             return not all(masks)  # torch fills through the masks and needs no indices

@@ -1,4 +1,4 @@
-"""Arguments of every kind: one traversal finds their tensors and copies what holds them, whatever the mode."""
+"""Tests of the arguments of checkpoints in every mode: containers, other objects, and wrong types."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Slotted:
 
 
 class Table(dict[str, Any]):
-    """A dict whose items are attributes too."""
+    """A dict whose items are also attributes."""
 
     def __getattr__(self, name: str) -> Any:
         return self[name]
@@ -61,7 +61,7 @@ class Linked(tuple[Any, ...]):
 
 @dataclass
 class Output(OrderedDict[str, Any]):
-    """A dataclass that is a dict too, as the outputs of many models are."""
+    """A dataclass that is also a dict, as the outputs of many models are."""
 
     one: torch.Tensor
     two: Any
@@ -223,7 +223,7 @@ def test_the_history_of_an_argument_is_not_there_in_the_recomputation(mode: str)
         with pytest.raises(RuntimeError, match="not have been used in the graph"):
             run(MODES[mode])
     else:
-        # A group of one rank keeps the tensor itself.
+        # With a single rank, the checkpoint keeps the tensor itself, with its history.
         run(MODES[mode])
 
 

@@ -1,4 +1,4 @@
-"""Contiguous buffers: threads that take slots at the same time, and freeing."""
+"""Tests of contiguous buffers: threads that take slots at the same time, and freeing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def take(buffers: Buffers, position: int = 0) -> Slot:
 
 
 def test_two_threads_share_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one thread allocates the buffer, another wants a slot of it."""
+    """A thread takes a slot while another thread allocates the buffer."""
     buffers, slots, sizes = Buffers(2), [], []
     other_allocates = threading.Event()
     other = threading.Thread(target=lambda: slots.append(take(buffers)))

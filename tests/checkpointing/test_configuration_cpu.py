@@ -1,4 +1,4 @@
-"""What configure() takes, what it refuses, and that a refusal changes nothing."""
+"""Tests of configure(): the arguments that it accepts, those that it rejects, and that a rejected call changes nothing."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_an_mpu_of_size_one_needs_no_process_group() -> None:
 
 @pytest.mark.parametrize(("first", "second"), [("tensor_model", "slice"), ("slice", "model"), ("tensor_model", "model")])
 def test_an_mpu_with_several_groups(first: str, second: str) -> None:
-    """The group of the preferred prefix is used, whose single rank needs no process group; the other one is not a group."""
+    """configure() uses the preferred prefix: its single rank needs no process group. The other prefix would be an error."""
     mpu: Any = type("SeveralGroups", (), {})()
     for prefix, size in ((first, 1), (second, 2)):
         for suffix, value in (("rank", 0), ("world_size", size), ("group", None)):
@@ -216,7 +216,7 @@ def test_synchronize_and_profile_with_nesting() -> None:
     assert set(times) == {"Linear", outer.__qualname__}
     assert times[outer.__qualname__].calls == 3
     assert times[outer.__qualname__].recomputations == 3
-    # Inner regions run once more within each recomputation of the outer one.
+    # The inner checkpoint runs in each forward, and again in each recomputation of the outer function.
     assert times["Linear"].calls == 6
     assert times["Linear"].recomputations == 3
     assert times[outer.__qualname__].forward_seconds > 0

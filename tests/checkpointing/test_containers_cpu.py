@@ -1,4 +1,4 @@
-"""Containers as arguments: only exact types are rebuilt, all others reach the function untouched."""
+"""Tests of containers as arguments: exact types are copied, all others are passed through unchanged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Inherited(Plain):
 
 
 class Recording(dict[str, Tensor]):
-    """Records the order in which items were set."""
+    """A dict that records the order in which its items were set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Recording(dict[str, Tensor]):
 
 
 class Scaling(dict[str, Tensor]):
-    """Changes what is set."""
+    """A dict that changes the values that are set."""
 
     def __setitem__(self, key: str, value: Tensor) -> None:
         super().__setitem__(key, value * 2)
 
 
 class Renaming(dict[str, Tensor]):
-    """Changes its keys."""
+    """A dict that changes its keys."""
 
     def __setitem__(self, key: str, value: Tensor) -> None:
         super().__setitem__(key.upper(), value)
@@ -73,7 +73,7 @@ class Renaming(dict[str, Tensor]):
 
 
 class OwnItems(dict[str, Tensor]):
-    """Shows other items than it has."""
+    """A dict whose ``items()`` returns other items than it holds."""
 
     def items(self) -> Any:
         return [("one", torch.zeros(3))]
@@ -156,7 +156,7 @@ class Extended:
 
 @dataclasses.dataclass
 class ModelOutput(OrderedDict[str, Tensor]):
-    """As in transformers: a dataclass and a dict, with its items as attributes."""
+    """A dataclass that is also a dict, like the outputs of transformers."""
 
     one: Tensor
     two: Tensor
@@ -175,7 +175,7 @@ class ModelOutput(OrderedDict[str, Tensor]):
 
 
 class TensorDict:
-    """As in tensordict: a batch of tensors that is not a dict."""
+    """A batch of tensors that is not a dict, like tensordict's class."""
 
     def __init__(self, source: dict[str, Tensor]) -> None:
         self._source = source
@@ -186,7 +186,7 @@ class TensorDict:
 
 
 class Attrs:
-    """As attrs makes a slotted, frozen class."""
+    """A slotted, frozen class, like those that attrs makes."""
 
     __slots__ = ("__weakref__", "one", "two")
     __attrs_attrs__ = ("one", "two")
@@ -200,7 +200,7 @@ class Attrs:
 
 
 class Pydantic:
-    """As pydantic's models: fields in ``__dict__``, assignment checked."""
+    """A class with its fields in ``__dict__`` and checked assignments, like pydantic's models."""
 
     def __init__(self, **data: Tensor) -> None:
         object.__setattr__(self, "__dict__", data)
@@ -276,7 +276,7 @@ CASES = {**REBUILT, **PASSED_THROUGH}
 
 
 def state_of(container: Any) -> Any:
-    """What can be compared of a container: its items and attributes, tensors by identity."""
+    """Return the items and attributes of a container, with the identity of each tensor."""
 
     def plain(item: Any) -> Any:
         return id(item) if isinstance(item, torch.Tensor) else copy.copy(item)

@@ -1,4 +1,4 @@
-"""The behaviors that DeepSpeed's own tests of its checkpoints check, and its helpers."""
+"""Tests of the behavior that DeepSpeed's own tests of checkpoints check, and of DeepSpeed's helper functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Masked(nn.Module):
 
 
 class Functional(nn.Module):
-    """A linear layer and what is done to its output."""
+    """A linear layer and tanh, followed by a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], dict[str, Any]]
 
 
 def run(name: str, ckpt: Callable[..., Any]) -> tuple[list[Any], list[Any]]:
-    """The outputs, and the gradients of inputs and parameters."""
+    """Return the outputs, and the gradients of inputs and parameters."""
     torch.manual_seed(0)
     make, args, kwargs = CASES[name]
     module, args, kwargs = make(), copy.deepcopy(args), copy.deepcopy(kwargs)
@@ -182,7 +182,7 @@ def test_helpers_refuse_what_does_not_fit() -> None:
         checkpointing.partition_activations([torch.ones(1)], False, True)
 
 
-# In a world without communication, of any size; then what is asked is printed as rank size, elements, start and size of a part.
+# Prints [world size, rank, elements, start of the part, size of the part]. The backend "fake" needs no other processes.
 PARTS = """
 import json, sys, torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -202,8 +202,8 @@ print(json.dumps(found))
 """
 
 
-def parts(*asked: tuple[int, list[int]]) -> list[list[int]]:
-    return json.loads(support.run(PARTS, support.plain_environment(), json.dumps(asked)))  # type: ignore[no-any-return]
+def parts(*worlds: tuple[int, list[int]]) -> list[list[int]]:
+    return json.loads(support.run(PARTS, support.plain_environment(), json.dumps(worlds)))  # type: ignore[no-any-return]
 
 
 def test_where_parts_start() -> None:
@@ -220,8 +220,8 @@ def test_where_parts_start() -> None:
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
 def test_parts_start_where_deepspeeds_do() -> None:
-    # DeepSpeed's have to divide; where they do not, it says a place between two elements, rounded down, and no size.
-    asked = [(world, [world * part for part in (0, 1, 2, 7, 1000)]) for world in range(1, 17)]
+    # DeepSpeed supports only sizes that the number of ranks divides. Otherwise it rounds the start down, and the size fails.
+    worlds = [(world, [world * part for part in (0, 1, 2, 7, 1000)]) for world in range(1, 17)]
     theirs = """
     import json, sys, torch
     from deepspeed.runtime.activation_checkpointing import checkpointing
@@ -236,6 +236,6 @@ def test_parts_start_where_deepspeeds_do() -> None:
                 found.append([world, rank, size, start, length])
     print(json.dumps(found))
     """
-    expected = json.loads(support.run(theirs, support.plain_environment(), json.dumps(asked)).splitlines()[-1])
+    expected = json.loads(support.run(theirs, support.plain_environment(), json.dumps(worlds)).splitlines()[-1])
     assert len(expected) == 5 * sum(range(1, 17))
-    assert parts(*asked) == expected
+    assert parts(*worlds) == expected

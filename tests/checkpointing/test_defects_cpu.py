@@ -1,4 +1,4 @@
-"""What DeepSpeed's checkpoints get wrong, each by the number or the name it has in the list of its defects."""
+"""Tests of defects of DeepSpeed's checkpoints that ours must not have. Tests of one defect share a number."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_2_tensors_that_do_not_divide_are_padded(size: int) -> None:
 
 
 def test_3_what_is_partitioned_is_decided_once() -> None:
-    # Between size and size squared elements the part itself has fewer elements than there are ranks.
+    # The part of a small tensor may have fewer elements than there are ranks. DeepSpeed then does not gather it.
     checkpointing.configure()
     x = torch.arange(3.0)
     assert partition.is_activation(x, 2)
@@ -105,7 +105,7 @@ def test_4_random_states_are_restored_after_an_exception(ckpt: Callable[..., Any
         return sin_exp(h)
 
     out = ckpt(function, leaf(8))
-    # Without further draws the recomputation would end where the forward did.
+    # Without these draws, the states would be equal even if nothing restored them.
     torch.rand(3)
     with tracker.fork("a"):
         torch.rand(3)
@@ -289,7 +289,7 @@ def test_strides_come_back(mode: dict[str, Any]) -> None:
         received.clear()
         checkpointing.checkpoint(function, view).sum().backward()
         assert received[0] == received[1] == view.stride()
-        # A buffer has slots of one size.
+        # All slots of a buffer have one size, and the next view may have another one.
         if mode.get("contiguous_checkpointing"):
             checkpointing.reset()
 

@@ -1,4 +1,4 @@
-"""Checkpoints on two simulated GPUs: their generators, default devices, threads and copies that are under way."""
+"""Tests on two simulated GPUs: random generators, default devices, threads, asynchronous copies and forked children."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEBIBYTE = 2**20
 
 @pytest.fixture(autouse=True)
 def _initialized_without_default_device() -> Iterator[None]:
-    # torch.cuda.default_generators is empty before.
+    # torch.cuda.default_generators is empty until CUDA is initialized.
     torch.cuda.init()
     yield
     torch.set_default_device(None)
@@ -27,7 +27,7 @@ def _initialized_without_default_device() -> Iterator[None]:
 
 @pytest.mark.parametrize("backend", [None, "cpu"])
 def test_the_devices_of_the_arguments_count(backend: str | None) -> None:
-    # With the CPU standing in for the accelerator, tensors on a GPU are recomputed as they were computed all the same.
+    # The state of a tensor's GPU is restored even if ACCELERATOR_BACKEND=cpu.
     code = """
         import os, torch
         from accelerator import checkpointing
@@ -143,8 +143,8 @@ def test_a_device_thread_recomputes_under_the_default_device() -> None:
 
 
 def test_a_gradient_on_another_device_inside_of_the_recomputation() -> None:
-    # Each device has a thread of autograd's. Device 0's recomputes and needs a gradient of device 1, whose thread comes to
-    # the same checkpoint meanwhile.
+    # Autograd has a thread for each device. The thread of device 0 recomputes and needs a gradient of device 1. Meanwhile the
+    # thread of device 1 reaches the same checkpoint.
     code = """
         import os, threading, time, torch
         from accelerator import checkpointing
@@ -168,7 +168,7 @@ def test_a_gradient_on_another_device_inside_of_the_recomputation() -> None:
             assert a.grad is not None and b.grad is not None
             assert len(set(runs)) >= 2
         print("done", flush=True)
-        # What autograd's threads do when a process ends is not the point.
+        # Skips the end of autograd's threads, which is not tested here.
         os._exit(0)
     """
     assert "done" in support.run(code, support.simulated_environment(gpus=2), timeout=60)
@@ -205,7 +205,7 @@ def test_one_recomputation_serves_the_threads_of_two_devices() -> None:
 
 
 class Recorder:
-    """Notes which streams a tensor was recorded on when it was let go."""
+    """Records the tensors and the streams of all calls of ``Tensor.record_stream``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.streams: list[tuple[int, torch.Stream]] = []
@@ -251,7 +251,7 @@ def test_a_gradient_that_needs_only_the_last_checkpoint() -> None:
     weight = torch.ones(1, device="cuda", requires_grad=True)
     last = checkpointing.checkpoint(lambda h, w: h.sin() * w, h, weight)
     inputs.clear()
-    # The input of the sixth is fetched ahead, and never taken.
+    # The input of the sixth checkpoint is prefetched, but this backward does not reach that checkpoint.
     torch.autograd.grad(last.sum(), weight)
     del h, last, weight
     torch.cuda.synchronize()
@@ -337,8 +337,8 @@ assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(on_
 
 
 def test_checkpoints_in_a_forked_child() -> None:
-    # The child cannot use the accelerator of its parent. Its checkpoints run on the CPU. The parent runs no backward, because
-    # autograd works in no child of a process that has run one on a GPU.
+    # The child cannot use the accelerator of its parent, so its checkpoints run on the CPU. The parent runs no backward: after
+    # a backward on a GPU, autograd does not work in forked children.
     program = """
 import os, traceback, torch
 from accelerator import checkpointing

@@ -1,4 +1,4 @@
-"""The engine against no checkpointing at all and against torch's own checkpoint: the same cases through all of them."""
+"""Tests of both checkpoint functions. The same cases run without checkpoints and with torch's checkpoint."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def counted(ckpt: Checkpoint, early: bool = True) -> int:
 
 @pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
 def test_early_stop(ckpt: Checkpoint) -> None:
-    # The tensors are small.
+    # If our checkpoint ignores the switch, it does not stop early, because the tensors are small.
     assert counted(ckpt) == (1 if TELLS_EARLY_STOP or ckpt is torchs else 2)
     assert counted(ckpt, early=False) == 2
 
@@ -234,7 +234,7 @@ def test_debug_notices_values_that_differ() -> None:
 
 
 def test_debug_compares_conjugates_too() -> None:
-    """A conjugate is a view that is not computed before somebody needs it, and has no bytes of its own to compare."""
+    """A conjugate is a lazy view. It has no bytes to compare until torch computes it."""
     runs: list[int] = []
 
     def square(a: torch.Tensor) -> torch.Tensor:
@@ -296,14 +296,14 @@ def test_in_place_edit_of_a_nested_argument_is_an_error() -> None:
     a = x() * 1
     out = checkpointing.checkpoint(lambda a: a[0]["a"].sin().exp(), [{"a": a}])
     a.add_(1)
-    # torch 2.6 does not tell which hooks are in force, so that there torch itself holds the tensors and finds out.
+    # torch 2.6 does not report the active hooks. There autograd saves the arguments, and its error does not name them.
     which = r"argument 0\[0\]\['a'\]" if bindings.innermost_hooks else ""
     with pytest.raises(RuntimeError, match="modified by an inplace operation.*" + which):
         out.sum().backward()
 
 
 def test_in_place_edit_in_the_middle_is_an_error() -> None:
-    # torch's own does not notice and returns wrong gradients.
+    # torch's checkpoint does not detect this edit and returns wrong gradients.
     def function(a: torch.Tensor) -> torch.Tensor:
         b = a.sin()
         c = b.cos()
@@ -336,7 +336,7 @@ def test_exception_in_forward(ckpt: Checkpoint) -> None:
 
     with pytest.raises(ValueError, match="mine"):
         ckpt(function, x())
-    # No hook is left behind.
+    # The checkpoint has removed its hooks.
     a = x()
     a.sin().sum().backward()
     assert torch.equal(a.grad, a.cos())
@@ -363,7 +363,7 @@ def test_exception_in_the_recomputation(ckpt: Checkpoint) -> None:
         assert torch.is_autocast_enabled("cpu")
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.is_grad_enabled()
-    # The checkpoint is as it was: another backward recomputes it.
+    # Another backward can recompute the same checkpoint.
     out.sum().backward()
     assert a.grad is not None
 
@@ -422,7 +422,7 @@ def test_memory_inside_is_freed_and_inputs_die_with_the_graph() -> None:
         out.sum().backward()
         assert inside[1]() is None
         assert reference() is None
-        # Dropped without a backward.
+        # The graph may also be deleted without a backward.
         h = x() * 1
         reference = weakref.ref(h)
         out = checkpointing.checkpoint(function, h)

@@ -1,4 +1,4 @@
-"""Checkpointing on two simulated GPUs: memory, streams, copies and random numbers drawn."""
+"""Tests on two simulated GPUs: device memory, pinned memory, streams, copies and random numbers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SIZE = MEBIBYTE
 
 
 def on_device() -> int:
-    """Bytes that are allocated, without what earlier tests left to the garbage collector."""
+    """Return the allocated bytes, after a collection of the garbage of earlier tests."""
     gc.collect()
     return torch.cuda.memory_allocated()
 
 
 def on_host() -> int | None:
-    """Bytes of pinned memory in use, where this torch counts them."""
+    """Return the bytes of pinned memory in use, None if this torch does not count them."""
     statistics: Any = getattr(torch.cuda, "host_memory_stats", dict)()
     count: int | None = statistics.get("active_bytes.current", statistics.get("allocated_bytes.current"))
     return count
@@ -70,18 +70,18 @@ def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
     acc.empty_host_cache()
     pinned = on_host()
     h = forward(x)
-    # The output, and the last input, which backward needs first.
+    # The output and the last input, which backward needs first, stay on the device.
     assert on_device() - before == 2 * 4 * MEBIBYTE
     if pinned is not None:
         assert on_host() - pinned >= LAYERS * 4 * MEBIBYTE  # type: ignore[operator]
     torch.cuda.reset_peak_memory_stats()
     at_forward = on_device()
     h.sum().backward()
-    # On the way back: what one layer needs, its successor's gradients and the input that is brought back ahead.
+    # During backward: one layer's activations, the gradients of the next layer and one prefetched input.
     assert torch.cuda.max_memory_allocated() - at_forward <= 5 * 4 * MEBIBYTE
     del h
     assert on_device() - before == 4 * MEBIBYTE, "more than the gradient of x is left"
-    # The next iteration needs no further pinned memory.
+    # The next iteration reuses the pinned memory.
     pinned, x.grad = on_host(), None
     forward(x).sum().backward()
     assert on_host() == pinned
@@ -102,13 +102,13 @@ def test_offload_holds_one_input_beside_the_one_in_use(inputs: int) -> None:
     tensors = tuple(x * 1 for _ in range(inputs))
     for _ in range(LAYERS):
         tensors = checkpointing.checkpoint(function, *tensors)
-    # Each forward has its own inputs on the device and nothing else.
+    # During each forward, only its inputs are on the device.
     assert held == [inputs] * LAYERS
-    # The outputs, and one input.
+    # The outputs and the newest input are on the device.
     assert on_device() - before == (inputs + 1) * unit
     held.clear()
     gradient = torch.autograd.grad(sum(each.sum() for each in tensors), x)
-    # The outputs, the gradients, the inputs in use, and the inputs of the next checkpoint, which are fetched early.
+    # The outputs, the gradients, the inputs of the checkpoint, and the prefetched inputs of the next one.
     assert max(held) <= 4 * inputs
     del tensors, gradient
     assert on_device() == before

@@ -1,4 +1,7 @@
-"""What is in force around a forward is in force around its recomputation, and the caller's own afterwards."""
+"""Tests that recomputation runs under the settings of forward: autocast, default device, default dtype and determinism.
+
+Afterwards the settings of the caller of backward are restored.
+"""
 
 from __future__ import annotations
 

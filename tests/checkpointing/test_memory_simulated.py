@@ -1,4 +1,4 @@
-"""That checkpoints die on simulated GPUs too, where torch counts every byte."""
+"""Tests on simulated GPUs, where torch counts every byte, that checkpoints free their memory."""
 
 from __future__ import annotations
 

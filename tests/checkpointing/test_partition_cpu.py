@@ -1,4 +1,4 @@
-"""Activations in parts: layouts, padding, gathering. The ranks are objects of one process; the all-gather is replaced."""
+"""Tests of partitioned activations: layouts, padding, gathering. All ranks are in one process, with a replaced all-gather."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def matrix(rows: int = 3, columns: int = 5) -> torch.Tensor:
     return torch.arange(1.0, rows * columns + 1).view(rows, columns)
 
 
-# A tensor, the shape of its stored elements, and whether they fill their memory.
+# A tensor, the shape of its stored elements, and whether their memory has no gaps.
 LAYOUTS: dict[str, tuple[torch.Tensor, tuple[int, ...], bool]] = {
     "contiguous": (matrix(), (3, 5), True),
     "transposed": (matrix().t(), (5, 3), True),
@@ -123,7 +123,7 @@ def test_parts_of_ranks(numel: int, size: int, lengths: list[int]) -> None:
 
 
 class Ranks:
-    """The activations that ranks store of one tensor, and an all-gather between them."""
+    """The activation that each rank stores of a tensor, and a replacement of the all-gather between the ranks."""
 
     def __init__(self, tensor: torch.Tensor, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gathered = self.waited = 0
@@ -246,7 +246,7 @@ def test_slots_of_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert activation._elements.untyped_storage().nbytes() == 2 * 15 * 8
     restored = activation.restore("argument 0")
     assert torch.equal(restored, tensor)
-    # The slot may serve another checkpoint while the restored tensor is alive.
+    # Another checkpoint may use the slot while the restored tensor is alive.
     activation._elements.zero_()
     assert torch.equal(restored, tensor)
 
@@ -269,7 +269,7 @@ def test_an_unpacked_part_returns_to_its_device(monkeypatch: pytest.MonkeyPatch)
 
 
 class Offloaded:
-    """In place of an activation that is copied to the host."""
+    """Replaces ``transfers.Offloaded`` and records the calls of its methods."""
 
     def __init__(self, source: torch.Tensor, host: torch.Tensor) -> None:
         self.source, self.host = source, host
@@ -288,7 +288,7 @@ class Offloaded:
 
 @pytest.fixture
 def allocations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The arguments of each allocation. A tensor of the meta device is one that leaves its device."""
+    """Record and return the arguments of each allocation. The tests use tensors on the meta device as tensors of a GPU."""
     made: list[tuple[Any, ...]] = []
 
     def allocate(numel: int, dtype: torch.dtype, device: torch.device, on_host: bool) -> torch.Tensor:
@@ -309,7 +309,7 @@ def test_a_part_that_is_offloaded(rank: int, numel: int, allocations: list[Any],
     monkeypatch.setattr(partition, "_pad", lambda part, size: padded.append(part.numel()) or pad(part, size))
     activation = partition.store_activation(tensor, settings, 0, None)
     assert activation is not None
-    assert padded == [1] * rank  # a whole part is not copied
+    assert padded == [1] * rank  # only a short part is padded
     assert allocations == [(2, torch.float16, "meta", True)]
     offloaded: Any = activation._offloaded
     assert offloaded.source.shape == (numel,)
@@ -322,7 +322,7 @@ def test_a_part_that_is_offloaded(rank: int, numel: int, allocations: list[Any],
 
 
 def test_an_offloaded_tensor(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(partition, "partition_group")  # nothing is partitioned
+    monkeypatch.delattr(partition, "partition_group")  # must not be called
     tensor = torch.empty(3, 2, device="meta").t()
     activation = partition.store_activation(tensor, Settings(checkpoint_in_cpu=True), 0, None)
     assert activation is not None

@@ -1,4 +1,4 @@
-"""The tracker and the seeds on the CPU."""
+"""Tests of the tracker of random states and of seeding, on the CPU."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_states_in_and_out(tracker: Tracker) -> None:
     states["a"].zero_()
     with tracker.fork("a"):
         assert torch.equal(torch.rand(3), expected)
-    # Inside a fork, states are where the open stream stands.
+    # Inside a fork, get_states() returns the position of the active stream.
     tracker.set_states(inside)
     with tracker.fork("a"):
         assert torch.equal(torch.rand(3), here)
@@ -197,7 +197,7 @@ def test_reset_between_forward_and_backward(tracker: Tracker) -> None:
     out = checkpointing.checkpoint(function, x)
     tracker.reset()
     out.sum().backward()
-    # Where nothing was dropped the gradient is twice exp(2).
+    # Dropout doubles the elements that it keeps. Their gradient is 2 * exp(2), that of the others is 0.
     assert torch.equal(x.grad, torch.where(out > 1, 2 * out, torch.zeros(30)))
     assert not tracker.get_states()
 

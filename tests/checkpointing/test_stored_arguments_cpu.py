@@ -1,4 +1,4 @@
-"""What is stored of a checkpoint's arguments, without a checkpoint around it."""
+"""Unit tests of the storage of a checkpoint's arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ needs_reported_hooks = pytest.mark.skipif(bindings.innermost_hooks is None, reas
 
 @pytest.fixture
 def in_buffers(monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """Settings under which a single rank copies each activation into a buffer."""
+    """Return settings with which even a single rank copies each activation, into a buffer."""
     monkeypatch.setattr(partition, "partition_group", lambda settings: SINGLE_RANK)
     return Settings(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=3, buffers=Buffers(3))
 
@@ -60,7 +60,7 @@ def test_arguments_are_stored_if_torch_does_not_report_its_hooks(monkeypatch: py
     (restored, seven), _ = stored.restore()
     assert torch.equal(restored, tensor)
     assert seven == 7
-    # Autograd saved it, and so detects edits itself.
+    # Autograd has saved the tensor and detects the edit.
     tensor.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         stored.restore()
@@ -83,7 +83,7 @@ def test_the_settings_and_hooks_are_passed_on(monkeypatch: pytest.MonkeyPatch) -
     for nested in (False, True):
         stored: Any = keep_arguments((tensor,), {}, STORED, IDENTITY, nested=nested)
         assert isinstance(stored._tensors[0], PackedByHook)
-    assert len(calls) == 1  # an outer checkpoint stores its own arguments
+    assert len(calls) == 1  # nested checkpoints neither partition nor offload
     assert calls[0][0] is tensor
     assert calls[0][1:] == (STORED, 0, IDENTITY)
 

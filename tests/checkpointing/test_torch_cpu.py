@@ -1,5 +1,6 @@
-"""What PyTorch's own tests ask of its checkpoints, asked of ours and of torch's in one run: the same outcome, but for the
-differences that say so here.
+"""Cases from PyTorch's tests of checkpoints, run with our checkpoints and with torch's.
+
+The outcomes are the same unless a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def test_nested_in_one_graph_that_is_walked_twice(ckpt: Checkpoint) -> None:
 
 
 def counts(ckpt: Checkpoint, size: int) -> int:
-    """How often what follows the last saved tensor was done."""
+    """Return how many times the function continued after its last saved tensor."""
     calls: list[int] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -231,7 +232,7 @@ SMALL, BIG = EARLY_STOP_BYTES // 4 - 1, EARLY_STOP_BYTES // 4
 
 
 def test_early_stop_is_decided_by_size_where_nobody_says() -> None:
-    # torch stops always.
+    # torch stops early for all sizes.
     assert [counts(torchs, size) for size in (SMALL, BIG)] == [1, 1]
     for ckpt in OURS:
         assert [counts(ckpt, size) for size in (SMALL, BIG)] == [2, 1]
@@ -263,7 +264,7 @@ def test_nothing_saved_is_not_recomputed(ckpt: Checkpoint) -> None:
 @pytest.mark.parametrize("early", [None, False])
 def test_a_recomputation_that_differs(ckpt: Checkpoint, change: str, early: bool | None) -> None:
     if change == "more" and early is None:
-        # Stopped after the last one, torch does not see more; ours does where it does not stop.
+        # torch stops early by default, so it does not detect further tensors. The next test covers the default of ours.
         early = False
     runs: list[int] = []
 
@@ -298,7 +299,7 @@ def test_more_tensors_are_noticed_without_early_stop_too(ckpt: Checkpoint) -> No
 
 @everyone
 def test_the_debug_switch_shows_the_operations(ckpt: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    # On older torches no handler but its own can format what it logs, pytest's neither.
+    # Older torches log records that only torch's own handler can format. pytest's handler would fail.
     monkeypatch.setattr("_pytest.logging.LogCaptureHandler.emit", lambda handler, record: None)
     runs: list[int] = []
 
@@ -318,7 +319,7 @@ def test_the_debug_switch_shows_the_operations(ckpt: Checkpoint, monkeypatch: py
 @everyone
 def test_a_context_that_swallows_exceptions(ckpt: Checkpoint) -> None:
     if ckpt is torchs and torch.__version__ < "2.13":
-        # Its hooks would stay in force for as long as somebody has the exception, pytest for one.
+        # Its hooks would stay active as long as the exception is alive, and pytest keeps the exception.
         pytest.skip("torch before 2.13 does not leave its contexts when the function raises")
 
     class Swallows:
@@ -385,7 +386,7 @@ def unpacked_twice(ckpt: Checkpoint) -> tuple[int, torch.Tensor]:
 
 
 def test_a_tensor_unpacked_twice_is_recomputed_twice() -> None:
-    # torch refuses.
+    # torch raises an error.
     with pytest.raises(torch_checkpoint.CheckpointError, match="unpacked once"):
         unpacked_twice(torchs)
     for ckpt in OURS:

@@ -1,6 +1,4 @@
-"""Checkpoints in checkpoints, in gradients of gradients and in graphs that others look at: what PyTorch's own tests ask of
-them, asked of ours and of torch's in one run.
-"""
+"""Cases from PyTorch's tests of nested checkpoints and higher derivatives, run with our checkpoints and with torch's."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ def gradient_of(function: Function) -> Function:
 
 
 def survivors(function: Function) -> list[str]:
-    """The nodes of a function's graph that are alive when its result is gone."""
+    """Return the nodes of a function's graph that are alive after the result was deleted."""
     alive: list[weakref.ref[Any]] = []
 
     class Mark:
@@ -73,7 +71,8 @@ def gradients_inside(h: torch.Tensor) -> torch.Tensor:
     return h.sin() * gradient.detach()
 
 
-# From the inside out: g takes the gradient, c checkpoints. Those of a line have one result.
+# Layers around a function, the innermost first: g takes the gradient, c adds a checkpoint. All items of a line have the same
+# result.
 NESTINGS = (
     ("", "c", "cc"),
     ("g", "cg", "ccg"),
@@ -178,7 +177,7 @@ def test_a_backward_inside_of_the_backward(ckpt: Checkpoint, early: bool) -> Non
 
     with torch_checkpoint.set_checkpoint_early_stop(early):
         middle, out = ckpt(function, a)
-    # Passes by the node that has the hook.
+    # The inner backward does not run the node that has the hook.
     out.grad_fn.register_hook(lambda *gradients: middle.backward(retain_graph=True))
     out.backward(retain_graph=True)
     expected = torch.autograd.grad(a.sin().cos(), a)[0] + torch.autograd.grad(a.sin().cos().sin(), a)[0]
@@ -267,7 +266,7 @@ def test_a_function_without_gradients_whose_result_meets_some(ckpt: Checkpoint, 
         (out + x).sum().backward()
         assert torch.equal(x.grad, torch.full((2, 2), index + 1.0))
     assert first.weight.grad is None
-    # Its argument requires a gradient.
+    # There is no warning, because the argument requires a gradient.
     assert not [each for each in recwarn if "checkpoint" in str(each.message)]
 
 
@@ -337,7 +336,7 @@ class Operators(TorchDispatchMode):
 
 
 def recorded_by_contexts(ckpt: Checkpoint, x: torch.Tensor) -> tuple[list[str], list[str]]:
-    """Which operators the contexts of the forward and of the recomputation see."""
+    """Return the operators that the contexts of the forward and of the recomputation record."""
     forward, again = Operators(), Operators()
     if ckpt is torchs:
         out = torch_checkpoint.checkpoint(torch.exp, x, use_reentrant=False, context_fn=lambda: (forward, again))
@@ -391,7 +390,7 @@ def test_backwards_of_a_group_may_not_overlap(ckpt: Checkpoint) -> None:
             with pytest.raises(RuntimeError, match="overlap"):
                 out.backward()
         else:
-            # A tensor that is unpacked twice is computed again.
+            # Ours recomputes a tensor that is unpacked twice.
             out.backward()
 
 

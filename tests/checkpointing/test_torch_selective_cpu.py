@@ -1,4 +1,4 @@
-"""Selective checkpoints: what PyTorch's own tests ask of them, asked of ours and of torch's in one run."""
+"""Cases from PyTorch's tests of selective checkpoints, run with our checkpoints and with torch's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ aten = torch.ops.aten
 
 
 def saves(operation: Any) -> Callable[..., Any]:
-    """The policy that saves what one operation gives."""
+    """Return a policy that saves the results of one operation."""
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         return MUST_SAVE if op is operation else PREFER_RECOMPUTE
@@ -41,7 +41,7 @@ class Matmuls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# A list, a policy and a policy that answers with a bool say the same; the last two save nothing.
+# What to save, and whether that includes the product. The first three are equivalent.
 WHAT: dict[str, tuple[Any, bool]] = {
     "list": ([aten.mm.default], True),
     "policy": (saves(aten.mm.default), True),
@@ -66,7 +66,7 @@ def test_what_is_saved_is_not_recomputed(ckpt: Checkpoint, what: str, size: int)
     with Matmuls() as mode:
         results = torch.autograd.grad(out, (a, b))
     assert all(torch.equal(*pair) for pair in zip(expected, results, strict=True))
-    # Two for the gradients, and one where the product was not saved.
+    # The gradients take two products. The recomputation takes another one if the product was not saved.
     assert mode.count == (2 if save else 3)
 
 
@@ -95,7 +95,7 @@ def test_what_they_saved_dies(ckpt: Checkpoint, end: str) -> None:
     recorded: list[weakref.ref[torch.UntypedStorage]] = []
 
     class Notes(TorchDispatchMode):
-        """Below the mode that saves: sees what goes into its storage."""
+        """Records the storages of the results of exp. It is entered first, so it runs below the mode that saves."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
@@ -129,22 +129,22 @@ def test_a_view_of_integers_is_among_what_is_saved(ckpt: Checkpoint) -> None:
     torch.testing.assert_close(x.grad, torch.autograd.grad(x.sin().cos().sum(), x)[0])
 
 
-def asked(ckpt: Checkpoint, function: Callable[..., Any], size: int) -> tuple[list[Any], torch.Tensor]:
-    """What a policy is asked, and whether for a recomputation; and the gradient."""
-    asked: list[Any] = []
+def policy_calls(ckpt: Checkpoint, function: Callable[..., Any], size: int) -> tuple[list[Any], torch.Tensor]:
+    """Return the calls of a policy, as pairs of op and whether it is a recomputation, and the gradient."""
+    calls: list[Any] = []
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        asked.append((op, context.is_recompute))
+        calls.append((op, context.is_recompute))
         return MUST_SAVE if op is aten.var_mean.correction else PREFER_RECOMPUTE
 
     x = leaf(size)
     selective(ckpt, policy, function, x).backward()
     assert x.grad is not None
-    return asked, x.grad
+    return calls, x.grad
 
 
 def variance_by_mean(h: torch.Tensor) -> torch.Tensor:
-    # An operation of two outputs.
+    # var_mean has two outputs.
     variance, mean = torch.var_mean(h)
     return variance * mean
 
@@ -154,9 +154,9 @@ def variance_by_mean(h: torch.Tensor) -> torch.Tensor:
     "function", [lambda h: h.sin().cos().exp().sum(), variance_by_mean], ids=["three in a row", "two outputs"]
 )
 def test_a_policy_is_called_as_torch_calls_it(ckpt: Checkpoint, function: Callable[..., Any]) -> None:
-    # So large that recomputations stop early, as torch's do.
-    results, gradient = asked(ckpt, function, EARLY_STOP_BYTES // 4)
-    assert results == asked(torchs, function, EARLY_STOP_BYTES // 4)[0]
+    # At this size our recomputation stops early, as torch's does.
+    results, gradient = policy_calls(ckpt, function, EARLY_STOP_BYTES // 4)
+    assert results == policy_calls(torchs, function, EARLY_STOP_BYTES // 4)[0]
     assert (aten.var_mean.correction if function is variance_by_mean else aten.exp.default, False) in results
     x = leaf(EARLY_STOP_BYTES // 4)
     torch.testing.assert_close(gradient, torch.autograd.grad(function(x), x)[0])
@@ -179,7 +179,7 @@ def test_what_is_saved_and_then_edited(ckpt: Checkpoint, allowed: bool) -> None:
 @everyone
 def test_an_operation_that_gives_more_than_tensors(ckpt: Checkpoint) -> None:
     calls: list[int] = []
-    # A name of its own: torch forgets an op under one name whenever an older op of that name is collected.
+    # The name is different in each case: torch forgets an op when an older op of the same name is collected.
     name = f"sine_and_two_{EVERYONE.index(ckpt)}"
     with torch.library._scoped_library("accelerator_tests", "FRAGMENT"):
 
@@ -210,7 +210,7 @@ def test_an_operation_that_gives_more_than_tensors(ckpt: Checkpoint) -> None:
 
 
 class Sized(torch.Tensor):
-    """A tensor around another one, whose sizes are asked of it: what asks them passes by the policy as an operation."""
+    """A tensor that wraps another one. torch dispatches each query of its sizes as an operation."""
 
     inner: torch.Tensor
 

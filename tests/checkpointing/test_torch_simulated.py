@@ -1,4 +1,4 @@
-"""What PyTorch's own tests ask of its checkpoints on GPUs, asked of ours and of torch's in one run."""
+"""Cases from PyTorch's tests of checkpoints on GPUs, run with our checkpoints and with torch's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_ree
 
 
 def held_along_backward(ckpt: Checkpoint, retain: bool) -> list[int]:
-    """The bytes in use at each step of a backward, from the last operation's to the first."""
+    """Return the allocated bytes at each step of a backward."""
     x = torch.zeros(1 << 16, device="cuda", requires_grad=True)
     x.grad = torch.zeros_like(x)
     held: list[int] = []
@@ -31,10 +31,10 @@ def held_along_backward(ckpt: Checkpoint, retain: bool) -> list[int]:
 @everyone
 @pytest.mark.parametrize("retain", [False, True])
 def test_backward_frees_what_it_has_used(ckpt: Checkpoint, retain: bool) -> None:
-    # Without checkpoints a graph that is retained keeps all.
+    # Without checkpoints, a retained graph frees nothing.
     assert len(set(held_along_backward(none, True))) == 1
     results = held_along_backward(ckpt, retain)
-    # The hooks that the recomputation registered are on a graph of its own, which nobody walks.
+    # The recomputation registers hooks too, but no backward runs through its graph.
     assert len(results) == 3
     assert results == sorted(set(results), reverse=True)
 

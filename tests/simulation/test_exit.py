@@ -1,4 +1,4 @@
-"""Processes on simulated GPUs end as they should."""
+"""Tests the exit of processes on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.simulation import linux_only, python
 
 pytestmark = linux_only
 
-# Two threads keep waking up and wanting Python's lock while it is being finalized. Prints which of them are still there.
+# Two threads keep requesting the GIL while the interpreter is finalized. The program prints which of them still exist.
 LATE_THREADS = """
 import ctypes, os, threading, time
 

@@ -93,7 +93,7 @@ def _call(op: OpInfo, sample: SampleInput, backward: bool) -> tuple[Any, list[to
     inputs = [t for t in _tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
     if not outputs or not inputs:
         return result, []
-    # Every element has its own weight, the same on both devices, so that errors in gradients do not cancel.
+    # Each element of a result has its own weight, the same on both devices.
     weights = [
         torch.linspace(0.5, 1.5, max(t.numel(), 1))[: t.numel()].reshape(t.shape).to(t.device, t.dtype)
         if t.layout == torch.strided

@@ -1,4 +1,4 @@
-"""Small trainings on simulated GPUs have the losses that they have on the CPU."""
+"""Small trainings have the same losses on simulated GPUs as on the CPU."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SWITCHES = ["flash", "mem_efficient", "cudnn", "math"]
 
 @pytest.fixture
 def switches() -> Iterator[Callable[[str, bool], None]]:
-    """Set the switches of ``torch.backends.cuda``, and restore them after the test."""
+    """Yield a function that sets a switch of ``torch.backends.cuda``, and restore the switches after the test."""
     before = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SWITCHES}
     yield lambda name, on: getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
     for name, on in before.items():
@@ -108,7 +108,7 @@ class TestTransformer:
         expected = train(trainings.Language, trainings.tokens(), "cpu")
         for name in SWITCHES:
             switches(name, name == on)
-        # Flash and cuDNN's attention take half types only.
+        # Flash and cuDNN attention support only half types.
         dtype = torch.bfloat16 if on in ("flash", "cudnn") else None
         compare(trainings.Language, trainings.tokens(), 0.02 if dtype else 1e-4, expected, autocast=dtype)
 

@@ -44,7 +44,10 @@ def management_functions(header: str) -> dict[str, bool]:
 
 
 def stub(function: str, exported: set[str]) -> str:
-    """Return a function's line of the list. A variant, for another default stream or NCCL's profiler, names its function."""
+    """Return the line that lists a function.
+
+    The line of a variant (for another default stream or NCCL's profiler) also names the original function.
+    """
     function_of_variant = re.sub(r"_pt[sd][zs]$", "", function.removeprefix("p") if function.startswith("pnccl") else function)
     if function_of_variant != function and function_of_variant in exported:
         return f"VARIANT({function}, {function_of_variant})"

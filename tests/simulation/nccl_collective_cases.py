@@ -183,7 +183,7 @@ def halves(place: Place) -> bool:
 
 
 def factors(place: Place) -> int:
-    """Run sums in which each rank multiplies its values by a factor of its own. Return their number."""
+    """Run sums in which each rank multiplies its values by its own factor. Return the number of sums."""
     comm, n, rank, count = place.comm(), place.ranks, place.rank, 0
     for type_code in (0, 2, 4, 6, 7, 8, 9):
         for residence in (0, 1):

@@ -178,7 +178,7 @@ def compiled(place: Place) -> bool:
 
 
 def busy_stream(place: Place) -> float:
-    """Return the seconds until a collective ends. It begins after the earlier work of its stream on every rank."""
+    """Return the seconds that a collective takes, including earlier work of the last rank's stream."""
     store = start(place)
     tensor = ranks_tensor(place)
     begin = time.monotonic()
@@ -341,7 +341,7 @@ def timeout(place: Place) -> None:
 
 
 def no_handling(place: Place) -> bool:
-    """Call a collective after its timeout, which has no effect without error handling."""
+    """The last rank calls the collective after the timeout, which has no effect without error handling."""
     start(place, timeout=timedelta(seconds=1))
     tensor = ranks_tensor(place)
     if is_last(place):

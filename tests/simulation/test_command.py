@@ -213,8 +213,8 @@ for _ in range(5):
             output += os.read(terminal, 1000)
         if signal_number < 5:
             os.write(terminal, b"\x03")
-    said = output.replace(b"^C", b"").split(b"\r\n")
-    assert said == [b"ready", *[b"from the kernel"] * 5, b""]
+    lines = output.replace(b"^C", b"").split(b"\r\n")
+    assert lines == [b"ready", *[b"from the kernel"] * 5, b""]
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(terminal)
 

@@ -215,7 +215,7 @@ class TestAttentionKernelsWithBias:
 
 
 class TestAttention:
-    """scaled_dot_product_attention."""
+    """Tests of ``scaled_dot_product_attention``, which selects one of the kernels."""
 
     @pytest.mark.parametrize(
         "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
@@ -361,7 +361,7 @@ class TestPackedAttention:
         assert not torch.equal(output[:3], output[3:])
 
     def test_dropout_mask(self) -> None:
-        """The mask holds random numbers. torch's own tests compare them with the dropout probability, too."""
+        """The op fills the mask with random numbers. Dropout keeps an element if its number exceeds the probability."""
         q, k, v = (drawn(1, 1, 6, 8, seed=n) for n in range(3))
         torch.cuda.manual_seed(5)
         output, _, seed, offset = aten._scaled_dot_product_efficient_attention(

@@ -83,7 +83,7 @@ def test_a_stale_handle_does_not_reach_another_file(tmp_path: Path) -> None:
         block = made(cuda, "cudaMalloc", 2 * MIB)
         handle = export(block)
         assert cuda("cudaFree", block) == 0
-        for descriptor in range(3, 64):  # whichever held the memory
+        for descriptor in range(3, 64):  # all of them, because one holds the memory
             os.close(descriptor) if os.path.exists(f"/proc/self/fd/{{descriptor}}") else None
         files = [os.open({str(file)!r}, os.O_RDWR) for _ in range(40)]
         report(handle)

@@ -26,7 +26,7 @@ BUILD = "from accelerator.simulation import _build; print(_build.ensure_built())
 
 
 def variable(name: str, *arguments: Any, **machine: Any) -> str | None:
-    """Return one of the variables that describe the machine."""
+    """Return the value of a variable ``ACCELERATOR_SIM_...`` for a machine."""
     return environment(*arguments, **machine).get("ACCELERATOR_SIM_" + name)
 
 

@@ -658,7 +658,7 @@ def test_training_equals_the_cpus() -> None:
 
 
 def test_a_thread_calls_an_op_while_another_describes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Autograd's threads, one for each device, may call an op for the first time at once."""
+    """Autograd's threads, one for each device, may call an op for the first time at the same time."""
     dispatch = sys.modules["_accelerator_simulation._kernels.dispatch"]
     x = torch.ones(3, device="cuda")
     results: list[Any] = []

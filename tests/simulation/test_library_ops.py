@@ -15,7 +15,7 @@ from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = [linux_only, needs_cuda_torch, pytest.mark.slow]
 
-# The CUDA kernels return -1, a wrong result, in place of launching code for a GPU, which the simulation would refuse.
+# The CUDA kernels return a wrong result, -1. Real ones would launch code for a GPU, which the simulation refuses.
 SOURCE = """
 #include <torch/library.h>
 #include <ATen/ATen.h>

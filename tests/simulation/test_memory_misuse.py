@@ -224,7 +224,7 @@ def test_host_memory_that_is_not_there() -> None:
                       cuda("cudaHostRegister", host, 16, c_uint(0))]
         codes.append(cuda("cudaMemcpy", block, None, 0, c_int(1)))
         report(codes, bytes_at(block, 16).hex())
-        os._exit(0)  # the mapping of Python is gone
+        os._exit(0)  # without finalization, which would unmap `gone` again
     """
     assert evaluate(program) == [[1] * 20 + [0], "07" * 16]
 

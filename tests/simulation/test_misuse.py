@@ -91,7 +91,7 @@ def test_memory_that_is_freed_late_is_nobody_elses(tmp_path: Path) -> None:
     assert run(program, child) == out_of_memory
 
 
-# If the tests run with sanitizers, the child processes need these variables, and no others of this process.
+# If the tests run with sanitizers, child processes need these variables of this process, but no others.
 SANITIZERS = {n: os.environ[n] for n in ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS") if "ASAN_OPTIONS" in os.environ}
 
 CU_INIT = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"

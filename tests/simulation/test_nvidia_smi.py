@@ -120,7 +120,7 @@ int main(void)
         if ((children[i] = fork()) == 0) {
             failed = init(0) != 0 || retain(&context, 0) != 0;
             status = write(ready[1], &failed, 1) != 1;
-            alarm(60); /* whatever becomes of its parent */
+            alarm(60); /* ends the child if its parent dies */
             pause();
         }
     for (int i = 0; i < COUNT; i++)

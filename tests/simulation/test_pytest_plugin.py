@@ -186,7 +186,7 @@ def test_machines_of_their_own(tmp_path: Path) -> None:
         @pytest.mark.simulated_machine(gpus=2)
         @pytest.mark.min_gpus(2)
         def test_enough():
-            assert "torch" in sys.modules  # which nothing of this file imports before it is forked
+            assert "torch" in sys.modules  # the server imported it before the fork
 
         @pytest.mark.min_gpus(1)
         def test_not_here():
@@ -239,9 +239,9 @@ def test_processes_that_end_early(tmp_path: Path) -> None:
     assert "ended by SIGSEGV in its call" in str(by_name["test_it.test_crash"])
     assert "ended with status 0 in its call" in str(by_name["test_it.test_leaves"])
     assert "ended by SIGKILL in its teardown" in str(by_name["test_it.test_late"])
-    said = done.stdout
-    assert said.index("printed before") < said.index("nothing of another test") < said.index("written before")
-    assert said.count("printed before") == said.count("written before") == 1
+    output = done.stdout
+    assert output.index("printed before") < output.index("nothing of another test") < output.index("written before")
+    assert output.count("printed before") == output.count("written before") == 1
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ class TestDeterminism:
             call()
 
     def test_documented_ops_raise(self) -> None:
-        """An op raises exactly if the documentation of this version of torch says so. Versions differ for these ops."""
+        """Each op raises if and only if this version's documentation says so. Versions of torch differ in these ops."""
         calls = {
             "torch.cumsum": lambda: tensor(4).cumsum(0),
             "torch.bincount": NONDETERMINISTIC["bincount"],

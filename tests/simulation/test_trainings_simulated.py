@@ -190,20 +190,20 @@ class TestOptimizers:
     @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=[name for name, _ in OPTIMIZERS])
     @pytest.mark.parametrize("way", ["default", "foreach", "fused", "single"])
     def test_each(self, name: str, options: dict[str, Any], way: str) -> None:
-        module_class = getattr(torch.optim, name)
+        optimizer_class = getattr(torch.optim, name)
         if way != "default":
             options = {**options, **({"foreach": False} if way == "single" else {way: True})}
         probe = nn.Parameter(torch.zeros(1, device="cuda"))
         probe.grad = torch.zeros_like(probe)
         try:
-            module_class([probe], **options).step(lambda: probe.sum())
+            optimizer_class([probe], **options).step(lambda: probe.sum())
         except NotImplementedError:
             raise
         except (TypeError, RuntimeError) as error:
             pytest.skip(f"torch refuses: {error}")
         usual = {key: value for key, value in options.items() if key not in ("foreach", "fused")}
-        expected = train(trainings.Language, trainings.tokens(), "cpu", optimizer=partial(module_class, **usual))
-        losses_on_gpu = train(trainings.Language, trainings.tokens(), "cuda", optimizer=partial(module_class, **options))
+        expected = train(trainings.Language, trainings.tokens(), "cpu", optimizer=partial(optimizer_class, **usual))
+        losses_on_gpu = train(trainings.Language, trainings.tokens(), "cuda", optimizer=partial(optimizer_class, **options))
         assert_same_losses(losses_on_gpu, expected, 1e-3)
 
     def test_gradients_are_clipped(self) -> None:

@@ -23,7 +23,7 @@ def resident():
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_tensor(settings: str, shared: bool) -> None:
-    # Sharing moves memory to a file. A large tensor would have to be copied to it.
+    # Sharing copies the memory to a file, so the shared tensor is smaller.
     size = 32 * MIB if shared else 2**36
     program = (
         "import torch\n"

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 from tests.simulation import operators
 from tests.simulation.make_dtype_tables import STATED, samples
 
-# Pairs of entry and type that torch's database gives CUDA and that fail here.
+# Entries that fail here in a type that CUDA supports according to torch's database, and why.
 FAILING = {
     "stft": "in bfloat16 its result is viewed as a complex type for which torch has no view",
 }
-# Pairs of entry and type that torch's database does not give CUDA and that run here.
+# Entries that run here in a type that CUDA does not support according to torch's database, and why.
 RUNNING = {
     "_softmax_backward_data": "the database's samples convert half to float, which CUDA supports",
 }
@@ -32,7 +32,7 @@ def find_error(op: Any, sample: Any, backward: bool) -> str | None:
 
 
 def fails(op: Any, dtype: torch.dtype, backward: bool = False) -> str | None:
-    """Return the first error of an entry's samples."""
+    """Return the first error of an entry's samples, or None."""
     errors = (find_error(op, sample, backward) for sample in samples(op, dtype, backward))
     return next((error for error in errors if error), None)
 
@@ -115,7 +115,7 @@ def test_scattered_products_and_extremes_are_refused(dtype: torch.dtype) -> None
 
 
 def test_refused_type_of_another_argument_is_allowed() -> None:
-    """The type of the first tensor decides."""
+    """An op refuses only the type of its first tensor."""
     pooled, indices = F.max_pool2d(torch.rand(1, 4, 4, device="cuda"), 2, return_indices=True)
     assert indices.dtype == torch.int64
     assert F.max_unpool2d(pooled, indices, 2).shape == (1, 4, 4)

@@ -1,4 +1,4 @@
-"""Description of a simulated machine, and compilation of its libraries."""
+"""Tests the environment variables that describe a simulated machine, and the compilation of its libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUILD = "from accelerator.simulation import _build; print(_build.ensure_built())
 
 
 def variable(name: str, *arguments: Any, **machine: Any) -> str | None:
-    """Return one of the variables that describe the machine."""
+    """Return the value of a variable ``ACCELERATOR_SIM_...`` for a machine."""
     return environment(*arguments, **machine).get("ACCELERATOR_SIM_" + name)
 
 
@@ -41,7 +41,7 @@ def test_public_names() -> None:
 def test_importing_is_free(tmp_path: Path) -> None:
     program = "import sys, accelerator; before = set(sys.modules); import accelerator.simulation; "
     program += "print({'ctypes', 'subprocess', 'torch', 'pynvml'} & (set(sys.modules) - before))"
-    # Without the site module: installed packages may import modules at the start of every process.
+    # -S skips the site module, because installed packages may use it to import modules in every process.
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],
         env={**plain(), "XDG_CACHE_HOME": str(tmp_path)},
@@ -296,7 +296,7 @@ def test_is_simulated_inside(machine: dict[str, Any]) -> None:
 
 
 def test_is_simulated_goes_by_the_process() -> None:
-    # The variables alone do not make a simulation, and removing them does not end one.
+    # The variables without the libraries make no simulation, and removing the variables does not end one.
     inside = environment(base=plain())
     variables = {key: value for key, value in inside.items() if key.startswith("ACCELERATOR_SIM_")}
     assert python(PRINT_IS_SIMULATED, env={**plain(), **variables}).stdout == "False\n"
@@ -357,7 +357,7 @@ def test_the_second_build_does_nothing(tmp_path: Path) -> None:
     second = python(BUILD, env=env)
     assert second.stdout == first.stdout
     assert compilations(tmp_path) == len(_build._LIBRARIES)
-    # Programs that clean caches delete single files.
+    # A program that cleans caches may delete single files.
     (root / "driver/libcuda.so.1").unlink()
     assert python(BUILD, env=env).stdout == first.stdout
     assert (root / "driver/libcuda.so.1").is_file()
@@ -390,7 +390,7 @@ def test_a_directory_for_machines_without_a_compiler(tmp_path: Path) -> None:
     nested = "from tests.support import environment; child = environment(1); "
     nested += "print(child['LD_PRELOAD'], environment(2, base=child)['ACCELERATOR_SIM_LIBRARIES'])"
     assert python(nested, env=env).stdout.startswith(built.stdout.strip())
-    # Libraries of another version, or changed ones.
+    # Changed libraries are refused, like those of another version.
     (Path(built.stdout.strip()) / "driver/libcuda.so.1").write_bytes(b"")
     failed = python(BUILD, env=env).stderr.splitlines()[-1]
     assert failed.startswith("RuntimeError: ACCELERATOR_SIM_LIBRARIES names ")
@@ -473,7 +473,7 @@ def test_somebody_was_there_first(theirs_is: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     theirs.chmod(0o777)
     done = python(BUILD, env=env)
-    if theirs_is == "directory":  # owned by this user and writable by all: it is made private
+    if theirs_is == "directory":  # this user owns it, so the build makes it private
         assert Path(done.stdout.strip()).is_relative_to(theirs), done.stderr
         assert theirs.stat().st_mode & 0o022 == 0
     os.chown(theirs, 1, 1, follow_symlinks=False)

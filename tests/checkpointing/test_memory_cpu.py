@@ -113,7 +113,7 @@ def test_sizes_that_are_alive_together() -> None:
     (buffer,) = buffers._buffers.values()
     # The first and the fourth input are in the buffer. The others have separate memory.
     assert (buffer.numel, buffer.free) == (6, [])
-    for x, out in zip(inputs, reversed(list(reversed(outputs))), strict=True):
+    for x, out in reversed(list(zip(inputs, outputs, strict=True))):
         out.sum().backward()
         assert torch.equal(x.grad, torch.autograd.grad(x.sin().exp().sum(), x)[0])
     del out

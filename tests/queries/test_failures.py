@@ -1,4 +1,4 @@
-"""What goes wrong on a machine is output as what it is: not as a zero, not as another device's figure, not for ever."""
+"""Failures of a machine are reported as failures, not as zeros or as figures of another device, and only while they last."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ MEMORY = """
 
 
 def test_memory_is_never_the_hosts() -> None:
-    """Without NVML the driver tells the total; nobody tells what is free. What fails in NVML is an error that says so."""
+    """Without NVML the driver reports the total memory only. If a function of NVML fails, the error names it."""
     here, forked, torch = run_program(MEMORY, nvml="absent")
     assert here == forked
     assert here[0].startswith("RuntimeError: The memory of device 0, Simulated GPU, is unknown: only the driver knows it")
@@ -103,7 +103,7 @@ def test_an_extra_shutdown_heals_everywhere() -> None:
             if refreshed:
                 acc.refresh()
             reads.append(read())
-        for index in range(8):  # each query may be the one that comes first
+        for index in range(8):  # each query runs first once
             pynvml.nvmlShutdown()
             reads.append([query() for query in (
                 lambda: list(map(list, acc.visible_devices())), lambda: acc.utilization(1), acc.driver_version,
@@ -154,7 +154,7 @@ def test_a_query_does_not_change_another_result() -> None:
 
 
 RECOVERS = """
-    import resource, subprocess  # subprocess keeps the real clock
+    import resource, subprocess  # imported with the real clock
     from accelerator._machine import probe
     now = [0.0]
     time.monotonic = lambda: now[0]
@@ -162,7 +162,7 @@ RECOVERS = """
         probe.DEADLINE_S = 0.01
     elif sys.argv[1] == "files":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        acc.device_count, acc.refresh()  # the modules are imported
+        acc.device_count, acc.refresh()  # imports their modules
         held = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + int(sys.argv[2]), hard))
     first, reason = acc.device_count(), acc.unavailable_reason()
@@ -196,7 +196,7 @@ def test_a_failed_child_is_retried_after_a_second_and_leaves_nothing(cause: str,
 
 
 def test_a_result_belongs_to_its_environment() -> None:
-    """A slow child in one thread, and the environment changes in another."""
+    """The environment changes while another thread waits for a slow child process."""
     program = """
         import threading
         from accelerator._machine import driver_child, probe
@@ -276,7 +276,7 @@ def test_busy_is_never_cached_and_strict_leaves_no_trace() -> None:
 
 
 def test_a_device_of_one_s_own_is_not_busy() -> None:
-    """An exclusive GPU that this process holds can be used, by this process."""
+    """A GPU in exclusive mode is usable in the process that holds it."""
     program = """
         library, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
         assert library.cuInit(0) == 0 and library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
@@ -387,7 +387,7 @@ def test_the_architectures_with_paths_of_any_type() -> None:
 
 
 def test_the_architectures_in_a_frozen_program() -> None:
-    """Its executable is the program itself, which must not be started in place of Python."""
+    """In a frozen program, sys.executable is the program itself, which must not be started in place of Python."""
     program = """
         import torch
         executable, sys.executable, sys.frozen = sys.executable, "/nowhere/program", True
@@ -466,7 +466,7 @@ def test_what_no_environment_can_hold() -> None:
     assert run_program(program, gpus=2, nvml="absent") == [0, 0, 0]
 
 
-# What is called of NVML, as the simulation's errors name it; with those that take no device.
+# The functions of NVML that the queries call, by their names in the simulation's errors: without and with a device.
 OF_MACHINE = ("nvmlInit*", "nvmlDeviceGetCount*", "nvmlSystemGetCudaDriverVersion*", "nvmlSystemGetDriverVersion")
 OF_DEVICE = (
     *("nvmlDeviceGetHandleByIndex*", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigMode", "nvmlDeviceGetUUID"),
@@ -496,13 +496,13 @@ EACH_ERROR = """
 """
 
 
-# The step is no divisor of the number of codes, so that each function and each code has its turn.
+# With 16 codes, a step of 17 moves on by one function and one code. The sample covers every function and every code.
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_function_of_nvml_with_every_code(step: int) -> None:
-    """For one GPU or all: no answer but the right one, none, or an error that says which; the other GPU does not notice."""
+    """A query returns the correct value or None, or its error names the device. The other GPU is not affected."""
     cells = [(f"{name}:{code}", name, False) for name in (*OF_MACHINE, *OF_DEVICE) for code in CODES]
     cells += [(f"{name}@1:{code}", name, True) for name in OF_DEVICE for code in CODES]
-    # NVML returns 12 there if the driver's library is missing, and a handle is never "not supported".
+    # Code 12 of that function says that there is no driver. No handle is "not supported" (3).
     impossible = {"nvmlSystemGetCudaDriverVersion*:12", "nvmlDeviceGetHandleByIndex*:3", "nvmlDeviceGetHandleByIndex*@1:3"}
     cells = [cell for cell in cells if cell[0] not in impossible][::step]
     wrong: list[Any] = []
@@ -518,7 +518,7 @@ def test_every_function_of_nvml_with_every_code(step: int) -> None:
                 if said[key] != healthy[key] and (key, name) != ("name", "nvmlDeviceGetName"):
                     wrong.append((error, key, said[key]))
             for key in ("memory", "total"):
-                # Only what is not supported says that the memory is the host's.
+                # "Not supported" (3) means that the device shares the host's memory.
                 shared = error.endswith(":3") and "Memory" in name
                 refused = str(said[key]).startswith("RuntimeError: The memory of device 1, ")
                 if said[key] != 8 * GIB and not refused and not shared:

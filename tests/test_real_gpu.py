@@ -1,6 +1,6 @@
-"""What only hardware can decide: the driver's own reading of the variables, forks, NVML, MIG, and how long calls take.
+"""Tests on real GPUs: how the driver reads its variables, forks, NVML, MIG, and the time of calls.
 
-Skipped without a real NVIDIA GPU. Run it with ``-s`` to see the times and the figures.
+They are skipped without a real NVIDIA GPU. They print times and figures, also without ``-s``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run_here(code: str, *arguments: str, **variables: str) -> Any:
 
 
 def real(text: str | None) -> str | None:
-    """A row of the table with the UUIDs of this machine's GPUs in place of the placeholders."""
+    """Return a value of the table with the UUIDs of this machine's GPUs in place of the placeholders."""
     for letter, gpu in zip("abcd", nvml.gpus(), strict=False):
         assert gpu.uuid
         short = gpu.uuid[:12]
@@ -56,7 +56,7 @@ ROWS = """
 
 
 def test_the_grammar_against_the_driver(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every row of the table, asked of the driver in fresh children: this decides what the documentation leaves open."""
+    """The grammar agrees with the driver on every value of the table, also on those that NVIDIA does not document."""
     import json
 
     uuids = [gpu.uuid for gpu in nvml.gpus() if gpu.uuid]

@@ -207,8 +207,8 @@ def world(whose: str, size: int) -> list[dict[str, list[float]]]:
             # Report a rank that failed, rather than one that waited for it in vain.
             for index, child in sorted(enumerate(children), key=lambda each: not each[1].poll()):
                 if child.poll() != 0:
-                    said = Path(f"{folder}/{index}.log").read_text()[-3000:]
-                    raise RuntimeError(f"rank {index} of {size} on {whose}: status {child.poll()}\n{said}")
+                    output = Path(f"{folder}/{index}.log").read_text()[-3000:]
+                    raise RuntimeError(f"rank {index} of {size} on {whose}: status {child.poll()}\n{output}")
         finally:
             for child in children:
                 child.kill()

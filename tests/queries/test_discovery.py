@@ -180,8 +180,8 @@ def test_a_device_that_is_listed_but_unusable(code: int, state: str, tmp_path: P
     )
     reason = "cuda:1 (One) " + state.format("cuDevicePrimaryCtxRetain")
     # A broken device is checked again after a second, a busy one in every call. Forked children inherit the result "usable".
-    asked = 0 if code == 214 else 2
-    assert output == [True, None, False, reason, True, None, [0], asked, True, None, True, True, 0]
+    children = 0 if code == 214 else 2
+    assert output == [True, None, False, reason, True, None, [0], children, True, None, True, True, 0]
 
 
 FROZEN = """

@@ -128,17 +128,17 @@ def test_without_the_binding(tmp_path: Path) -> None:
         for value in (None, "1", None, "1", None, "1"):
             put({"CUDA_VISIBLE_DEVICES": value})
             counts += [acc.device_count(), acc.device_count(), len(acc.visible_devices())]
-        asked = len(open(sys.argv[1]).readlines())
+        children = len(open(sys.argv[1]).readlines())
         device = acc.visible_devices()[0]
         try:
             acc.temperature()
         except RuntimeError as error:
             failure = str(error)
-        print(json.dumps([counts, asked, device, failure, acc.driver_version()]))
+        print(json.dumps([counts, children, device, failure, acc.driver_version()]))
     """
-    counts, asked, device, failure, version = evaluate(program, environment, str(tmp_path / "log"), python=python)
+    counts, children, device, failure, version = evaluate(program, environment, str(tmp_path / "log"), python=python)
     assert counts == [3, 3, 3, 1, 1, 1] * 3
-    assert asked == 2
+    assert children == 2
     assert device[2:] == ["Simulated GPU", "00000000:02:00.0", [9, 0], 8 * 2**30, None, None]
     assert device[1].startswith("GPU-c9")
     assert failure.startswith("The temperature of device 0, Simulated GPU, cannot be read: only the driver knows it")

@@ -56,7 +56,7 @@ def test_memory_is_never_the_hosts() -> None:
     assert here[1:] == [8 * GIB, here[0], 8 * GIB]
     assert not torch
     failed, _, _ = run_program(MEMORY, errors={"nvmlDeviceGetMemoryInfo*": 15})
-    assert [said.endswith("NVML's nvmlDeviceGetMemoryInfo returned NVML_ERROR_GPU_IS_LOST, 15") for said in failed[:3]] == [
+    assert [text.endswith("NVML's nvmlDeviceGetMemoryInfo returned NVML_ERROR_GPU_IS_LOST, 15") for text in failed[:3]] == [
         True
     ] * 3
     assert failed[3] is None
@@ -201,11 +201,11 @@ def test_a_result_belongs_to_its_environment() -> None:
         import threading
         from accelerator._machine import driver_child, probe
         slow = probe._source().replace("def main(", "import time; time.sleep(1.0)\\ndef main(", 1)
-        source, asked, results = probe._source, threading.Event(), []
-        probe._source = lambda: asked.set() or slow
+        source, has_started, results = probe._source, threading.Event(), []
+        probe._source = lambda: has_started.set() or slow
         thread = threading.Thread(target=lambda: results.append(len(acc.visible_devices())))
         thread.start()
-        assert asked.wait(60)
+        assert has_started.wait(60)
         probe._source = source
         os.environ["CUDA_VISIBLE_DEVICES"] = "1"
         thread.join()
@@ -230,9 +230,9 @@ def test_no_thread_reads_half_a_result() -> None:
             while time.monotonic() < stop:
                 for query in (lambda: acc.utilization(1), lambda: acc.get_device_name(1), acc.physical_devices,
                                  acc.visible_devices, lambda: acc.telemetry(0)):
-                    said = outcome(query)
-                    if isinstance(said, str) and "Error" in said and "out of range: 1 cuda device is visible" not in said:
-                        wrong.append(said)
+                    result = outcome(query)
+                    if isinstance(result, str) and "Error" in result and "out of range: 1 cuda device is visible" not in result:
+                        wrong.append(result)
         threads = [threading.Thread(target=work) for work in (change, refresh, evaluate, evaluate, evaluate)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
@@ -338,14 +338,14 @@ def test_one_child_for_all_threads(tmp_path: Path) -> None:
         threads = [threading.Thread(target=evaluate) for _ in range(32)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
-        asked = children(sys.argv[1])
+        in_parent = children(sys.argv[1])
         forked = [in_child(acc.device_count) for _ in range(4)]
-        print(json.dumps([results, asked, forked, children(sys.argv[1])]))
+        print(json.dumps([results, in_parent, forked, children(sys.argv[1])]))
     """
-    results, asked, forked, in_all = run_program(program, str(log), gpus=3, nvml="absent", log=log)
+    results, in_parent, forked, in_all = run_program(program, str(log), gpus=3, nvml="absent", log=log)
     assert results == [3] * 32
     assert forked == [3] * 4
-    assert asked == in_all == 1
+    assert in_parent == in_all == 1
 
 
 def test_what_hides_every_device_needs_no_child() -> None:
@@ -429,18 +429,21 @@ WRONG_TYPES = """
                  "clock_rate", "device_memory_used", "processes", "list_gpu_processes", "telemetry"):
         wrong[name] = [lambda f=getattr(acc, name), d=d: f(d) for d in (1.5, b"cuda", [], {}, True, object(), (0,))]
     wrong["is_nvlink_connected"] = [lambda: acc.is_nvlink_connected(0, 1.5), lambda: acc.is_nvlink_connected([], 0)]
-    said = {name: [outcome(call) for call in calls] for name, calls in wrong.items()}
-    print(json.dumps([said, "torch" in sys.modules, acc.is_fork_safe()]))
+    outcomes = {name: [outcome(call) for call in calls] for name, calls in wrong.items()}
+    print(json.dumps([outcomes, "torch" in sys.modules, acc.is_fork_safe()]))
 """
 
 
 def test_wrong_types() -> None:
-    said, torch, safe = run_program(WRONG_TYPES, gpus=2)
+    outcomes, torch, safe = run_program(WRONG_TYPES, gpus=2)
     bad = {
-        name: texts for name, texts in said.items() for text in texts if not str(text).startswith("TypeError: ") or "\n" in text
+        name: texts
+        for name, texts in outcomes.items()
+        for text in texts
+        if not str(text).startswith("TypeError: ") or "\n" in text
     }
     assert bad == {}
-    assert len(said) == 21
+    assert len(outcomes) == 21
     assert (torch, safe) == (False, True)
 
 
@@ -511,23 +514,25 @@ def test_every_function_of_nvml_with_every_code(step: int) -> None:
     assert healthy["visible"] == [8 * GIB] * 2
     for start in range(0, len(cells), 60):
         part = cells[start : start + 60]
-        for (error, name, one), said in zip(part, run_program(EACH_ERROR, *(cell[0] for cell in part), gpus=2), strict=True):
-            escaped = [text for text in map(str, said.values()) if "Error: " in text and not text.startswith("RuntimeError: ")]
+        for (error, name, one), results in zip(part, run_program(EACH_ERROR, *(cell[0] for cell in part), gpus=2), strict=True):
+            escaped = [
+                text for text in map(str, results.values()) if "Error: " in text and not text.startswith("RuntimeError: ")
+            ]
             wrong += [(error, text) for text in escaped]
             for key in ("count", "available", "reason", "safe", "torch", "name"):
-                if said[key] != healthy[key] and (key, name) != ("name", "nvmlDeviceGetName"):
-                    wrong.append((error, key, said[key]))
+                if results[key] != healthy[key] and (key, name) != ("name", "nvmlDeviceGetName"):
+                    wrong.append((error, key, results[key]))
             for key in ("memory", "total"):
                 # "Not supported" (3) means that the device shares the host's memory.
                 shared = error.endswith(":3") and "Memory" in name
-                refused = str(said[key]).startswith("RuntimeError: The memory of device 1, ")
-                if said[key] != 8 * GIB and not refused and not shared:
-                    wrong.append((error, key, said[key]))
-            if not error.endswith(":3") and set(said["visible"]) - {8 * GIB, None}:
-                wrong.append((error, "visible", said["visible"]))
-            if said["capability"] not in ([9, 0], None):
-                wrong.append((error, "capability", said["capability"]))
-            if one and [said["healthy"], said["listed"]] != [healthy["healthy"], healthy["listed"]]:
-                wrong.append((error, "the other GPU", said["healthy"], said["listed"]))
+                refused = str(results[key]).startswith("RuntimeError: The memory of device 1, ")
+                if results[key] != 8 * GIB and not refused and not shared:
+                    wrong.append((error, key, results[key]))
+            if not error.endswith(":3") and set(results["visible"]) - {8 * GIB, None}:
+                wrong.append((error, "visible", results["visible"]))
+            if results["capability"] not in ([9, 0], None):
+                wrong.append((error, "capability", results["capability"]))
+            if one and [results["healthy"], results["listed"]] != [healthy["healthy"], healthy["listed"]]:
+                wrong.append((error, "the other GPU", results["healthy"], results["listed"]))
     assert wrong == []
     assert len(cells) >= 35

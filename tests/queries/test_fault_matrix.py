@@ -62,8 +62,8 @@ def uuids() -> dict[str, list[str]]:
     for name, mig in MIG.items():
         program = "import accelerator as acc, json; print(json.dumps([d.uuid for d in acc.physical_devices()]))"
         environment = simulated_environment(gpus=GPUS, mig=mig)
-        said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, timeout=120)
-        actual[name] = json.loads(said.stdout)
+        child = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, timeout=120)
+        actual[name] = json.loads(child.stdout)
     return actual
 
 
@@ -117,8 +117,8 @@ def test_no_result_is_wrong(
         environment["LD_LIBRARY_PATH"] = ":".join([str(tmp_path), *rest])
     if driver == "noisy":
         environment["LD_PRELOAD"] = f"{environment['LD_PRELOAD']}:{noisy}"
-    asked = environments(uuids[mig])
-    task.write_text(json.dumps({"environments": asked, "late": late, "folder": str(tmp_path), "spawned": False}))
+    settings = environments(uuids[mig])
+    task.write_text(json.dumps({"environments": settings, "late": late, "folder": str(tmp_path), "spawned": False}))
     program = [sys.executable, "-m", "tests.queries.fault_matrix", str(task)]
     done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
@@ -126,10 +126,10 @@ def test_no_result_is_wrong(
 
     wrong: list[Any] = []
     places = 0
-    asking = {results["pid"]}
+    pids = {results["pid"]}
     if driver == "late" and results["early"] != 0:
         wrong.append(("before the driver came", results["early"]))
-    for place, (variables, output) in enumerate(zip(asked, results["output"], strict=True)):
+    for place, (variables, output) in enumerate(zip(settings, results["output"], strict=True)):
         spawned = results["spawned"][place]
         initialized, after = output["forked after initialization"]
         cells = {
@@ -146,7 +146,7 @@ def test_no_result_is_wrong(
             if not isinstance(cell, dict):
                 wrong.append((value, name, cell))
                 continue
-            asking.add(cell["pid"])
+            pids.add(cell["pid"])
             is_bad_fork = name == "after" and initialized
             wrong += [
                 (str(value)[:60], name, *defect)
@@ -154,8 +154,8 @@ def test_no_result_is_wrong(
             ]
         if output["left"] or spawned["left"]:
             wrong.append((value, "a child was left behind"))
-    started = [event for pid in asking for event in initializations(log, pid)]
-    # The process that initializes the driver on purpose is not in ``asking``. Only its child is.
+    started = [event for pid in pids for event in initializations(log, pid)]
+    # The process that initializes the driver on purpose is not in ``pids``. Only its child is.
     _totals.update(
         cells=places, wrong=len(wrong), hangs=sum("HANG" in map(str, w) for w in wrong), initializations=len(started)
     )

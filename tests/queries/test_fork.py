@@ -54,7 +54,7 @@ DATA_LOADER = (
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         query_everything()
-    mine = open(sys.argv[1]).read() if os.path.exists(sys.argv[1]) else ""
+    events = open(sys.argv[1]).read() if os.path.exists(sys.argv[1]) else ""
     ours = outcome(load)
 
     def through_torch():
@@ -72,15 +72,15 @@ DATA_LOADER = (
         torch.cuda.init()
         return in_child(lambda: in_child(lambda: [acc.is_in_bad_fork(), acc.is_available(), acc.is_fork_safe()]))
 
-    print(json.dumps([os.getpid(), mine, ours, in_child(through_torch), in_child(loaded_only), in_child(grandchild)]))
+    print(json.dumps([os.getpid(), events, ours, in_child(through_torch), in_child(loaded_only), in_child(grandchild)]))
 """
 )
 
 
 def test_a_process_that_queried_can_fork_workers_that_use_the_accelerator(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    pid, mine, ours, theirs, loaded, grandchild = evaluate_simulated(DATA_LOADER, str(log), gpus=2, log=log)
-    assert not [line for line in mine.splitlines() if line.startswith(f"{pid} ") and "nvml" not in line]
+    pid, events, ours, theirs, loaded, grandchild = evaluate_simulated(DATA_LOADER, str(log), gpus=2, log=log)
+    assert not [line for line in events.splitlines() if line.startswith(f"{pid} ") and "nvml" not in line]
     # Item i is (0+i) + (1+i) + (2+i) + (3+i).
     assert ours == 4 * 6 + 4 * (0 + 1 + 2 + 3)
     # After torch's own query the same workers fail, so this test can fail.
@@ -94,7 +94,7 @@ def test_a_child_begins_a_session_of_its_own_with_nvml(tmp_path: Path) -> None:
     # NVML's session belongs to the process that started it. If a child used its parent's session, the simulated NVML would
     # report "uninitialized", which the package handles by a retry. Real NVML may behave differently.
     log = tmp_path / "log"
-    asked = """
+    program = """
     import accelerator as acc
     from accelerator._machine import nvml
     def child():
@@ -102,7 +102,7 @@ def test_a_child_begins_a_session_of_its_own_with_nvml(tmp_path: Path) -> None:
     first = acc.temperature(1)
     print(json.dumps([os.getpid(), first, in_child(child), acc.temperature(1)]))
     """
-    pid, first, (is_new, second, child), third = evaluate_simulated(asked, gpus=2, log=log)
+    pid, first, (is_new, second, child), third = evaluate_simulated(program, gpus=2, log=log)
     assert is_new
     assert first == second == third
     starts = [line.split()[0] for line in log.read_text().splitlines() if "nvmlInit" in line]
@@ -163,7 +163,11 @@ def test_a_child_of_a_process_with_an_initialized_driver(tmp_path: Path) -> None
     assert "'spawn' or 'forkserver'" in reason
     assert output == [True, False, False, False, 2, reason, False, 2, "One", 0]
     assert monitored == [20, 31, 0, 61000]
-    wrong = {name: said for name, said in failures.items() if said != f"RuntimeError: The accelerator cannot be used: {reason}"}
+    wrong = {
+        name: message
+        for name, message in failures.items()
+        if message != f"RuntimeError: The accelerator cannot be used: {reason}"
+    }
     assert wrong == {}
     assert len(failures) > 30
     assert initializations(log, pid) == []

@@ -220,9 +220,9 @@ def test_mig_instances() -> None:
         program, gpus=2, mig=[None, 3], variables={"CUDA_VISIBLE_DEVICES": "1"}
     )
     fields = ("utilization", "memory usage", "temperature", "power draw", "clock rate")
-    for said, what in zip((value for i, value in enumerate(single) if i != 2), fields, strict=True):
-        assert said.startswith(f"RuntimeError: Device 0, Simulated GPU, does not report its {what}: NVML's ")
-        assert said.endswith(" returned NVML_ERROR_NOT_SUPPORTED, 3")
+    for message, what in zip((value for i, value in enumerate(single) if i != 2), fields, strict=True):
+        assert message.startswith(f"RuntimeError: Device 0, Simulated GPU, does not report its {what}: NVML's ")
+        assert message.endswith(" returned NVML_ERROR_NOT_SUPPORTED, 3")
     assert together == [None, None, 0, None, None, None]
     assert name == "Simulated GPU MIG 1g"
     assert device[1].startswith("MIG-")

@@ -34,7 +34,7 @@ QUERIES = textwrap.dedent(
 )
 
 
-def asked(folder: Path, name: str) -> list[object]:
+def run_queries(folder: Path, name: str) -> list[object]:
     environment = simulated_environment(gpus=2, name=["A", "B"])
     environment["PYTHONPATH"] = str(folder)
     command = [sys.executable, "-c", QUERIES, name]
@@ -51,7 +51,7 @@ def test_vendored(tmp_path: Path) -> None:
     (target / "__init__.py").touch()
     # A child process must not import the parents of the vendored package.
     (target.parent / "__init__.py").write_text("import sys\nassert not sys.flags.isolated, 'imported in the child'\n")
-    output = asked(tmp_path / "project", "mylib._vendor.accelerator")
+    output = run_queries(tmp_path / "project", "mylib._vendor.accelerator")
     assert output == [2, 2, True, 31, "cuda", False, True, "mylib._vendor.accelerator", False]
     environment = simulated_environment(gpus=2)
     environment["PYTHONPATH"] = f"{tmp_path / 'project'}:{environment['PYTHONPATH']}"
@@ -100,7 +100,7 @@ def test_zipped(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:
         for path in PYTHON_FILES:
             archive.write(ROOT / path, path)
-    assert asked(tmp_path / "packages.zip", "accelerator")[:4] == [2, 2, True, 31]
+    assert run_queries(tmp_path / "packages.zip", "accelerator")[:4] == [2, 2, True, 31]
 
 
 @on_simulated_gpus

@@ -71,7 +71,7 @@ SUBMODULES = {"checkpointing": "Checkpointing", "simulation": "Simulation"}
 
 
 def _write_reference(app: Any) -> None:
-    """Write the pages of the reference. Raise an error if none lists a public name."""
+    """Write the pages of the reference. Raise an error if a public name is on no page."""
     folder = HERE / "reference"
     folder.mkdir(exist_ok=True)
     listed: set[str] = set()

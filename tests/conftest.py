@@ -86,7 +86,7 @@ _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 
 def forbid_skip(report: _Report, file: Path) -> _Report:
-    """Turn a skip on simulated GPUs into a failure, unless torch lacks a feature or a local process has no such GPUs."""
+    """Turn a skip on simulated GPUs into a failure, unless torch lacks a feature or (outside CI) there are no such GPUs."""
     if report.skipped and _is_simulated(file) and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2]
         wrong_process = reason.startswith("Skipped: needs: ") and not os.environ.get("CI")

@@ -99,7 +99,7 @@ def builder_names() -> set[str]:
 
 
 class Model(torch.nn.Module):
-    """Three layers, of which the middle one may be an activation checkpoint."""
+    """Three layers, of which the middle one can run under an activation checkpoint."""
 
     def __init__(self, checkpoints: bool) -> None:
         super().__init__()

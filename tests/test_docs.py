@@ -64,7 +64,7 @@ def with_slow_guide(blocks: list[Block]) -> list[Any]:
     ]
 
 
-# The length of a line that fits the page, in a browser and in a terminal.
+# The maximum length of a line that fits the page, in a browser and in a terminal.
 WIDTH = 88
 NEEDING = [block for block in BLOCKS if block.how.startswith("needs ")]
 

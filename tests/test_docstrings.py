@@ -1,6 +1,6 @@
 """Docstrings of public functions: their sections, and their lines about initialization and child processes.
 
-A docstring has the line ``Initializes: the accelerator.`` or ``May start: a child process.`` exactly if it is true. The test
+A docstring has the line ``Initializes: the accelerator.`` or ``May start: a child process.`` if and only if it is true. The test
 derives both from behavior: it calls each function in a forked child of a process that has imported torch and initialized
 nothing, on a healthy machine and on one without NVML.
 """

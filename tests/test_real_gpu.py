@@ -1,6 +1,6 @@
 """Tests on real GPUs: how the driver reads its variables, forks, NVML, MIG, and the time of calls.
 
-They are skipped without a real NVIDIA GPU. They print times and figures, also without ``-s``.
+They are skipped without a real NVIDIA GPU. They print times and figures even without ``-s``.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ PARTS = frozenset(
 )
 # These are too vague as identifiers. They may be parts of one, as in ``sign_bit``.
 WHOLE = frozenset("action up kind number given found sign".split())
-# Exceptions, whose names other projects have chosen: the end of the path, or "" for all files, and the name.
+# Identifiers that other projects have chosen. The keys: the end of the path, or "" for all files, and the identifier.
 FOREIGN = {
     ("", "action"): "argparse's keyword and the parameter of its add_argument",
     ("", "given"): "hypothesis.given",

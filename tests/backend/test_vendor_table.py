@@ -53,7 +53,7 @@ assert isinstance(acc.Graph(), FakeGraph)
 
 
 def test_a_queue_that_cannot_use_the_device(hostacc: Server) -> None:
-    """As in torch's reference backend: queued calls must not use the device, and memory can be pinned before initialization."""
+    """As in torch's reference backend, queued calls must not use the device, and memory can be pinned before initialization."""
     hostacc.run(
         PRELUDE
         + """

@@ -38,7 +38,7 @@ QUERIES = """
     def choose(devices, backend):
         put({"CUDA_VISIBLE_DEVICES": devices, "ACCELERATOR_BACKEND": backend})
 """
-# Another thread changes the environment all the time.
+# Another thread changes the environment continuously.
 FLIPS = (
     QUERIES
     + """

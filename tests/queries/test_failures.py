@@ -499,7 +499,7 @@ EACH_ERROR = """
 """
 
 
-# With 16 codes, a step of 17 moves on by one function and one code. The sample covers every function and every code.
+# 17 is one more than the number of codes, so the sample of every 17th cell covers every function and every code.
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_function_of_nvml_with_every_code(step: int) -> None:
     """A query returns the correct value or None, or its error names the device. The other GPU is not affected."""

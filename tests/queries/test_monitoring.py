@@ -1,4 +1,4 @@
-"""Telemetry is that of the right device, before and after initialization, and fields that fail affect no others."""
+"""Telemetry is that of the right device before and after initialization, and a field that fails does not affect others."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Docstrings of public functions: their sections, and their lines about initialization and child processes.
 
-A docstring has the line ``Initializes: the accelerator.`` or ``May start: a child process.`` if and only if it is true. The test
-derives both from behavior: it calls each function in a forked child of a process that has imported torch and initialized
-nothing, on a healthy machine and on one without NVML.
+A docstring has the line ``Initializes: the accelerator.`` or ``May start: a child process.`` if and only if it is true.
+The test derives both from behavior: it calls each function in a forked child of a process that has imported torch and
+initialized nothing, on a healthy machine and on one without NVML.
 """
 
 from __future__ import annotations

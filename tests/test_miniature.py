@@ -1,4 +1,4 @@
-"""A small library's tests run with only the plug-in, with and without GPUs. Twenty tests on two machines need little CPU time."""
+"""A small library's tests need only the plug-in, with and without GPUs. Twenty tests on two machines take little CPU time."""
 
 from __future__ import annotations
 

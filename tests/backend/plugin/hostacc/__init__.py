@@ -1,4 +1,4 @@
-"""A plug-in of torch that registers the accelerator of ``hostacc.cpp`` when it is imported or loaded by its entry point.
+"""A plug-in of torch that registers the accelerator of ``hostacc.cpp`` when it is imported or when torch loads its entry point.
 
 ``HOSTACC_LIBRARY`` is the path of the compiled library. ``HOSTACC_SWITCHES`` lists features to remove, and
 other changes, separated by commas:

@@ -1,4 +1,4 @@
-"""Wrong device arguments, on every accelerator, before and after initialization: no crash, no hang, no wrong answer."""
+"""Wrong device arguments cause an error on every accelerator, before and after initialization: no crash, no hang, no value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLE = ("memory_allocated", "set_device_index", "synchronize", "get_memory_inf
 def _check(results: Iterator[bad_arguments.Outcome], device_type: str) -> None:
     done = list(results)
     assert not bad_arguments.wrong(done, device_type)
-    # The sample and the matrix call each function with all arguments.
+    # Each function was called with all arguments in both states.
     functions = {each.function for each in done}
     assert len(done) == len(functions) * len(bad_arguments.STATES) * len(bad_arguments.ARGUMENTS)
 
@@ -39,7 +39,7 @@ def test_every_function_with_a_device_argument_is_listed() -> None:
 
 @pytest.mark.parametrize("call", ["torch.hostacc.memory_allocated(57)", "torch.hostacc.memory_allocated(-1)"])
 def test_the_backend_crashes_if_an_index_reaches_it(hostacc: Server, call: str) -> None:
-    """Otherwise the tests below could not fail."""
+    """The tests below rely on this crash to notice an index that was not checked."""
     status, output = hostacc.outcome(f"import torch\ntorch.hostacc.init()\n{call}")
     assert status == -signal.SIGABRT, (status, output)
     assert "was called with the index" in output

@@ -20,7 +20,7 @@ from tests.support.discovery import on_simulated_gpus
 AREAS = """discovery launching fork all-reduce monitoring devices streams memory arithmetic random dtypes tensors graphs
     checkpointing profiling extensions""".split()
 
-# DeepSpeed's are there where it is installed.
+# The check reports DeepSpeed's op builders if DeepSpeed is installed.
 OP_BUILDERS = (
     "extensions: registered op builders only"
     if importlib.util.find_spec("deepspeed") is None
@@ -87,7 +87,7 @@ def test_a_dead_device_is_named_first() -> None:
     lines = done.stdout.splitlines()
     assert lines[1].startswith("✗ cuda:1 (Simulated GPU) is broken: cuDevicePrimaryCtxRetain returned CUDA_ERROR_UNKNOWN")
     assert problems(done.stdout) == [lines[1].removeprefix("✗ ")]
-    assert passed(done.stdout) == AREAS  # on the others
+    assert passed(done.stdout) == AREAS  # on the other devices
     assert "all-reduce: 3 processes over nccl" in done.stdout
     assert "seeded and restored (cuda:0, cuda:2, cuda:3)" in done.stdout
     assert lines[-1] == "1 problem"

@@ -1,4 +1,4 @@
-"""The command line's usage, and output that cannot be written."""
+"""Options and help of the command line, and output that cannot be written."""
 
 from __future__ import annotations
 

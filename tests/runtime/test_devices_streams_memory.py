@@ -1,4 +1,4 @@
-"""What the modules of devices, streams and memory do before initialization, at it and after a fork: each in its own process."""
+"""Devices, streams and memory before initialization, during it and after a fork. Each test runs in its own process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ build = torch_build.read()
 needs_simulation = pytest.mark.skipif(
     sys.platform != "linux" or build is None or build.cuda is None, reason="needs a CUDA build of torch on Linux"
 )
-# In a process forked for the test from one that has imported torch and initialized nothing.
+# The test runs in a child that is forked from a process that has imported torch and initialized nothing.
 uninitialized = pytest.mark.simulated_machine(gpus=2)
 
 
@@ -189,7 +189,7 @@ def test_a_child_of_an_initialized_process_is_told() -> None:
     acc.init()
     stream = acc.current_stream()
 
-    def told() -> None:
+    def use_after_fork() -> None:
         calls: list[Callable[[], object]] = [
             lambda: acc.set_device(0),
             lambda: acc.current_device(),
@@ -239,7 +239,7 @@ def test_a_child_of_an_initialized_process_is_told() -> None:
         for wrong, error in ((2, ValueError), ("cpu", ValueError), (1.5, TypeError)):
             with pytest.raises(error):
                 acc.device(wrong)  # type: ignore[arg-type]
-        # As torch's, the seeds wait for an initialization that cannot come.
+        # As in torch, seeds are deferred until the initialization, which is impossible in this child.
         torch.default_generator.manual_seed(7)
         acc.manual_seed(1), acc.manual_seed_all(1), acc.seed(), acc.seed_all()
         assert torch.initial_seed() == 7
@@ -248,7 +248,7 @@ def test_a_child_of_an_initialized_process_is_told() -> None:
         with acc.stream(None):
             pass
 
-    in_child(told)
+    in_child(use_after_fork)
 
 
 @uninitialized
@@ -287,7 +287,7 @@ def test_errors_are_no_reason_to_initialize() -> None:
     for call, error in calls:
         with pytest.raises(error) as caught:
             call()
-        # torch 2.6 answers a call that fits no form of empty() with all forms.
+        # torch 2.6 lists all signatures of empty() if the arguments match none.
         several_lines = torch.__version__.startswith("2.6.") and str(caught.value).startswith("empty() received")
         assert several_lines or "\n" not in str(caught.value), caught.value
     assert not acc.is_initialized()
@@ -425,7 +425,7 @@ def test_the_environment_can_choose_the_cpu(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("ACCELERATOR_BACKEND", "cpu")
     assert acc.device() == torch.device("cpu")
     assert acc.is_synchronized_device()
-    assert acc.mem_get_info()[1] == acc.get_memory_info()[1]  # what is free changes by itself
+    assert acc.mem_get_info()[1] == acc.get_memory_info()[1]  # free memory varies
     acc.set_device(0)
     acc.init()
     assert not acc.is_initialized()

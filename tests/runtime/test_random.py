@@ -1,5 +1,5 @@
-"""Random functions before the accelerator is initialized, each in a process of its own: what waits, in which order, and that
-nothing is initialized by it.
+"""Random functions before initialization: which calls are deferred, in which order they take effect, and that none of them
+initializes the accelerator. Each test starts a process.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ORDERS = [
 
 @needs_cuda
 def test_what_waits_takes_effect_in_order(tmp_path: Path) -> None:
-    # A parent in which nothing is initialized can fork a fresh child for each case.
+    # The parent initializes nothing, so it can fork a fresh child for each case.
     on_two_gpus(
         f"""
 acc.device_count()
@@ -229,7 +229,7 @@ child = os.fork()
 if child == 0:
     bad = 0
     for call in (lambda: acc.manual_seed(1), lambda: acc.manual_seed_all(1), acc.seed, acc.seed_all):
-        call()  # they wait, as before initialization
+        call()  # deferred, as before initialization
     for call in (
         acc.initial_seed, acc.get_rng_state, acc.get_rng_state_all, lambda: acc.set_rng_state(state(1)),
         lambda: acc.set_rng_state_all([state(1)]), acc.fork_rng, acc.default_generator,

@@ -47,11 +47,11 @@ FAILING: dict[str, tuple[dict[str, Any], str | None, int, str | None]] = {
     "NVML fails to count": ({"errors": NVML_ERROR}, None, 3, None),
     "NVML fails to count, some hidden": ({"errors": NVML_ERROR}, "1", 1, None),
     "NVML fails at a handle": ({"errors": {"nvmlDeviceGetHandleByIndex*@1": 15}}, None, 3, None),
-    "NVML tells no UUID": ({"errors": {"nvmlDeviceGetUUID": 999}}, None, 3, None),
-    "NVML tells no UUID, and it matters": ({"errors": {"nvmlDeviceGetUUID": 999}}, "GPU-7,GPU-2", 2, None),
-    "NVML tells no name": ({"errors": {"nvmlDeviceGetName": 999}}, "1,2", 2, None),
-    "NVML tells no MIG mode": ({"errors": {"nvmlDeviceGetMigMode": 3}}, None, 3, None),
-    "NVML tells no CUDA version": ({"errors": {"nvmlSystemGetCudaDriverVersion*": 999}}, None, 3, None),
+    "NVML reports no UUID": ({"errors": {"nvmlDeviceGetUUID": 999}}, None, 3, None),
+    "NVML reports no UUID, which CUDA_VISIBLE_DEVICES needs": ({"errors": {"nvmlDeviceGetUUID": 999}}, "GPU-7,GPU-2", 2, None),
+    "NVML reports no name": ({"errors": {"nvmlDeviceGetName": 999}}, "1,2", 2, None),
+    "NVML reports no MIG mode": ({"errors": {"nvmlDeviceGetMigMode": 3}}, None, 3, None),
+    "NVML reports no CUDA version": ({"errors": {"nvmlSystemGetCudaDriverVersion*": 999}}, None, 3, None),
     "an older NVML": ({"errors": {"nvmlSystemGetCudaDriverVersion_v2": 13}}, None, 3, None),
     "NVML not permitted, driver broken": (
         {"driver": "broken", "errors": {"nvmlInit*": 4}},
@@ -243,9 +243,8 @@ SEQUENCES = """
     import accelerator as acc
 
     values = [None, "", "0", "1", "2,0", "0,1,2", "-1", "GPU-c,GPU-7", "3", "1,1", "x"]
-    wrong, asked = [], 0
 
-    def look():
+    def outcome():
         return [plain(device.uuid) for device in acc.visible_devices()], acc.device_count()
 
     def sequence(seed):
@@ -255,11 +254,11 @@ SEQUENCES = """
         for _ in range(4):
             put({"CUDA_VISIBLE_DEVICES": random.choice(values)})
             expected = in_child(lambda: uuids(*started()))
-            if look() != (expected, len(expected)):
-                wrong.append(("before", seed, os.environ.get("CUDA_VISIBLE_DEVICES"), look(), expected))
+            if outcome() != (expected, len(expected)):
+                wrong.append(("before", seed, os.environ.get("CUDA_VISIBLE_DEVICES"), outcome(), expected))
         first = os.environ.get("CUDA_VISIBLE_DEVICES")
         if seed % 2:
-            look()
+            outcome()
         put({"CUDA_VISIBLE_DEVICES": random.choice(values)})
         expected = in_child(lambda: uuids(*started()))
         safe = acc.is_fork_safe()
@@ -270,11 +269,11 @@ SEQUENCES = """
             wrong.append(("safe", seed))
         for value in (first, *random.sample(values, 3)):
             put({"CUDA_VISIBLE_DEVICES": value})
-            if look() != (expected, len(expected)):
-                wrong.append(("after", seed, value, look(), expected))
+            if outcome() != (expected, len(expected)):
+                wrong.append(("after", seed, value, outcome(), expected))
         acc.refresh()
-        if look() != (expected, len(expected)):
-            wrong.append(("refreshed", seed, look(), expected))
+        if outcome() != (expected, len(expected)):
+            wrong.append(("refreshed", seed, outcome(), expected))
         return wrong
 
     print(json.dumps([in_child(sequence, seed) for seed in range(30)]))
@@ -338,32 +337,32 @@ def test_the_environment_of_a_process_to_be_started() -> None:
 
 MIXED = """
     import accelerator as acc
-    driver_said = {order: driver(CUDA_DEVICE_ORDER=order) for order in (None, "PCI_BUS_ID", "FASTEST_FIRST")}
+    of_driver = {order: driver(CUDA_DEVICE_ORDER=order) for order in (None, "PCI_BUS_ID", "FASTEST_FIRST")}
     ours = {}
-    for order in driver_said:
+    for order in of_driver:
         put({"CUDA_DEVICE_ORDER": order})
         ours[order] = [plain(device.uuid) for device in acc.visible_devices()]
     put({"CUDA_DEVICE_ORDER": None})
 
-    def look():
+    def describe():
         return [
             (plain(d.uuid), d.name, d.total_memory, list(d.compute_capability), d.pci_bus_id, acc.get_device_name(d.index),
              acc.temperature(d.index) - 30, acc.utilization(f"cuda:{d.index}"), d.physical_index)
             for d in acc.visible_devices()
         ]
 
-    before = look()
+    before = describe()
     assert "torch" not in sys.modules
     pid_events = open(sys.argv[1]).read()
     import torch
     torch.cuda.init()
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     theirs = [(str(p.uuid).replace("-", ""), p.name, p.total_memory, [p.major, p.minor]) for p in properties]
-    after = look()
+    after = describe()
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # too late: the driver is initialized
     acc.refresh()
-    later = look()
-    print(json.dumps([list(driver_said.items()) == list(ours.items()), before, theirs, after, later, os.getpid(), pid_events]))
+    later = describe()
+    print(json.dumps([list(of_driver.items()) == list(ours.items()), before, theirs, after, later, os.getpid(), pid_events]))
 """
 
 

@@ -154,24 +154,24 @@ def test_a_child_that_hangs(tmp_path: Path) -> None:
         import accelerator as acc
         from accelerator._machine import probe
         results = []
-        def look():
+        def query():
             acc.refresh()
             results.append([acc.device_count(), acc.unavailable_reason()])
         os.environ["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:600000"
         probe.DEADLINE_S = 0.5
-        look()
+        query()
         del os.environ["ACCELERATOR_SIM_INIT_DELAY"]
         executable, sys.executable = sys.executable, "/nonexistent/python"
-        look()
+        query()
         sys.executable = ""
-        look()
+        query()
         sys.executable, sys.frozen = executable, True
-        look()
+        query()
         del sys.frozen
         sys.executable = "/bin/true"
-        look()
+        query()
         sys.executable, probe.DEADLINE_S = executable, 60.0
-        look()
+        query()
         print(json.dumps(results))
     """
     hung, absent, nameless, frozen, mute, well = evaluate(program, environment, python=python)

@@ -24,7 +24,7 @@ FUNCTIONS = textwrap.dedent(
             kind = "RuntimeError" if isinstance(error, RuntimeError) else type(error).__name__
             return f"{kind}: {error}"
 
-    def look(device):
+    def query(device):
         return [outcome(lambda: getattr(acc, name)(device)) for name in NAMES]
 
     def telemetry(device):
@@ -45,9 +45,9 @@ def monitored(program: str, *arguments: str, **machine: Any) -> Any:
 
 EVERY_DEVICE = """
     def every():
-        return [[look(i), look(f"cuda:{i}"), telemetry(i)] for i in range(acc.device_count())]
+        return [[query(i), query(f"cuda:{i}"), telemetry(i)] for i in range(acc.device_count())]
 
-    before, none = every(), look(None)
+    before, none = every(), query(None)
     quiet = "torch" not in sys.modules
     os.environ["CUDA_VISIBLE_DEVICES"] = "3,1"
     moved = every()
@@ -61,7 +61,7 @@ EVERY_DEVICE = """
     torch.cuda.init()
     torch.cuda.set_device(2)
     held = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda:2")
-    after, current = every(), look(None)
+    after, current = every(), query(None)
     equal = [[getattr(acc, name)(i) == getattr(torch.cuda, name)(i) for name in compared] for i in range(4)]
     texts = [[acc.list_gpu_processes(i), torch.cuda.list_gpu_processes(i)] for i in (0, 2)]
     used = acc.processes(2)
@@ -103,7 +103,7 @@ def test_a_field_that_fails_is_missing_and_nothing_else() -> None:
     }
     errors = {f"{name}@{gpu}": code for gpu, (name, code) in enumerate(zip(functions, (3, 999, 15, 13), strict=True))}
     program = """
-        print(json.dumps([[look(i), telemetry(i), acc.is_available()] for i in range(4)]))
+        print(json.dumps([[query(i), telemetry(i), acc.is_available()] for i in range(4)]))
     """
     names = ["NVML_ERROR_NOT_SUPPORTED, 3", "NVML_ERROR_UNKNOWN, 999)", "NVML_ERROR_GPU_IS_LOST, 15"]
     names.append("NVML_ERROR_FUNCTION_NOT_FOUND, 13")
@@ -211,10 +211,10 @@ def test_processes_of_others(tmp_path: Path) -> None:
 
 def test_mig_instances() -> None:
     program = """
-        program = [look(0), telemetry(0), acc.get_device_name(0), acc.visible_devices()[0]]
+        program = [query(0), telemetry(0), acc.get_device_name(0), acc.visible_devices()[0]]
         library, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
         assert library.cuInit(0) == 0 and library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-        print(json.dumps([*program, look(0)[2:3], acc.processes(0), os.getpid()]))
+        print(json.dumps([*program, query(0)[2:3], acc.processes(0), os.getpid()]))
     """
     single, together, name, device, memory, processes, pid = monitored(
         program, gpus=2, mig=[None, 3], variables={"CUDA_VISIBLE_DEVICES": "1"}

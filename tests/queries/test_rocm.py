@@ -218,11 +218,11 @@ def test_visible_devices_through_amdsmi(fakes: Path) -> None:
 def test_telemetry_through_amdsmi(fakes: Path, tmp_path: Path) -> None:
     program = """
         names = ["utilization", "memory_usage", "device_memory_used", "temperature", "power_draw", "clock_rate"]
-        def look(i):
+        def query(i):
             return [outcome(lambda: getattr(acc, name)(i)) for name in names]
-        output = [look(0), look("cuda:1"), look(2), acc.telemetry(0), acc.telemetry(2), acc.list_gpu_processes(2)]
+        output = [query(0), query("cuda:1"), query(2), acc.telemetry(0), acc.telemetry(2), acc.list_gpu_processes(2)]
         os.environ["HIP_VISIBLE_DEVICES"] = "2"
-        output += [look(0), in_child(lambda: [look(0), acc.device_count()])]
+        output += [query(0), in_child(lambda: [query(0), acc.device_count()])]
         output += [acc.visible_devices()[0], acc.get_device_name(), acc.driver_version(), acc.visible_devices_envs()]
         output += [acc.set_visible_devices_envs({"CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
         output += [acc.set_visible_devices_envs({"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
@@ -252,16 +252,16 @@ def test_telemetry_through_amdsmi(fakes: Path, tmp_path: Path) -> None:
 
 def test_memory_through_amdsmi(fakes: Path) -> None:
     program = """
-        def look(i):
+        def query(i):
             return [outcome(lambda: f(i)) for f in (acc.get_memory_info, acc.total_memory, acc.available_memory)]
-        print(json.dumps([look(0), look(2), "torch" in sys.modules]))
+        print(json.dumps([query(0), query(2), "torch" in sys.modules]))
     """
     first, last, torch = run_on_rocm(program, fakes)
     assert first == [[3052 << 20, 3072 << 20], 3072 << 20, 3052 << 20]
     assert last == [[1024 << 20, 1024 << 20], 1024 << 20, 1024 << 20]
     assert not torch
     # Unknown memory is not replaced by the host's.
-    failed, _, _ = run_on_rocm(program.replace("look(2)", "look(1)"), fakes, amdsmi=False)
+    failed, _, _ = run_on_rocm(program.replace("query(2)", "query(1)"), fakes, amdsmi=False)
     assert failed[0].startswith("The memory of device 0, Stand-in 0, is unknown: only the driver knows it")
     assert failed[1:] == [2**30, failed[0]]
 

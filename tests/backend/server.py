@@ -79,7 +79,7 @@ def _run(source: str, variables: dict[str, str], deadline_s: float) -> tuple[int
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _become(source, variables, writing)
+        _run_child(source, variables, writing)
     os.close(writing)
     output, deadline, status = b"", time.monotonic() + deadline_s, 0
     # Read until the deadline, not until the child ends: its own children may keep the pipe open.
@@ -97,7 +97,7 @@ def _run(source: str, variables: dict[str, str], deadline_s: float) -> tuple[int
     return (status if ready else None), output.decode(errors="replace")
 
 
-def _become(source: str, variables: dict[str, str], writing: int) -> None:
+def _run_child(source: str, variables: dict[str, str], writing: int) -> None:
     status = 1
     try:
         os.dup2(writing, 1)

@@ -45,24 +45,24 @@ def test_the_backend_crashes_if_an_index_reaches_it(hostacc: Server, call: str) 
     assert "was called with the index" in output
 
 
-def test_a_sample(hostacc: Server) -> None:
+def test_sample_of_functions_on_the_backend(hostacc: Server) -> None:
     _check(bad_arguments.outcomes(hostacc, functions=SAMPLE), "hostacc")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["", *SWITCHES])
-def test_on_the_backend(hostacc: Server, switch: str) -> None:
+def test_all_functions_on_the_backend(hostacc: Server, switch: str) -> None:
     _check(bad_arguments.outcomes(hostacc, switch), "hostacc")
 
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_on_simulated_gpus() -> None:
+def test_all_functions_on_simulated_gpus() -> None:
     with closing(Server(simulated_environment(gpus=2))) as server:
         _check(bad_arguments.outcomes(server, plugin=False), "cuda")
 
 
 @pytest.mark.slow
-def test_under_the_cpu_fallback() -> None:
+def test_all_functions_under_the_cpu_fallback() -> None:
     with closing(Server(plain_environment())) as server:
         _check(bad_arguments.outcomes(server, plugin=False), "cpu")

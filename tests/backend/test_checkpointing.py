@@ -10,7 +10,7 @@ pytestmark = pytest.mark.xdist_group("hostacc")
 
 PRELUDE = """
 import pytest, torch
-from torch.utils.checkpoint import checkpoint as torchs
+from torch.utils.checkpoint import checkpoint as torch_non_reentrant
 import accelerator as acc
 from accelerator import checkpointing
 
@@ -43,7 +43,7 @@ def test_gradients(hostacc: Server, switch: str) -> None:
 with acc.device_index(1):
     assert same(gradients(checkpointing.checkpoint), plain)
     if hasattr(torch.hostacc, "is_initialized"):  # torch restores random states only with this function
-        assert same(gradients(lambda function, inputs: torchs(function, inputs, use_reentrant=False)), plain)
+        assert same(gradients(lambda function, inputs: torch_non_reentrant(function, inputs, use_reentrant=False)), plain)
 """,
         switch,
     )

@@ -21,7 +21,7 @@ PLUGINS = {
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_a_plugin_that(plugin: str, tmp_path: Path) -> None:
+def test_plugin_devices_are_discovered(plugin: str, tmp_path: Path) -> None:
     # torch calls the entry point at the end of its own import.
     body = "\n".join(f"    {line}" for line in ["import hostacc", *PLUGINS[plugin].splitlines()])
     (tmp_path / "hostacc_plugin.py").write_text(f"def load():\n{body}\n")

@@ -158,7 +158,7 @@ LAZY = [switch for switch in SWITCHES if switch not in ("no-is_initialized", "hi
 @pytest.mark.parametrize(
     "switch", ["", "hidden-generators", *(pytest.param(switch, marks=pytest.mark.slow) for switch in LAZY)]
 )
-def test_nothing_initializes(hostacc: Server, switch: str) -> None:
+def test_queries_and_seeds_do_not_initialize(hostacc: Server, switch: str) -> None:
     hostacc.run(
         PRELUDE
         + """
@@ -214,7 +214,7 @@ acc.init()
 
 
 @pytest.mark.parametrize("switch", ["no-memory", "module-memory"])
-def test_without_an_allocator_that_torch_knows(hostacc: Server, switch: str) -> None:
+def test_without_an_allocator_registered_in_torch(hostacc: Server, switch: str) -> None:
     """The figures are the module's. If it has none, the functions raise an error and do not return 0."""
     hostacc.run(
         PRELUDE
@@ -254,7 +254,7 @@ with pytest.raises(RuntimeError, match="doesn't support create a new Stream"):
     )
 
 
-def test_no_binding_of_cuda_is_called(hostacc: Server) -> None:
+def test_cuda_bindings_are_not_called(hostacc: Server) -> None:
     """The test imitates torch 2.6 on a machine with a CUDA GPU. Some bindings of torch 2.6 exist for CUDA only."""
     hostacc.run(
         """
@@ -287,7 +287,7 @@ assert acc.host_memory_stats() == {} and acc.ipc_collect() is None
     )
 
 
-def test_what_only_cuda_has_is_refused(hostacc: Server) -> None:
+def test_cuda_only_functions_raise(hostacc: Server) -> None:
     hostacc.run(
         PRELUDE
         + """
@@ -323,7 +323,7 @@ torch.accelerator.Graph = Recorded
 """
 
 
-def test_graphs_are_those_that_torch_has_for_it(hostacc: Server) -> None:
+def test_graph_uses_the_class_of_torch_accelerator(hostacc: Server) -> None:
     """Newer classes take all options in the constructor. Older ones take only the pool, in ``capture_begin``."""
     constructor = """
     def __new__(cls, keep_graph=False, *, pool=None, capture_error_mode="default"):
@@ -431,7 +431,7 @@ def child():
 """
 
 
-def test_the_module_decides_whether_a_fork_was_bad(hostacc: Server) -> None:
+def test_module_decides_whether_a_fork_is_bad(hostacc: Server) -> None:
     """torch's reference backend has the function, and it returns False in children, which can use the accelerator."""
     hostacc.run(
         PRELUDE

@@ -17,7 +17,7 @@ module = torch.hostacc
 """
 
 
-def test_the_vendor_table_decides(hostacc: Server) -> None:
+def test_vendor_table_columns_take_effect(hostacc: Server) -> None:
     hostacc.run(
         PRELUDE
         + """
@@ -52,7 +52,7 @@ assert isinstance(acc.Graph(), FakeGraph)
     )
 
 
-def test_a_queue_that_cannot_use_the_device(hostacc: Server) -> None:
+def test_seeding_bypasses_the_queue_of_lazy_calls(hostacc: Server) -> None:
     """As in torch's reference backend, queued calls must not use the device, and memory can be pinned before initialization."""
     hostacc.run(
         PRELUDE
@@ -78,7 +78,7 @@ for name, arguments in (("register_host_memory", (4096, 4096)), ("unregister_hos
     )
 
 
-def test_an_initialized_device_is_monitored_by_its_module(hostacc: Server) -> None:
+def test_monitoring_uses_the_module_of_the_device(hostacc: Server) -> None:
     hostacc.run(
         PRELUDE
         + """
@@ -109,7 +109,7 @@ assert now[:7] == (42, None, 2, None, 12_500, None, None), now
     )
 
 
-def test_snapshots_without_a_choice_of_traces(hostacc: Server) -> None:
+def test_memory_snapshot_without_include_traces(hostacc: Server) -> None:
     """The function has no such parameter, as in torch.xpu."""
     hostacc.run(
         PRELUDE

@@ -352,13 +352,13 @@ def main(arguments: list[str]) -> int:
             print(f"| {name:30} | {peak:9.0f} |")
         if torch.distributed.is_available():
             figures["held"] = {size: held(size) for size in RANKS}
-            failed |= not held_as_shared(figures["held"])
+            failed |= not print_and_check_held_memory(figures["held"])
     if chosen.json:
         chosen.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
     return int(chosen.gate and failed)
 
 
-def held_as_shared(results: dict[int, dict[str, dict[str, float]]]) -> bool:
+def print_and_check_held_memory(results: dict[int, dict[str, dict[str, float]]]) -> bool:
     """Print the memory that inputs hold, and return whether a rank holds only its share of partitioned inputs."""
     columns = [(size, layers) for size in RANKS for layers in DEPTHS]
     print("\nMiB held by inputs of 1 MiB between forward and backward, on each of so many ranks, with so many layers")

@@ -10,7 +10,7 @@ from accelerator import checkpointing
 
 
 @pytest.fixture(autouse=True)
-def _as_imported() -> Iterator[None]:
+def _reset_checkpointing() -> Iterator[None]:
     checkpointing.configure()
     checkpointing.get_cuda_rng_tracker().reset()
     yield

@@ -19,7 +19,7 @@ class Ended(NamedTuple):
     """The exit status of a rank (negative for a signal) and the end of its output."""
 
     status: int
-    said: str
+    output: str
 
 
 def run(module: str, size: int, folder: Path, environment: Mapping[str, str]) -> list[Ended]:

@@ -43,7 +43,7 @@ def test_two_threads_share_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.data_ptr() != two.data_ptr()
 
 
-def test_no_buffer_is_freed_while_one_has_a_slot_in_use() -> None:
+def test_clear_raises_while_a_slot_is_in_use() -> None:
     buffers = Buffers(2)
     in_use, free = take(buffers, 0), take(buffers, 1)
     del free

@@ -14,7 +14,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from accelerator import checkpointing
 from accelerator.checkpointing.containers import map_tensors, tensors_in
-from tests.support.checkpointing_cases import torchs
+from tests.support.checkpointing_cases import torch_non_reentrant
 from tests.support.checkpointing_memory import MODES
 
 Tensor = torch.Tensor
@@ -312,10 +312,10 @@ def run(ckpt: Callable[..., Any], name: str, received: list[Any]) -> list[Tensor
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
-def test_same_as_torchs_checkpoint(name: str, mode: str) -> None:
+def test_values_equal_torch_checkpoint(name: str, mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     received: list[Any] = []
-    expected = run(torchs, name, [])
+    expected = run(torch_non_reentrant, name, [])
     results = run(checkpointing.checkpoint, name, received)
     assert all(torch.equal(*pair) for pair in zip(expected, results, strict=True))
     assert len(received) == 2
@@ -325,7 +325,7 @@ def test_same_as_torchs_checkpoint(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_in_a_list_and_as_a_keyword(name: str) -> None:
+def test_container_in_a_list_and_as_a_keyword(name: str) -> None:
     make, use = CASES[name]
     one, two = torch.linspace(0, 1, 3, requires_grad=True), torch.linspace(1, 2, 3, requires_grad=True)
 
@@ -339,13 +339,13 @@ def test_in_a_list_and_as_a_keyword(name: str) -> None:
         output = ckpt(function, [container], more=container)
         return torch.autograd.grad(output.sum(), [one, two], allow_unused=True)
 
-    for expected, result in zip(gradients(torchs), gradients(checkpointing.checkpoint), strict=True):
+    for expected, result in zip(gradients(torch_non_reentrant), gradients(checkpointing.checkpoint), strict=True):
         assert (expected is None) == (result is None)
         assert expected is None or torch.equal(expected, result)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_copies(name: str) -> None:
+def test_map_tensors_copies_only_exact_types(name: str) -> None:
     make, _ = CASES[name]
     container = make(torch.ones(3), torch.zeros(3))
     new = map_tensors(container, "argument 0", lambda tensor, name: tensor + 1, {})
@@ -357,6 +357,6 @@ def test_copies(name: str) -> None:
         assert [each[0].item() for each in tensors_in(new)] == [2.0, 1.0]
 
 
-def test_reading_runs_no_code_of_a_subclass() -> None:
+def test_tensors_in_ignores_overridden_methods() -> None:
     container = filled(OwnItems(), torch.ones(3), torch.zeros(3))
     assert len(tensors_in([container, Reversed([torch.ones(1)])])) == 3

@@ -36,8 +36,8 @@ def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[
         results = []
         for rank, ended in enumerate(ranks.run("tests.support.checkpointing_worker", size, folder, environment)):
             path = folder / f"{rank}.json"
-            assert path.exists(), ended.said
-            results.append({**json.loads(path.read_text()), ENDED: f"status {ended.status}, after:\n{ended.said}"})
+            assert path.exists(), ended.output
+            results.append({**json.loads(path.read_text()), ENDED: f"status {ended.status}, after:\n{ended.output}"})
         return results
 
     return run
@@ -51,7 +51,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("size", "name"), CASES)
-def test_over_processes(size: int, name: str, run_world: Callable[[int], list[dict[str, str]]]) -> None:
+def test_case_passes_on_every_rank(size: int, name: str, run_world: Callable[[int], list[dict[str, str]]]) -> None:
     for rank, results in enumerate(run_world(size)):
         assert name in results, f"rank {rank} did not come to it: {results[ENDED]}"
         assert not results[name], f"rank {rank}: {results[name]}"

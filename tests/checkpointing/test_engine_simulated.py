@@ -88,7 +88,7 @@ def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
 
 
 @pytest.mark.parametrize("inputs", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_offload_holds_one_input_beside_the_one_in_use(inputs: int) -> None:
+def test_offload_limits_the_inputs_on_the_device(inputs: int) -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     unit = 4 * MEBIBYTE
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
@@ -114,7 +114,7 @@ def test_offload_holds_one_input_beside_the_one_in_use(inputs: int) -> None:
     assert on_device() == before
 
 
-def test_what_arrives_in_pinned_memory() -> None:
+def test_second_fetch_copies_from_pinned_memory() -> None:
     source = torch.zeros(100, device="cuda")
     host = transfers.allocate(100, torch.float32, source.device, True)
     assert host.is_pinned()
@@ -125,7 +125,7 @@ def test_what_arrives_in_pinned_memory() -> None:
     assert back.data_ptr() != source.data_ptr()
 
 
-def test_copies_run_on_a_stream_of_their_own() -> None:
+def test_copies_use_a_separate_stream() -> None:
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     checkpointing.configure(checkpoint_in_cpu=True)
     current = torch.cuda.current_stream()
@@ -136,7 +136,7 @@ def test_copies_run_on_a_stream_of_their_own() -> None:
     assert torch.cuda.current_stream() == current
 
 
-def test_an_input_edited_while_it_leaves_is_an_error() -> None:
+def test_input_edited_during_offload_is_an_error() -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     x = torch.zeros(100, device="cuda", requires_grad=True)
     h = x * 1
@@ -146,7 +146,7 @@ def test_an_input_edited_while_it_leaves_is_an_error() -> None:
         out.sum().backward()
 
 
-def test_a_second_backward_and_a_dropped_graph() -> None:
+def test_second_backward_and_dropped_graph_free_memory() -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     before = on_device()
@@ -164,7 +164,7 @@ def offsets() -> list[int]:
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_the_generator_of_every_device_is_restored(device: int) -> None:
+def test_generator_of_each_device_is_restored(device: int) -> None:
     def function(h: torch.Tensor) -> torch.Tensor:
         recorded.append(torch.cuda.default_generators[device].get_offset())
         return torch.nn.functional.dropout(h, 0.5).exp()
@@ -197,7 +197,7 @@ def test_generators_are_restored_after_an_exception() -> None:
     assert offsets() == before
 
 
-def test_forks_share_the_state_of_their_stream() -> None:
+def test_repeated_forks_continue_one_random_state() -> None:
     checkpointing.model_parallel_cuda_manual_seed(10)
     tracker, default = checkpointing.get_cuda_rng_tracker(), torch.cuda.default_generators[0]
     assert (default.initial_seed(), default.get_offset()) == (10, 0)
@@ -220,7 +220,7 @@ def test_forks_share_the_state_of_their_stream() -> None:
 
 
 @pytest.mark.parametrize("forked", ["", "forward", "backward", "both"])
-def test_recomputation_draws_from_where_forward_drew(forked: str) -> None:
+def test_recomputation_draws_the_same_random_numbers(forked: str) -> None:
     tracker, default = checkpointing.get_cuda_rng_tracker(), torch.cuda.default_generators[0]
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -259,7 +259,7 @@ def test_recomputation_draws_from_where_forward_drew(forked: str) -> None:
     assert all(torch.equal(state, tracker.get_states()[name]) for name, state in states.items())
 
 
-def test_a_stream_follows_the_current_device() -> None:
+def test_fork_uses_the_current_device() -> None:
     tracker = checkpointing.get_cuda_rng_tracker()
     tracker.add("a", 5)
     torch.cuda.set_device(1)
@@ -269,7 +269,7 @@ def test_a_stream_follows_the_current_device() -> None:
 
 
 @pytest.mark.parametrize("make", [torch.cuda.CUDAGraph, acc.create_graph])
-def test_forks_while_a_graph_is_captured(make: Callable[[], Any]) -> None:
+def test_fork_during_graph_capture(make: Callable[[], Any]) -> None:
     tracker = checkpointing.get_cuda_rng_tracker()
     tracker.add("a", 5)
     graph = make()
@@ -284,7 +284,7 @@ def test_forks_while_a_graph_is_captured(make: Callable[[], Any]) -> None:
     assert not torch.equal(tracker.get_states()["a"], before)
 
 
-def test_contiguous_buffers_on_the_device_are_kept() -> None:
+def test_device_buffers_are_kept_until_reset() -> None:
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=LAYERS)
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     forward(x).sum().backward()
@@ -303,7 +303,7 @@ def test_synchronize_and_profile() -> None:
     assert checkpointing.region_times(clear=True)["layer"].recomputations == 1
 
 
-def test_autocast_of_the_device_is_captured() -> None:
+def test_recomputation_restores_device_autocast() -> None:
     recorded: list[tuple[bool, torch.dtype]] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:

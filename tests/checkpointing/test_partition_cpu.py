@@ -55,11 +55,11 @@ def test_layouts(name: str) -> None:
 
 
 @pytest.mark.parametrize(("shape", "stride"), [((2, 2), (1, 1)), ((3, 4), (3, 1)), ((2, 3), (2, 1))])
-def test_elements_that_overlap_have_no_layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+def test_overlapping_elements_have_no_layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
     assert partition.layout_of(torch.arange(99.0).as_strided(shape, stride)) is None
 
 
-def test_gaps_stay_on_the_device() -> None:
+def test_unflatten_with_gaps_keeps_the_device() -> None:
     tensor = torch.empty(3, 5, device="meta")[:, 1:4]
     layout = partition.layout_of(tensor)
     assert layout is not None
@@ -74,7 +74,7 @@ def test_the_flattened_tensor_is_detached() -> None:
     assert not partition.flatten(tensor, layout).requires_grad
 
 
-def test_memory_of_a_tensor_with_gaps() -> None:
+def test_unflatten_with_gaps_allocates_only_the_span() -> None:
     tensor = matrix()[:, 1:4].to(torch.float64)
     strided = torch.zeros(3, 5, dtype=torch.float64)[:, :3].copy_(tensor)
     layout = partition.layout_of(strided)
@@ -98,11 +98,11 @@ def test_memory_of_a_tensor_with_gaps() -> None:
     ],
     ids=repr,
 )
-def test_what_is_an_activation(item: Any, expected: bool) -> None:
+def test_is_activation(item: Any, expected: bool) -> None:
     assert partition.is_activation(item, 3) is expected
 
 
-def test_an_attribute_excludes_a_tensor() -> None:
+def test_no_checkpointing_attribute_excludes_a_tensor() -> None:
     tensor: Any = torch.ones(3)
     tensor.no_checkpointing = True
     assert not partition.is_activation(tensor, 3)
@@ -114,7 +114,7 @@ def test_an_attribute_excludes_a_tensor() -> None:
     ("numel", "size", "lengths"),
     [(6, 3, [2, 2, 2]), (7, 3, [3, 3, 1]), (4, 3, [2, 2, 0]), (1, 3, [1, 0, 0]), (5, 1, [5]), (0, 2, [0, 0])],
 )
-def test_parts_of_ranks(numel: int, size: int, lengths: list[int]) -> None:
+def test_parts_cover_all_elements(numel: int, size: int, lengths: list[int]) -> None:
     elements = torch.arange(float(numel))
     parts = [partition.own_part(elements, Group(None, rank, size)) for rank in range(size)]
     assert [part.numel() for part in parts] == lengths
@@ -163,7 +163,7 @@ def test_every_rank_restores_the_tensor(name: str, size: int, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_any_dtype_is_gathered(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_keeps_the_dtype(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = matrix().to(dtype)
     restored = Ranks(tensor, 2, monkeypatch).activations[1].restore("argument 0")
     assert restored.dtype == dtype
@@ -171,7 +171,7 @@ def test_any_dtype_is_gathered(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["all_gather_single", "all_gather_into_tensor"])
-def test_a_gathering_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathered_tensor_is_on_the_device_of_the_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def gather(whole: torch.Tensor, part: torch.Tensor, **options: Any) -> Any:
         assert (whole.shape, part.shape) == ((32,), (16,))
         return SimpleNamespace(wait=lambda: None)
@@ -183,7 +183,7 @@ def test_a_gathering_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPa
     assert (whole.shape, whole.dtype, whole.device.type) == ((8,), torch.float32, "meta")
 
 
-def test_a_gathering_serves_one_restoration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_gather_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(matrix().requires_grad_(), 2, monkeypatch)
     activation = ranks.activations[0]
     activation.prefetch()
@@ -198,7 +198,7 @@ def test_a_gathering_serves_one_restoration(monkeypatch: pytest.MonkeyPatch) -> 
     assert second.data_ptr() != first.data_ptr()
 
 
-def test_a_destroyed_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_destroyed_group_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     activation = Ranks(matrix(), 2, monkeypatch).activations[0]
     monkeypatch.setattr(partition, "is_alive", lambda group: False)
     with pytest.raises(RuntimeError) as error:
@@ -209,7 +209,7 @@ def test_a_destroyed_group(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-class OfAClass(torch.Tensor):
+class TensorSubclass(torch.Tensor):
     pass
 
 
@@ -217,25 +217,25 @@ KEPT = {
     "integers": torch.arange(4),
     "fewer elements than ranks": torch.ones(3),
     "sparse": torch.ones(4, 4).to_sparse(),
-    "of a class": OfAClass(torch.ones(4)),
+    "of a class": TensorSubclass(torch.ones(4)),
     "overlapping": torch.arange(9.0).as_strided((2, 2), (1, 1)),
 }
 
 
 @pytest.mark.parametrize("tensor", KEPT.values(), ids=KEPT)
-def test_tensors_that_are_kept(tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsuitable_tensors_are_not_partitioned(tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: Group("the group", 0, 4))
     assert partition.store_activation(tensor, PARTITIONED, 0, None) is None
     assert partition.store_activation(torch.ones(4), PARTITIONED, 0, None) is not None
 
 
-def test_a_single_rank_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_rank_stores_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: SINGLE_RANK)
     for settings in (PARTITIONED, Settings(), Settings(checkpoint_in_cpu=True)):
         assert partition.store_activation(torch.ones(4), settings, 0, None) is None
 
 
-def test_slots_of_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activation_is_stored_in_a_buffer_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: SINGLE_RANK)
     buffers = Buffers(2)
     settings = Settings(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=2, buffers=buffers)
@@ -301,7 +301,7 @@ def allocations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(("rank", "numel"), [(0, 2), (1, 2)])
-def test_a_part_that_is_offloaded(rank: int, numel: int, allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_offloads_its_part(rank: int, numel: int, allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: Group("the group", rank, 2))
     settings = Settings(partition_activations=True, checkpoint_in_cpu=True)
     tensor = torch.empty(3, dtype=torch.float16, device="meta")
@@ -321,7 +321,7 @@ def test_a_part_that_is_offloaded(rank: int, numel: int, allocations: list[Any],
     assert activation._gathering is None
 
 
-def test_an_offloaded_tensor(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offloaded_tensor_keeps_layout_and_detects_edit(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(partition, "partition_group")  # must not be called
     tensor = torch.empty(3, 2, device="meta").t()
     activation = partition.store_activation(tensor, Settings(checkpoint_in_cpu=True), 0, None)
@@ -340,14 +340,14 @@ def test_an_offloaded_tensor(allocations: list[Any], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-def test_buffers_may_be_on_the_host(on_host: bool, allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offload_allocates_buffers_on_the_host(on_host: bool, allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: SINGLE_RANK)
     settings = Settings(partition_activations=True, checkpoint_in_cpu=on_host, buffers=Buffers(3))
     assert partition.store_activation(torch.ones(4), settings, 0, None) is not None
     assert allocations == [(12, torch.float32, "cpu", on_host)]
 
 
-def test_memory_for_hooks_is_the_devices(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_for_hooks_are_not_allocated_on_the_host(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: Group("the group", 0, 2))
     on_host = Settings(partition_activations=True, checkpoint_in_cpu=True)
     identity: Any = (lambda tensor: tensor, lambda tensor: tensor)

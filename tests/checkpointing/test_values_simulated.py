@@ -74,7 +74,7 @@ def test_gradients_under_dropout_and_autocast(ckpt: Checkpoint, mode: str, cast:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("numel", [1, 100, 4099])
-def test_the_bytes_that_go_to_the_host_and_come_back(numel: int, dtype: torch.dtype) -> None:
+def test_offloaded_bytes_are_restored(numel: int, dtype: torch.dtype) -> None:
     original = torch.randn(numel, generator=torch.Generator().manual_seed(4)).to(dtype)
     source = original.cuda()
     host = transfers.allocate(numel, dtype, source.device, True)
@@ -93,7 +93,7 @@ def test_the_bytes_that_go_to_the_host_and_come_back(numel: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "cpu" in mode])
-def test_gradients_come_from_what_is_on_the_host(mode: str) -> None:
+def test_offloaded_inputs_and_gradients_are_equal(mode: str) -> None:
     checkpointing.configure(**{**MODES[mode], **({"num_checkpoints": LAYERS} if "contiguous" in mode else {})})
     x = torch.linspace(0, 1, 1000, device="cuda").requires_grad_()
     received: list[torch.Tensor] = []
@@ -119,7 +119,7 @@ def test_gradients_come_from_what_is_on_the_host(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ten_thousand_checkpoints_have_the_cpus_values(mode: str) -> None:
+def test_many_checkpoints_are_close_to_the_cpu(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     start = torch.linspace(0.1, 0.9, 64)
     x = start.cuda().requires_grad_()

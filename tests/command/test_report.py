@@ -111,7 +111,7 @@ def test_hidden_devices() -> None:
 
 
 @on_simulated_gpus
-def test_a_variable_that_is_not_read_hides_nothing() -> None:
+def test_unread_variable_is_not_named_as_the_cause() -> None:
     out_of_use = simulated_environment({"CUDA_VISIBLE_DEVICES": "0", "ACCELERATOR_BACKEND": "cpu"}, gpus=1)
     assert text(out_of_use).splitlines()[-1] == "hidden from this torch: GPU 0 (Simulated GPU)"
     one_instance = simulated_environment({"HIP_VISIBLE_DEVICES": "0"}, gpus=2, mig=[2, None])
@@ -152,7 +152,7 @@ def test_an_nvml_failure_is_named(nvml: str, name: str) -> None:
 
 
 @on_simulated_gpus
-def test_a_device_that_is_slowed_down() -> None:
+def test_throttled_device_is_marked() -> None:
     machine = simulated_environment(gpus=2, clock_reasons=[0x40, 0x1])  # thermal slowdown; idle
     assert [device["throttled"] for device in facts(machine)["devices"]] == [True, False]
     assert [line.split()[0] for line in text(machine).splitlines() if line.endswith("slow")] == ["0"]
@@ -207,7 +207,7 @@ def test_a_device_that_fails_is_named() -> None:
         ({"gpus": 1}, {}, "available: 1 cuda device (listed, not tried: --strict tries them)\n"),
     ],
 )
-def test_how_variables_were_read(machine: dict[str, Any], variables: dict[str, str], expected: str) -> None:
+def test_environment_variables_are_explained(machine: dict[str, Any], variables: dict[str, str], expected: str) -> None:
     # The report wraps lines at 80 columns.
     assert expected in re.sub("\n +", " ", text(simulated_environment(variables, **machine)))
 
@@ -289,7 +289,7 @@ def test_an_unknown_figure_draws_no_bar() -> None:
     assert line == "  0  ? of 100.0 GiB  30 °C"
 
 
-def test_instances_of_a_gpu_are_named_together() -> None:
+def test_mig_instances_of_a_gpu_are_grouped() -> None:
     devices = [
         {"physical_index": 0, "name": "A", "mig": (1, 0)},
         {"physical_index": 0, "name": "A", "mig": (2, 0)},
@@ -300,7 +300,7 @@ def test_instances_of_a_gpu_are_named_together() -> None:
 
 
 @on_simulated_gpus
-def test_selected_devices() -> None:
+def test_id_selects_devices() -> None:
     machine = simulated_environment(gpus=3)
     everything = facts(machine)["devices"]
     by_uuid = everything[0]["uuid"]
@@ -339,7 +339,7 @@ def test_simulated_gpus_without_nvml() -> None:
         (["--color", "never"], {"FORCE_COLOR": "1"}, False),
     ],
 )
-def test_when_colors_are_written(arguments: list[str], variables: dict[str, str], has_color: bool) -> None:
+def test_color_option_and_variables(arguments: list[str], variables: dict[str, str], has_color: bool) -> None:
     assert ("\033[1m" in text(plain_environment(**variables), *arguments)) == has_color
 
 
@@ -355,7 +355,7 @@ def test_when_colors_are_written(arguments: list[str], variables: dict[str, str]
         {"gpus": 0},
     ],
 )
-def test_text_fits_a_terminal(machine: dict[str, Any]) -> None:
+def test_text_fits_80_columns(machine: dict[str, Any]) -> None:
     environment = simulated_environment({"CUDA_VISIBLE_DEVICES": "0," * 40 + "7"}, **machine)
     for arguments in ([], ["--strict"]):
         lines = text(environment, *arguments).splitlines()
@@ -387,7 +387,7 @@ assert re.fullmatch(rf"  1  +{os.getpid()}  {getpass.getuser()} +1.[0-9] GiB  py
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root starts processes of other users")
-def test_users_that_this_host_does_not_know() -> None:
+def test_unknown_user_is_shown_by_number() -> None:
     child = subprocess.Popen(["sleep", "60"], user=54321)
     try:
         assert report._user(child.pid) == "54321"
@@ -409,7 +409,7 @@ def test_without_any_accelerator() -> None:
     assert f"not available: {document['unavailable_reason']}" in printed
 
 
-def test_watching(tmp_path: Path) -> None:
+def test_watch_runs_until_interrupted(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "accelerator", "--watch", "0.05"]
     with open(tmp_path / "output", "w") as output:
         watching = subprocess.Popen(command, env=plain_environment(), stdout=output, stderr=subprocess.PIPE, text=True)
@@ -428,7 +428,7 @@ def test_watching(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "variables"), [(b"\x03", {}), (b"q", {}), (b"q", {"NO_COLOR": "1"})], ids=["control-c", "q", "no-color"]
 )
-def test_watching_on_a_terminal(key: bytes, variables: dict[str, str]) -> None:
+def test_watch_on_a_terminal(key: bytes, variables: dict[str, str]) -> None:
     import fcntl
     import pty
     import struct
@@ -463,7 +463,7 @@ def test_watching_on_a_terminal(key: bytes, variables: dict[str, str]) -> None:
         assert ("\033[1m" in screen) == ("NO_COLOR" not in variables)
 
 
-def test_a_document_a_line_for_a_reader_that_leaves() -> None:
+def test_watch_json_writes_one_document_per_line() -> None:
     command = [sys.executable, "-m", "accelerator", "--watch", "0.05", "--json"]
     watching = subprocess.Popen(
         command, env=plain_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1

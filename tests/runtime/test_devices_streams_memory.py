@@ -26,7 +26,7 @@ from tests.runtime.device_arguments import (
     Index,
 )
 from tests.support import in_child, plain_environment, run, simulated_environment
-from tests.support.simulation_driver import is_driver_up
+from tests.support.simulation_driver import is_driver_initialized
 
 pytestmark = pytest.mark.xdist_group("machines")
 
@@ -80,16 +80,16 @@ def test_nothing_initializes_that_says_so() -> None:
     assert not acc.is_initialized()
     assert acc.is_fork_safe()
     assert not torch.cuda.is_initialized()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
 
     def use() -> None:
         acc.set_device(1)
         assert torch.empty(1, device="cuda").device.index == 1
-        assert is_driver_up()
+        assert is_driver_initialized()
 
     in_child(use)
     assert not acc.is_initialized()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
 
 
 @uninitialized
@@ -100,10 +100,10 @@ def test_nothing_initializes_that_says_so() -> None:
      "device_index(0).__enter__()"],
 )  # fmt: skip
 def test_what_initializes(call: str) -> None:
-    assert not is_driver_up()
+    assert not is_driver_initialized()
     eval(f"acc.{call}")
     assert acc.is_initialized()
-    assert is_driver_up()
+    assert is_driver_initialized()
 
 
 @uninitialized
@@ -140,7 +140,7 @@ def test_wrong_devices_before_initialization() -> None:
                 with pytest.raises(ValueError, match="with an index"):
                     function(device)
     assert not acc.is_initialized()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
 
 
 @uninitialized
@@ -292,7 +292,7 @@ def test_errors_are_no_reason_to_initialize() -> None:
         assert several_lines or "\n" not in str(caught.value), caught.value
     assert not acc.is_initialized()
     assert acc.is_fork_safe()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
 
 
 @uninitialized
@@ -300,10 +300,10 @@ def test_contexts_initialize_when_they_are_entered() -> None:
     made = [acc.device_index(device) for device in (0, 1, "cuda:1", torch.device("cuda", 1))][-1]
     assert not acc.is_initialized()
     assert acc.is_fork_safe()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
     with made, made:
         assert acc.is_initialized()
-        assert is_driver_up()
+        assert is_driver_initialized()
         assert torch.cuda.current_device() == 1
     assert torch.cuda.current_device() == 0
 
@@ -429,7 +429,7 @@ def test_the_environment_can_choose_the_cpu(monkeypatch: pytest.MonkeyPatch) -> 
     acc.set_device(0)
     acc.init()
     assert not acc.is_initialized()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
     refusing: list[Callable[[], object]] = [acc.cudart, acc.current_blas_handle, lambda: acc.external_stream(0)]
     for refused in refusing:
         with pytest.raises(RuntimeError, match="accelerator"):

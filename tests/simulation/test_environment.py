@@ -17,7 +17,7 @@ import pytest
 import accelerator.simulation
 from accelerator.simulation import _build, is_simulated
 from tests.support import environment
-from tests.support.simulation import DEADLINE, PRETEND, REPOSITORY, linux_only, make_compiler, plain, python
+from tests.support.simulation import DEADLINE, FAKE_BUILD, REPOSITORY, linux_only, make_compiler, plain, python
 
 pytestmark = [linux_only, pytest.mark.torch_free]
 
@@ -324,7 +324,7 @@ def test_in_a_zip_application(tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "application"), "zip", REPOSITORY, "accelerator")
     done = subprocess.run(
         [sys.executable, "-c", BUILD],
-        env={**plain(), "PYTHONPATH": archive, "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))},
+        env={**plain(), "PYTHONPATH": archive, "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -348,7 +348,7 @@ def compilations(directory: Path) -> int:
 
 
 def test_the_second_build_does_nothing(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, PRETEND))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     first = python(BUILD, env=env)
     assert first.returncode == 0, first.stderr
     assert compilations(tmp_path) == len(_build._LIBRARIES)
@@ -372,14 +372,14 @@ def test_a_compiler_that_does_not_start(tmp_path: Path) -> None:
 
 
 def test_a_build_needs_no_compiler_later(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     built = python(BUILD, env=env).stdout
     assert python(BUILD, env={**env, "PATH": "/nowhere", "CC": "no-such-compiler"}).stdout == built
 
 
 def test_a_directory_for_machines_without_a_compiler(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "accelerator", "simulate", "--build", str(tmp_path / "prebuilt")]
-    compiler = {**plain(), "CC": str(make_compiler(tmp_path, PRETEND))}
+    compiler = {**plain(), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     built = subprocess.run(command, env=compiler, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
     assert built.returncode == 0, built.stderr
     env = {**plain(), "PATH": "/nowhere", "ACCELERATOR_SIM_LIBRARIES": str(tmp_path / "prebuilt")}
@@ -432,7 +432,7 @@ def leave_a_killed_build(root: Path) -> None:
     ids=lambda harm: harm.__name__,
 )
 def test_a_build_that_cannot_be_trusted_is_replaced(harm: Callable[[Path], None], tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     root = Path(python(BUILD, env=env).stdout.strip())
     sound = (root / "driver/libcuda.so.1").read_bytes()
     harm(root)
@@ -448,7 +448,7 @@ def test_a_build_that_cannot_be_trusted_is_replaced(harm: Callable[[Path], None]
 def test_the_cache_of_another_user(tmp_path: Path) -> None:
     (tmp_path / "home/.cache/accelerator").mkdir(parents=True)
     env = {**plain(), "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
-    env["CC"] = str(make_compiler(tmp_path, PRETEND))
+    env["CC"] = str(make_compiler(tmp_path, FAKE_BUILD))
     env.pop("XDG_CACHE_HOME", None)
     (tmp_path / "tmp").mkdir()
     os.chown(tmp_path / "home/.cache/accelerator", 1, 1)
@@ -469,7 +469,7 @@ def test_somebody_was_there_first(theirs_is: str, tmp_path: Path) -> None:
     if theirs_is == "link":
         theirs.symlink_to(tmp_path / "elsewhere")
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "file/cache"), "TMPDIR": str(tmp_path / "tmp")}
-    env["CC"] = str(make_compiler(tmp_path, PRETEND))
+    env["CC"] = str(make_compiler(tmp_path, FAKE_BUILD))
     (tmp_path / "file").touch()
     theirs.chmod(0o777)
     done = python(BUILD, env=env)
@@ -481,7 +481,7 @@ def test_somebody_was_there_first(theirs_is: str, tmp_path: Path) -> None:
 
 
 def test_the_first_use_prints_one_line(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     first, second = python(BUILD, env=env), python(BUILD, env=env)
     assert re.fullmatch(r"accelerator: compiling the simulated driver, about \d+ s, once\n", first.stderr)
     assert (second.stdout, second.stderr) == (first.stdout, "")
@@ -491,7 +491,7 @@ def test_the_first_use_prints_one_line(tmp_path: Path) -> None:
 
 
 def test_builds_at_once(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, PRETEND))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(python, BUILD, env=env) for _ in range(4)]
     done = [job.result() for job in jobs]

@@ -32,15 +32,15 @@ def plain_environment(**variables: str) -> dict[str, str]:
     machine = environment(driver="absent", nvml="absent", gpus=0, compute=False)
     kept = {name: value for name, value in machine.items() if not name.startswith("ACCELERATOR_SIM_")}
     kept.pop("LD_PRELOAD", None)
-    return _finished(kept, variables)
+    return _with_variables(kept, variables)
 
 
 def simulated_environment(variables: dict[str, str] | None = None, **options: Any) -> dict[str, str]:
     """Return the environment of a process on simulated GPUs. The options are those of ``simulation.environment``."""
-    return _finished(environment(**options), variables or {})
+    return _with_variables(environment(**options), variables or {})
 
 
-def _finished(machine: dict[str, str], variables: dict[str, str]) -> dict[str, str]:
+def _with_variables(machine: dict[str, str], variables: dict[str, str]) -> dict[str, str]:
     for name in _NOT_INHERITED:
         machine.pop(name, None)
     path = os.pathsep.join(filter(None, (str(ROOT), machine.get("PYTHONPATH"))))

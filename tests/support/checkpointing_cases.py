@@ -21,16 +21,16 @@ def none(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def torchs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def torch_non_reentrant(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if kwargs:
         return torch_checkpoint.checkpoint(lambda *inputs: function(*inputs, **kwargs), *args, use_reentrant=False)
     return torch_checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 
 OURS = [checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint]
-EVERYONE = [*OURS, torchs]
+ALL_CHECKPOINTS = [*OURS, torch_non_reentrant]
 # Whether our checkpoints respect ``set_checkpoint_early_stop(True)``. They do not if True is torch's default, as in torch 2.6.
-TELLS_EARLY_STOP = torch.__version__ >= "2.13" or torch_checkpoint._enable_checkpoint_early_stop is None
+RESPECTS_EARLY_STOP = torch.__version__ >= "2.13" or torch_checkpoint._enable_checkpoint_early_stop is None
 
 
 def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -40,7 +40,7 @@ def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
 def selective(ckpt: Checkpoint, what: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """Run a selective checkpoint, torch's or ours. The options are those of ``create_selective_checkpoint_contexts``."""
     contexts = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, what, **options)
-    if ckpt is torchs:
+    if ckpt is torch_non_reentrant:
         return torch_checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
     checkpointing.configure(context_fn=contexts)
     return ckpt(function, *args)
@@ -322,4 +322,4 @@ def case_inference_input(ckpt: Checkpoint) -> list[torch.Tensor]:
 
 CASES = {name: value for name, value in list(globals().items()) if name.startswith("case_")}
 # torch's checkpoint saves its arguments for backward, which torch forbids for inference tensors.
-TORCH_CANNOT = {"case_inference_input"}
+UNSUPPORTED_BY_TORCH = {"case_inference_input"}

@@ -55,7 +55,7 @@ def make_compiler(directory: Path, body: str = 'exec cc "$@"') -> Path:
 
 
 # The body of a compiler that writes text instead of a library.
-PRETEND = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
+FAKE_BUILD = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
 
 # The start of every program that calls NVML.
 PRELUDE = """

@@ -32,7 +32,7 @@ _READ_LATER = re.compile(
     r"|CUDA_DEVICE_ORDER$|PYTEST_CURRENT_TEST$|PYTORCH_NVML_BASED_CUDA_CHECK$"
 )
 # A limit, because each parent that waits for the next program occupies memory.
-_MOST_PARENTS = 3
+_MAX_PARENTS = 3
 _INT = struct.Struct("i")
 
 
@@ -95,7 +95,7 @@ def run(
     key = tuple(sorted((name, value) for name, value in environment.items() if not _READ_LATER.match(name)))
     # The dict is in the order of use, the parent used last at its end.
     parent = _parents.pop(key, None) or _Parent(environment)
-    while len(_parents) >= _MOST_PARENTS:
+    while len(_parents) >= _MAX_PARENTS:
         _parents.pop(next(iter(_parents))).end()
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
@@ -115,14 +115,14 @@ def _serve() -> None:
         child = os.fork()
         if child == 0:
             os.close(results)
-            _become(json.loads(line))
+            _run_child(json.loads(line))
             return
         os.write(results, _INT.pack(child))
         os.write(results, _INT.pack(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
     os._exit(0)  # finalizing torch would take seconds
 
 
-def _become(request: dict[str, Any]) -> None:
+def _run_child(request: dict[str, Any]) -> None:
     """Run the child: set the streams, arguments and environment, and run the program as the module ``__main__``."""
     for descriptor, path, flags in ((0, os.devnull, os.O_RDONLY), (1, request["output"], 0), (2, request["errors"], 0)):
         opened = os.open(path, flags or os.O_WRONLY | os.O_CREAT | os.O_APPEND)

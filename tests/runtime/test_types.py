@@ -121,7 +121,7 @@ def test_a_users_file_passes_mypy(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(file)]
     environment = {**os.environ, "MYPYPATH": str(ROOT)}
     checked = subprocess.run(program, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False, timeout=900)
-    assert "accelerator" in checked.stdout or checked.returncode == 0, checked.stderr
+    assert checked.returncode in (0, 1), checked.stderr  # 1: there are errors, which may be in other files
     assert [line for line in checked.stdout.splitlines() if line.startswith("user.py")] == []
 
 

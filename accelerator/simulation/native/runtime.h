@@ -177,6 +177,10 @@ cudaError_t check_for_nan(const struct float_type *type, const char *data, size_
 
 /* runtime_kernel.c */
 void computation_released(uint64_t id);
+void reset_kernel_lock(void);
+
+/* runtime_symbol.c */
+void reset_symbol_lock(void);
 
 /* runtime_stream.c. The table of functions that the driver calls. */
 const struct sim_runtime *accelerator_sim_runtime(void);

@@ -22,6 +22,11 @@ struct dim3 {
 /* Libraries register their kernels in any thread. Guards all tables of this file. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+void reset_kernel_lock(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
 /* torch.cuda._sleep launches a kernel that spins for a number of clock cycles. Nothing else keeps a simulated stream busy.
  * The other kernel that runs checks for NaN. Their instances, by the addresses of their host functions. */
 enum { MAX_SIMULATED_KERNELS = 64, MAX_THREADS_PER_BLOCK = 1024 };

@@ -675,6 +675,32 @@ def test_a_thread_calls_an_op_while_another_describes_it(monkeypatch: pytest.Mon
     assert [result.tolist() for result in results] == [x.cpu().sin().tolist()] * 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_batch_norm_with_weights_of_the_inputs_type_and_float_statistics(dtype: torch.dtype) -> None:
+    x = torch.randn(6, 3, dtype=dtype, device="cuda")
+    module, reference = nn.BatchNorm1d(3).cuda(), nn.BatchNorm1d(3).cuda()
+    for name in ("weight", "bias"):
+        setattr(module, name, nn.Parameter(getattr(module, name).to(dtype)))
+    for training in (True, False):
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        results = [m.train(training)(i) for m, i in zip((module, reference), inputs, strict=True)]
+        for result in results:
+            result.square().sum().backward()
+        assert torch.equal(*results)
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+        assert module.weight.grad.dtype == dtype
+        torch.testing.assert_close(module.weight.grad.float(), reference.weight.grad, rtol=0.02, atol=0.1)
+    assert torch.equal(module.running_var, reference.running_var)
+    # Its backward works for channels that are next to each other in memory, and then only.
+    images = torch.randn(2, 3, 4, 4, dtype=dtype, device="cuda", requires_grad=True)
+    two_dimensional = nn.BatchNorm2d(3).cuda()
+    two_dimensional.weight = nn.Parameter(two_dimensional.weight.to(dtype))
+    two_dimensional.bias = nn.Parameter(two_dimensional.bias.to(dtype))
+    two_dimensional(images.contiguous(memory_format=torch.channels_last)).sum().backward()
+    with pytest.raises(RuntimeError, match="Expected running_mean to have type"):
+        two_dimensional(images).sum().backward()
+
+
 @pytest.mark.parametrize("op", [torch.native_batch_norm, torch._native_batch_norm_legit])
 @pytest.mark.parametrize(("dtype", "length"), [(torch.float32, 5), (torch.float16, 5), (torch.float32, 100_000)])
 def test_batch_norm_in_evaluation_returns_the_statistics_that_it_used(

@@ -34,6 +34,8 @@ COUNTS_AND_TYPES = [
 ]
 """Every type with every number of ranks. Without the slow tests, each type with one number of ranks."""
 RANKS = [sys.executable, "-m", "tests.simulation.nccl_ranks"]
+NAN_CHECK = {"TORCH_NCCL_NAN_CHECK": "1", "TORCH_DIST_NAN_CHECK": "1"}
+"""The second one is for torch's default process group from 2.15 on."""
 
 
 class Ranks:
@@ -345,6 +347,14 @@ class TestTorch:
     def test_graphs(self, ranks: Ranks) -> None:
         # The eager call reduces, the capture does not, and each of two replays does.
         assert ranks.run("torch.graph", 2) == [[2.0, 0.0, 6.0, 10.0]] * 2
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
+    def test_nan_check(self, torch_ranks: Ranks, dtype: str) -> None:
+        (reports,) = torch_ranks.run("torch.nan_check", 1, NAN_CHECK, dtype=dtype)
+        assert reports[0] == "sent"
+        assert "device-side assert triggered" in reports[-1]
+        if dtype != "float8_e4m3fn":  # it has no infinity, so the conversion makes a NaN
+            assert reports[1:3] == ["sent"] * 2
 
     def test_version(self, ranks: Ranks) -> None:
         ((of_torch, of_accelerator, of_library),) = ranks.run("torch.version", 1)

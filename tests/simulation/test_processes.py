@@ -9,22 +9,22 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import run, simulated_environment
+from tests.support.discovery import compiled
 from tests.support.simulation import allocator_variables, linux_only
 from tests.support.simulation_driver import DRIVER, evaluate, needs_cuda_torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = linux_only
 
 GIB = 2**30
 MIB = 2**20
 RESERVE = 64 * MIB  # memory that the driver of a GPU of 1 GiB reserves
+HELD_LOCK = Path(__file__).with_name("held_lock.c")
 
 
 def events(log: Path) -> list[str]:
@@ -126,6 +126,19 @@ report(calls(), in_child(calls))
     def test_a_process_without_devices_breaks_no_fork(self) -> None:
         program = "cuda.cuInit(0); report(in_child(lambda: cuda.cuInit(0)))"
         assert evaluate(self.CHILD + program, gpus=0) == [100]
+
+    @pytest.mark.parametrize(
+        ("library", "call"),
+        [
+            ("libnccl.so.2", "ncclGetLastError"),
+            ("libcudart.so.12", "__cudaRegisterFunction"),
+            ("libcudart.so.13", "__cudaRegisterVar"),
+            ("libcudart.so.13", "interrupt"),
+        ],
+    )
+    def test_a_lock_that_another_thread_holds_is_free_in_the_child(self, tmp_path: Path, library: str, call: str) -> None:
+        program = compiled(HELD_LOCK.read_text(), tmp_path / "held_lock", "-rdynamic", "-pthread")
+        assert subprocess.run([program, library, call], env=simulated_environment(), check=False).returncode == 0
 
     @needs_cuda_torch
     def test_torch_refuses_to_initialize_again(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from accelerator.simulation._values import runs_compiled_code
 from tests.simulation import trainings
 from tests.simulation.trainings import assert_same_losses, train
 
@@ -296,6 +297,24 @@ class TestCompiled:
             warnings.simplefilter("ignore")
             losses_on_gpu = train(make, data, "cuda", wrap=lambda model: torch.compile(model, backend=backend))
         assert_same_losses(losses_on_gpu, expected)
+
+    def test_the_code_of_the_simulation_is_not_traced(self) -> None:
+        """Dynamo gives up a frame that breaks the graph in a loop, and watches what the ops in it call."""
+
+        @torch.compile(backend="eager")
+        def function(x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                torch._dynamo.graph_break()
+                x = x.softmax(-1) + torch.arange(4, device="cuda")
+            return x
+
+        torch.compiler.reset()
+        assert function(torch.ones(4, 4, device="cuda")).sum().item() == pytest.approx(28)
+
+    def test_triton_is_said_to_work_if_it_does(self) -> None:
+        from torch.utils._triton import has_triton
+
+        assert has_triton() == runs_compiled_code(torch.__version__)
 
 
 class TestTwoDevices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,13 @@ def with_statistics(
     return results[0], running_mean.clone(), invstd
 
 
+def _only_statistics_are_float(input: Tensor, weight: Tensor | None, running: Tensor | None) -> bool:
+    """Return whether input and weight are both half precision or bfloat16, and the statistics float, which the CPU refuses."""
+    if weight is None or running is None or input.dtype != weight.dtype:
+        return False
+    return input.dtype.itemsize == 2 and running.dtype == torch.float32
+
+
 def _batch_norm(kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     def batch_norm(
         input: Tensor,
@@ -51,10 +59,41 @@ def _batch_norm(kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callabl
         momentum: float,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if _only_statistics_are_float(input, weight, running_mean):
+            weight, bias = (None if parameter is None else parameter.float() for parameter in (weight, bias))
         results = kernel(input, weight, bias, running_mean, running_var, training, momentum, eps)
         return results if training else with_statistics(results, running_mean, running_var, eps)
 
     return batch_norm
+
+
+_backward: Any = torch._C._get_operation_overload("aten::native_batch_norm_backward", "")[0]  # faster than torch.ops.aten
+
+
+def backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, ...]:
+    saved = running_mean, running_var, save_mean, save_invstd
+    if weight is None or not _only_statistics_are_float(input, weight, running_mean):
+        return _backward(grad_out, input, weight, *saved, train, eps, output_mask)
+    # CUDA's kernel for each memory format has limits of its own.
+    is_channels_last = input.is_contiguous() and input.stride(1) == 1
+    if input.dim() == 4:
+        is_channels_last = is_channels_last or input.is_contiguous(memory_format=torch.channels_last)
+    if output_mask[0] and (train or any(output_mask[1:])) and not is_channels_last:
+        names = {torch.float16: "Half", torch.bfloat16: "BFloat16"}
+        raise RuntimeError(f"Expected running_mean to have type {names[weight.dtype]} but got Float")
+    grad_input, *others = _backward(grad_out, input, weight.float(), *saved, train, eps, output_mask)
+    return grad_input, *(None if grad is None else grad.to(weight.dtype) for grad in others)
 
 
 def stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -176,6 +215,7 @@ def rms_norm_backward(
 DECOMPOSITIONS = {
     "aten::native_batch_norm": _batch_norm(torch.native_batch_norm),
     "aten::_native_batch_norm_legit": _batch_norm(torch._native_batch_norm_legit),
+    "aten::native_batch_norm_backward": backward,
     "aten::batch_norm_stats": stats,
     "aten::batch_norm_elemt": elemt,
     "aten::batch_norm_elemt.out": elemt_out,

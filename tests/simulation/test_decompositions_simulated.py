@@ -685,6 +685,53 @@ def test_fourier_transforms_of_expanded_tensors(name: str) -> None:
     torch.testing.assert_close(actual.cpu(), function(element.repeat(4, 4, 16)))
 
 
+def _running(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return weight.detach().clone(), weight.detach().abs()
+
+
+_COMPUTED_AS_FLOAT: dict[str, Callable[..., Any]] = {
+    "batch_norm": lambda x, w, b: torch.native_batch_norm(x, w, b, *_running(w), True, 0.3, 1e-5),
+    "batch_norm_in_evaluation": lambda x, w, b: torch.native_batch_norm(x, w, b, *_running(w), False, 0.3, 1e-5),
+    "batch_norm_without_parameters": lambda x, w, b: torch.native_batch_norm(x, None, None, None, None, True, 0.3, 1e-5),
+    "layer_norm": lambda x, w, b: torch.native_layer_norm(x, (6,), w, b, 1e-5),
+    "layer_norm_without_parameters": lambda x, w, b: torch.native_layer_norm(x, (6,), None, None, 1e-5),
+    "grid": lambda x, w, b: aten.grid_sampler_2d(x[None, None], x[None, :, :2, None].expand(-1, -1, -1, 2) / 4, 0, 0, True),
+    "grid_3d": lambda x, w, b: aten.grid_sampler_3d(
+        x[None, None, None], x[None, :, :2, None, None].expand(-1, -1, -1, -1, 3) / 4, 0, 0, True
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", _COMPUTED_AS_FLOAT)
+def test_half_types_are_computed_as_float_and_rounded_once(name: str, dtype: torch.dtype) -> None:
+    arguments = [drawn(48, 6, dtype=dtype), *(drawn(6, dtype=dtype, seed=seed) for seed in (1, 2))]
+
+    def run(as_float: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        here = [(tensor.float() if as_float else tensor).cuda().requires_grad_() for tensor in arguments]
+        outputs = tensors(_COMPUTED_AS_FLOAT[name](*here))
+        weights = drawn(*outputs[0].shape, dtype=dtype, seed=9).to(outputs[0])
+        gradients = torch.autograd.grad(outputs[0], here, weights, allow_unused=True)
+        return outputs, [gradient for gradient in gradients if gradient is not None]
+
+    (output, *statistics), gradients = run(as_float=False)
+    (float_output, *float_statistics), float_gradients = run(as_float=True)
+    assert torch.equal(output, float_output.to(dtype))
+    torch.testing.assert_close(statistics, float_statistics)
+    rounded = [gradient.to(dtype) for gradient in float_gradients]
+    torch.testing.assert_close(gradients, rounded, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_batch_norm_updates_statistics_in_half_types(dtype: torch.dtype) -> None:
+    x, mean, variance = drawn(8, 3, dtype=dtype), torch.zeros(3, dtype=dtype), torch.ones(3, dtype=dtype)
+    here = mean.cuda(), variance.cuda()
+    expected = mean.float(), variance.float()
+    F.batch_norm(x.cuda(), *here, training=True, momentum=0.5)
+    F.batch_norm(x.float(), *expected, training=True, momentum=0.5)
+    torch.testing.assert_close([t.cpu() for t in here], [t.to(dtype) for t in expected])
+
+
 def test_ctc_loss_is_torchs_own() -> None:
     def loss(scores: torch.Tensor) -> torch.Tensor:
         # For int32 targets on the host and blank 0, torch would choose cuDNN.

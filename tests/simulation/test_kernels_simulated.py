@@ -632,6 +632,31 @@ class TestParts:
             copy.deepcopy(layer).cuda()(there).to_padded_tensor(0.0).cpu(), layer(here).to_padded_tensor(0.0)
         )
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_an_encoder_in_evaluation_packs_padded_sequences(self, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        here = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True).eval().to(dtype)
+        there = copy.deepcopy(here).cuda()
+        x = torch.randn(2, 4, 8, dtype=dtype)
+        is_padding = torch.tensor([[False] * 4, [False] * 2 + [True] * 2])
+        with torch.no_grad():
+            expected = here(x, src_key_padding_mask=is_padding)
+            actual = there(x.cuda(), src_key_padding_mask=is_padding.cuda())
+        tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(actual.cpu(), expected, rtol=tolerance, atol=tolerance)
+
+    def test_gradients_of_layer_norm_of_nested_tensors(self) -> None:
+        layer = nn.LayerNorm(3)
+        gradients = []
+        for device in ("cpu", "cuda"):
+            parts = [torch.linspace(-1, 2, n * 3).reshape(n, 3).square().to(device).requires_grad_() for n in (2, 4)]
+            nested = torch.nested.as_nested_tensor(parts)
+            result = copy.deepcopy(layer).to(device)(nested).to_padded_tensor(0.0)
+            weights = torch.linspace(0, 1, result.numel(), device=device).view_as(result)
+            gradients.append([gradient.cpu() for gradient in torch.autograd.grad((result * weights).sum(), parts)])
+        torch.testing.assert_close(gradients[1], gradients[0])
+
 
 def test_training_equals_the_cpus() -> None:
     def make() -> nn.Module:

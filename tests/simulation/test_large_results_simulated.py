@@ -61,7 +61,6 @@ COPIED: dict[str, Function] = {
     "divided_integers": lambda x: x.int() / x.int(),
     "half": lambda x: x.half() + x.half(),
     "complex": lambda x: torch.complex(x, x) * torch.complex(x, x),
-    "half_batch_norm": lambda x: F.batch_norm(x.bfloat16(), None, None, training=True),
     "mixed_batch_norm": lambda x: F.batch_norm(x.bfloat16(), torch.zeros(6).to(x), torch.ones(6).to(x), training=True),
 }
 

@@ -1,4 +1,4 @@
-"""Checkpointing on two simulated GPUs: memory, streams, copies and random numbers drawn."""
+"""Tests on two simulated GPUs: device memory, pinned memory, streams, copies and random numbers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SIZE = MEBIBYTE
 
 
 def on_device() -> int:
-    """Bytes that are allocated, without what earlier tests left to the garbage collector."""
+    """Return the allocated bytes, after a collection of the garbage of earlier tests."""
     gc.collect()
     return torch.cuda.memory_allocated()
 
 
 def on_host() -> int | None:
-    """Bytes of pinned memory in use, where this torch counts them."""
+    """Return the bytes of pinned memory in use, None if this torch does not count them."""
     statistics: Any = getattr(torch.cuda, "host_memory_stats", dict)()
     count: int | None = statistics.get("active_bytes.current", statistics.get("allocated_bytes.current"))
     return count
@@ -70,25 +70,25 @@ def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
     acc.empty_host_cache()
     pinned = on_host()
     h = forward(x)
-    # The output, and the last input, which backward needs first.
+    # The output and the last input, which backward needs first, stay on the device.
     assert on_device() - before == 2 * 4 * MEBIBYTE
     if pinned is not None:
         assert on_host() - pinned >= LAYERS * 4 * MEBIBYTE  # type: ignore[operator]
     torch.cuda.reset_peak_memory_stats()
     at_forward = on_device()
     h.sum().backward()
-    # On the way back: what one layer needs, its successor's gradients and the input that is brought back ahead.
+    # During backward: one layer's activations, the gradients of the next layer and one prefetched input.
     assert torch.cuda.max_memory_allocated() - at_forward <= 5 * 4 * MEBIBYTE
     del h
     assert on_device() - before == 4 * MEBIBYTE, "more than the gradient of x is left"
-    # The next iteration needs no further pinned memory.
+    # The next iteration reuses the pinned memory.
     pinned, x.grad = on_host(), None
     forward(x).sum().backward()
     assert on_host() == pinned
 
 
 @pytest.mark.parametrize("inputs", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_offload_holds_one_input_beside_the_one_in_use(inputs: int) -> None:
+def test_offload_limits_the_inputs_on_the_device(inputs: int) -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     unit = 4 * MEBIBYTE
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
@@ -102,19 +102,19 @@ def test_offload_holds_one_input_beside_the_one_in_use(inputs: int) -> None:
     tensors = tuple(x * 1 for _ in range(inputs))
     for _ in range(LAYERS):
         tensors = checkpointing.checkpoint(function, *tensors)
-    # Each forward has its own inputs on the device and nothing else.
+    # During each forward, only its inputs are on the device.
     assert held == [inputs] * LAYERS
-    # The outputs, and one input.
+    # The outputs and the newest input are on the device.
     assert on_device() - before == (inputs + 1) * unit
     held.clear()
     gradient = torch.autograd.grad(sum(each.sum() for each in tensors), x)
-    # The outputs, the gradients, the inputs in use, and the inputs of the next checkpoint, which are fetched early.
+    # The outputs, the gradients, the inputs of the checkpoint, and the prefetched inputs of the next one.
     assert max(held) <= 4 * inputs
     del tensors, gradient
     assert on_device() == before
 
 
-def test_what_arrives_in_pinned_memory() -> None:
+def test_second_fetch_copies_from_pinned_memory() -> None:
     source = torch.zeros(100, device="cuda")
     host = transfers.allocate(100, torch.float32, source.device, True)
     assert host.is_pinned()
@@ -125,7 +125,7 @@ def test_what_arrives_in_pinned_memory() -> None:
     assert back.data_ptr() != source.data_ptr()
 
 
-def test_copies_run_on_a_stream_of_their_own() -> None:
+def test_copies_use_a_separate_stream() -> None:
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     checkpointing.configure(checkpoint_in_cpu=True)
     current = torch.cuda.current_stream()
@@ -136,7 +136,7 @@ def test_copies_run_on_a_stream_of_their_own() -> None:
     assert torch.cuda.current_stream() == current
 
 
-def test_an_input_edited_while_it_leaves_is_an_error() -> None:
+def test_input_edited_during_offload_is_an_error() -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     x = torch.zeros(100, device="cuda", requires_grad=True)
     h = x * 1
@@ -146,7 +146,7 @@ def test_an_input_edited_while_it_leaves_is_an_error() -> None:
         out.sum().backward()
 
 
-def test_a_second_backward_and_a_dropped_graph() -> None:
+def test_second_backward_and_dropped_graph_free_memory() -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     before = on_device()
@@ -164,7 +164,7 @@ def offsets() -> list[int]:
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_the_generator_of_every_device_is_restored(device: int) -> None:
+def test_generator_of_each_device_is_restored(device: int) -> None:
     def function(h: torch.Tensor) -> torch.Tensor:
         recorded.append(torch.cuda.default_generators[device].get_offset())
         return torch.nn.functional.dropout(h, 0.5).exp()
@@ -197,7 +197,7 @@ def test_generators_are_restored_after_an_exception() -> None:
     assert offsets() == before
 
 
-def test_forks_share_the_state_of_their_stream() -> None:
+def test_repeated_forks_continue_one_random_state() -> None:
     checkpointing.model_parallel_cuda_manual_seed(10)
     tracker, default = checkpointing.get_cuda_rng_tracker(), torch.cuda.default_generators[0]
     assert (default.initial_seed(), default.get_offset()) == (10, 0)
@@ -220,7 +220,7 @@ def test_forks_share_the_state_of_their_stream() -> None:
 
 
 @pytest.mark.parametrize("forked", ["", "forward", "backward", "both"])
-def test_recomputation_draws_from_where_forward_drew(forked: str) -> None:
+def test_recomputation_draws_the_same_random_numbers(forked: str) -> None:
     tracker, default = checkpointing.get_cuda_rng_tracker(), torch.cuda.default_generators[0]
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -259,7 +259,7 @@ def test_recomputation_draws_from_where_forward_drew(forked: str) -> None:
     assert all(torch.equal(state, tracker.get_states()[name]) for name, state in states.items())
 
 
-def test_a_stream_follows_the_current_device() -> None:
+def test_fork_uses_the_current_device() -> None:
     tracker = checkpointing.get_cuda_rng_tracker()
     tracker.add("a", 5)
     torch.cuda.set_device(1)
@@ -269,7 +269,7 @@ def test_a_stream_follows_the_current_device() -> None:
 
 
 @pytest.mark.parametrize("make", [torch.cuda.CUDAGraph, acc.create_graph])
-def test_forks_while_a_graph_is_captured(make: Callable[[], Any]) -> None:
+def test_fork_during_graph_capture(make: Callable[[], Any]) -> None:
     tracker = checkpointing.get_cuda_rng_tracker()
     tracker.add("a", 5)
     graph = make()
@@ -284,7 +284,7 @@ def test_forks_while_a_graph_is_captured(make: Callable[[], Any]) -> None:
     assert not torch.equal(tracker.get_states()["a"], before)
 
 
-def test_contiguous_buffers_on_the_device_are_kept() -> None:
+def test_device_buffers_are_kept_until_reset() -> None:
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=LAYERS)
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     forward(x).sum().backward()
@@ -303,7 +303,7 @@ def test_synchronize_and_profile() -> None:
     assert checkpointing.region_times(clear=True)["layer"].recomputations == 1
 
 
-def test_autocast_of_the_device_is_captured() -> None:
+def test_recomputation_restores_device_autocast() -> None:
     recorded: list[tuple[bool, torch.dtype]] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:

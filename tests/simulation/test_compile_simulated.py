@@ -1,4 +1,4 @@
-"""torch.compile with its default backend on simulated GPUs, against eager execution on the same device."""
+"""Code that torch.compile's default backend compiles for simulated GPUs returns the results of eager mode."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def assert_same(expected: Any, result: Any, tolerance: float = 1e-5, strides: bo
 
 
 def compare(function: Callable[..., Any], *args: Any, tolerance: float = 1e-5, strides: bool = True, **options: Any) -> None:
-    """Compare a function with itself compiled: results, changed arguments, and gradients of those that have one."""
+    """Compare a function and its compiled version: results, changed arguments and gradients."""
     copies = [arg.detach().clone().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args]
     expected, result = function(*args), torch.compile(function, **options)(*copies)
     assert_same(expected, result, tolerance, strides)
@@ -337,7 +337,8 @@ def test_checkpoints_repeat_their_dropout(place: str) -> None:
     for _ in range(3):
         loss = function(randn(64, 8))
         gradients = torch.autograd.grad(loss, (first, first_bias, second, second_bias))
-        # The loss is linear in each layer for one mask: both sides agree only if forward and backward have the same one.
+        # For a fixed dropout mask the loss is linear in each layer. The sums below agree only if the backward pass uses the
+        # mask of the forward pass.
         inner = (gradients[0] * first).sum() + (gradients[1] * first_bias).sum()
         outer = (gradients[2] * second).sum()
         assert_same((loss, outer), (outer + (gradients[3] * second_bias).sum(), inner), 1e-3)
@@ -384,7 +385,7 @@ print(acc.device_count(), acc.memory_allocated() > 0)
 
 @pytest.mark.slow
 def test_a_changed_hook_refuses_only_compiled_code_of_gpus() -> None:
-    """A torch whose private function has other parameters, simulated."""
+    """Simulate a version of torch whose private function has other parameters."""
     env = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
     done = subprocess.run([sys.executable, "-c", CHANGED_HOOK], env=env, capture_output=True, text=True)
     assert done.stdout.splitlines() == [

@@ -1,4 +1,4 @@
-"""Small trainings on simulated GPUs have the losses that they have on the CPU."""
+"""Small trainings have the same losses on simulated GPUs as on the CPU."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ SWITCHES = ["flash", "mem_efficient", "cudnn", "math"]
 
 @pytest.fixture
 def switches() -> Iterator[Callable[[str, bool], None]]:
-    """Set the switches of ``torch.backends.cuda``, and restore them after the test."""
+    """Yield a function that sets a switch of ``torch.backends.cuda``, and restore the switches after the test."""
     before = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SWITCHES}
     yield lambda name, on: getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
     for name, on in before.items():
@@ -108,7 +108,7 @@ class TestTransformer:
         expected = train(trainings.Language, trainings.tokens(), "cpu")
         for name in SWITCHES:
             switches(name, name == on)
-        # Flash and cuDNN's attention take half types only.
+        # Flash and cuDNN attention support only half types.
         dtype = torch.bfloat16 if on in ("flash", "cudnn") else None
         compare(trainings.Language, trainings.tokens(), 0.02 if dtype else 1e-4, expected, autocast=dtype)
 
@@ -190,20 +190,20 @@ class TestOptimizers:
     @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=[name for name, _ in OPTIMIZERS])
     @pytest.mark.parametrize("way", ["default", "foreach", "fused", "single"])
     def test_each(self, name: str, options: dict[str, Any], way: str) -> None:
-        module_class = getattr(torch.optim, name)
+        optimizer_class = getattr(torch.optim, name)
         if way != "default":
             options = {**options, **({"foreach": False} if way == "single" else {way: True})}
         probe = nn.Parameter(torch.zeros(1, device="cuda"))
         probe.grad = torch.zeros_like(probe)
         try:
-            module_class([probe], **options).step(lambda: probe.sum())
+            optimizer_class([probe], **options).step(lambda: probe.sum())
         except NotImplementedError:
             raise
         except (TypeError, RuntimeError) as error:
             pytest.skip(f"torch refuses: {error}")
         usual = {key: value for key, value in options.items() if key not in ("foreach", "fused")}
-        expected = train(trainings.Language, trainings.tokens(), "cpu", optimizer=partial(module_class, **usual))
-        losses_on_gpu = train(trainings.Language, trainings.tokens(), "cuda", optimizer=partial(module_class, **options))
+        expected = train(trainings.Language, trainings.tokens(), "cpu", optimizer=partial(optimizer_class, **usual))
+        losses_on_gpu = train(trainings.Language, trainings.tokens(), "cuda", optimizer=partial(optimizer_class, **options))
         assert_same_losses(losses_on_gpu, expected, 1e-3)
 
     def test_gradients_are_clipped(self) -> None:

@@ -1,4 +1,4 @@
-"""Triton kernels on simulated GPUs, run by Triton's interpreter, against torch."""
+"""Triton kernels, which Triton's interpreter runs on simulated GPUs, return the results of torch."""
 
 from __future__ import annotations
 
@@ -420,7 +420,8 @@ def _transposed_by_descriptors(x, scales, out, rows, columns, BLOCK: tl.constexp
 def test_blocks_with_scales() -> None:
     x, scales = randn(20, 36), randn(2, 3)
     out = torch.empty(36, 20, device=CUDA)
-    # Newer Triton refuses block pointers. The interpreter of 3.4 wants descriptors with strides of multiples of 16 elements.
+    # Newer versions of Triton refuse block pointers. The interpreter of 3.4 accepts only descriptors whose strides are
+    # multiples of 16 elements.
     kernel = _transposed_by_block_pointers if torch.__version__ < (2, 9) else _transposed_by_descriptors
     kernel[(2, 3)](x, scales, out, 20, 36, BLOCK=16)
     expanded = scales.repeat_interleave(16, 0)[:20].repeat_interleave(16, 1)[:, :36]

@@ -171,6 +171,27 @@ def test_custom_ops_run_their_cuda_kernels() -> None:
     compare(function, randn(3, 4), fullgraph=True)
 
 
+def test_a_custom_op_defined_again() -> None:
+    def define(*functions: Callable[..., Any]) -> None:
+        for function in functions:
+            op: Any = torch.library.custom_op("accelerator_test::again", function, mutates_args=())
+            op.register_fake(lambda x, *_: torch.empty_like(x))
+            torch._dynamo.reset()
+            args = (randn(4), 3.0)[: len(op._opoverload._schema.arguments)]
+            torch.testing.assert_close(torch.compile(op)(*args), function(*args))
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def negate(x: torch.Tensor) -> torch.Tensor:
+        return -x
+
+    def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
+
+    define(double, negate, scale)
+
+
 def test_ops_on_the_device_get_their_cpu_arguments() -> None:
     @torch.library.custom_op("accelerator_test::select", mutates_args=("counts",))
     def select(x: torch.Tensor, parts: Sequence[torch.Tensor], counts: torch.Tensor) -> torch.Tensor:
@@ -239,6 +260,7 @@ def test_flex_attention() -> None:
 
 @pytest.mark.slow
 def test_control_flow() -> None:
+    from torch._higher_order_ops.associative_scan import associative_scan
     from torch._higher_order_ops.scan import scan
     from torch._higher_order_ops.while_loop import while_loop
 
@@ -256,6 +278,7 @@ def test_control_flow() -> None:
         compare(branch, torch.full((4,), value, device=CUDA), fullgraph=True)
     compare(loop, randn(4), fullgraph=True)
     compare(sums, randn(3, 4), fullgraph=True)
+    compare(lambda x: associative_scan(lambda x, y: x * y, x, dim=0) * 2, randn(3, 4), fullgraph=True)
 
 
 @pytest.mark.slow

@@ -92,6 +92,58 @@ def test_fullgraph_says_how_to_compile_a_launch() -> None:
     torch.testing.assert_close(torch.compile(lambda x: launch(x, x), fullgraph=True, backend="eager")(x), x * 2)
 
 
+@triton.jit
+def _multiply(x, out, size, factor, BLOCK: "tl.constexpr"):  # noqa: UP037
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + index, tl.load(x + index, mask=index < size) * factor, mask=index < size)
+
+
+def test_a_constant_annotated_with_text() -> None:
+    x, out = randn(100), randn(100)
+    _multiply[(2,)](x, out, 100, 2.0, BLOCK=64)
+    assert torch.equal(out, x * 2)
+
+
+def _autotuned_multiply() -> Any:
+    return triton.autotune([triton.Config({"BLOCK": size}) for size in (32, 64)], key=["size"])(_multiply)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("autotuned", [False, True])
+def test_compiled_code_calls_a_triton_op_as_one_op(backend: str, autotuned: bool) -> None:
+    kernel, constants = (_autotuned_multiply(), {}) if autotuned else (_multiply, {"BLOCK": 32})
+
+    @torch.library.triton_op("accelerator_tests::scale", mutates_args={"out"})
+    def scale(x: torch.Tensor, out: torch.Tensor, factor: float) -> torch.Tensor:
+        grid = lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)  # noqa: E731
+        torch.library.wrap_triton(kernel)[grid](x, out, x.numel(), factor, **constants)
+        return out + 1
+
+    def function(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return scale(x.sin(), out, 3.0) * 2
+
+    x, out, expected = randn(100), randn(100), randn(100)
+    wanted = function(x, expected)
+    torch.testing.assert_close(expected, x.sin() * 3)
+    result = torch.compile(function, backend=backend, fullgraph=True)(x, out)
+    torch.testing.assert_close((result, out), (wanted, expected))
+
+
+def test_a_kernel_wrapped_outside_a_triton_op() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        torch.library.wrap_triton(_multiply)[(2,)](x, out, x.numel(), 2.0, BLOCK=64)
+        return out
+
+    x = randn(100)
+    assert torch.equal(function(x), x * 2)
+    assert function(x.to("meta")).is_meta
+    with pytest.raises(NotImplementedError, match=r"put the launch into a torch\.library\.triton_op"):
+        make_fx(function, tracing_mode="fake")(x)
+
+
 @pytest.mark.slow
 def test_a_launch_is_a_graph_break_in_compiled_code() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

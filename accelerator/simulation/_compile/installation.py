@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._values import runs_compiled_code
-from . import dynamo, inductor, library_ops, triton_interpreter
+from . import dynamo, inductor, library_ops, triton_interpreter, triton_op
 from .import_hook import after_import
 from .triton_libdevice import hook_libdevice
 
@@ -33,6 +33,8 @@ def install() -> None:
         for name in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
             after_import(name, hook_libdevice)
         after_import("torch._dynamo.variables.builder", dynamo.hook_builder)
+        after_import("torch._library.triton", triton_op.hook_wrap_triton)
+        after_import("torch.export._trace", triton_op.hook_decomposition)
 
 
 def _report_that_triton_does_not_work(triton_utils: Any) -> None:

@@ -101,7 +101,7 @@ def batch_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)
     if not is_half(input):
-        return _backward(*tensors, train, eps, output_mask)  # type: ignore[no-any-return]
+        return _backward(*tensors, train, eps, output_mask)
     if output_mask[0] and (train or any(output_mask[1:])) and not _is_channels_last(input):
         _raise_if_only_statistics_are_float(input, weight, running_mean)
     grads = _backward(*map(widened_or_none, tensors), train, eps, output_mask)

@@ -1,6 +1,6 @@
-"""Sphinx's settings: the guide is written by hand, the reference from the docstrings.
+"""Settings of Sphinx, for the guide in this folder and the reference, which is generated from docstrings.
 
-``python -m sphinx -W --keep-going -n docs docs/_build`` builds both, and fails on any warning.
+``python -m sphinx -W --keep-going -n docs docs/_build`` builds both and fails on any warning.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ napoleon_use_rtype = False
 napoleon_use_ivar = True
 # "Raises: Nothing." names no exception.
 nitpick_ignore = [("py:exc", "Nothing.")]
-# Type variables and the private classes behind context managers have no entry of their own.
+# Type variables and the private classes behind context managers have no entries in the reference.
 nitpick_ignore_regex = [("py:class", r"accelerator\.(.*\._?[A-Z]\w*|_\w+\..*)")]
 python_use_unqualified_type_names = True
 myst_heading_anchors = 3
 
-# A page of the reference: the modules whose public names it lists, and its title.
+# The pages of the reference: for each one the modules whose public names it lists, and its title.
 PAGES = {
     "discovery": (("discovery", "identity"), "Discovery"),
     "monitoring": (("monitoring",), "Monitoring"),
@@ -71,7 +71,7 @@ SUBMODULES = {"checkpointing": "Checkpointing", "simulation": "Simulation"}
 
 
 def _write_reference(app: Any) -> None:
-    """Write a page for each area, and fail if a public name is on none."""
+    """Write the pages of the reference. Raise an error if a public name is on no page."""
     folder = HERE / "reference"
     folder.mkdir(exist_ok=True)
     listed: set[str] = set()
@@ -129,7 +129,7 @@ def _link_functions(app: Any, doctree: Any) -> None:
 
 
 def _resolve_foreign(app: Any, env: Any, node: Any, contnode: Any) -> Any:
-    """Link public types to their pages, whatever module a signature names, and torch's and Python's to their documentation."""
+    """Link the package's types to their entries, and the types of torch and of Python to their documentation."""
     target: str = node.get("reftarget", "")
     name = _ALIASES.get(target, target.rpartition(".")[2])
     if name in accelerator.__all__ and (target in (name, *_ALIASES) or target.startswith("accelerator.")):
@@ -145,7 +145,7 @@ def _resolve_foreign(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     return nodes.reference("", "", contnode, internal=False, refuri=uri)
 
 
-# Monitoring takes entries of visible_devices() and physical_devices() beside a Device, as its docstrings say.
+# AnyDevice also allows entries of visible_devices() and physical_devices(). It has no entry in the reference.
 _ALIASES = {"AnyDevice": "Device"}
 _TYPING = frozenset(
     ("Any", "Callable", "Iterable", "Iterator", "Literal", "Mapping", "MutableMapping", "Sequence", "SupportsIndex")

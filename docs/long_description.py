@@ -1,6 +1,6 @@
 """The distribution's long description: README without pictures and relative links, which a package index cannot show.
 
-hatchling calls it, as ``pyproject.toml`` says.
+hatchling calls this hook, which ``pyproject.toml`` names.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ _RELATIVE_LINK = re.compile(r"\[([^]\n]+)\]\((?!https://)([^)\n]+)\)")
 
 
 class LongDescription(MetadataHookInterface):
-    """Sets the field "readme"."""
+    """The hook that sets the field "readme"."""
 
     def update(self, metadata: dict[str, Any]) -> None:
-        """Set the field, before the distribution's metadata is written."""
+        """Set the field before hatchling writes the metadata."""
         text = Path(self.root, "README.md").read_text(encoding="utf-8")
         metadata["readme"] = {"content-type": "text/markdown", "text": without_relative_targets(text)}
 
 
 def without_relative_targets(text: str) -> str:
-    """Remove pictures, and replace each relative link by its text and its target."""
+    """Return the text without pictures, and with each relative link replaced by its text and target."""
     return _RELATIVE_LINK.sub(_name, _PICTURE.sub("", text))
 
 

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 FIGURES = HERE / "figures.json"
 DEVICES = (1, 8, 72)
 
-# Calls of this package and of torch are timed in turn. The last two run after initialization.
+# Times calls of this package and of torch alternately. The last two run after initialization.
 DEVICE_PROGRAM = """
 import json, time, torch
 import accelerator as acc
@@ -44,7 +44,7 @@ microseconds["memory_allocated()"] = fastest(acc.memory_allocated, torch.cuda.me
 print(json.dumps(microseconds))
 """
 
-# For its backward pass a layer keeps three tensors of 1 MiB without a checkpoint, and one, its input, with a checkpoint.
+# Without a checkpoint, a layer saves three tensors of 1 MiB for backward. With a checkpoint, it saves only its input.
 MEMORY_PROGRAM = """
 import contextlib, json, os, sys, tempfile
 import torch, torch.distributed as dist, torch.multiprocessing as mp, torch.utils.checkpoint as of_torch
@@ -58,7 +58,7 @@ def measure(run):
         torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU(), torch.nn.Linear(512, 512)) for _ in range(LAYERS)
     ).cuda()
     x = torch.randn(512, 512, device="cuda", requires_grad=True)
-    for parameter in blocks.parameters():  # their gradients do not count
+    for parameter in blocks.parameters():  # drop their gradients, which are not measured
         parameter.register_post_accumulate_grad_hook(lambda parameter: setattr(parameter, "grad", None))
     before = acc.memory_allocated()
     acc.reset_peak_memory_stats()
@@ -112,21 +112,21 @@ def simulated(gpus: int, *command: str) -> str:
 
 
 def measure_devices() -> Any:
-    """Return microseconds of this package and of torch, by the number of GPUs."""
+    """Return the microseconds of calls of this package and of torch, by the number of GPUs."""
     return {gpus: json.loads(simulated(gpus, "-W", "ignore", "-c", DEVICE_PROGRAM).splitlines()[-1]) for gpus in DEVICES}
 
 
 def measure_operations() -> Any:
-    """Return the rows about ops of the benchmark of simulation."""
+    """Return the rows of the simulation's benchmark that time ops."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         simulated(2, "-m", "tests.benchmarks.simulation", "--json", file.name)
         return [row for row in json.loads(Path(file.name).read_text(encoding="utf-8")) if row["unit"] == "µs"]
 
 
 def measure_memory() -> dict[str, list[float]]:
-    """Return MiB after the forward pass, and at most, beyond parameters and input, for each kind of checkpoint."""
+    """Return MiB beyond parameters and input, after the forward pass and at the peak, for each kind of checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder, "memory.py")  # spawned processes import it
+        program = Path(folder, "memory.py")  # a file, because spawned processes import it
         program.write_text(MEMORY_PROGRAM, encoding="utf-8")
         printed = simulated(4, "-W", "ignore", str(program))
     figures: dict[str, list[float]] = {}
@@ -153,7 +153,7 @@ def draw_devices(axes: Any, figures: Any) -> None:
 
 
 def draw_memory(axes: Any, figures: Any) -> None:
-    """Draw two bars for each kind of checkpoint."""
+    """Draw two bars for each kind of checkpoint: memory after the forward pass and at the peak."""
     names = list(figures)
     for place, label in enumerate(("after the forward pass", "at most")):
         rows = [row + (place - 0.5) * 0.38 for row in range(len(names))]
@@ -180,12 +180,12 @@ def draw() -> None:
     import matplotlib
 
     matplotlib.use("svg")
-    # The same figures give the same file.
+    # With a fixed salt, the same figures give the same file.
     matplotlib.rcParams.update({"svg.hashsalt": "accelerator", "svg.fonttype": "none", "font.size": 10})
     from matplotlib import pyplot
 
     for name, figures in read_figures().items():
-        # Narrow and tall, so that a telephone shows readable text.
+        # Narrow and tall, so that the text is readable on a phone.
         figure, axes = pyplot.subplots(figsize=(5.6, 4.2), layout="constrained")
         DRAWINGS[name](axes, figures)
         axes.grid(alpha=0.3)

@@ -1,6 +1,6 @@
 """``python docs/make_report_picture.py [FILE]``: draw the report's picture, docs/report.svg.
 
-The report is that of ``python -m accelerator`` on a simulated machine of three GPUs: one is hidden and one is in use.
+The picture shows the output of ``python -m accelerator`` on a machine with three simulated GPUs: one is hidden, one in use.
 Only the names of the host and of the user are replaced.
 """
 
@@ -20,7 +20,7 @@ ROOT = HERE.parent
 
 MACHINE = ("--gpus", "3", "--memory", "80GiB", "--name", "NVIDIA H100 80GB HBM3")
 
-# A program that holds memory on GPU 0 starts another that prints the report; that one sees two of the GPUs.
+# Allocates memory on GPU 0 and starts another program, which sees two of the GPUs and prints the report.
 PROGRAM = """
 import os, subprocess, sys
 import torch
@@ -41,7 +41,7 @@ sys.exit(subprocess.run([sys.executable, "-c", program], env=environment).return
 
 
 def report(python: str) -> str:
-    """Return what the command prints, with a terminal's colors."""
+    """Return the output of the command, with a terminal's colors."""
     command = [python, "-m", "accelerator", "simulate", *MACHINE, "--", python, "-W", "ignore", "-c", PROGRAM]
     return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, encoding="utf-8", timeout=300).stdout
 
@@ -49,9 +49,9 @@ def report(python: str) -> str:
 def draw(text: str) -> str:
     """Return a terminal's text as an SVG picture."""
     console = Console(record=True, width=80, file=io.StringIO(), color_system="standard", force_terminal=True)
-    console.print(Text.from_ansi(text), soft_wrap=True)  # its empty last line keeps the lines above whole
+    console.print(Text.from_ansi(text), soft_wrap=True)  # rich omits the clip path of the last line, which is empty here
     picture = console.export_svg(title="python -m accelerator", unique_id="report")
-    # Pictures load no fonts from the web: the reader's own font serves.
+    # Remove fonts from the web. The picture uses a font of the viewer.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
     return picture.replace("font-family: Fira Code,", "font-family: ui-monospace, Menlo, Consolas, DejaVu Sans Mono,")
 

@@ -28,13 +28,13 @@ def main(arguments: list[str]) -> int:
         del arguments[at : at + 2]
     build = torch_build.read()
     workers = str(min(os.cpu_count() or 1, 4))
-    # The tests start a thousand processes, each of which would compile the package.
+    # The tests start about a thousand processes. Without bytecode files, each would compile the package.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadscope", "-m", speed, *arguments]
     if build is None:
         runs = [("without torch", dict(os.environ), [str(TESTS)])]
     elif build.cuda:
-        # Each worker initializes simulated GPUs of its own: their memory is not shared with another worker.
+        # Each worker has its own simulated GPUs, so the workers do not share the memory of a GPU.
         on_cpu = [str(path) for path in sorted(TESTS.glob("*/test_*_cpu.py"))]
         runs = [
             ("on two simulated GPUs", simulation.environment(gpus=2), ["--ignore-glob=*_cpu.py", str(TESTS)]),
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> int:
     for where, environment, selection in runs:
         print(f"\n{where}: pytest", *pytest[3:], *selection, flush=True)
         statuses.add(subprocess.run([*pytest, *selection], cwd=TESTS.parent, env=environment, check=False).returncode)
-    no_tests = 5  # the selection may concern one kind of process only
+    no_tests = 5  # pytest's status if it selects no tests, as one of the runs may
     return 0 if statuses <= {0, no_tests} and statuses != {no_tests} else 1
 
 

@@ -1,12 +1,12 @@
-"""Which tests a process runs, and what holds for every test.
+"""Select the tests that this process can run, and clean up after every test.
 
 The suffix of a file names the process that it needs: ``test_*_simulated.py`` runs in a process with two simulated GPUs,
 ``test_*_cpu.py`` in one without a usable accelerator. Other tests start processes of their own and run anywhere.
 The suffix is not a mark, because a mark is known only after the import, and a file must not be imported by the wrong process.
 ``python -m tests`` starts the processes.
 
-Marks say the rest: ``slow``, ``torch_free``, and ``xdist_group`` for files whose tests share an expensive setup or start
-several processes that compute.
+Other properties are marks: ``slow``, ``torch_free``, and ``xdist_group`` for files whose tests share an expensive setup or
+start several processes that compute.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import pytest
 import accelerator as acc
 from accelerator._machine import torch_build
 
-collect_ignore = ["miniature"]  # a library's own suite, which test_miniature.py runs
+collect_ignore = ["miniature"]  # the tests of a small library, which test_miniature.py runs
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # A shell lets its background processes ignore SIGINT. The programs that tests interrupt would inherit that.
+    # Background processes of a shell ignore SIGINT, and the programs that tests interrupt would inherit this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -39,7 +39,7 @@ def pytest_report_header() -> str:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Without torch, import only the files that carry the mark ``torch_free``: others may import torch at the top."""
+    """Without torch, collect only files with the mark ``torch_free``. Importing the others may need torch."""
     if torch_build.read() is not None:
         return None
     files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     }
     for item in items:
         if _is_simulated(item.path):
-            # Checked here too, because most conditions are true only with another torch.
+            # Check the reason even if the condition is false, because it may be true with another torch.
             for mark in item.iter_markers("skipif"):
                 if not _concerns_torch(reason := mark.kwargs.get("reason", "")):
                     raise pytest.UsageError(f"{item.nodeid}: {_NO_REASON}: {reason}")
@@ -64,10 +64,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Exclude what was imported from garbage collections: many tests collect garbage, and torch's modules are most of it."""
+    """Exclude imported modules from garbage collections. Many tests collect garbage, and torch's modules make this slow."""
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # extensions report what the end of the interpreter does not free
+    atexit.register(gc.unfreeze)  # otherwise extensions report leaks when the interpreter ends
 
 
 _NO_REASON = "a test on simulated GPUs is skipped only for what torch lacks, with a reason that starts with 'torch '"
@@ -78,7 +78,7 @@ def _is_simulated(file: Path) -> bool:
 
 
 def _concerns_torch(reason: str) -> bool:
-    """Whether torch lacks a feature, on real GPUs too. Any other skip of a test on simulated GPUs may hide a defect."""
+    """Return whether a skip is due to a feature that torch lacks. Other skips on simulated GPUs may hide a defect."""
     return reason.removeprefix("Skipped: ").startswith("torch ")
 
 
@@ -86,7 +86,7 @@ _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 
 def forbid_skip(report: _Report, file: Path) -> _Report:
-    """Let a test on simulated GPUs fail that is skipped for another reason; in CI also if the process has no such GPUs."""
+    """Turn a skip on simulated GPUs into a failure, unless torch lacks a feature or (outside CI) there are no such GPUs."""
     if report.skipped and _is_simulated(file) and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2]
         wrong_process = reason.startswith("Skipped: needs: ") and not os.environ.get("CI")
@@ -110,8 +110,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, p
 def read_group(file: Path) -> str | None:
     """Return the ``xdist_group`` that marks all tests of a file.
 
-    xdist's ``--dist loadgroup`` appends the group to ``item._nodeid``, which pytest 9.2 no longer reads, and the process
-    that schedules imports no tests. It reads the mark from the source instead.
+    xdist's ``--dist loadgroup`` appends the group to ``item._nodeid``, which pytest 9.2 no longer reads. The process that
+    schedules tests does not import them, so it reads the mark from the source.
     """
     match = re.search(r'mark\.xdist_group\("([^"]+)"\)', file.read_text(encoding="utf-8"))
     return match and match[1]
@@ -122,7 +122,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class GroupScheduling(LoadScopeScheduling):
-        """Run the tests of one group in one worker and distribute all others singly."""
+        """Run the tests of one group in one worker and distribute all others one by one."""
 
         def _split_scope(self, nodeid: str) -> str:
             return read_group(config.rootpath / nodeid.partition("::")[0]) or nodeid
@@ -132,7 +132,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _reset_simulated_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After a test on simulated GPUs: device 0 and the default streams are current, GPUs are idle, nothing is cached."""
+    """After a test on simulated GPUs, make device 0 and the default streams current, wait for the GPUs and empty the caches."""
     yield
     if not request.path.stem.endswith("_simulated"):
         return

@@ -1,9 +1,9 @@
 """``python -m tests.deepspeed_training [--ranks N ...]``: train with DeepSpeed on its own accelerator and on this package.
 
 Needs DeepSpeed (``DS_BUILD_OPS=0 pip install deepspeed``). DeepSpeed searches for a package called ``accelerator`` and must not
-use this one unless ``use_in_deepspeed()`` was called. Afterwards it trains with ZeRO 0 to 3, in bfloat16 and with activation
-checkpoints, on one rank and on several. The losses must equal those of its own accelerator, bit by bit. It uses gloo on the
-CPU, and nccl on simulated GPUs (``python -m accelerator simulate --gpus 2 -- python -m ...``).
+use this one before ``use_in_deepspeed()`` is called. The program then trains with ZeRO 0 to 3, in bfloat16 and with activation
+checkpoints, on one rank and on several. The losses must equal those on DeepSpeed's own accelerator, bit by bit. The ranks use
+gloo on the CPU, and nccl on simulated GPUs (``python -m accelerator simulate --gpus 2 -- python -m ...``).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def keeps_its_own() -> None:
-    """DeepSpeed imports with this package installed, and uses its own accelerator."""
+def check_own_accelerator() -> None:
+    """Check that DeepSpeed uses its own accelerator although this package is installed."""
     from deepspeed.accelerator import get_accelerator
 
     own = get_accelerator()
     assert type(own).__module__.startswith("deepspeed."), type(own)
 
 
-def passes_for_its_own() -> None:
-    """The object that ``use_in_deepspeed`` installs passes DeepSpeed's checks and returns what its own returns."""
+def check_use_in_deepspeed() -> None:
+    """Check that the object of ``use_in_deepspeed`` passes DeepSpeed's checks and returns the same as DeepSpeed's own."""
     from deepspeed.accelerator import DeepSpeedAccelerator, get_accelerator
 
     own = get_accelerator()
@@ -82,14 +82,14 @@ def passes_for_its_own() -> None:
     for name in builder_names():
         assert ours.get_op_builder(name) is own.get_op_builder(name), name
         assert type(ours.create_op_builder(name)) is type(own.create_op_builder(name)), name
-    # The module itself stays truthful.
+    # The functions of this package return the same as before.
     assert acc.is_available() is not on_the_cpu
     if on_the_cpu:
         assert acc.device_count() == 0 < ours.device_count()
 
 
 def builder_names() -> set[str]:
-    """The names of all builders that DeepSpeed has for CUDA and for the CPU, and one that it has not."""
+    """Return the names of DeepSpeed's builders for CUDA and for the CPU, and one unknown name."""
     names = {"NoSuchBuilder"}
     for package in ("deepspeed.ops.op_builder", "deepspeed.ops.op_builder.cpu"):
         for module in pkgutil.iter_modules(importlib.import_module(package).__path__, f"{package}."):
@@ -99,7 +99,7 @@ def builder_names() -> set[str]:
 
 
 class Model(torch.nn.Module):
-    """Three layers, the middle one under an activation checkpoint or not."""
+    """Three layers, of which the middle one can run under an activation checkpoint."""
 
     def __init__(self, checkpoints: bool) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Model(torch.nn.Module):
 
 
 def train(case: dict[str, Any]) -> list[float]:
-    """Train the model through DeepSpeed; return this rank's losses."""
+    """Train the model with DeepSpeed and return this rank's losses."""
     import deepspeed
 
     torch.manual_seed(0)
@@ -153,13 +153,13 @@ def train(case: dict[str, Any]) -> list[float]:
 
 
 def rank(whose: str, meeting: str, losses_file: str) -> None:
-    """One rank: every case, on DeepSpeed's own accelerator or on this module; the losses go into a file."""
+    """Run one rank: train every case on DeepSpeed's own accelerator or on this package, and write the losses into a file."""
     import deepspeed
 
-    keeps_its_own()
+    check_own_accelerator()
     if whose == "ours":
-        passes_for_its_own()
-    # Both are to train without operators that DeepSpeed would compile now, for minutes.
+        check_use_in_deepspeed()
+    # Train without the operators that DeepSpeed would compile here, which takes minutes.
     deepspeed.ops.__compatible_ops__ = {}
     accelerator = deepspeed.get_accelerator()
     accelerator.set_device(int(os.environ["LOCAL_RANK"]))
@@ -181,7 +181,7 @@ def world(whose: str, size: int) -> list[dict[str, list[float]]]:
     """Start the ranks of a world and return their losses.
 
     Raises:
-        RuntimeError: if one fails or the deadline passes; the others are ended then.
+        RuntimeError: if a rank fails or the deadline passes. The other ranks are killed.
     """
     with tempfile.TemporaryDirectory() as folder:
         children: list[subprocess.Popen[str]] = []
@@ -204,11 +204,11 @@ def world(whose: str, size: int) -> list[dict[str, list[float]]]:
                 if any(child.poll() for child in children):
                     break
                 time.sleep(0.1)
-            # Who failed before who then waited for it in vain.
+            # Report a rank that failed, rather than one that waited for it in vain.
             for index, child in sorted(enumerate(children), key=lambda each: not each[1].poll()):
                 if child.poll() != 0:
-                    said = Path(f"{folder}/{index}.log").read_text()[-3000:]
-                    raise RuntimeError(f"rank {index} of {size} on {whose}: status {child.poll()}\n{said}")
+                    output = Path(f"{folder}/{index}.log").read_text()[-3000:]
+                    raise RuntimeError(f"rank {index} of {size} on {whose}: status {child.poll()}\n{output}")
         finally:
             for child in children:
                 child.kill()
@@ -228,7 +228,7 @@ def main() -> None:
         try:
             own = world("own", size)
         except RuntimeError as error:
-            # Not what is tested: DeepSpeed with its own accelerator has failed to start beside other work, and then not again.
+            # On a busy machine, DeepSpeed may fail to start with its own accelerator. That is not tested here, so try again.
             print(error)
             own = world("own", size)
         ours = world("ours", size)

@@ -1,4 +1,4 @@
-"""The tests that run depend on the commit alone, and the scheduler reads the groups that files declare."""
+"""Collection depends on the commit only, skips on simulated GPUs are failures, and the scheduler reads every group."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.conftest import forbid_skip, read_group
 from tests.support import ROOT, run, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
-# Collect in a forked child with another clock and another number of processors.
+# Collects the tests in forked children with different clocks and numbers of processors.
 COLLECT = """
 import contextlib, datetime, io, os, sys, time
 import pytest, torch
@@ -47,7 +47,7 @@ for days, processors in (0, 2), (1, 2), (2, 2), (200, 64):
 
 
 def collect(path: Path, **variables: str) -> list[list[str]]:
-    """Return the tests that pytest collects on each of four dates."""
+    """Return the tests that pytest collects in each of the four children."""
     output = run(COLLECT, simulated_environment(variables, gpus=2), str(path), timeout=400)
     return [part.split("\n")[:-1] for part in output.replace("\nEND\n", "\n\0").split("\0")[:-1]]
 

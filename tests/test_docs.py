@@ -1,9 +1,10 @@
-"""Every block of code in README and docs/ runs and prints what it says.
+"""Every block of code in README and docs/ runs and prints the output that it shows.
 
-Python blocks run on two simulated GPUs, under pytest if they have tests. Shell blocks run beside the miniature library,
-without a GPU; their ``pytest`` only collects its tests, because test_miniature.py runs them. A comment in front of a block
-says that it does not run, ``<!-- run: never, REASON -->``, or that it needs a module but no GPU,
-``<!-- run: needs MODULE -->``.
+Python blocks run on two simulated GPUs, under pytest if they have tests. Shell blocks run in a copy of tests/miniature, without
+a GPU. Their ``pytest`` only collects the tests, because test_miniature.py runs them.
+
+The comment ``<!-- run: never, REASON -->`` before a block excludes it. ``<!-- run: needs MODULE -->`` marks a block that needs
+a module and no GPU.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ PYTHON, SHELL, WORKFLOWS = (
 
 
 def with_slow_guide(blocks: list[Block]) -> list[Any]:
-    """Parameters of a test: README's blocks always run, those of the guide among the slow tests."""
+    """Return the parameters of a test. The blocks of the guide are slow tests, those of README are not."""
     return [
         pytest.param(block, id=block.where, marks=() if block.where.startswith("README") else pytest.mark.slow)
         for block in blocks
     ]
 
 
-# What fits the width of a page, in a browser and on a terminal.
+# The maximum length of a line that fits the page, in a browser and in a terminal.
 WIDTH = 88
 NEEDING = [block for block in BLOCKS if block.how.startswith("needs ")]
 
@@ -155,7 +156,7 @@ def test_the_workflow_can_be_read() -> None:
     yaml = pytest.importorskip("yaml")
     (block,) = WORKFLOWS
     read = yaml.safe_load(block.code)
-    assert set(read) == {"name", True, "jobs"}  # YAML 1.1 takes "on" for a truth value; the service does not
+    assert set(read) == {"name", True, "jobs"}  # YAML 1.1 reads the key "on" as True
     for job in read["jobs"].values():
         assert set(job) == {"runs-on", "steps"}
         assert all(set(step) <= {"uses", "with", "run"} for step in job["steps"])
@@ -165,7 +166,7 @@ def _sphinx_settings() -> dict[str, Any]:
     pytest.importorskip("sphinx")
     conf = ROOT / "docs" / "conf.py"
     settings: dict[str, Any] = {"__file__": str(conf)}
-    exec(compile(conf.read_text(encoding="utf-8"), conf, "exec"), settings)  # as Sphinx reads it
+    exec(compile(conf.read_text(encoding="utf-8"), conf, "exec"), settings)  # Sphinx executes the file in the same way
     return settings
 
 

@@ -1,8 +1,8 @@
-"""Docstrings of public functions: their sections, and what they say of initialization and of child processes.
+"""Docstrings of public functions: their sections, and their lines about initialization and child processes.
 
-A docstring has the line ``Initializes: the accelerator.`` or ``May start: a child process.`` exactly if it is true. The test
-derives both from behavior: it calls each function in a forked child of a process that has imported torch and initialized
-nothing, on a healthy machine and on one without NVML.
+A docstring has the line ``Initializes: the accelerator.`` or ``May start: a child process.`` if and only if it is true.
+The test derives both from behavior: it calls each function in a forked child of a process that has imported torch and
+initialized nothing, on a healthy machine and on one without NVML.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUERIES = {name for module in ("discovery", "identity", "launching", "memory_inf
 INITIALIZES = "Initializes: the accelerator."
 MAY_START = "May start: a child process."
 
-# How to call what needs an argument, or initializes when it is entered. The others are called without arguments.
+# Calls of functions that need an argument or return a context. The other functions are called without arguments.
 CALLS = {
     **{name: f"{name}([1])" for name in _EXPORTS["tensors"] if name.endswith("Tensor")},
     "annotate": "with annotate('range'): pass",
@@ -66,12 +66,12 @@ CALLS = {
     "unpin_memory": "unpin_memory(torch.ones(1))",
     "unregister_host_memory": "unregister_host_memory(numbers.data_ptr())",
 }
-# Their arguments exist only once the accelerator is initialized, or they need a package that tests do not install.
+# Their arguments exist only after the initialization, or they need a package that the tests do not install.
 NOT_CALLED = {"capture_to_graph", "replay_graph", "set_stream", "use_in_deepspeed"}
-# After the initialization they raise: simulated GPUs have no cuBLAS, the memory is not registered, the tensor is the CPU's.
+# They initialize, then raise: simulated GPUs have no cuBLAS, the memory is not registered, the tensor is on the CPU.
 RAISING = {"current_blas_handle", "unregister_host_memory", "make_graphed_callables"}
 
-# For each call: whether it initialized the driver in its process, whether it started a process, and its error.
+# Prints for each call whether it initialized the driver in its process, whether it started a process, and its error.
 PROGRAM = """
 import ctypes, json, os, sys, warnings
 import torch
@@ -80,7 +80,7 @@ import accelerator
 warnings.simplefilter("ignore")
 STARTING = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system")
 calls = json.loads(sys.argv[1])
-# Not Stream and Event: reading them is a query, whose result every child would inherit.
+# Stream and Event are left out: reading them runs a query, and every child would inherit its result.
 names = {name: getattr(accelerator, name) for name in (key.partition(",")[0] for key in calls)}
 names.update(torch=torch, os=os, numbers=torch.ones(1024))
 
@@ -122,7 +122,7 @@ class Behavior(NamedTuple):
 
 
 def observe(calls: dict[str, str], **machine: Any) -> dict[str, Behavior]:
-    """Run each call in a process of its own, on two simulated GPUs."""
+    """Run each call in its own process, on two simulated GPUs."""
     output = run(PROGRAM, simulated_environment(gpus=2, **machine), json.dumps(calls), timeout=300)
     return {name: Behavior(*each) for name, each in json.loads(output.splitlines()[-1]).items()}
 
@@ -158,7 +158,7 @@ def test_docstrings_say_what_initializes_and_what_starts_a_child() -> None:
     strict = {name: f"{name}(strict=True)" for name in calls if "strict" in inspect.signature(getattr(acc, name)).parameters}
     assert strict
     healthy = observe({**calls, **{f"{name}, strict": code for name, code in strict.items()}})
-    # What starts a child process on a healthy machine already need not run again: importing torch there takes seconds.
+    # Functions that start a child process even on a healthy machine do not run again: importing torch there takes seconds.
     starts = {name.removesuffix(", strict") for name, behavior in healthy.items() if behavior.starts_child}
     repeated = QUERIES | {name for name in calls if says(name, MAY_START) and name not in starts}
     without_nvml = observe({name: code for name, code in calls.items() if name in repeated}, nvml="absent")
@@ -175,7 +175,7 @@ def test_docstrings_say_what_initializes_and_what_starts_a_child() -> None:
         elif says(name, MAY_START) and not without_nvml[name].starts_child:
             wrong[name] = "starts no child process"
     assert wrong == {}
-    # Without NVML every query asks a child once. The modules say so, in place of each function.
+    # Without NVML, every query may start a child process. The module's docstring says so, not that of each function.
     starting = {name for name, behavior in without_nvml.items() if behavior.starts_child}
     for module in ("discovery", "identity", "launching", "memory_info", "monitoring"):
         if starting & set(_EXPORTS[module]):

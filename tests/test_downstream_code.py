@@ -1,8 +1,8 @@
-"""The guide's table of the code that projects write today, and of what it returns on three machines.
+"""The guide's table of code in other projects and its results on three machines, next to those of this package.
 
-``python -m tests.test_downstream_code`` prints the table. Each piece is the shortest equivalent of the code that the table
-links to. The machines: two GPUs; the second of them, chosen by its UUID; a MIG instance, chosen by its UUID. On the first
-machine, the process forks afterwards and the child tries to use a GPU.
+``python -m tests.test_downstream_code`` prints the table. Each row has the shortest equivalent of the code to which it links. A
+process on the first machine sees two GPUs, on the second the GPU that a UUID selects, on the third the MIG instance that a UUID
+selects. On the first machine, the process then forks and the child tries to use a GPU.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.support.discovery import on_simulated_gpus
 
 
 class Site(NamedTuple):
-    """A project's code: where it is, what it is for, the shortest equivalent, and the call that replaces it."""
+    """A project's code: its link, its purpose, the shortest equivalent, and the call that replaces it."""
 
     project: str
     link: str
@@ -221,7 +221,7 @@ class Server:
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, code: str, visible: str | None = None, *, then_fork: bool = False) -> tuple[object, bool]:
-        """Return the code's result, or its error's type, and whether a child forked afterwards can use a GPU."""
+        """Return the result of the code or the type of its error, and whether a child forked afterwards can use a GPU."""
         assert self._process.stdin
         assert self._process.stdout
         variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}

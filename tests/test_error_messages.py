@@ -1,4 +1,4 @@
-"""Every error message that is written in the package ends without a period, unless torch's own message has one."""
+"""No error message in the source of the package ends with a period, except for messages of torch that it repeats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support import ROOT
 
 pytestmark = pytest.mark.torch_free
 
-# Ends of torch's messages, which the package repeats.
+# The ends of torch's messages that the package repeats.
 OF_TORCH = (
     " doesn't match the current accelerator .",
     "Both events must be created with argument 'enable_timing=True' to measure elapsed time.",
@@ -21,7 +21,7 @@ OF_TORCH = (
 
 
 def read_messages() -> Iterator[tuple[str, str]]:
-    """Yield the place and the text of each message that a ``raise`` statement contains, without the values in it."""
+    """Yield the place of each ``raise`` statement and the text of its message, without the inserted values."""
     for file in sorted((ROOT / "accelerator").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:

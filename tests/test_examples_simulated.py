@@ -1,4 +1,4 @@
-"""Every example in a docstring runs and prints what it shows."""
+"""Every example in a docstring runs and prints the output that it shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import accelerator
 from tests.support import run
 
 PACKAGE = Path(accelerator.__file__).parent
-# Their examples show what holds before anything has initialized the driver.
+# Their examples need a process in which nothing has initialized the driver.
 QUERIES = ("discovery", "identity", "launching", "memory_info", "monitoring")
 
 
@@ -34,7 +34,7 @@ def test_runtime_functions(module: str) -> None:
 
 @pytest.mark.parametrize("module", QUERIES)
 def test_queries(module: str) -> None:
-    """Run each example in a child of its own, because some initialize the driver."""
+    """Run each example in its own child, because some examples initialize the driver."""
     program = """
     import doctest, importlib, os, sys
     module = importlib.import_module(sys.argv[1])

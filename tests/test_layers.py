@@ -1,4 +1,4 @@
-"""The layers of the package: what import-linter's contracts hold (pyproject.toml), and what they cannot see."""
+"""The layers of the package: import-linter's contracts (pyproject.toml), and rules that it cannot check."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support import ROOT
 
 PACKAGE = ROOT / "accelerator"
 QUERIES = ("discovery", "identity", "launching", "memory_info", "monitoring", "_machine")
-# They register what they need: modules below may not name them.
+# They register functions with the modules below, which must not name them.
 REGISTERING = ("simulation", "deepspeed_bridge")
 ABOVE = (*REGISTERING, "__init__", "__main__", "_command")
 # torch's private bindings change between versions. These modules hide the differences.
@@ -51,7 +51,7 @@ def test_queries_import_no_torch_at_the_top() -> None:
 
 
 def test_nothing_below_names_what_registers() -> None:
-    """A name in a string, such as ``importlib.import_module(".simulation")``, is no import that import-linter sees."""
+    """import-linter does not notice a name in a string, such as ``importlib.import_module(".simulation")``."""
     names = [
         f"{path}:{node.lineno}: {node.value}"
         for path, tree in read_modules()
@@ -85,7 +85,7 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """A copy of the package and its contracts."""
+    """Copy the package and its contracts into a folder."""
     pytest.importorskip("importlinter")
     shutil.copytree(PACKAGE, tmp_path / "accelerator", ignore=shutil.ignore_patterns("__pycache__", "native"))
     shutil.copy(ROOT / "pyproject.toml", tmp_path)

@@ -1,4 +1,4 @@
-"""A library's own tests run with nothing but the plug-in, with and without GPUs; and what twenty tests on machines cost."""
+"""A small library's tests need only the plug-in, with and without GPUs. Twenty tests on two machines take little CPU time."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_it(_, n):
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     text = run(tmp_path, "--durations=20")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    # Process time, which other load on this machine does not change.
+    # CPU time, which does not depend on other processes on this machine.
     took = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     assert counts(text) == {"passed": 20}
     print(f"20 tests on two machines: {took:.1f} s")

@@ -1,4 +1,4 @@
-"""The package's own module: what importing it costs, which names it has, and that unknown ones fail cleanly."""
+"""The module ``accelerator``: the modules that it imports, its names, and the errors for unknown names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support import plain_environment, run
 PACKAGE = Path(acc.__file__).parent
 NAMES = [name for name in acc.__all__ if name != "__version__"]
 
-# What a submodule may be called without hiding a function: the module ``random`` is public and callable itself.
+# Submodules that may have the name of a public attribute. The module ``random`` is itself public and callable.
 ALLOWED_CLASHES = {"random", *_SUBMODULES}
 
 
@@ -25,7 +25,7 @@ def test_the_package_under_test_is_the_one_beside_the_tests() -> None:
 
 
 def test_importing_imports_few_modules() -> None:
-    """The benchmarks hold the budget of 10 ms; ctypes takes most of it."""
+    """The benchmarks check that the import takes less than 10 ms, most of it for ctypes."""
     code = """
         import sys
         before = set(sys.modules)

@@ -1,4 +1,4 @@
-"""README and the guide agree with the code."""
+"""README and the guide agree with the code, and their links and pictures are valid."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_documented_keys_are_the_reports_keys() -> None:
 
 
 def test_the_guide_lists_every_option() -> None:
-    """Compare the tables of options with what --help lists."""
+    """The tables of options have the options that --help lists."""
     pages = (("simulation", (["simulate"],)), ("command", ([], ["check"])))
     for page, commands in pages:
         listed = set(re.findall(r"`(--[a-z-]+)", PAGES[ROOT / "docs" / f"{page}.md"].partition("\n\n`--watch`")[0]))
@@ -115,7 +115,7 @@ def test_links_within_the_tree_lead_somewhere(path: Path) -> None:
 
 
 def test_the_long_description_has_no_relative_targets(monkeypatch: pytest.MonkeyPatch) -> None:
-    hook = types.SimpleNamespace(MetadataHookInterface=object)  # only builds have hatchling
+    hook = types.SimpleNamespace(MetadataHookInterface=object)  # hatchling is installed only for builds
     for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hook)
@@ -124,7 +124,7 @@ def test_the_long_description_has_no_relative_targets(monkeypatch: pytest.Monkey
     module["LongDescription"].update(types.SimpleNamespace(root=ROOT), metadata)
     text = metadata["readme"]["text"]
     assert links(text) == []
-    assert "The report of" not in text  # the description of the picture
+    assert "The report of" not in text  # from the alternative text of the picture
     assert "docs/install.md has sizes" in text
     assert len(text) > 0.9 * len(README)
 
@@ -139,7 +139,7 @@ def test_external_links_lead_to_known_hosts() -> None:
 def test_pictures_are_whole_and_shown(path: Path) -> None:
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    assert "viewBox" in root.attrib  # so that browsers scale it to the page
+    assert "viewBox" in root.attrib  # lets browsers scale the picture to the page
     assert any(path.name in text for text in PAGES.values())
     if path.name == "report.svg":
         assert f"accelerator\u00a0{accelerator.__version__}\u00a0on" in "".join(root.itertext())
@@ -152,7 +152,7 @@ def test_the_memory_figure_shows_what_was_measured() -> None:
     )
     drawn = "".join(ElementTree.parse(ROOT / "docs" / "memory.svg").getroot().itertext()).split("\n")
     assert {*bars, *(f"{mib:.1f}" for pair in bars.values() for mib in pair)} <= {text.strip() for text in drawn}
-    # Offload leaves one input of 1 MiB on the device, and reads the next one early.
+    # Offload keeps one input of 1 MiB on the device and prefetches the next one.
     assert bars["checkpoint_in_cpu"][0] == pytest.approx(1, rel=0.01)
     assert bars["checkpoint_in_cpu"][1] - bars["torch, save_on_cpu"][1] == pytest.approx(1, rel=0.01)
 

@@ -1,6 +1,6 @@
-"""What only hardware can decide: the driver's own reading of the variables, forks, NVML, MIG, and how long calls take.
+"""Tests on real GPUs: how the driver reads its variables, forks, NVML, MIG, and the time of calls.
 
-Skipped without a real NVIDIA GPU. Run it with ``-s`` to see the times and the figures.
+They are skipped without a real NVIDIA GPU. They print times and figures even without ``-s``.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def run_here(code: str, *arguments: str, **variables: str) -> Any:
 
 
 def real(text: str | None) -> str | None:
-    """A row of the table with the UUIDs of this machine's GPUs in place of the placeholders."""
+    """Return a value of the table with the UUIDs of this machine's GPUs in place of the placeholders."""
     for letter, gpu in zip("abcd", nvml.gpus(), strict=False):
         assert gpu.uuid
         short = gpu.uuid[:12]
@@ -56,7 +56,7 @@ ROWS = """
 
 
 def test_the_grammar_against_the_driver(capsys: pytest.CaptureFixture[str]) -> None:
-    """Every row of the table, asked of the driver in fresh children: this decides what the documentation leaves open."""
+    """The grammar agrees with the driver on every value of the table, also on those that NVIDIA does not document."""
     import json
 
     uuids = [gpu.uuid for gpu in nvml.gpus() if gpu.uuid]
@@ -88,8 +88,8 @@ def test_nvml_in_the_parent_cuda_in_a_forked_child() -> None:
         def child():
             tensor = torch.arange(4, device="cuda")
             return [acc.is_in_bad_fork(), acc.device_count(), (tensor * 2).sum().item(), acc.temperature(0)]
-        told = in_child(child)
-        print(json.dumps([count, told, acc.is_fork_safe(), acc.is_initialized()]))
+        results = in_child(child)
+        print(json.dumps([count, results, acc.is_fork_safe(), acc.is_initialized()]))
     """
     count, (bad, in_child, total, degrees), safe, initialized = run_here(program)
     assert (bad, in_child, total) == (False, count, 12)
@@ -174,17 +174,17 @@ def test_memory_of_both_versions(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_telemetry_is_plausible() -> None:
-    told = acc.telemetry(0)
-    assert told.utilization is None or 0 <= told.utilization <= 100
-    assert told.temperature is None or 0 < told.temperature < 120
-    assert told.power_draw is None or 1_000 < told.power_draw < 2_000_000
-    assert told.clock_rate is None or 100 < told.clock_rate < 5_000
-    assert told.device_memory_used is not None
-    assert told.power_limit is None or 1_000 < told.power_limit < 2_000_000
-    assert told.memory_temperature is None or 0 < told.memory_temperature < 130
-    assert told.fan_speed is None or 0 <= told.fan_speed <= 200
-    assert told.throttled in (True, False, None)
-    assert acc.telemetry(acc.physical_devices()[0])._fields == told._fields
+    telemetry = acc.telemetry(0)
+    assert telemetry.utilization is None or 0 <= telemetry.utilization <= 100
+    assert telemetry.temperature is None or 0 < telemetry.temperature < 120
+    assert telemetry.power_draw is None or 1_000 < telemetry.power_draw < 2_000_000
+    assert telemetry.clock_rate is None or 100 < telemetry.clock_rate < 5_000
+    assert telemetry.device_memory_used is not None
+    assert telemetry.power_limit is None or 1_000 < telemetry.power_limit < 2_000_000
+    assert telemetry.memory_temperature is None or 0 < telemetry.memory_temperature < 130
+    assert telemetry.fan_speed is None or 0 <= telemetry.fan_speed <= 200
+    assert telemetry.throttled in (True, False, None)
+    assert acc.telemetry(acc.physical_devices()[0])._fields == telemetry._fields
 
 
 def test_where_devices_are() -> None:
@@ -220,12 +220,12 @@ def test_how_long_calls_take(capsys: pytest.CaptureFixture[str]) -> None:
         import time
         begin = time.perf_counter()
         import accelerator as acc
-        told = [("import accelerator", time.perf_counter() - begin)]
+        durations = [("import accelerator", time.perf_counter() - begin)]
         def timed(name, call, times=1):
             begin = time.perf_counter()
             for _ in range(times):
                 call()
-            told.append((name, (time.perf_counter() - begin) / times))
+            durations.append((name, (time.perf_counter() - begin) / times))
         import pynvml
         timed("nvmlInit, first", pynvml.nvmlInit)
         timed("nvmlInit, second", pynvml.nvmlInit)
@@ -236,12 +236,12 @@ def test_how_long_calls_take(capsys: pytest.CaptureFixture[str]) -> None:
             timed(name + ", later", call, 200)
         timed("is_available(strict=True), first", lambda: acc.is_available(strict=True))
         timed("is_available(strict=True), later", lambda: acc.is_available(strict=True), 200)
-        print(json.dumps(told))
+        print(json.dumps(durations))
     """
-    told = dict(run_here(program))
+    durations = dict(run_here(program))
     with capsys.disabled():
-        print(*(f"\n{name:>36}: {seconds * 1e6:12.1f} us" for name, seconds in told.items()), sep="")
-    assert told["device_count, later"] < 1e-4
+        print(*(f"\n{name:>36}: {seconds * 1e6:12.1f} us" for name, seconds in durations.items()), sep="")
+    assert durations["device_count, later"] < 1e-4
 
 
 def test_the_probe(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,6 @@
-"""Another accelerator than CUDA for tests: ``plugin/hostacc``, compiled once for each torch.
+"""An accelerator other than CUDA, for tests: ``plugin/hostacc``, which is compiled once for each torch.
 
-A test that takes the fixture ``hostacc`` skips without a C++ compiler, and fails under CI.
+Without a C++ compiler, tests with the fixture ``hostacc`` are skipped. In CI they fail.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.support import plain_environment
 
 PLUGIN = Path(__file__).parent / "plugin"
 SOURCE = PLUGIN / "hostacc" / "hostacc.cpp"
-# Each changes what the accelerator has; plugin/hostacc/__init__.py describes them.
+# Each switch removes or changes a feature of the accelerator. plugin/hostacc/__init__.py describes them.
 SWITCHES = (
     *("no-generators", "hidden-generators", "no-memory", "module-memory", "no-is_initialized", "no-streams", "bad-fork"),
 )
@@ -29,7 +29,7 @@ SWITCHES = (
 
 @functools.cache
 def library() -> Path:
-    """Return the compiled accelerator; compile it if the cache has none of this source, torch and compiler."""
+    """Return the path of the compiled accelerator. Compile it if the cache has none for this source, torch and compiler."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         reason = "needs a C++ compiler, which compiles another accelerator"
@@ -44,7 +44,7 @@ def library() -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "libhostacc.so"
     with open(folder / "lock", "w", encoding="utf-8") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of pytest may compile it right now
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of pytest may be compiling it
         if not path.exists():
             unfinished = folder / "unfinished.so"
             done = subprocess.run([*command, "-o", str(unfinished)], capture_output=True, text=True, check=False)
@@ -54,14 +54,14 @@ def library() -> Path:
 
 
 def _flags() -> list[str]:
-    """Return the compiler's options for this torch, which is not imported: the tests start processes of their own."""
+    """Return the compiler's options for this torch, without importing it."""
     build, folder = torch_build.read(), torch_build.folder()
     assert build is not None
     assert folder is not None
     minor = int(build.version.split(".")[1])
     include, libraries = Path(folder) / "include", Path(folder) / "lib"
     return [
-        # Without optimization it compiles in half the time.
+        # Optimization would double the time of the compilation.
         *("-std=c++20", "-O0", "-fPIC", "-shared", "-w", f"-DTORCH_MINOR={minor}"),
         # Wheels of torch 2.6 still have the older ABI of the C++ library.
         f"-D_GLIBCXX_USE_CXX11_ABI={int(minor > 6)}",
@@ -89,7 +89,7 @@ def environment(*switches: str, **variables: str) -> dict[str, str]:
 
 
 def announce(folder: Path, environment: dict[str, str], plugin: str = "hostacc") -> dict[str, str]:
-    """Return an environment in which ``import torch`` loads a plug-in, by the entry point of a package in a folder."""
+    """Write a package with a plug-in's entry point into a folder. Return an environment in which ``import torch`` loads it."""
     metadata = folder / f"{plugin}-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {plugin}\nVersion: 1\n")

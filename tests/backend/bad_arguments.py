@@ -1,7 +1,7 @@
-"""What every function with a device argument does with a wrong one, before and after initialization.
+"""Call every function that takes a device argument with wrong arguments, before and after initialization.
 
-``outcomes`` starts one child for each function and state. A child calls its function with each argument in turn. After a crash,
-or beyond the deadline, another child goes on with the next argument.
+``outcomes`` starts one child for each function and state. The child calls the function with one argument after the other. If it
+crashes or exceeds the deadline, another child continues with the next argument.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -21,10 +20,10 @@ from tests.runtime.device_arguments import FUNCTIONS, MORE_FUNCTIONS, NEGATIVE_I
 
 ALL_FUNCTIONS = {**FUNCTIONS, **MORE_FUNCTIONS}
 STATES = ("before", "after")
-# A child's time for all arguments of one function. It takes milliseconds, but other processes may need the processor.
+# A child's time for all arguments of one function. It needs milliseconds, but the machine may be busy.
 DEADLINE_S = 300.0
 
-# Each argument, by the errors that it may raise. Negative indices come last, because some functions take them and initialize.
+# The arguments, grouped by the errors that they may raise. Negative indices are last, because some functions then initialize.
 OUT_OF_RANGE = ("count", "57", "2**40")
 WRONG_KIND = ("True", "1.0", "b'0'")
 NO_DEVICE = ("''", "'1_0'", "'other:9'")
@@ -34,12 +33,12 @@ ARGUMENTS = ("0", *WRONG_KIND, *NO_DEVICE, *OTHER_TYPE, "'cuda:57'", "'hostacc:5
 
 
 class Outcome(NamedTuple):
-    """What one call did.
+    """The outcome of one call.
 
     Attributes:
         result: "value", the name of the error's type, "crash" or "hang".
         message: the error's message, or what the child printed.
-        changed: whether the call changed the current device or initialized the accelerator, and nonetheless failed.
+        changed: whether the call raised and yet changed the current device or initialized the accelerator.
     """
 
     function: str
@@ -51,12 +50,12 @@ class Outcome(NamedTuple):
 
 
 def child(function: str, state: str, start: int) -> None:
-    """Call a function with each argument from a position on, and print a line before and after each call."""
+    """Call a function with each argument from index ``start`` on, and print a line before and after each call."""
     warnings.simplefilter("ignore")
     count = acc.device_count()
     if state == "after":
         acc.init()
-    # Index 0 is valid and may initialize the accelerator, so it has a child of its own.
+    # Index 0 is valid and may initialize the accelerator, so another child calls the function with the other arguments.
     for argument in ARGUMENTS[start:] if start else ARGUMENTS[:1]:
         device = eval(argument, {"torch": torch, "count": count})
         before = _state()
@@ -81,7 +80,7 @@ def outcomes(
     states: Iterable[str] = STATES,
     plugin: bool = True,
 ) -> Iterator[Outcome]:
-    """Yield what each function does with each argument in each state."""
+    """Yield the outcome of each function with each argument in each state."""
     for function in functions:
         for state in states:
             start = 0
@@ -106,9 +105,9 @@ def _parse(function: str, state: str, status: int | None, output: str) -> Iterat
 
 
 def wrong(results: Iterable[Outcome], device_type: str) -> list[Outcome]:
-    """Return what ``design.md`` does not allow: crashes, hangs, changes, values and errors of a type that it does not name."""
+    """Return the outcomes that are wrong: crashes, hangs, changes, values, and errors of an undocumented type."""
     results = list(results)
-    # If a valid index raises, the accelerator has no such function. It may say so before it checks its argument.
+    # If a valid index raises, the accelerator does not support the function. This error may precede the check of the argument.
     valid = {(each.function, each.state): each for each in results if each.argument == "0"}
     return [each for each in results if each.changed or each.result not in _allowed(each, valid, device_type)]
 
@@ -118,7 +117,7 @@ def _allowed(outcome: Outcome, valid: dict[tuple[str, str], Outcome], device_typ
     of_valid = valid[function, state].result
     unavailable = {of_valid} - {"value", "crash", "hang"}
     if argument == "0":
-        # The only errors: "the accelerator has no such function", and the wrong state that set_rng_state gets.
+        # Raised if the accelerator does not support the function, or because the state for set_rng_state is wrong.
         return {"value", "RuntimeError", "NotSupported", "NotImplementedError"}
     if argument in WRONG_KIND:
         return {"TypeError"} | unavailable
@@ -127,16 +126,11 @@ def _allowed(outcome: Outcome, valid: dict[tuple[str, str], Outcome], device_typ
     if argument in OTHER_TYPE:
         return {"ValueError"} | unavailable
     if argument == "'hostacc:57'" and device_type != "hostacc":
-        return {"RuntimeError"} | unavailable  # torch does not know the name
+        return {"RuntimeError"} | unavailable  # torch does not know this device type
     if argument == "'cuda:57'":
         return {"ValueError"} | unavailable
     if argument in NEGATIVE and function in NEGATIVE_IS_FINE:
         return {of_valid}
     if device_type == "cpu" and argument not in NEGATIVE:
-        return {of_valid}  # under the CPU fallback every index from 0 on names the CPU
+        return {of_valid}  # under the CPU fallback every index that is not negative names the CPU
     return {"ValueError"} | unavailable
-
-
-def table(results: Iterable[Outcome]) -> dict[str, int]:
-    """Return how often each result occurred, without the calls that check a valid index."""
-    return dict(Counter(each.result for each in results if each.argument != "0"))

@@ -1,4 +1,4 @@
-"""The process that forks a child for each program on another accelerator."""
+"""The fixture ``hostacc``: a process that forks a child for each program on another accelerator."""
 
 from __future__ import annotations
 

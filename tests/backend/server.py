@@ -1,6 +1,6 @@
-"""Programs on another accelerator, each in a child that is forked from a process that imported torch and initialized nothing.
+"""Run programs on another accelerator, each in a child of a process that has imported torch and initialized nothing.
 
-A child starts in milliseconds; a process of its own would import torch first, which takes seconds.
+A child starts in milliseconds. A new process would need seconds to import torch.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ DEADLINE_S = 300.0
 
 
 class Server:
-    """A process that imported torch, and that forks a child for each program."""
+    """A process that has imported torch and forks a child for each program."""
 
     def __init__(self, environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "tests.backend.server"]
         self._process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, program: str, *switches: str, deadline_s: float = DEADLINE_S, **variables: str) -> str:
-        """Run a program on the accelerator with these switches and return its output; the test fails if it fails."""
+        """Run a program on the accelerator with these switches and return its output. Fail the test if the program fails."""
         status, output = self.outcome(program, *switches, deadline_s=deadline_s, **variables)
         assert status == 0, f"status {status}\n{output}"
         return output
@@ -37,9 +37,10 @@ class Server:
     def outcome(
         self, program: str, *switches: str, deadline_s: float = DEADLINE_S, plugin: bool = True, **variables: str
     ) -> tuple[int | None, str]:
-        """Run a program; return its exit status, negative for a signal and None beyond the deadline, and its output.
+        """Run a program and return its exit status and its output.
 
-        Without the plug-in the program runs on what torch has.
+        The status is negative after a signal and None after the deadline. If ``plugin`` is false, the program does not import
+        the plug-in.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -53,12 +54,12 @@ class Server:
 
     def close(self) -> None:
         """End the process."""
-        self._process.kill()  # it keeps nothing, and torch takes long to end
+        self._process.kill()  # there is nothing to save, and torch takes long to exit
         self._process.communicate()
 
 
 def _serve() -> None:
-    # What programs import, so that no child has to.
+    # Import what programs need, so that the children do not have to.
     for name in ("torch", "torch.distributed", "torch.utils.checkpoint", "accelerator.checkpointing", "tests.support"):
         importlib.import_module(name)
     import accelerator as acc
@@ -78,10 +79,10 @@ def _run(source: str, variables: dict[str, str], deadline_s: float) -> tuple[int
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        _become(source, variables, writing)
+        _run_child(source, variables, writing)
     os.close(writing)
     output, deadline, status = b"", time.monotonic() + deadline_s, 0
-    # The child's own children may keep the pipe open.
+    # Read until the deadline, not until the child ends: its own children may keep the pipe open.
     while True:
         ready = select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]
         chunk = os.read(reading, 65536) if ready else b""
@@ -96,7 +97,7 @@ def _run(source: str, variables: dict[str, str], deadline_s: float) -> tuple[int
     return (status if ready else None), output.decode(errors="replace")
 
 
-def _become(source: str, variables: dict[str, str], writing: int) -> None:
+def _run_child(source: str, variables: dict[str, str], writing: int) -> None:
     status = 1
     try:
         os.dup2(writing, 1)

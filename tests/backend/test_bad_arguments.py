@@ -1,4 +1,4 @@
-"""Wrong device arguments, on every accelerator, before and after initialization: no crash, no hang, no wrong answer."""
+"""Wrong device arguments cause an error on every accelerator, before and after initialization: no crash, no hang, no value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SAMPLE = ("memory_allocated", "set_device_index", "synchronize", "get_memory_inf
 def _check(results: Iterator[bad_arguments.Outcome], device_type: str) -> None:
     done = list(results)
     assert not bad_arguments.wrong(done, device_type)
-    # The sample and the matrix call each function with all arguments.
+    # Each function was called with all arguments in both states.
     functions = {each.function for each in done}
     assert len(done) == len(functions) * len(bad_arguments.STATES) * len(bad_arguments.ARGUMENTS)
 
@@ -39,30 +39,30 @@ def test_every_function_with_a_device_argument_is_listed() -> None:
 
 @pytest.mark.parametrize("call", ["torch.hostacc.memory_allocated(57)", "torch.hostacc.memory_allocated(-1)"])
 def test_the_backend_crashes_if_an_index_reaches_it(hostacc: Server, call: str) -> None:
-    """Otherwise the tests below could not fail."""
+    """The tests below rely on this crash to notice an index that was not checked."""
     status, output = hostacc.outcome(f"import torch\ntorch.hostacc.init()\n{call}")
     assert status == -signal.SIGABRT, (status, output)
     assert "was called with the index" in output
 
 
-def test_a_sample(hostacc: Server) -> None:
+def test_sample_of_functions_on_the_backend(hostacc: Server) -> None:
     _check(bad_arguments.outcomes(hostacc, functions=SAMPLE), "hostacc")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["", *SWITCHES])
-def test_on_the_backend(hostacc: Server, switch: str) -> None:
+def test_all_functions_on_the_backend(hostacc: Server, switch: str) -> None:
     _check(bad_arguments.outcomes(hostacc, switch), "hostacc")
 
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_on_simulated_gpus() -> None:
+def test_all_functions_on_simulated_gpus() -> None:
     with closing(Server(simulated_environment(gpus=2))) as server:
         _check(bad_arguments.outcomes(server, plugin=False), "cuda")
 
 
 @pytest.mark.slow
-def test_under_the_cpu_fallback() -> None:
+def test_all_functions_under_the_cpu_fallback() -> None:
     with closing(Server(plain_environment())) as server:
         _check(bad_arguments.outcomes(server, plugin=False), "cpu")

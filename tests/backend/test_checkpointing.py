@@ -10,7 +10,7 @@ pytestmark = pytest.mark.xdist_group("hostacc")
 
 PRELUDE = """
 import pytest, torch
-from torch.utils.checkpoint import checkpoint as torchs
+from torch.utils.checkpoint import checkpoint as torch_non_reentrant
 import accelerator as acc
 from accelerator import checkpointing
 
@@ -36,21 +36,21 @@ plain = gradients(lambda function, inputs: function(inputs))
 
 @pytest.mark.parametrize("switch", ["", "hidden-generators", "bad-fork", "no-streams", "module-memory", "no-is_initialized"])
 def test_gradients(hostacc: Server, switch: str) -> None:
-    """Dropout draws the same numbers in the recomputation, also if only the module knows the generators."""
+    """Dropout draws the same numbers in the recomputation, even if only the module can use the generators."""
     hostacc.run(
         PRELUDE
         + """
 with acc.device_index(1):
     assert same(gradients(checkpointing.checkpoint), plain)
-    if hasattr(torch.hostacc, "is_initialized"):  # torch restores no random numbers otherwise
-        assert same(gradients(lambda function, inputs: torchs(function, inputs, use_reentrant=False)), plain)
+    if hasattr(torch.hostacc, "is_initialized"):  # torch restores random states only with this function
+        assert same(gradients(lambda function, inputs: torch_non_reentrant(function, inputs, use_reentrant=False)), plain)
 """,
         switch,
     )
 
 
 def test_without_generators(hostacc: Server) -> None:
-    """The error names the setting. With it checkpoints work."""
+    """The error names the setting that makes checkpoints work."""
     hostacc.run(
         PRELUDE.replace("torch.nn.Dropout(0.5), ", "").replace("acc.manual_seed_all(3)", "pass")
         + """
@@ -70,9 +70,6 @@ def test_options(hostacc: Server, options: str) -> None:
         PRELUDE
         + f"""
 checkpointing.configure(partition_activations=True, {options})
-moved = []
-def record(*arguments):
-    moved.extend(arguments)
 with acc.device_index(1):
     assert same(gradients(checkpointing.checkpoint), plain)
 """

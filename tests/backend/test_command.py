@@ -1,4 +1,4 @@
-"""The report and the check on another accelerator: they name what it does not offer, and nothing fails for that."""
+"""The report and the check on another accelerator: they name the features that it lacks, and do not fail because of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_check(hostacc: Server, switches: tuple[str, ...]) -> None:
     assert output.endswith("all areas passed\nstatus 0\n"), output
     lines = {line[2:].partition(":")[0]: line.partition(":")[2] for line in output.splitlines() if line.startswith("✓")}
     missing = {name for name, text in lines.items() if "not offered by this accelerator" in text}
-    expected = {"all-reduce", "graphs", "dtypes"}  # "dtypes" asks for the capability, which the backend does not report
+    expected = {"all-reduce", "graphs", "dtypes"}  # "dtypes" needs the compute capability, which the backend does not report
     if switches:
         expected |= {"streams", "memory", "random", "checkpointing"}
     assert missing == expected, output
@@ -38,7 +38,7 @@ def test_check(hostacc: Server, switches: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_a_wrong_result_still_fails(hostacc: Server) -> None:
-    """ "Not supported" hides no wrong answer and no other error."""
+    """The check does not mistake wrong results and other errors for features that the accelerator lacks."""
     output = hostacc.run(
         """
 import sys
@@ -60,7 +60,7 @@ def test_report(hostacc: Server) -> None:
     output = hostacc.run("import sys\nsys.argv[1:] = []\n" + PROGRAM)
     assert "available: 2 hostacc devices" in output
     assert output.endswith("status 0\n")
-    # Neither a table without figures nor a library that does not serve this accelerator.
+    # The report has no table without figures, and no line about NVIDIA's library.
     output = hostacc.run("import sys\nsys.argv[1:] = []\n" + PROGRAM, "no-memory")
     assert "\nGPU\n" not in output
     assert "\nGPU  name\n  0  " in output

@@ -1,4 +1,4 @@
-"""A plug-in that brings the accelerator by its entry point. Queries know its devices without importing torch."""
+"""A plug-in that registers the accelerator by its entry point. Queries discover its devices without importing torch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ PLUGINS = {
 
 
 @pytest.mark.parametrize("plugin", PLUGINS)
-def test_a_plugin_that(plugin: str, tmp_path: Path) -> None:
-    # The entry point is called when torch is complete.
+def test_plugin_devices_are_discovered(plugin: str, tmp_path: Path) -> None:
+    # torch calls the entry point at the end of its own import.
     body = "\n".join(f"    {line}" for line in ["import hostacc", *PLUGINS[plugin].splitlines()])
     (tmp_path / "hostacc_plugin.py").write_text(f"def load():\n{body}\n")
-    # With torch, the child of a query and this process would both print.
+    # If the plug-in prints, the process must not import torch: its output would mix with the results.
     mode = "without torch" if plugin == "prints" else ""
     (first, second), extra, torch_free, message, _ = evaluate(
         QUERIES, announce(tmp_path, environment("bad-fork"), "hostacc_plugin"), mode
@@ -35,7 +35,7 @@ def test_a_plugin_that(plugin: str, tmp_path: Path) -> None:
     names_and_sizes: list[Any] = [[device[2], device[5]] for device in first[3]]
     assert names_and_sizes == [["Host accelerator 0", 2**30], ["Host accelerator 1", 2**31]]
     assert extra[0][1] == 2**31
-    assert extra[1:] == [2**30, True]  # a total, and that a fork is safe
+    assert extra[1:] == [2**30, True]  # total_memory(0), is_fork_safe()
     assert torch_free
     assert message is None
 

@@ -1,4 +1,4 @@
-"""Runtime functions on another accelerator, compared with torch.accelerator's and its module's in the same process."""
+"""Runtime functions on another accelerator, compared with those of torch.accelerator and of the accelerator's module."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ with acc.annotate("range"):
 
 
 def test_memory(hostacc: Server) -> None:
-    """Each figure equals that of the module, and that of torch.accelerator if this torch has it."""
+    """Each figure equals the module's, and that of torch.accelerator if this torch reports it."""
     hostacc.run(
         PRELUDE
         + """
@@ -106,7 +106,7 @@ assert acc.is_out_of_memory_error(raised.value)
 
 @pytest.mark.parametrize("switch", ["", "hidden-generators"])
 def test_random_numbers(hostacc: Server, switch: str) -> None:
-    """Hidden generators were refused by every random function until 0.3."""
+    """The functions also work if only the module can use the generators. Until 0.3 they raised."""
     hostacc.run(
         PRELUDE
         + """
@@ -158,7 +158,7 @@ LAZY = [switch for switch in SWITCHES if switch not in ("no-is_initialized", "hi
 @pytest.mark.parametrize(
     "switch", ["", "hidden-generators", *(pytest.param(switch, marks=pytest.mark.slow) for switch in LAZY)]
 )
-def test_nothing_initializes(hostacc: Server, switch: str) -> None:
+def test_queries_and_seeds_do_not_initialize(hostacc: Server, switch: str) -> None:
     hostacc.run(
         PRELUDE
         + """
@@ -183,7 +183,7 @@ assert initialized() and acc.is_initialized()
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["", "no-memory", "module-memory"])
 def test_memory_before_initialization(hostacc: Server, switch: str) -> None:
-    """A child process, which imports torch, reads the figures."""
+    """A child process imports torch and reads the figures."""
     hostacc.run(
         PRELUDE
         + """
@@ -214,8 +214,8 @@ acc.init()
 
 
 @pytest.mark.parametrize("switch", ["no-memory", "module-memory"])
-def test_without_an_allocator_that_torch_knows(hostacc: Server, switch: str) -> None:
-    """The module's figures are used. Without them an error says so, and nothing is reported as 0."""
+def test_without_an_allocator_registered_in_torch(hostacc: Server, switch: str) -> None:
+    """The figures are the module's. If it has none, the functions raise an error and do not return 0."""
     hostacc.run(
         PRELUDE
         + """
@@ -254,8 +254,8 @@ with pytest.raises(RuntimeError, match="doesn't support create a new Stream"):
     )
 
 
-def test_no_binding_of_cuda_is_called(hostacc: Server) -> None:
-    """As on torch 2.6, which has some bindings for CUDA only, beside a CUDA GPU."""
+def test_cuda_bindings_are_not_called(hostacc: Server) -> None:
+    """The test imitates torch 2.6 on a machine with a CUDA GPU. Some bindings of torch 2.6 exist for CUDA only."""
     hostacc.run(
         """
 import importlib, sys
@@ -287,7 +287,7 @@ assert acc.host_memory_stats() == {} and acc.ipc_collect() is None
     )
 
 
-def test_what_only_cuda_has_is_refused(hostacc: Server) -> None:
+def test_cuda_only_functions_raise(hostacc: Server) -> None:
     hostacc.run(
         PRELUDE
         + """
@@ -323,8 +323,8 @@ torch.accelerator.Graph = Recorded
 """
 
 
-def test_graphs_are_those_that_torch_has_for_it(hostacc: Server) -> None:
-    """Newer classes take the options in the constructor, others the pool in ``capture_begin``, and no options."""
+def test_graph_uses_the_class_of_torch_accelerator(hostacc: Server) -> None:
+    """Newer classes take all options in the constructor. Older ones take only the pool, in ``capture_begin``."""
     constructor = """
     def __new__(cls, keep_graph=False, *, pool=None, capture_error_mode="default"):
         return super().__new__(cls)
@@ -360,7 +360,7 @@ del torch.accelerator.Graph
 
 
 def test_launching(hostacc: Server) -> None:
-    """An unknown accelerator has no variable, and its communication backend is the one that torch registered for it."""
+    """An unknown accelerator has no variable of visible devices. Its communication backend is that in torch's registry."""
     hostacc.run(
         PRELUDE
         + """
@@ -397,7 +397,7 @@ def test_compiled_code(hostacc: Server, context: str) -> None:
         PRELUDE
         + f"""
 from contextlib import nullcontext
-# Dynamo traces the module's functions, and cannot trace ctypes.
+# Dynamo traces the module's functions, but not their calls of ctypes.
 torch.hostacc.empty_cache = torch.hostacc.reset_peak_memory_stats = lambda *arguments: None
 def program(tensor):
     acc.synchronize(), acc.empty_cache(), acc.reset_peak_memory_stats(), acc.ipc_collect()
@@ -431,8 +431,8 @@ def child():
 """
 
 
-def test_the_module_decides_whether_a_fork_was_bad(hostacc: Server) -> None:
-    """The reference backend of torch has the function, which returns False in children: they can use the accelerator."""
+def test_module_decides_whether_a_fork_is_bad(hostacc: Server) -> None:
+    """torch's reference backend has the function, and it returns False in children, which can use the accelerator."""
     hostacc.run(
         PRELUDE
         + FORK
@@ -448,7 +448,7 @@ in_child(child)
 
 @pytest.mark.parametrize("switch", ["", "bad-fork", "no-is_initialized"])
 def test_fork(hostacc: Server, switch: str) -> None:
-    """Queries never break fork. After initialization the accelerator decides whether it survives a fork."""
+    """Queries never break fork. After initialization, a child can use the accelerator only if its module supports that."""
     hostacc.run(
         PRELUDE
         + FORK

@@ -17,7 +17,7 @@ module = torch.hostacc
 """
 
 
-def test_the_vendor_table_decides(hostacc: Server) -> None:
+def test_vendor_table_columns_take_effect(hostacc: Server) -> None:
     hostacc.run(
         PRELUDE
         + """
@@ -52,8 +52,8 @@ assert isinstance(acc.Graph(), FakeGraph)
     )
 
 
-def test_a_queue_that_cannot_use_the_device(hostacc: Server) -> None:
-    """The reference backend of torch queues calls that must not use the device, and pins memory before it is initialized."""
+def test_seeding_bypasses_the_queue_of_lazy_calls(hostacc: Server) -> None:
+    """As in torch's reference backend, queued calls must not use the device, and memory can be pinned before initialization."""
     hostacc.run(
         PRELUDE
         + """
@@ -78,7 +78,7 @@ for name, arguments in (("register_host_memory", (4096, 4096)), ("unregister_hos
     )
 
 
-def test_an_initialized_device_is_monitored_by_its_module(hostacc: Server) -> None:
+def test_monitoring_uses_the_module_of_the_device(hostacc: Server) -> None:
     hostacc.run(
         PRELUDE
         + """
@@ -91,7 +91,7 @@ def clock_rate(index):
     raise ImportError("pyzes is missing")
 module.clock_rate = clock_rate
 
-# No unit is assumed of a module that the vendor table does not know.
+# The unit of the figures is unknown, because the vendor table has no entry for the module.
 with pytest.raises(RuntimeError, match="Host accelerator 0"):
     acc.utilization(0)
 row = accelerators.Accelerator("hostacc", telemetry={"utilization": 1, "power_draw": 1000, "clock_rate": 1})
@@ -109,8 +109,8 @@ assert now[:7] == (42, None, 2, None, 12_500, None, None), now
     )
 
 
-def test_snapshots_without_a_choice_of_traces(hostacc: Server) -> None:
-    """As those of torch.xpu."""
+def test_memory_snapshot_without_include_traces(hostacc: Server) -> None:
+    """The function has no such parameter, as in torch.xpu."""
     hostacc.run(
         PRELUDE
         + """
@@ -134,7 +134,7 @@ accelerators._TABLE["hostacc"] = accelerators.Accelerator("hostacc", memory_limi
 module.memory = SimpleNamespace(memory_stats=lambda index: {"Limit": 50 + index, "InUse": 20})
 assert acc.get_memory_info(1) == (31, 51) and acc.total_memory() == 50 and acc.available_memory() == 30
 
-# As on MPS: no memory of its own, functions of other names that take no device.
+# Like MPS: no device memory, and functions with other names and without a device argument.
 accelerators._TABLE["hostacc"] = accelerators.get_row("mps")._replace(device_type="hostacc")
 module.current_allocated_memory = lambda: 7
 fractions = []

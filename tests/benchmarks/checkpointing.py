@@ -1,19 +1,22 @@
-"""``python -m tests.benchmarks.checkpointing [--gate] [--times] [--json FILE] [--clock cpu]``: what a checkpoint costs and
-saves, beside those of others.
+"""``python -m tests.benchmarks.checkpointing [--gate] [--times] [--json FILE] [--clock cpu]``: the time and the memory of
+checkpoints, compared with torch and DeepSpeed.
 
-Runs on the GPU if there is one, a simulated one too, else on the CPU. Times are those of twelve tiny layers, forward and
-backward. Each round takes the contenders in turns, twice each and the second time by the clock, after the collector was run,
-so that none pays for what another left behind; of each the fastest turn counts, less that of the same layers without
-checkpoints. The table shows the minimum of five rounds, its ratio to the minimum of torch's non-reentrant checkpoint, and the
-spread between the quartiles of the rounds' ratios. A second table shows layers of several widths with recomputations that stop
-early, that never do, and as decided by size. On the CPU two more follow: peaks are the resident memory that a process of its
-own adds while it trains twelve wide layers; held is what the inputs of checkpoints occupy between forward and backward, by
-layers and by the number of ranks that share them over gloo.
+The benchmark runs on a GPU, real or simulated, if there is one, and else on the CPU. It prints up to four tables:
 
-With ``--gate`` the exit status is 1 if the ratio of a plain checkpoint is above its budget by over 5 % and by over
-the spread, or partitioned inputs hold more than their share. ``--times`` leaves memory out; ``--json`` writes all figures to a
-file too. ``--clock cpu`` counts the time that the process computes, not the time that passes: on a machine with more work
-than processors only short turns go through without a break, which flatters what is fast.
+- Time: the time that a checkpoint adds to the forward and backward of a tiny layer. Each round has 40 turns. In a turn every
+  contender runs twelve layers twice, and the second run is timed. The garbage collector runs before, so that no contender
+  pays for the garbage of another one. The figure of a contender is its fastest run, minus that of the same layers without
+  checkpoints. The table shows the minimum of five rounds, its ratio to the minimum of torch's non-reentrant checkpoint, and
+  the interquartile range of the ratios of the rounds.
+- Early stop: the time of layers of several widths if recomputation stops early, never stops early, or decides by size.
+- Peak, only on the CPU: the resident memory that a separate process adds while it trains twelve wide layers.
+- Held memory, only on the CPU: the memory that the inputs of checkpoints occupy between forward and backward, by number of
+  layers and by number of ranks that share the inputs over gloo.
+
+With ``--gate`` the exit status is 1 if the ratio of a plain checkpoint exceeds its budget by over 5 % and by over the
+spread, or if partitioned inputs occupy more than a rank's share. ``--times`` leaves out the tables of memory. ``--json`` also
+writes all figures to a file. ``--clock cpu`` measures CPU time instead of wall time. On an overloaded machine wall time favors
+fast contenders, because only short runs finish without an interruption.
 """
 
 from __future__ import annotations
@@ -43,7 +46,7 @@ from . import gate
 LAYERS = 12
 ROUNDS = 5
 TURNS = 40
-# Of torch's non-reentrant checkpoint, the tiny layer's forward and backward.
+# The ratio of a checkpoint's time to that of torch's non-reentrant checkpoint, for the tiny layer.
 BUDGET = 0.30
 GATED = ("ours, plain", "ours, non_reentrant_checkpoint")
 WIDTHS = (8, 64, 128, 256, 1024)
@@ -59,7 +62,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def contenders() -> dict[str, tuple[Callable[[], None], Checkpoint]]:
-    """What is compared: how to prepare for a round, and the function to call."""
+    """Return the contenders by name: a function that prepares a round, and the checkpoint function."""
     from accelerator import checkpointing
 
     results: dict[str, tuple[Callable[[], None], Checkpoint]] = {
@@ -70,11 +73,11 @@ def contenders() -> dict[str, tuple[Callable[[], None], Checkpoint]]:
     for name, settings in MODES.items():
         results[f"ours, {name}"] = (lambda settings=settings: checkpointing.configure(**settings), checkpointing.checkpoint)
     results["ours, non_reentrant_checkpoint"] = (checkpointing.configure, checkpointing.non_reentrant_checkpoint)
-    return results | deepspeeds()
+    return results | deepspeed_contenders()
 
 
-def deepspeeds() -> dict[str, tuple[Callable[[], None], Checkpoint]]:
-    """DeepSpeed's two, where it is installed."""
+def deepspeed_contenders() -> dict[str, tuple[Callable[[], None], Checkpoint]]:
+    """Return the contenders of DeepSpeed, none if it is not installed."""
     if importlib.util.find_spec("deepspeed") is None:
         return {}
     logging.disable(logging.WARNING)
@@ -89,7 +92,7 @@ def deepspeeds() -> dict[str, tuple[Callable[[], None], Checkpoint]]:
 
 
 class Scale(nn.Module):
-    """A tiny layer for GPUs whose library of matrix products is missing."""
+    """A tiny layer for GPUs without a library of matrix products."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +103,7 @@ class Scale(nn.Module):
 
 
 def tiny(device: str) -> Callable[[], nn.Module]:
-    """What makes a tiny layer that this device can run."""
+    """Return a function that makes a tiny layer which the device can run."""
     try:
         nn.Linear(8, 8).to(device)(torch.ones(1, 8).to(device))
     except RuntimeError:
@@ -112,7 +115,7 @@ CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 
 
 def turn(layers: list[nn.Module], x: torch.Tensor, checkpoint: Checkpoint, clock: Callable[[], float]) -> float:
-    """Seconds of a forward and a backward."""
+    """Return the seconds of one forward and backward."""
     start = clock()
     h = x
     for layer in layers:
@@ -122,7 +125,7 @@ def turn(layers: list[nn.Module], x: torch.Tensor, checkpoint: Checkpoint, clock
 
 
 class Cost(NamedTuple):
-    """The least microseconds added to a layer, their ratio to torch's least, and the spread of the rounds' ratios."""
+    """The time that a checkpoint adds to a layer: the minimum, its ratio to torch's minimum, and the spread of the ratios."""
 
     microseconds: float
     ratio: float
@@ -130,7 +133,7 @@ class Cost(NamedTuple):
 
 
 def times(device: str, clock: Callable[[], float]) -> dict[str, Cost]:
-    """What each contender adds to a layer."""
+    """Return the cost of each contender."""
     torch.manual_seed(0)
     make = tiny(device)
     layers = [make().to(device) for _ in range(LAYERS)]
@@ -158,7 +161,7 @@ def cost(mine: list[float], theirs: list[float]) -> Cost:
 
 
 def stopping(device: str, clock: Callable[[], float]) -> dict[int, list[float]]:
-    """By width, the microseconds of a layer's forward and backward: stopped early, never stopped, decided by size."""
+    """Return the microseconds of a layer for each width: with early stop, without early stop, and decided by size."""
     from accelerator import checkpointing
 
     checkpointing.configure()
@@ -175,8 +178,8 @@ def stopping(device: str, clock: Callable[[], float]) -> dict[int, list[float]]:
     return results
 
 
-def train_and_tell_the_peak(name: str) -> None:
-    """Print by how many MiB the resident memory of this process grew at most while it trained with this contender."""
+def print_peak(name: str) -> None:
+    """Train with a contender and print the peak growth of this process's resident memory, in MiB."""
     from accelerator import checkpointing
 
     torch.manual_seed(0)
@@ -188,11 +191,11 @@ def train_and_tell_the_peak(name: str) -> None:
     layers = [block() for _ in range(LAYERS)]
     prepare, checkpoint = contenders()[name]
     prepare()
-    # What the libraries import and allocate for themselves at first use does not count.
+    # The warm-up excludes the memory that the libraries allocate at first use.
     checkpoint(layers[0], torch.randn(8, width, requires_grad=True)).sum().backward()
     checkpointing.reset()
     gc.collect()
-    # Forgets the highest resident memory so far, that of importing.
+    # Resets VmHWM, the peak, which the imports have raised.
     Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     h = torch.randn(rows, width, requires_grad=True)
@@ -203,25 +206,28 @@ def train_and_tell_the_peak(name: str) -> None:
 
 
 def resident(what: str) -> int:
-    """KiB: what this process occupies now, or the most that it occupied."""
+    """Return the KiB of this process: resident now (VmRSS), or the peak (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(what))
 
 
 def peaks() -> dict[str, float]:
-    """MiB, each measured in a process of its own."""
+    """Return the peak of each contender in MiB. Each one runs in a separate process."""
     results: dict[str, float] = {}
     for name in contenders():
         command = [sys.executable, "-m", "tests.benchmarks.checkpointing", "--peak", name]
-        # Large blocks are mapped one by one, so that what is freed counts no longer.
+        # Large blocks get separate mappings, so that freed memory returns to the system at once.
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
         output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment, timeout=300).stdout
         results[name] = float(output.split()[-1])
     return results
 
 
-def holders() -> dict[str, tuple[Callable[[int], None], Checkpoint]]:
-    """Whose memory is compared: how to prepare for so many layers, and the function to call, in a process of a group."""
+def memory_contenders() -> dict[str, tuple[Callable[[int], None], Checkpoint]]:
+    """Return the contenders for held memory by name: a function that prepares a number of layers, and the checkpoint function.
+
+    The process must belong to a process group.
+    """
     import torch.distributed as dist
 
     from accelerator import checkpointing
@@ -238,7 +244,7 @@ def holders() -> dict[str, tuple[Callable[[int], None], Checkpoint]]:
     for name, settings in MODES.items():
         results[f"ours, {name}"] = (lambda layers, settings=settings: configure(layers, settings), checkpointing.checkpoint)
     if "DeepSpeed" in plain:
-        # Its partition needs its own communication, which compiles an extension first.
+        # Without partitioning, because DeepSpeed's needs its own communication, which first compiles an extension.
         results["DeepSpeed"] = (lambda layers: None, plain["DeepSpeed"][1])
     return results
 
@@ -249,20 +255,20 @@ RANKS = (1, 2, 4)
 INPUT = 2**20
 
 
-def tell_held(rank: int, size: int, folder: str) -> None:
-    """Print how many MiB the inputs of so many layers occupy on this rank between forward and backward."""
+def print_held(rank: int, size: int, folder: str) -> None:
+    """Print how many MiB the inputs of checkpoints occupy on this rank between forward and backward."""
     import torch.distributed as dist
 
     from accelerator import checkpointing
 
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=size)
     results: dict[str, dict[int, float]] = {}
-    compared = holders()
-    # What the libraries made on import is no garbage, and looking through it takes longest.
+    compared = memory_contenders()
+    # Freezing the objects of imported libraries, which are not garbage, makes the collections below faster.
     gc.freeze()
     for name, (prepare, checkpoint) in compared.items():
         results[name] = {}
-        # The first has what the libraries allocate for themselves at first use.
+        # The run with 2 layers is a warm-up: it includes the memory that the libraries allocate at first use.
         for layers in (2, *DEPTHS):
             checkpointing.configure()
             prepare(layers)
@@ -273,7 +279,7 @@ def tell_held(rank: int, size: int, folder: str) -> None:
             for _ in range(layers):
                 h = checkpoint(lambda h: h.sin().exp(), h)
             gc.collect()
-            # The output is none of the inputs.
+            # Subtracts the output, which is not an input of a checkpoint.
             results[name][layers] = (resident("VmRSS") - before) / 2**10 - INPUT / 2**20
             h.sum().backward()
             del x, h
@@ -285,7 +291,7 @@ def tell_held(rank: int, size: int, folder: str) -> None:
 
 
 def held(size: int) -> dict[str, dict[str, float]]:
-    """MiB that one rank of so many holds, by contender and number of layers."""
+    """Return the MiB that one of ``size`` ranks holds, by contender and number of layers."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "tests.benchmarks.checkpointing", "--held"]
         environment = {
@@ -315,14 +321,14 @@ def main(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
     if chosen.peak:
-        train_and_tell_the_peak(chosen.peak)
+        print_peak(chosen.peak)
         return 0
     if chosen.held:
-        tell_held(int(chosen.held[0]), int(chosen.held[1]), chosen.held[2])
+        print_held(int(chosen.held[0]), int(chosen.held[1]), chosen.held[2])
         return 0
     device = "cuda" if torch.cuda.is_available() else "cpu"
     clock = CLOCKS[chosen.clock]
-    print(f"torch {torch.__version__} on {device}, DeepSpeed {'not ' if not deepspeeds() else ''}installed")
+    print(f"torch {torch.__version__} on {device}, DeepSpeed {'not ' if not deepspeed_contenders() else ''}installed")
     print(f"\n| {'checkpoint':30} | fastest, µs | of torch's | spread |")
     print(f"|{'-' * 32}|------------:|-----------:|-------:|")
     costs = times(device, clock)
@@ -346,14 +352,14 @@ def main(arguments: list[str]) -> int:
             print(f"| {name:30} | {peak:9.0f} |")
         if torch.distributed.is_available():
             figures["held"] = {size: held(size) for size in RANKS}
-            failed |= not held_as_shared(figures["held"])
+            failed |= not print_and_check_held_memory(figures["held"])
     if chosen.json:
         chosen.json.write_text(json.dumps(figures, indent=1), encoding="utf-8")
     return int(chosen.gate and failed)
 
 
-def held_as_shared(results: dict[int, dict[str, dict[str, float]]]) -> bool:
-    """Print what inputs hold, and return whether that is the share of each rank."""
+def print_and_check_held_memory(results: dict[int, dict[str, dict[str, float]]]) -> bool:
+    """Print the memory that inputs hold, and return whether a rank holds only its share of partitioned inputs."""
     columns = [(size, layers) for size in RANKS for layers in DEPTHS]
     print("\nMiB held by inputs of 1 MiB between forward and backward, on each of so many ranks, with so many layers")
     print(

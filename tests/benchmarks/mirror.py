@@ -1,9 +1,9 @@
-"""``python -m tests.benchmarks.mirror [--gate] [--json FILE]``: the cost of each hot call beside torch's.
+"""``python -m tests.benchmarks.mirror [--gate] [--json FILE]``: the time of frequent calls, compared with torch's.
 
-Needs a CUDA device: a real one, or ``python -m accelerator simulate --gpus 2 -- python -m tests.benchmarks.mirror``. Ours and
-torch's are timed alternately, and the fastest of many short slices of each is compared, as a busy machine only ever adds time.
-A ratio is the smallest of five such rounds, with their interquartile range. With ``--gate`` the exit status is 1 if a ratio is
-above its budget by over 5 % and by over that range; ``--json`` writes the rows to a file.
+The benchmark needs a CUDA device: a real one, or ``python -m accelerator simulate --gpus 2 -- python -m
+tests.benchmarks.mirror``. It times our call and torch's alternately in many short slices and compares the fastest slices,
+because a busy machine only adds time. A row shows the minimum ratio of five rounds and the interquartile range. With ``--gate``
+the exit status is 1 if a ratio exceeds its budget by over 5 % and by over that range. ``--json`` writes the rows to a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLICES = 20
 
 
 class Row(NamedTuple):
-    """A call, the times of ours and of torch's in each round, in microseconds, and the ratio that is allowed."""
+    """A call: the microseconds of ours and of torch's in each round, and the budget of their ratio."""
 
     call: str
     ours: list[float]
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 def compare(call: str, budget: float, ours: Callable[[int], None], theirs: Callable[[int], None], calls: int = 1000) -> Row:
-    """Time two loops alternately; each takes the number of calls."""
+    """Time two loops alternately. Each loop takes the number of calls."""
     row = Row(call, [], [], budget)
     for _ in range(ROUNDS):
         ours_best, theirs_best = float("inf"), float("inf")
@@ -63,14 +63,14 @@ def compare(call: str, budget: float, ours: Callable[[int], None], theirs: Calla
 
 
 def microseconds(run: Callable[[int], None], calls: int) -> float:
-    """Return the time of one call."""
+    """Return the microseconds of one call."""
     start = time.perf_counter()
     run(calls)
     return (time.perf_counter() - start) / calls * 1e6
 
 
 def loop(statement: str, **names: Any) -> Callable[[int], None]:
-    """A function that runs a statement, as users write it, a number of times."""
+    """Return a function that runs a statement a given number of times."""
     namespace = dict(names)
     body = statement.replace("\n", "\n        ")
     exec(f"def run(calls):\n    for _ in range(calls):\n        {body}\n", namespace)
@@ -78,8 +78,8 @@ def loop(statement: str, **names: Any) -> Callable[[int], None]:
 
 
 def starting() -> Iterator[Row]:
-    """What starting costs, in microseconds: the import inside a process, and a whole process that counts devices."""
-    # With the bytecode that an installed package has.
+    """Yield the rows of the import, and of a whole process that counts devices."""
+    # Python may cache bytecode, because an installed package has bytecode too.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
     def run(program: str) -> str:
@@ -99,7 +99,7 @@ def starting() -> Iterator[Row]:
 
 
 def before_initialization() -> Iterator[Row]:
-    """Queries before initialization. torch's is_available() initializes the driver, so it comes last."""
+    """Yield the rows of queries before initialization. torch's is_available() initializes the driver, so it comes last."""
     import torch
 
     import accelerator as acc
@@ -113,15 +113,16 @@ def before_initialization() -> Iterator[Row]:
     yield from stream_classes(", CPU fallback")
     del os.environ["ACCELERATOR_BACKEND"]
     yield row("device_count()", 0.1, 300)
-    # Ours with the driver down against torch's, whose first call brought it up: each as its users meet it.
+    # torch's is_available() initializes the driver, ours does not. The figure of ours is the slower of its times before and
+    # after the driver is initialized.
     ours = loop("acc.is_available()", acc=acc)
     best = min(microseconds(ours, 2000) for _ in range(ROUNDS * SLICES))
     measured = row("is_available()", 1.0, 2000)
-    yield measured._replace(ours=[max(best, round_s_best) for round_s_best in measured.ours])
+    yield measured._replace(ours=[max(best, round_best) for round_best in measured.ours])
 
 
 def after_initialization() -> Iterator[Row]:
-    """The calls that programs make most often, on two devices."""
+    """Yield the rows of the calls that programs make most often, on two devices."""
     import torch
 
     import accelerator as acc
@@ -143,7 +144,7 @@ def after_initialization() -> Iterator[Row]:
     yield row("synchronize(0)", 1.0)
     yield row("set_device_index(0)", 1.0)
     yield row("set_stream(stream)", 1.0)
-    # torch.accelerator's takes integers only; torch.cuda's is what its users have for strings and devices.
+    # torch.accelerator.device_index takes integers only. Users of torch pass strings and devices to torch.cuda.device.
     for argument, budget, theirs in (
         ("last", 1.1, "torch.accelerator.device_index"),
         ('"cuda:0"', 0.5, "torch.cuda.device"),
@@ -164,7 +165,7 @@ def after_initialization() -> Iterator[Row]:
 
 
 def stream_classes(when: str) -> Iterator[Row]:
-    """Looking up the classes; the budget is a time: 1 µs."""
+    """Yield the rows of the attributes ``Stream`` and ``Event``. Their budget is a time: 1 µs."""
     import accelerator as acc
 
     for name in ("Stream", "Event"):

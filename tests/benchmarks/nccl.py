@@ -1,9 +1,9 @@
 """``python -m tests.benchmarks.nccl [--gate] [--json FILE]``: a simulated nccl all_reduce against gloo on the CPU.
 
-Runs on simulated GPUs: ``python -m accelerator simulate --gpus 2 -- python -m tests.benchmarks.nccl``. Two ranks reduce
-64 MiB of float32 over each backend in turn; a row has the ratio of the fastest calls of each round, as the minimum over the
-rounds, and their interquartile range. With ``--gate`` the exit status is 1 if the minimum is above the budget by over 5 %
-and by over that range.
+Run it on simulated GPUs: ``python -m accelerator simulate --gpus 2 -- python -m tests.benchmarks.nccl``. In each round two
+ranks reduce 64 MiB of float32 over each backend several times. The ratio of a round compares the fastest calls. The row shows
+the minimum ratio of the rounds and their interquartile range. With ``--gate`` the exit status is 1 if the minimum exceeds the
+budget by over 5 % and by over that range.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUDGET = 1.0
 
 
 def measure(rank: int, store: str) -> list[tuple[float, float]]:
-    """Return the seconds of the fastest call over nccl and over gloo, by round."""
+    """Return the seconds of the fastest call over nccl and over gloo for each round."""
     import torch
     import torch.distributed as dist
 

@@ -1,8 +1,8 @@
 """``python -m tests.benchmarks.simulation [--gate] [--json FILE]``: the cost of simulated GPUs.
 
 Run it on a simulated machine: ``python -m accelerator simulate --gpus 2 -- python -m tests.benchmarks.simulation``. It
-alternates small ops on a simulated GPU and on the CPU, and commands with and without a simulated machine. A row is the
-additional time: the minimum of five or more rounds, with their interquartile range. With ``--gate`` the exit status is 1 if a
+alternates small ops on a simulated GPU and on the CPU, and commands with and without a simulated machine. A row shows the
+additional time: the minimum of five or more rounds and their interquartile range. With ``--gate`` the exit status is 1 if a
 minimum exceeds its budget by over 5 % and by over that range.
 """
 
@@ -26,12 +26,12 @@ from . import gate
 from .mirror import loop
 
 ROUNDS = 5
-CALLS = 20  # few, so that some of many slices are not interrupted
+CALLS = 20  # few calls, so that some slices run without an interruption
 SLICES = 250
 
 
 class Row(NamedTuple):
-    """The additional time of each round, and its budget, in one unit."""
+    """The additional time of each round and its budget, in the same unit."""
 
     name: str
     unit: str
@@ -52,7 +52,7 @@ class Row(NamedTuple):
 
 
 def fastest(runs: tuple[Callable[[], float], ...], times: int) -> list[float]:
-    """Return the shortest time of each, run alternately: a busy machine only adds time."""
+    """Call the functions alternately and return the shortest time of each. A busy machine only adds time."""
     taken: list[list[float]] = [[] for _ in runs]
     for _ in range(times):
         for times_of_one, one in zip(taken, runs, strict=True):
@@ -63,8 +63,8 @@ def fastest(runs: tuple[Callable[[], float], ...], times: int) -> list[float]:
 def ratios(runs: tuple[Callable[[], float], Callable[[], float]], budget: float) -> list[float]:
     """Return the ratio of the second time to the first in each round.
 
-    On a busy machine other programs evict the caches, which costs the larger working set of a simulated GPU more. So there are
-    up to four times as many rounds until one is within the budget.
+    On a busy machine other programs evict the caches, which slows down the larger working set of a simulated GPU more. If
+    no round is within the budget, up to four times as many rounds run.
     """
     result: list[float] = []
     while len(result) < ROUNDS or (min(result) > budget and len(result) < 4 * ROUNDS):
@@ -74,7 +74,7 @@ def ratios(runs: tuple[Callable[[], float], Callable[[], float]], budget: float)
 
 
 def operations() -> Iterator[Row]:
-    """Additional time of an op on a simulated GPU, and the median over ops."""
+    """Yield the additional time of each op on a simulated GPU, and the median over the ops."""
     import torch
     from torch.nn import functional
 
@@ -106,13 +106,13 @@ def operations() -> Iterator[Row]:
         torch.set_num_threads(threads)
     for name, values in rounds.items():
         yield Row(name, "µs", values, None)
-    # Of the minimum until each round, so that an interrupted round does not decide which op is the median.
+    # A value is the minimum up to its round, so that an interrupted round does not decide which op is the median.
     best = zip(*(accumulate(values, min) for values in rounds.values()), strict=True)
     yield Row("an op: their median", "µs", [statistics.median(values) for values in best], 15.0)
 
 
 def training_steps() -> Iterator[Row]:
-    """Ratio of the CPU time of a training step on a simulated GPU to that on the CPU, with one thread."""
+    """Yield the ratio of the CPU time of a training step on a simulated GPU to that on the CPU, with one thread."""
     import torch
     from torch import nn
     from torch.nn import functional
@@ -172,7 +172,7 @@ def training_steps() -> Iterator[Row]:
 
 
 def starting() -> Iterator[Row]:
-    """Additional time of a command that imports torch on a simulated machine whose libraries are built."""
+    """Yield the additional time of a command that imports torch on a simulated machine. Its libraries are already built."""
     command = [sys.executable, "-W", "ignore", "-c", "import torch"]
     environment = plain_environment()
     simulated_command = [sys.executable, "-m", "accelerator", "simulate", "--gpus", "2", "--", *command]

@@ -1,4 +1,4 @@
-"""What every test of checkpointing begins and ends with: no settings, and no random states kept by name."""
+"""Resets the settings and the named random states before and after each test of checkpointing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accelerator import checkpointing
 
 
 @pytest.fixture(autouse=True)
-def _as_imported() -> Iterator[None]:
+def _reset_checkpointing() -> Iterator[None]:
     checkpointing.configure()
     checkpointing.get_cuda_rng_tracker().reset()
     yield

@@ -1,4 +1,4 @@
-"""Run the ranks of a world, each in a process of its own."""
+"""Run the ranks of a world, each in a separate process."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 from tests.support import ROOT
 
-# Seconds until a rank that hangs is killed.
+# Seconds after which the ranks that still run are killed.
 SECONDS = 150
 
 
 class Ended(NamedTuple):
-    """The exit status of a rank, negative for a signal, and the end of its output."""
+    """The exit status of a rank (negative for a signal) and the end of its output."""
 
     status: int
-    said: str
+    output: str
 
 
 def run(module: str, size: int, folder: Path, environment: Mapping[str, str]) -> list[Ended]:

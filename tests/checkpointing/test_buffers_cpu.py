@@ -1,4 +1,4 @@
-"""Contiguous buffers: threads that take slots at the same time, and freeing."""
+"""Tests of contiguous buffers: threads that take slots at the same time, and freeing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def take(buffers: Buffers, position: int = 0) -> Slot:
 
 
 def test_two_threads_share_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While one thread allocates the buffer, another wants a slot of it."""
+    """A thread takes a slot while another thread allocates the buffer."""
     buffers, slots, sizes = Buffers(2), [], []
     other_allocates = threading.Event()
     other = threading.Thread(target=lambda: slots.append(take(buffers)))
@@ -43,7 +43,7 @@ def test_two_threads_share_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.data_ptr() != two.data_ptr()
 
 
-def test_no_buffer_is_freed_while_one_has_a_slot_in_use() -> None:
+def test_clear_raises_while_a_slot_is_in_use() -> None:
     buffers = Buffers(2)
     in_use, free = take(buffers, 0), take(buffers, 1)
     del free

@@ -1,4 +1,4 @@
-"""What configure() takes, what it refuses, and that a refusal changes nothing."""
+"""Tests of configure(): the arguments that it accepts, those that it rejects, and that a rejected call changes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from accelerator.checkpointing.configuration import Settings
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _reset_configuration(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(configuration, "current", Settings())
     monkeypatch.setattr(configuration, "_configured", False)
     return
@@ -40,7 +40,7 @@ class Mpu:
         return None
 
 
-def test_nothing_is_configured_at_first() -> None:
+def test_is_configured_is_false_before_configure() -> None:
     assert not checkpointing.is_configured()
     x = torch.ones(2, requires_grad=True)
     checkpointing.checkpoint(torch.exp, x).sum().backward()
@@ -65,7 +65,7 @@ KEYS = {
 
 
 @pytest.mark.parametrize("from_file", [False, True])
-def test_every_key(from_file: bool, tmp_path: Path) -> None:
+def test_every_key_of_the_deepspeed_config(from_file: bool, tmp_path: Path) -> None:
     content: Any = section(**KEYS)
     if from_file:
         path = tmp_path / "config.json"
@@ -81,7 +81,7 @@ def test_every_key(from_file: bool, tmp_path: Path) -> None:
     assert now.profile
 
 
-def test_arguments_win_over_the_configuration() -> None:
+def test_arguments_override_the_deepspeed_config() -> None:
     checkpointing.configure(
         None, section(partition_activations=True, number_checkpoints=2, profile=True), num_checkpoints=5, profile=False
     )
@@ -91,13 +91,13 @@ def test_arguments_win_over_the_configuration() -> None:
     assert not now.profile
 
 
-def test_a_call_starts_from_the_defaults() -> None:
+def test_configure_resets_to_the_defaults() -> None:
     checkpointing.configure(deepspeed_config=section(**KEYS), preserve_rng_state=False, determinism_check="none")
     checkpointing.configure(profile=True)
     assert configuration.current == Settings(profile=True)
 
 
-def test_null_is_the_default_of_number_checkpoints() -> None:
+def test_number_checkpoints_accepts_null() -> None:
     checkpointing.configure(deepspeed_config=section(number_checkpoints=None))
     assert configuration.current.num_checkpoints is None
 
@@ -132,7 +132,7 @@ WRONG: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("configured", [False, True])
 @pytest.mark.parametrize("name", WRONG)
-def test_refused_with_everything_as_before(name: str, configured: bool) -> None:
+def test_invalid_arguments_change_nothing(name: str, configured: bool) -> None:
     error_type, text, arguments = WRONG[name]
     if configured:
         checkpointing.configure(profile=True, num_checkpoints=3)
@@ -169,8 +169,8 @@ def test_an_mpu_of_size_one_needs_no_process_group() -> None:
 
 
 @pytest.mark.parametrize(("first", "second"), [("tensor_model", "slice"), ("slice", "model"), ("tensor_model", "model")])
-def test_an_mpu_with_several_groups(first: str, second: str) -> None:
-    """The group of the preferred prefix is used, whose single rank needs no process group; the other one is not a group."""
+def test_mpu_with_several_groups_uses_the_preferred_prefix(first: str, second: str) -> None:
+    """configure() uses the preferred prefix: its single rank needs no process group. The other prefix would be an error."""
     mpu: Any = type("SeveralGroups", (), {})()
     for prefix, size in ((first, 1), (second, 2)):
         for suffix, value in (("rank", 0), ("world_size", size), ("group", None)):
@@ -199,7 +199,7 @@ def test_setters() -> None:
         checkpointing.partition_activations_in_checkpoint(False)
 
 
-def test_synchronize_and_profile_with_nesting() -> None:
+def test_region_times_of_nested_checkpoints() -> None:
     checkpointing.configure(synchronize=True, profile=True)
     checkpointing.region_times(clear=True)
     layer = torch.nn.Linear(3, 3)
@@ -216,7 +216,7 @@ def test_synchronize_and_profile_with_nesting() -> None:
     assert set(times) == {"Linear", outer.__qualname__}
     assert times[outer.__qualname__].calls == 3
     assert times[outer.__qualname__].recomputations == 3
-    # Inner regions run once more within each recomputation of the outer one.
+    # The inner checkpoint runs in each forward, and again in each recomputation of the outer function.
     assert times["Linear"].calls == 6
     assert times["Linear"].recomputations == 3
     assert times[outer.__qualname__].forward_seconds > 0
@@ -225,7 +225,7 @@ def test_synchronize_and_profile_with_nesting() -> None:
     assert not checkpointing.region_times()
 
 
-def test_synchronize_at_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synchronize_before_and_after_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
     monkeypatch.setattr(streams, "synchronize", lambda: events.append("synchronize"))
 

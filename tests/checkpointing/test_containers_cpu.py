@@ -1,4 +1,4 @@
-"""Containers as arguments: only exact types are rebuilt, all others reach the function untouched."""
+"""Tests of containers as arguments: exact types are copied, all others are passed through unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from accelerator import checkpointing
 from accelerator.checkpointing.containers import map_tensors, tensors_in
-from tests.support.checkpointing_cases import torchs
+from tests.support.checkpointing_cases import torch_non_reentrant
 from tests.support.checkpointing_memory import MODES
 
 Tensor = torch.Tensor
@@ -44,7 +44,7 @@ class Inherited(Plain):
 
 
 class Recording(dict[str, Tensor]):
-    """Records the order in which items were set."""
+    """A dict that records the order in which its items were set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,14 +56,14 @@ class Recording(dict[str, Tensor]):
 
 
 class Scaling(dict[str, Tensor]):
-    """Changes what is set."""
+    """A dict that changes the values that are set."""
 
     def __setitem__(self, key: str, value: Tensor) -> None:
         super().__setitem__(key, value * 2)
 
 
 class Renaming(dict[str, Tensor]):
-    """Changes its keys."""
+    """A dict that changes its keys."""
 
     def __setitem__(self, key: str, value: Tensor) -> None:
         super().__setitem__(key.upper(), value)
@@ -73,7 +73,7 @@ class Renaming(dict[str, Tensor]):
 
 
 class OwnItems(dict[str, Tensor]):
-    """Shows other items than it has."""
+    """A dict whose ``items()`` returns other items than it holds."""
 
     def items(self) -> Any:
         return [("one", torch.zeros(3))]
@@ -156,7 +156,7 @@ class Extended:
 
 @dataclasses.dataclass
 class ModelOutput(OrderedDict[str, Tensor]):
-    """As in transformers: a dataclass and a dict, with its items as attributes."""
+    """A dataclass that is also a dict, like the outputs of transformers."""
 
     one: Tensor
     two: Tensor
@@ -175,7 +175,7 @@ class ModelOutput(OrderedDict[str, Tensor]):
 
 
 class TensorDict:
-    """As in tensordict: a batch of tensors that is not a dict."""
+    """A batch of tensors that is not a dict, like tensordict's class."""
 
     def __init__(self, source: dict[str, Tensor]) -> None:
         self._source = source
@@ -186,7 +186,7 @@ class TensorDict:
 
 
 class Attrs:
-    """As attrs makes a slotted, frozen class."""
+    """A slotted, frozen class, like those that attrs makes."""
 
     __slots__ = ("__weakref__", "one", "two")
     __attrs_attrs__ = ("one", "two")
@@ -200,7 +200,7 @@ class Attrs:
 
 
 class Pydantic:
-    """As pydantic's models: fields in ``__dict__``, assignment checked."""
+    """A class with its fields in ``__dict__`` and checked assignments, like pydantic's models."""
 
     def __init__(self, **data: Tensor) -> None:
         object.__setattr__(self, "__dict__", data)
@@ -276,7 +276,7 @@ CASES = {**REBUILT, **PASSED_THROUGH}
 
 
 def state_of(container: Any) -> Any:
-    """What can be compared of a container: its items and attributes, tensors by identity."""
+    """Return the items and attributes of a container, with the identity of each tensor."""
 
     def plain(item: Any) -> Any:
         return id(item) if isinstance(item, torch.Tensor) else copy.copy(item)
@@ -312,10 +312,10 @@ def run(ckpt: Callable[..., Any], name: str, received: list[Any]) -> list[Tensor
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", CASES)
-def test_same_as_torchs_checkpoint(name: str, mode: str) -> None:
+def test_values_equal_torch_checkpoint(name: str, mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     received: list[Any] = []
-    expected = run(torchs, name, [])
+    expected = run(torch_non_reentrant, name, [])
     results = run(checkpointing.checkpoint, name, received)
     assert all(torch.equal(*pair) for pair in zip(expected, results, strict=True))
     assert len(received) == 2
@@ -325,7 +325,7 @@ def test_same_as_torchs_checkpoint(name: str, mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_in_a_list_and_as_a_keyword(name: str) -> None:
+def test_container_in_a_list_and_as_a_keyword(name: str) -> None:
     make, use = CASES[name]
     one, two = torch.linspace(0, 1, 3, requires_grad=True), torch.linspace(1, 2, 3, requires_grad=True)
 
@@ -339,13 +339,13 @@ def test_in_a_list_and_as_a_keyword(name: str) -> None:
         output = ckpt(function, [container], more=container)
         return torch.autograd.grad(output.sum(), [one, two], allow_unused=True)
 
-    for expected, result in zip(gradients(torchs), gradients(checkpointing.checkpoint), strict=True):
+    for expected, result in zip(gradients(torch_non_reentrant), gradients(checkpointing.checkpoint), strict=True):
         assert (expected is None) == (result is None)
         assert expected is None or torch.equal(expected, result)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_copies(name: str) -> None:
+def test_map_tensors_copies_only_exact_types(name: str) -> None:
     make, _ = CASES[name]
     container = make(torch.ones(3), torch.zeros(3))
     new = map_tensors(container, "argument 0", lambda tensor, name: tensor + 1, {})
@@ -357,6 +357,6 @@ def test_copies(name: str) -> None:
         assert [each[0].item() for each in tensors_in(new)] == [2.0, 1.0]
 
 
-def test_reading_runs_no_code_of_a_subclass() -> None:
+def test_tensors_in_ignores_overridden_methods() -> None:
     container = filled(OwnItems(), torch.ones(3), torch.zeros(3))
     assert len(tensors_in([container, Reversed([torch.ones(1)])])) == 3

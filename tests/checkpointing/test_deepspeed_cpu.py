@@ -1,4 +1,4 @@
-"""The behaviors that DeepSpeed's own tests of its checkpoints check, and its helpers."""
+"""Tests of the behavior that DeepSpeed's own tests of checkpoints check, and of DeepSpeed's helper functions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Masked(nn.Module):
 
 
 class Functional(nn.Module):
-    """A linear layer and what is done to its output."""
+    """A linear layer and tanh, followed by a function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[Any, ...], dict[str, Any]]
 
 
 def run(name: str, ckpt: Callable[..., Any]) -> tuple[list[Any], list[Any]]:
-    """The outputs, and the gradients of inputs and parameters."""
+    """Return the outputs, and the gradients of inputs and parameters."""
     torch.manual_seed(0)
     make, args, kwargs = CASES[name]
     module, args, kwargs = make(), copy.deepcopy(args), copy.deepcopy(kwargs)
@@ -87,7 +87,7 @@ def run(name: str, ckpt: Callable[..., Any]) -> tuple[list[Any], list[Any]]:
 @both
 @pytest.mark.parametrize("settings", [{}, {"partition_activations": True}, {"checkpoint_in_cpu": True}], ids=str)
 @pytest.mark.parametrize("name", CASES)
-def test_as_without_checkpointing(name: str, settings: dict[str, Any], ckpt: Callable[..., Any]) -> None:
+def test_values_equal_no_checkpointing(name: str, settings: dict[str, Any], ckpt: Callable[..., Any]) -> None:
     checkpointing.configure(**settings)
     for expected, results in zip(run(name, lambda f, *a, **k: f(*a, **k)), run(name, ckpt), strict=True):
         assert len(expected) == len(results)
@@ -106,7 +106,7 @@ def test_without_grad(ckpt: Callable[..., Any]) -> None:
 
 
 @both
-def test_layers_one_after_the_other(ckpt: Callable[..., Any]) -> None:
+def test_consecutive_checkpoints(ckpt: Callable[..., Any]) -> None:
     layers = nn.Sequential(*[Functional(lambda h: h.exp()) for _ in range(5)])
 
     def gradients(ckpt: Callable[..., Any]) -> list[torch.Tensor]:
@@ -129,7 +129,7 @@ def test_contiguous_buffers_without_num_checkpoints(cls: type[Exception]) -> Non
 
 
 @both
-def test_more_layers_than_announced(ckpt: Callable[..., Any]) -> None:
+def test_more_layers_than_num_checkpoints(ckpt: Callable[..., Any]) -> None:
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=3)
     item = x()
     h = item
@@ -173,7 +173,7 @@ def test_extract_and_merge(cls: type) -> None:
         checkpointing.merge_tensors(tensors, others, flags[:-1])
 
 
-def test_helpers_refuse_what_does_not_fit() -> None:
+def test_helpers_reject_mismatched_arguments() -> None:
     with pytest.raises(ValueError, match="pairs"):
         checkpointing.gather_partitioned_activations([1])
     with pytest.raises(ValueError, match="2 arguments, but 1 inputs"):
@@ -182,7 +182,7 @@ def test_helpers_refuse_what_does_not_fit() -> None:
         checkpointing.partition_activations([torch.ones(1)], False, True)
 
 
-# In a world without communication, of any size; then what is asked is printed as rank size, elements, start and size of a part.
+# Prints [world size, rank, elements, start of the part, size of the part]. The backend "fake" needs no other processes.
 PARTS = """
 import json, sys, torch
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -202,11 +202,11 @@ print(json.dumps(found))
 """
 
 
-def parts(*asked: tuple[int, list[int]]) -> list[list[int]]:
-    return json.loads(support.run(PARTS, support.plain_environment(), json.dumps(asked)))  # type: ignore[no-any-return]
+def parts(*worlds: tuple[int, list[int]]) -> list[list[int]]:
+    return json.loads(support.run(PARTS, support.plain_environment(), json.dumps(worlds)))  # type: ignore[no-any-return]
 
 
-def test_where_parts_start() -> None:
+def test_partition_start_and_size() -> None:
     assert parts((1, [0, 9]), (2, [8, 9]), (3, [7, 3, 1]), (4, [10])) == [
         [1, 0, 0, 0, 0], [1, 0, 9, 0, 9],
         [2, 0, 8, 0, 4], [2, 0, 9, 0, 5],
@@ -219,9 +219,9 @@ def test_where_parts_start() -> None:
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs DeepSpeed")
-def test_parts_start_where_deepspeeds_do() -> None:
-    # DeepSpeed's have to divide; where they do not, it says a place between two elements, rounded down, and no size.
-    asked = [(world, [world * part for part in (0, 1, 2, 7, 1000)]) for world in range(1, 17)]
+def test_partitions_equal_those_of_deepspeed() -> None:
+    # DeepSpeed supports only sizes that the number of ranks divides. Otherwise it rounds the start down, and the size fails.
+    worlds = [(world, [world * part for part in (0, 1, 2, 7, 1000)]) for world in range(1, 17)]
     theirs = """
     import json, sys, torch
     from deepspeed.runtime.activation_checkpointing import checkpointing
@@ -236,6 +236,6 @@ def test_parts_start_where_deepspeeds_do() -> None:
                 found.append([world, rank, size, start, length])
     print(json.dumps(found))
     """
-    expected = json.loads(support.run(theirs, support.plain_environment(), json.dumps(asked)).splitlines()[-1])
+    expected = json.loads(support.run(theirs, support.plain_environment(), json.dumps(worlds)).splitlines()[-1])
     assert len(expected) == 5 * sum(range(1, 17))
-    assert parts(*asked) == expected
+    assert parts(*worlds) == expected

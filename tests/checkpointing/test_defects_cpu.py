@@ -1,4 +1,4 @@
-"""What DeepSpeed's checkpoints get wrong, each by the number or the name it has in the list of its defects."""
+"""Tests of defects of DeepSpeed's checkpoints that ours must not have. Tests of one defect share a number."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sin_exp(h: torch.Tensor) -> torch.Tensor:
 @both
 @modes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_1_the_callers_tensors_are_not_touched(ckpt: Callable[..., Any], mode: dict[str, Any], dtype: torch.dtype) -> None:
+def test_1_input_tensors_are_unchanged(ckpt: Callable[..., Any], mode: dict[str, Any], dtype: torch.dtype) -> None:
     checkpointing.configure(**mode)
     x = leaf(3, 5, dtype=dtype)
     h = x * 1
@@ -56,7 +56,7 @@ def test_1_the_callers_tensors_are_not_touched(ckpt: Callable[..., Any], mode: d
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
-def test_2_tensors_that_do_not_divide_are_padded(size: int) -> None:
+def test_2_parts_cover_tensors_of_any_size(size: int) -> None:
     for numel in range(size, 3 * size + 2):
         elements = torch.arange(numel)
         parts = [partition.own_part(elements, Group(None, rank, size)) for rank in range(size)]
@@ -64,8 +64,8 @@ def test_2_tensors_that_do_not_divide_are_padded(size: int) -> None:
         assert torch.equal(torch.cat(parts), elements)
 
 
-def test_3_what_is_partitioned_is_decided_once() -> None:
-    # Between size and size squared elements the part itself has fewer elements than there are ranks.
+def test_3_small_tensor_is_gathered() -> None:
+    # The part of a small tensor may have fewer elements than there are ranks. DeepSpeed then does not gather it.
     checkpointing.configure()
     x = torch.arange(3.0)
     assert partition.is_activation(x, 2)
@@ -75,7 +75,7 @@ def test_3_what_is_partitioned_is_decided_once() -> None:
 
 
 @both
-def test_4_autocast_is_captured(ckpt: Callable[..., Any]) -> None:
+def test_4_recomputation_restores_autocast(ckpt: Callable[..., Any]) -> None:
     layer, received = nn.Linear(4, 4), []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -105,7 +105,7 @@ def test_4_random_states_are_restored_after_an_exception(ckpt: Callable[..., Any
         return sin_exp(h)
 
     out = ckpt(function, leaf(8))
-    # Without further draws the recomputation would end where the forward did.
+    # Without these draws, the states would be equal even if nothing restored them.
     torch.rand(3)
     with tracker.fork("a"):
         torch.rand(3)
@@ -116,7 +116,7 @@ def test_4_random_states_are_restored_after_an_exception(ckpt: Callable[..., Any
     assert torch.equal(before[1], tracker.get_states()["a"])
 
 
-def test_4_random_states_can_be_left_alone() -> None:
+def test_4_preserve_rng_state_can_be_disabled() -> None:
     checkpointing.configure(preserve_rng_state=False)
     out = checkpointing.checkpoint(lambda h: sin_exp(torch.nn.functional.dropout(h)), leaf(8))
     before = torch.get_rng_state()
@@ -125,7 +125,7 @@ def test_4_random_states_can_be_left_alone() -> None:
 
 
 @both
-def test_5_settings_are_those_of_the_forward(ckpt: Callable[..., Any]) -> None:
+def test_5_backward_uses_the_settings_of_forward(ckpt: Callable[..., Any]) -> None:
     for first in MODES:
         for second in MODES:
             checkpointing.configure(**first)
@@ -136,7 +136,7 @@ def test_5_settings_are_those_of_the_forward(ckpt: Callable[..., Any]) -> None:
             assert torch.equal(x.grad, torch.autograd.grad(sin_exp(sin_exp(x)).sum(), x)[0])
 
 
-def test_6_settings_are_checked_before_they_change() -> None:
+def test_6_invalid_settings_change_nothing() -> None:
     checkpointing.configure(profile=True)
     before = configuration.current
     with pytest.raises(ValueError, match="needs partition_activations"):
@@ -165,7 +165,7 @@ def test_7_arguments_of_any_type_and_nesting(ckpt: Callable[..., Any], mode: dic
 
 
 @both
-def test_8_edits_in_place_are_detected(ckpt: Callable[..., Any]) -> None:
+def test_8_in_place_edit_is_detected(ckpt: Callable[..., Any]) -> None:
     h = leaf(3) * 1
     out = ckpt(sin_exp, h)
     h.mul_(2)
@@ -206,7 +206,7 @@ def test_10_works_on_the_cpu_without_a_process_group(ckpt: Callable[..., Any], m
     assert torch.equal(x.grad, torch.autograd.grad(sin_exp(x).sum(), x)[0])
 
 
-def test_11_one_buffer_kept_between_steps() -> None:
+def test_11_one_buffer_is_reused_between_steps() -> None:
     checkpointing.configure(**MODES[4])
     buffers = configuration.current.buffers
     assert buffers is not None
@@ -222,7 +222,7 @@ def test_11_one_buffer_kept_between_steps() -> None:
     assert memory.pop()[1] == 4 * 6
 
 
-def test_11_too_many_and_other_sizes_get_memory_of_their_own() -> None:
+def test_11_inputs_beyond_the_buffer_get_separate_memory() -> None:
     checkpointing.configure(**MODES[4])
     inputs = [leaf(6) for _ in range(5)] + [leaf(7), leaf(6, dtype=torch.bfloat16)]
     waiting = [checkpointing.checkpoint(sin_exp, x) for x in inputs]
@@ -257,7 +257,7 @@ def test_12_nested_forks_continue_the_stream() -> None:
     assert torch.equal(torch.cat([first, second, third]), expected)
 
 
-def test_12_the_tracker_fails_before_it_changes() -> None:
+def test_12_failed_add_changes_nothing() -> None:
     tracker = checkpointing.get_cuda_rng_tracker()
     tracker.add("a", 1)
     with pytest.raises(ValueError, match="already exists"):
@@ -277,7 +277,7 @@ def test_13_results_have_the_right_type() -> None:
 
 
 @modes
-def test_strides_come_back(mode: dict[str, Any]) -> None:
+def test_recomputation_keeps_strides(mode: dict[str, Any]) -> None:
     checkpointing.configure(**mode)
     base, received = leaf(4, 8), []
 
@@ -289,14 +289,14 @@ def test_strides_come_back(mode: dict[str, Any]) -> None:
         received.clear()
         checkpointing.checkpoint(function, view).sum().backward()
         assert received[0] == received[1] == view.stride()
-        # A buffer has slots of one size.
+        # All slots of a buffer have one size, and the next view may have another one.
         if mode.get("contiguous_checkpointing"):
             checkpointing.reset()
 
 
 @both
 @modes
-def test_passed_twice_through_and_nested(ckpt: Callable[..., Any], mode: dict[str, Any]) -> None:
+def test_tensor_passed_twice_returned_and_nested(ckpt: Callable[..., Any], mode: dict[str, Any]) -> None:
     checkpointing.configure(**mode)
 
     def run(ckpt: Callable[..., Any]) -> list[torch.Tensor]:
@@ -311,7 +311,7 @@ def test_passed_twice_through_and_nested(ckpt: Callable[..., Any], mode: dict[st
 
 @both
 @modes
-def test_autograd_grad_and_a_second_backward(ckpt: Callable[..., Any], mode: dict[str, Any]) -> None:
+def test_repeated_autograd_grad(ckpt: Callable[..., Any], mode: dict[str, Any]) -> None:
     checkpointing.configure(**mode)
     x = leaf(5)
     out = ckpt(sin_exp, ckpt(sin_exp, x)).sum()
@@ -322,7 +322,7 @@ def test_autograd_grad_and_a_second_backward(ckpt: Callable[..., Any], mode: dic
 
 @both
 @modes
-def test_reset_in_the_middle_breaks_nothing(ckpt: Callable[..., Any], mode: dict[str, Any]) -> None:
+def test_reset_between_forward_and_backward(ckpt: Callable[..., Any], mode: dict[str, Any]) -> None:
     checkpointing.configure(**mode)
     x = leaf(5)
     out = ckpt(sin_exp, x)
@@ -336,7 +336,7 @@ def test_reset_in_the_middle_breaks_nothing(ckpt: Callable[..., Any], mode: dict
     checkpointing.reset()
 
 
-def test_parameters_as_arguments_are_kept_as_they_are() -> None:
+def test_parameter_arguments_are_not_copied() -> None:
     checkpointing.configure(**MODES[4])
     weight, received = nn.Parameter(torch.ones(4)), []
 
@@ -349,7 +349,7 @@ def test_parameters_as_arguments_are_kept_as_they_are() -> None:
     assert weight.grad is not None
 
 
-def test_the_mark_that_keeps_an_argument_whole() -> None:
+def test_no_checkpointing_attribute_keeps_the_argument() -> None:
     checkpointing.configure(**MODES[4])
     x, received = leaf(4), []
     x.no_checkpointing = True  # type: ignore[attr-defined]

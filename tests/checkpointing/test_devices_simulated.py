@@ -1,4 +1,4 @@
-"""Checkpoints on two simulated GPUs: their generators, default devices, threads and copies that are under way."""
+"""Tests on two simulated GPUs: random generators, default devices, threads, asynchronous copies and forked children."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MEBIBYTE = 2**20
 
 @pytest.fixture(autouse=True)
 def _initialized_without_default_device() -> Iterator[None]:
-    # torch.cuda.default_generators is empty before.
+    # torch.cuda.default_generators is empty until CUDA is initialized.
     torch.cuda.init()
     yield
     torch.set_default_device(None)
 
 
 @pytest.mark.parametrize("backend", [None, "cpu"])
-def test_the_devices_of_the_arguments_count(backend: str | None) -> None:
-    # With the CPU standing in for the accelerator, tensors on a GPU are recomputed as they were computed all the same.
+def test_recomputation_restores_state_of_the_argument_device(backend: str | None) -> None:
+    # The state of a tensor's GPU is restored even if ACCELERATOR_BACKEND=cpu.
     code = """
         import os, torch
         from accelerator import checkpointing
@@ -55,7 +55,7 @@ def test_the_devices_of_the_arguments_count(backend: str | None) -> None:
     support.run(code, support.simulated_environment(variables, gpus=2))
 
 
-def test_tensors_inside_of_arguments_count_too() -> None:
+def test_recomputation_restores_rng_of_a_nested_tensor_device() -> None:
     default = torch.cuda.default_generators[1]
     recorded: list[int] = []
 
@@ -71,7 +71,7 @@ def test_tensors_inside_of_arguments_count_too() -> None:
     assert default.get_offset() == before > 0
 
 
-def test_a_seed_that_changed_in_between() -> None:
+def test_recomputation_uses_the_seed_of_forward() -> None:
     default = torch.cuda.default_generators[0]
     recorded: list[tuple[int, int]] = []
 
@@ -108,7 +108,7 @@ def test_offload_under_a_default_device() -> None:
 
 
 @pytest.mark.parametrize("how", ["default", "context"])
-def test_a_default_device_without_an_index_follows_the_current_device(how: str) -> None:
+def test_default_device_without_index_follows_current_device(how: str) -> None:
     recorded: list[torch.device] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -129,7 +129,7 @@ def test_a_default_device_without_an_index_follows_the_current_device(how: str) 
     assert torch.empty(0).device == torch.device("cpu")
 
 
-def test_a_device_thread_recomputes_under_the_default_device() -> None:
+def test_autograd_thread_recomputes_under_the_default_device() -> None:
     recorded: list[torch.device] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -142,9 +142,9 @@ def test_a_device_thread_recomputes_under_the_default_device() -> None:
     assert recorded == [torch.device("cuda:1")] * 2
 
 
-def test_a_gradient_on_another_device_inside_of_the_recomputation() -> None:
-    # Each device has a thread of autograd's. Device 0's recomputes and needs a gradient of device 1, whose thread comes to
-    # the same checkpoint meanwhile.
+def test_recomputation_needs_a_gradient_of_another_device() -> None:
+    # Autograd has a thread for each device. The thread of device 0 recomputes and needs a gradient of device 1. Meanwhile the
+    # thread of device 1 reaches the same checkpoint.
     code = """
         import os, threading, time, torch
         from accelerator import checkpointing
@@ -168,13 +168,13 @@ def test_a_gradient_on_another_device_inside_of_the_recomputation() -> None:
             assert a.grad is not None and b.grad is not None
             assert len(set(runs)) >= 2
         print("done", flush=True)
-        # What autograd's threads do when a process ends is not the point.
+        # Skips the end of autograd's threads, which is not tested here.
         os._exit(0)
     """
     assert "done" in support.run(code, support.simulated_environment(gpus=2), timeout=60)
 
 
-def test_one_recomputation_serves_the_threads_of_two_devices() -> None:
+def test_threads_of_two_devices_share_one_recomputation() -> None:
     code = """
         import os, threading, time, torch
         from accelerator import checkpointing
@@ -205,7 +205,7 @@ def test_one_recomputation_serves_the_threads_of_two_devices() -> None:
 
 
 class Recorder:
-    """Notes which streams a tensor was recorded on when it was let go."""
+    """Records the tensors and the streams of all calls of ``Tensor.record_stream``."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.streams: list[tuple[int, torch.Stream]] = []
@@ -219,7 +219,7 @@ class Recorder:
 
 
 @pytest.mark.parametrize("when", ["copied", "prefetched"])
-def test_memory_under_a_copy_is_not_handed_out(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_stream_protects_memory_during_a_copy(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = Recorder(monkeypatch)
     source = torch.zeros(MEBIBYTE, device="cuda")
     moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
@@ -237,7 +237,7 @@ def test_memory_under_a_copy_is_not_handed_out(when: str, monkeypatch: pytest.Mo
     assert recorder.streams == [(pointer, side.stream)]
 
 
-def test_a_gradient_that_needs_only_the_last_checkpoint() -> None:
+def test_unused_prefetched_input_is_freed() -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     x = torch.zeros(MEBIBYTE, device="cuda", requires_grad=True)
     acc.synchronize()
@@ -251,7 +251,7 @@ def test_a_gradient_that_needs_only_the_last_checkpoint() -> None:
     weight = torch.ones(1, device="cuda", requires_grad=True)
     last = checkpointing.checkpoint(lambda h, w: h.sin() * w, h, weight)
     inputs.clear()
-    # The input of the sixth is fetched ahead, and never taken.
+    # The input of the sixth checkpoint is prefetched, but this backward does not reach that checkpoint.
     torch.autograd.grad(last.sum(), weight)
     del h, last, weight
     torch.cuda.synchronize()
@@ -259,7 +259,7 @@ def test_a_gradient_that_needs_only_the_last_checkpoint() -> None:
     assert torch.cuda.memory_allocated() - before < MEBIBYTE
 
 
-def test_memory_taken_by_another_stream_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_on_another_stream_records_that_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     source = torch.zeros(MEBIBYTE, device="cuda")
     moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
     moved.fetch()
@@ -301,7 +301,7 @@ def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPa
     assert waited == ["computation"]
 
 
-def test_a_slot_on_the_device_is_not_what_the_function_gets() -> None:
+def test_function_gets_a_copy_of_the_device_slot() -> None:
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=1)
     recorded: list[torch.Tensor] = []
 
@@ -317,7 +317,7 @@ def test_a_slot_on_the_device_is_not_what_the_function_gets() -> None:
 
 
 @pytest.mark.parametrize("preserve", [True, False])
-def test_an_accelerator_that_is_initialized_inside_of_a_checkpoint(preserve: bool) -> None:
+def test_accelerator_initialized_inside_a_checkpoint(preserve: bool) -> None:
     program = """
 import sys, torch
 from accelerator import checkpointing
@@ -332,13 +332,13 @@ except RuntimeError as error:
 out = checkpointing.checkpoint(on_the_device, x)
 assert torch.equal(torch.autograd.grad(out.sum(), x)[0], torch.autograd.grad(on_the_device(x).sum(), x)[0])
 """
-    said = support.run(program, support.simulated_environment(gpus=1), str(preserve))
-    assert said.startswith("the accelerator was initialized inside of a checkpoint" if preserve else "quiet")
+    output = support.run(program, support.simulated_environment(gpus=1), str(preserve))
+    assert output.startswith("the accelerator was initialized inside of a checkpoint" if preserve else "quiet")
 
 
 def test_checkpoints_in_a_forked_child() -> None:
-    # The child cannot use the accelerator of its parent. Its checkpoints run on the CPU. The parent runs no backward, because
-    # autograd works in no child of a process that has run one on a GPU.
+    # The child cannot use the accelerator of its parent, so its checkpoints run on the CPU. The parent runs no backward: after
+    # a backward on a GPU, autograd does not work in forked children.
     program = """
 import os, traceback, torch
 from accelerator import checkpointing

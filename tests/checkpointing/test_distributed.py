@@ -1,4 +1,4 @@
-"""Checkpointing over two and four gloo processes: one world of each size runs all cases."""
+"""Tests of checkpoints over gloo with two and four processes. One world of each size runs all cases."""
 
 from __future__ import annotations
 
@@ -18,13 +18,16 @@ pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no torch.distributed"),
 ]
 
-# Beside the names of cases: how a rank's process ended.
+# The key of the exit status and the output of a rank. The other keys are the names of cases.
 ENDED = "ended"
 
 
 @pytest.fixture(scope="module")
 def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[dict[str, str]]]:
-    """Returns what each rank of a world of this size says of each case: nothing if it passed, else the traceback."""
+    """Return a function that takes the size of a world and returns, for each rank, the traceback of each case.
+
+    The traceback is empty if the case passed. A world runs only once.
+    """
 
     @functools.cache
     def run(size: int) -> list[dict[str, str]]:
@@ -33,8 +36,8 @@ def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[
         results = []
         for rank, ended in enumerate(ranks.run("tests.support.checkpointing_worker", size, folder, environment)):
             path = folder / f"{rank}.json"
-            assert path.exists(), ended.said
-            results.append({**json.loads(path.read_text()), ENDED: f"status {ended.status}, after:\n{ended.said}"})
+            assert path.exists(), ended.output
+            results.append({**json.loads(path.read_text()), ENDED: f"status {ended.status}, after:\n{ended.output}"})
         return results
 
     return run
@@ -48,7 +51,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("size", "name"), CASES)
-def test_over_processes(size: int, name: str, run_world: Callable[[int], list[dict[str, str]]]) -> None:
-    for rank, said in enumerate(run_world(size)):
-        assert name in said, f"rank {rank} did not come to it: {said[ENDED]}"
-        assert not said[name], f"rank {rank}: {said[name]}"
+def test_case_passes_on_every_rank(size: int, name: str, run_world: Callable[[int], list[dict[str, str]]]) -> None:
+    for rank, results in enumerate(run_world(size)):
+        assert name in results, f"rank {rank} did not come to it: {results[ENDED]}"
+        assert not results[name], f"rank {rank}: {results[name]}"

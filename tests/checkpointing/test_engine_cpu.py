@@ -1,4 +1,4 @@
-"""The engine against no checkpointing at all and against torch's own checkpoint: the same cases through all of them."""
+"""Tests of both checkpoint functions. The same cases run without checkpoints and with torch's checkpoint."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from torch import nn
 from accelerator import checkpointing
 from accelerator.checkpointing import bindings
 from tests.support.checkpointing_cases import (
+    ALL_CHECKPOINTS,
     CASES,
-    EVERYONE,
     OURS,
-    TELLS_EARLY_STOP,
-    TORCH_CANNOT,
+    RESPECTS_EARLY_STOP,
+    UNSUPPORTED_BY_TORCH,
     Block,
     Checkpoint,
     Pair,
     none,
-    torchs,
+    torch_non_reentrant,
     x,
 )
 
 
-@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+@pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
 @pytest.mark.parametrize("name", CASES)
-def test_equal_to_no_checkpointing(name: str, ckpt: Checkpoint) -> None:
-    if ckpt is torchs and name in TORCH_CANNOT:
+def test_values_equal_no_checkpointing(name: str, ckpt: Checkpoint) -> None:
+    if ckpt is torch_non_reentrant and name in UNSUPPORTED_BY_TORCH:
         pytest.skip("torch's own does not take this")
     expected, results = CASES[name](none), CASES[name](ckpt)
     assert len(expected) == len(results)
@@ -47,14 +47,14 @@ def test_equal_to_no_checkpointing(name: str, ckpt: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_way_for_a_torch_that_does_not_tell_its_hooks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_equal_if_torch_does_not_report_hooks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = CASES[name](none)
     monkeypatch.setattr(bindings, "innermost_hooks", None)
     assert all(torch.equal(one, other) for one, other in zip(expected, CASES[name](checkpointing.checkpoint), strict=True))
 
 
 @pytest.mark.parametrize("ckpt", OURS)
-def test_types_of_output_are_kept(ckpt: Checkpoint) -> None:
+def test_output_types_are_kept(ckpt: Checkpoint) -> None:
     a = x()
     for make in (
         lambda a: None,
@@ -81,7 +81,7 @@ def test_all_keywords_go_to_the_function() -> None:
     assert received == {"use_reentrant": 1, "preserve_rng_state": 2, "function": 3, "context_fn": 4, "debug": 5}
 
 
-def test_the_function_gets_the_very_same_tensors() -> None:
+def test_function_gets_the_same_tensor_objects() -> None:
     a, received = x(), []
 
     def function(item: torch.Tensor) -> torch.Tensor:
@@ -93,7 +93,7 @@ def test_the_function_gets_the_very_same_tensors() -> None:
     assert all(item is a for item in received)
 
 
-def test_arguments_are_bound_in_forward() -> None:
+def test_recomputation_ignores_a_later_list_edit() -> None:
     a, items = x(), [1.0]
     out = checkpointing.checkpoint(lambda a, items: a.sin() * items[0], a, items)
     items[0] = 5.0
@@ -119,7 +119,7 @@ def test_warns_if_nothing_requires_a_gradient(ckpt: Checkpoint) -> None:
 
 
 @pytest.mark.parametrize("ckpt", OURS)
-def test_no_warning_if_something_does(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
+def test_no_warning_if_something_requires_a_gradient(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
     layer = nn.Linear(2, 2)
     ckpt(layer, torch.ones(1, 2)).sum().backward()
     ckpt(lambda a: a + 1, torch.ones(1, requires_grad=True))
@@ -144,10 +144,10 @@ def counted(ckpt: Checkpoint, early: bool = True) -> int:
     return len(runs)
 
 
-@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+@pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
 def test_early_stop(ckpt: Checkpoint) -> None:
-    # The tensors are small.
-    assert counted(ckpt) == (1 if TELLS_EARLY_STOP or ckpt is torchs else 2)
+    # If our checkpoint ignores the switch, it does not stop early, because the tensors are small.
+    assert counted(ckpt) == (1 if RESPECTS_EARLY_STOP or ckpt is torch_non_reentrant else 2)
     assert counted(ckpt, early=False) == 2
 
 
@@ -166,7 +166,7 @@ def test_early_stop_is_not_caught_by_the_function(early: bool) -> None:
 
 
 @pytest.mark.parametrize("early", [True, False])
-def test_early_stop_survives_being_caught_all_the_same(early: bool) -> None:
+def test_early_stop_works_if_the_function_catches_it(early: bool) -> None:
     attempts = []
 
     def function(a: torch.Tensor) -> torch.Tensor:
@@ -182,10 +182,10 @@ def test_early_stop_survives_being_caught_all_the_same(early: bool) -> None:
     with torch_checkpoint.set_checkpoint_early_stop(early):
         checkpointing.checkpoint(function, a).sum().backward()
     assert torch.equal(a.grad, a.cos() * a.sin().exp())
-    assert len(attempts) == (3 if early and TELLS_EARLY_STOP else 2)
+    assert len(attempts) == (3 if early and RESPECTS_EARLY_STOP else 2)
 
 
-@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+@pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
 @pytest.mark.parametrize("change", ["shape", "dtype", "fewer"])
 def test_a_different_recomputation_is_an_error(ckpt: Checkpoint, change: str) -> None:
     runs = []
@@ -205,7 +205,7 @@ def test_a_different_recomputation_is_an_error(ckpt: Checkpoint, change: str) ->
         out.backward()
 
 
-def test_determinism_check_none_lets_metadata_differ() -> None:
+def test_determinism_check_none_accepts_different_metadata() -> None:
     runs = []
 
     def function(a: torch.Tensor) -> torch.Tensor:
@@ -217,7 +217,7 @@ def test_determinism_check_none_lets_metadata_differ() -> None:
     assert len(runs) == 2
 
 
-def test_debug_notices_values_that_differ() -> None:
+def test_debug_detects_different_values() -> None:
     runs = []
 
     def function(a: torch.Tensor) -> torch.Tensor:
@@ -233,8 +233,8 @@ def test_debug_notices_values_that_differ() -> None:
     assert a.grad is not None
 
 
-def test_debug_compares_conjugates_too() -> None:
-    """A conjugate is a view that is not computed before somebody needs it, and has no bytes of its own to compare."""
+def test_debug_compares_conjugates() -> None:
+    """A conjugate is a lazy view. It has no bytes to compare until torch computes it."""
     runs: list[int] = []
 
     def square(a: torch.Tensor) -> torch.Tensor:
@@ -253,14 +253,14 @@ def test_debug_compares_conjugates_too() -> None:
         checkpointing.checkpoint(function, checkpointed).backward()
 
 
-def test_debug_ignores_running_statistics_that_the_function_edits() -> None:
+def test_debug_ignores_statistics_edited_by_the_function() -> None:
     checkpointing.configure(determinism_check="debug")
     norm, a = nn.BatchNorm1d(8), x()
     checkpointing.checkpoint(lambda a: norm(a.sin()).exp(), a).sum().backward()
     assert a.grad is not None
 
 
-def test_debug_notices_state_that_others_edit() -> None:
+def test_debug_detects_state_edited_outside_the_function() -> None:
     checkpointing.configure(determinism_check="debug")
     norm = nn.BatchNorm1d(8).eval()
     out = checkpointing.checkpoint(lambda a: norm(a.sin()).exp(), x()).sum()
@@ -270,20 +270,20 @@ def test_debug_notices_state_that_others_edit() -> None:
         out.backward()
 
 
-@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
-def test_context_fn_and_torchs_debug_switch_exclude_each_other(ckpt: Checkpoint) -> None:
+@pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
+def test_context_fn_with_debug_enabled_raises(ckpt: Checkpoint) -> None:
     def contexts() -> tuple[Any, Any]:
         return contextlib.nullcontext(), contextlib.nullcontext()
 
     checkpointing.configure(context_fn=contexts)
-    options = {"use_reentrant": False, "context_fn": contexts} if ckpt is torchs else {}
-    run = torch_checkpoint.checkpoint if ckpt is torchs else ckpt
+    options = {"use_reentrant": False, "context_fn": contexts} if ckpt is torch_non_reentrant else {}
+    run = torch_checkpoint.checkpoint if ckpt is torch_non_reentrant else ckpt
     message = "debug=True is incompatible with non-default context_fn"
     with torch_checkpoint.set_checkpoint_debug_enabled(True), pytest.raises(ValueError, match=message):
         run(torch.sin, x(), **options)
 
 
-@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+@pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
 def test_in_place_edit_of_an_argument_is_an_error(ckpt: Checkpoint) -> None:
     a = x() * 1
     out = ckpt(lambda a: a.sin().exp(), a)
@@ -296,14 +296,14 @@ def test_in_place_edit_of_a_nested_argument_is_an_error() -> None:
     a = x() * 1
     out = checkpointing.checkpoint(lambda a: a[0]["a"].sin().exp(), [{"a": a}])
     a.add_(1)
-    # torch 2.6 does not tell which hooks are in force, so that there torch itself holds the tensors and finds out.
+    # torch 2.6 does not report the active hooks. There autograd saves the arguments, and its error does not name them.
     which = r"argument 0\[0\]\['a'\]" if bindings.innermost_hooks else ""
     with pytest.raises(RuntimeError, match="modified by an inplace operation.*" + which):
         out.sum().backward()
 
 
-def test_in_place_edit_in_the_middle_is_an_error() -> None:
-    # torch's own does not notice and returns wrong gradients.
+def test_in_place_edit_of_an_intermediate_is_an_error() -> None:
+    # torch's checkpoint does not detect this edit and returns wrong gradients.
     def function(a: torch.Tensor) -> torch.Tensor:
         b = a.sin()
         c = b.cos()
@@ -314,7 +314,7 @@ def test_in_place_edit_in_the_middle_is_an_error() -> None:
         checkpointing.checkpoint(function, x()).sum().backward()
 
 
-def test_in_place_edit_by_the_function_is_an_error_and_leaks_nothing() -> None:
+def test_in_place_edit_by_the_function_raises_without_leak() -> None:
     def function(a: torch.Tensor) -> torch.Tensor:
         a.add_(1)
         return a.sin().exp()
@@ -336,13 +336,13 @@ def test_exception_in_forward(ckpt: Checkpoint) -> None:
 
     with pytest.raises(ValueError, match="mine"):
         ckpt(function, x())
-    # No hook is left behind.
+    # The checkpoint has removed its hooks.
     a = x()
     a.sin().sum().backward()
     assert torch.equal(a.grad, a.cos())
 
 
-@pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+@pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
 def test_exception_in_the_recomputation(ckpt: Checkpoint) -> None:
     runs = []
 
@@ -363,12 +363,12 @@ def test_exception_in_the_recomputation(ckpt: Checkpoint) -> None:
         assert torch.is_autocast_enabled("cpu")
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.is_grad_enabled()
-    # The checkpoint is as it was: another backward recomputes it.
+    # Another backward can recompute the same checkpoint.
     out.sum().backward()
     assert a.grad is not None
 
 
-def test_rng_can_be_switched_off() -> None:
+def test_preserve_rng_state_can_be_disabled() -> None:
     checkpointing.configure(preserve_rng_state=False)
     torch.manual_seed(0)
     out = checkpointing.checkpoint(lambda a: torch.nn.functional.dropout(a, 0.5).exp(), x())
@@ -403,7 +403,7 @@ def test_saved_tensor_read_outside_of_backward() -> None:
     assert a.grad is not None
 
 
-def test_memory_inside_is_freed_and_inputs_die_with_the_graph() -> None:
+def test_intermediates_and_inputs_are_freed() -> None:
     inside: list[weakref.ref[torch.Tensor]] = []
 
     def function(a: torch.Tensor) -> torch.Tensor:
@@ -422,7 +422,7 @@ def test_memory_inside_is_freed_and_inputs_die_with_the_graph() -> None:
         out.sum().backward()
         assert inside[1]() is None
         assert reference() is None
-        # Dropped without a backward.
+        # The graph may also be deleted without a backward.
         h = x() * 1
         reference = weakref.ref(h)
         out = checkpointing.checkpoint(function, h)
@@ -445,7 +445,7 @@ def test_nested_checkpoints_keep_only_the_outermost_inputs() -> None:
     out.sum().backward()
 
 
-def test_threads_do_not_disturb_each_other() -> None:
+def test_concurrent_threads_have_correct_gradients() -> None:
     torch.manual_seed(0)
     block = Block(dropout=0.0)
     inputs = [x(seed=i) for i in range(8)]
@@ -465,7 +465,7 @@ def test_threads_do_not_disturb_each_other() -> None:
     assert all(torch.equal(results[i], expected[i]) for i in range(8))
 
 
-def test_backward_from_threads_on_one_graph() -> None:
+def test_concurrent_backwards_on_one_graph() -> None:
     a = x(64, 64)
     out = checkpointing.checkpoint(lambda a: a.sin().exp().cos(), a)
     expected = torch.autograd.grad(a.sin().exp().cos().sum(), a)[0]
@@ -482,12 +482,12 @@ def test_backward_from_threads_on_one_graph() -> None:
     assert all(torch.equal(each, expected) for each in results)
 
 
-def test_hooks_that_are_disabled_say_so() -> None:
+def test_disabled_saved_tensor_hooks_raise() -> None:
     with torch.autograd.graph.disable_saved_tensors_hooks("not here"), pytest.raises(RuntimeError, match="not here"):
         checkpointing.checkpoint(lambda a: a.sin(), x())
 
 
-def test_importing_imports_no_dynamo() -> None:
+def test_import_does_not_import_dynamo() -> None:
     code = "import sys, accelerator.checkpointing; assert 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -536,7 +536,7 @@ def test_under_compile(variant: str) -> None:
         torch._dynamo.reset()
 
 
-def test_a_compiled_function_inside() -> None:
+def test_compiled_function_inside_a_checkpoint() -> None:
     torch._dynamo.reset()
     layer = nn.Linear(4, 4)
     compiled = torch.compile(lambda a: layer(a).sin().exp(), backend="aot_eager")

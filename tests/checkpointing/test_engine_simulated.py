@@ -1,8 +1,7 @@
-"""Checkpointing on two simulated GPUs: memory, streams, copies and random numbers drawn."""
+"""Tests on two simulated GPUs: device memory, pinned memory, streams, copies and random numbers."""
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 import accelerator as acc
 from accelerator import checkpointing
 from accelerator.checkpointing import transfers
+from tests.support.checkpointing_memory import allocated, allocated_after_backward
 
 MEBIBYTE = 2**20
 LAYERS = 8
@@ -19,14 +19,8 @@ LAYERS = 8
 SIZE = MEBIBYTE
 
 
-def on_device() -> int:
-    """Bytes that are allocated, without what earlier tests left to the garbage collector."""
-    gc.collect()
-    return torch.cuda.memory_allocated()
-
-
 def on_host() -> int | None:
-    """Bytes of pinned memory in use, where this torch counts them."""
+    """Return the bytes of pinned memory in use, None if this torch does not count them."""
     statistics: Any = getattr(torch.cuda, "host_memory_stats", dict)()
     count: int | None = statistics.get("active_bytes.current", statistics.get("allocated_bytes.current"))
     return count
@@ -56,65 +50,64 @@ MODES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
-    gc.collect()
     checkpointing.configure()
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
-    before = on_device()
+    before = allocated_after_backward()
     h = forward(x)
-    plain = on_device() - before
+    plain = allocated_after_backward() - before
     assert plain == (LAYERS + 1) * 4 * MEBIBYTE
     del h
-    assert on_device() == before
+    assert allocated_after_backward() == before
     checkpointing.configure(**MODES[mode])
     acc.synchronize()
     acc.empty_host_cache()
     pinned = on_host()
     h = forward(x)
-    # The output, and the last input, which backward needs first.
-    assert on_device() - before == 2 * 4 * MEBIBYTE
+    # The output and the last input, which backward needs first, stay on the device.
+    assert allocated_after_backward() - before == 2 * 4 * MEBIBYTE
     if pinned is not None:
         assert on_host() - pinned >= LAYERS * 4 * MEBIBYTE  # type: ignore[operator]
     torch.cuda.reset_peak_memory_stats()
-    at_forward = on_device()
+    at_forward = allocated()
     h.sum().backward()
-    # On the way back: what one layer needs, its successor's gradients and the input that is brought back ahead.
+    # During backward: one layer's activations, the gradients of the next layer and one prefetched input.
     assert torch.cuda.max_memory_allocated() - at_forward <= 5 * 4 * MEBIBYTE
     del h
-    assert on_device() - before == 4 * MEBIBYTE, "more than the gradient of x is left"
-    # The next iteration needs no further pinned memory.
+    assert allocated_after_backward() - before == 4 * MEBIBYTE, "more than the gradient of x is left"
+    # The next iteration reuses the pinned memory.
     pinned, x.grad = on_host(), None
     forward(x).sum().backward()
     assert on_host() == pinned
 
 
 @pytest.mark.parametrize("inputs", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_offload_holds_one_input_beside_the_one_in_use(inputs: int) -> None:
+def test_offload_limits_the_inputs_on_the_device(inputs: int) -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     unit = 4 * MEBIBYTE
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     held: list[int] = []
 
     def function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        held.append((on_device() - before) // unit)
+        held.append((allocated() - before) // unit)
         return tuple(each.sin().exp() for each in tensors)
 
-    before = on_device()
+    before = allocated_after_backward()
     tensors = tuple(x * 1 for _ in range(inputs))
     for _ in range(LAYERS):
         tensors = checkpointing.checkpoint(function, *tensors)
-    # Each forward has its own inputs on the device and nothing else.
+    # During each forward, only its inputs are on the device.
     assert held == [inputs] * LAYERS
-    # The outputs, and one input.
-    assert on_device() - before == (inputs + 1) * unit
+    # The outputs and the newest input are on the device.
+    assert allocated_after_backward() - before == (inputs + 1) * unit
     held.clear()
     gradient = torch.autograd.grad(sum(each.sum() for each in tensors), x)
-    # The outputs, the gradients, the inputs in use, and the inputs of the next checkpoint, which are fetched early.
+    # The outputs, the gradients, the inputs of the checkpoint, and the prefetched inputs of the next one.
     assert max(held) <= 4 * inputs
     del tensors, gradient
-    assert on_device() == before
+    assert allocated_after_backward() == before
 
 
-def test_what_arrives_in_pinned_memory() -> None:
+def test_second_fetch_copies_from_pinned_memory() -> None:
     source = torch.zeros(100, device="cuda")
     host = transfers.allocate(100, torch.float32, source.device, True)
     assert host.is_pinned()
@@ -125,7 +118,7 @@ def test_what_arrives_in_pinned_memory() -> None:
     assert back.data_ptr() != source.data_ptr()
 
 
-def test_copies_run_on_a_stream_of_their_own() -> None:
+def test_copies_use_a_separate_stream() -> None:
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     checkpointing.configure(checkpoint_in_cpu=True)
     current = torch.cuda.current_stream()
@@ -136,7 +129,7 @@ def test_copies_run_on_a_stream_of_their_own() -> None:
     assert torch.cuda.current_stream() == current
 
 
-def test_an_input_edited_while_it_leaves_is_an_error() -> None:
+def test_input_edited_during_offload_is_an_error() -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     x = torch.zeros(100, device="cuda", requires_grad=True)
     h = x * 1
@@ -146,17 +139,17 @@ def test_an_input_edited_while_it_leaves_is_an_error() -> None:
         out.sum().backward()
 
 
-def test_a_second_backward_and_a_dropped_graph() -> None:
+def test_second_backward_and_dropped_graph_free_memory() -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
-    before = on_device()
+    before = allocated_after_backward()
     h = forward(x)
     h.sum().backward(retain_graph=True)
     h.sum().backward()
     del h
     x.grad = None
     forward(x)
-    assert on_device() == before
+    assert allocated_after_backward() == before
 
 
 def offsets() -> list[int]:
@@ -164,7 +157,7 @@ def offsets() -> list[int]:
 
 
 @pytest.mark.parametrize("device", [0, 1])
-def test_the_generator_of_every_device_is_restored(device: int) -> None:
+def test_generator_of_each_device_is_restored(device: int) -> None:
     def function(h: torch.Tensor) -> torch.Tensor:
         recorded.append(torch.cuda.default_generators[device].get_offset())
         return torch.nn.functional.dropout(h, 0.5).exp()
@@ -191,13 +184,14 @@ def test_generators_are_restored_after_an_exception() -> None:
 
     recorded: list[int] = []
     out = checkpointing.checkpoint(function, torch.zeros(1000, device="cuda", requires_grad=True))
+    torch.rand(10, device="cuda")  # so that the generator is not where the failed recomputation leaves it
     before = offsets()
     with pytest.raises(KeyError):
         out.sum().backward()
     assert offsets() == before
 
 
-def test_forks_share_the_state_of_their_stream() -> None:
+def test_repeated_forks_continue_one_random_state() -> None:
     checkpointing.model_parallel_cuda_manual_seed(10)
     tracker, default = checkpointing.get_cuda_rng_tracker(), torch.cuda.default_generators[0]
     assert (default.initial_seed(), default.get_offset()) == (10, 0)
@@ -220,7 +214,7 @@ def test_forks_share_the_state_of_their_stream() -> None:
 
 
 @pytest.mark.parametrize("forked", ["", "forward", "backward", "both"])
-def test_recomputation_draws_from_where_forward_drew(forked: str) -> None:
+def test_recomputation_draws_the_same_random_numbers(forked: str) -> None:
     tracker, default = checkpointing.get_cuda_rng_tracker(), torch.cuda.default_generators[0]
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -259,7 +253,7 @@ def test_recomputation_draws_from_where_forward_drew(forked: str) -> None:
     assert all(torch.equal(state, tracker.get_states()[name]) for name, state in states.items())
 
 
-def test_a_stream_follows_the_current_device() -> None:
+def test_fork_uses_the_current_device() -> None:
     tracker = checkpointing.get_cuda_rng_tracker()
     tracker.add("a", 5)
     torch.cuda.set_device(1)
@@ -269,7 +263,7 @@ def test_a_stream_follows_the_current_device() -> None:
 
 
 @pytest.mark.parametrize("make", [torch.cuda.CUDAGraph, acc.create_graph])
-def test_forks_while_a_graph_is_captured(make: Callable[[], Any]) -> None:
+def test_fork_during_graph_capture(make: Callable[[], Any]) -> None:
     tracker = checkpointing.get_cuda_rng_tracker()
     tracker.add("a", 5)
     graph = make()
@@ -284,16 +278,16 @@ def test_forks_while_a_graph_is_captured(make: Callable[[], Any]) -> None:
     assert not torch.equal(tracker.get_states()["a"], before)
 
 
-def test_contiguous_buffers_on_the_device_are_kept() -> None:
+def test_device_buffers_are_kept_until_reset() -> None:
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=LAYERS)
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     forward(x).sum().backward()
-    allocated = on_device()
+    before = allocated_after_backward()
     for _ in range(3):
         forward(x).sum().backward()
-        assert on_device() == allocated
+        assert allocated_after_backward() == before
     checkpointing.reset()
-    assert allocated - on_device() == LAYERS * 4 * MEBIBYTE
+    assert before - allocated_after_backward() == LAYERS * 4 * MEBIBYTE
 
 
 def test_synchronize_and_profile() -> None:
@@ -303,7 +297,7 @@ def test_synchronize_and_profile() -> None:
     assert checkpointing.region_times(clear=True)["layer"].recomputations == 1
 
 
-def test_autocast_of_the_device_is_captured() -> None:
+def test_recomputation_restores_device_autocast() -> None:
     recorded: list[tuple[bool, torch.dtype]] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:

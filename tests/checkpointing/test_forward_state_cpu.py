@@ -1,4 +1,7 @@
-"""What is in force around a forward is in force around its recomputation, and the caller's own afterwards."""
+"""Tests that recomputation runs under the settings of forward: autocast, default device, default dtype and determinism.
+
+Afterwards the settings of the caller of backward are restored.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from accelerator import checkpointing
 
 
 @pytest.fixture(autouse=True)
-def _torchs_defaults() -> Iterator[None]:
+def _restore_torch_defaults() -> Iterator[None]:
     yield
     torch.set_default_device(None)
     torch.set_default_dtype(torch.float32)
@@ -68,14 +71,14 @@ CONTEXTS: dict[str, Any] = {
     "the default device": DefaultDevice,
     "the default dtype": DefaultDtype,
     "deterministic algorithms": lambda: Deterministic(False),
-    "a warning of others": lambda: Deterministic(True),
+    "deterministic, warn only": lambda: Deterministic(True),
 }
 
 
 @pytest.mark.parametrize("random", [True, False])
 @pytest.mark.parametrize("backward", CONTEXTS)
 @pytest.mark.parametrize("forward", CONTEXTS)
-def test_in_force_again(forward: str, backward: str, random: bool) -> None:
+def test_recomputation_restores_settings(forward: str, backward: str, random: bool) -> None:
     checkpointing.configure(preserve_rng_state=random)
     observed: list[tuple[Any, ...]] = []
 
@@ -94,7 +97,7 @@ def test_in_force_again(forward: str, backward: str, random: bool) -> None:
     assert observed[0] == observed[1]
 
 
-def test_restored_after_an_exception() -> None:
+def test_exception_restores_settings() -> None:
     runs: list[int] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -112,7 +115,7 @@ def test_restored_after_an_exception() -> None:
     assert observe() == before
 
 
-def test_a_cast_weight_is_computed_again_without_the_cache() -> None:
+def test_recomputation_restores_the_autocast_cache_setting() -> None:
     weight, casts = torch.ones(2, 2, requires_grad=True), []
 
     def function(h: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""That checkpoints die: what functions keep of them, and ten thousand of them in each mode, which all have their values."""
+"""Tests that checkpoints free their memory, even if functions keep intermediates, and that long series have correct values."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ import torch
 
 from accelerator import checkpointing
 from accelerator.checkpointing import configuration
-from tests.support.checkpointing_cases import torchs
+from tests.support.checkpointing_cases import torch_non_reentrant
 from tests.support.checkpointing_memory import KEEPERS, MANY, MODES, SOME_MODES, compare, many, survivors
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("keeper", KEEPERS)
-def test_what_a_function_keeps_dies_with_it(keeper: str, mode: str) -> None:
+def test_intermediates_kept_by_the_function_are_freed(keeper: str, mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     x = torch.ones(8, requires_grad=True)
-    assert survivors(keeper, x) == survivors(keeper, x, torchs) == 0
+    assert survivors(keeper, x) == survivors(keeper, x, torch_non_reentrant) == 0
 
 
 @pytest.mark.parametrize("stop", [True, False])
-def test_the_same_whether_recomputations_stop_early_or_not(stop: bool) -> None:
+def test_intermediates_are_freed_regardless_of_early_stop(stop: bool) -> None:
     with torch.utils.checkpoint.set_checkpoint_early_stop(stop):
         assert survivors("closure", torch.ones(8, requires_grad=True)) == 0
 
 
 def resident() -> int:
-    """KiB of memory that this process occupies."""
+    """Return the resident memory of this process in KiB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 @pytest.mark.parametrize("mode", SOME_MODES)
-def test_many_checkpoints_occupy_no_memory(mode: str) -> None:
+def test_many_checkpoints_leak_no_memory(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
-    # The objects first, as what lists them is memory too, which the first look leaves to the later ones.
+    # gc.get_objects() allocates a large list. The first result is dropped, so that all others include that memory.
     _, *results = many(torch.ones(256, requires_grad=True), MANY, lambda: (len(gc.get_objects()), resident()))
-    # One kilobyte kept per checkpoint would be ten megabytes of ten thousand; fewer show in the objects that are alive.
+    # 360 checkpoints lie between the first and the last result. A leak below 3 KiB each shows only in the number of objects.
     assert max(count for count, _ in results) - results[0][0] <= 20, results
     assert max(kib for _, kib in results) - results[0][1] <= 1024, results
 
 
 @pytest.mark.parametrize("mode", SOME_MODES)
-def test_many_checkpoints_have_their_values(mode: str) -> None:
+def test_many_checkpoints_equal_no_checkpointing(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     compare("cpu", 5000)
 
 
-def test_an_iteration_that_is_skipped_while_its_loss_is_bound() -> None:
+def test_skipped_backward_returns_buffer_slots() -> None:
     checkpointing.configure(**MODES["contiguous"])
     x = torch.ones(8, requires_grad=True)
 
@@ -59,7 +59,7 @@ def test_an_iteration_that_is_skipped_while_its_loss_is_bound() -> None:
 
     loss = chain()
     for step in range(3):
-        # The slots are taken by the loss of before until this one is bound.
+        # The previous loss occupies the slots until it is replaced.
         loss = chain()
         if step:
             loss.backward()
@@ -71,7 +71,7 @@ def test_an_iteration_that_is_skipped_while_its_loss_is_bound() -> None:
     assert [len(each.free) for each in buffers._buffers.values()] == [2]
 
 
-def test_a_backward_that_fails_while_its_loss_is_bound() -> None:
+def test_checkpoints_work_after_failed_backwards() -> None:
     checkpointing.configure(**MODES["contiguous"])
     x = torch.ones(8, requires_grad=True)
     fail = [True]
@@ -91,7 +91,7 @@ def test_a_backward_that_fails_while_its_loss_is_bound() -> None:
     assert torch.equal(x.grad, torch.autograd.grad(x.sin().exp().sum(), x)[0])
 
 
-def test_buffers_follow_other_sizes() -> None:
+def test_buffer_is_replaced_if_size_or_dtype_changes() -> None:
     checkpointing.configure(**MODES["contiguous"])
     buffers = configuration.current.buffers
     assert buffers is not None
@@ -104,16 +104,16 @@ def test_buffers_follow_other_sizes() -> None:
         assert torch.equal(x.grad, torch.autograd.grad(x.exp().sin().sum(), x)[0])
 
 
-def test_sizes_that_are_alive_together() -> None:
+def test_inputs_of_other_sizes_get_separate_memory() -> None:
     checkpointing.configure(**MODES["contiguous"])
     buffers = configuration.current.buffers
     assert buffers is not None
     inputs = [torch.linspace(0, 1, size, requires_grad=True) for size in (6, 9, 3, 6, 6)]
     outputs = [checkpointing.checkpoint(lambda h: h.sin().exp(), x) for x in inputs]
     (buffer,) = buffers._buffers.values()
-    # The first and the fourth are in the buffer, the others beside it.
+    # The first and the fourth input are in the buffer. The others have separate memory.
     assert (buffer.numel, buffer.free) == (6, [])
-    for x, out in zip(inputs, reversed(list(reversed(outputs))), strict=True):
+    for x, out in reversed(list(zip(inputs, outputs, strict=True))):
         out.sum().backward()
         assert torch.equal(x.grad, torch.autograd.grad(x.sin().exp().sum(), x)[0])
     del out
@@ -121,7 +121,7 @@ def test_sizes_that_are_alive_together() -> None:
     assert len(buffer.free) == 2
 
 
-def test_a_slot_is_not_what_the_function_gets() -> None:
+def test_function_gets_a_copy_of_the_slot() -> None:
     checkpointing.configure(**{**MODES["contiguous"], "num_checkpoints": 1})
     kept: list[torch.Tensor] = []
 
@@ -132,6 +132,6 @@ def test_a_slot_is_not_what_the_function_gets() -> None:
     first = torch.ones(8, requires_grad=True)
     checkpointing.checkpoint(function, first).sum().backward()
     waiting = checkpointing.checkpoint(function, torch.zeros(8, requires_grad=True))
-    # The slot is another's by now; what the function kept of the first recomputation is as it was.
+    # Another checkpoint uses the slot now. The argument that the function kept in the first recomputation is unchanged.
     assert torch.equal(kept[1], first)
     waiting.sum().backward()

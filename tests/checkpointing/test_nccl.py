@@ -1,4 +1,4 @@
-"""Partitioned checkpoints over nccl on simulated GPUs: what no checkpoints compute there, and what the CPU does."""
+"""Tests of checkpoints over nccl on simulated GPUs: the values equal those without checkpoints and those of the CPU."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ pytestmark = [
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)], ids=["two", "four"])
 def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank wrote down."""
+    """Run the ranks and return the values that each one wrote."""
     size: int = request.param
     folder = tmp_path_factory.mktemp(f"nccl{size}")
     environment = simulated_environment({"OMP_NUM_THREADS": "1"}, gpus=size)
     for ended in ranks.run("tests.support.checkpointing_nccl_rank", size, folder, environment):
-        assert ended.status == 0, ended.said
+        assert ended.status == 0, ended.output
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]
 
 
 @pytest.mark.parametrize("shape", checkpointing_nccl_rank.SHAPES)
 @pytest.mark.parametrize("mode", MODES)
-def test_as_without_checkpoints(results: list[dict[str, Any]], mode: str, shape: str) -> None:
+def test_values_equal_no_checkpointing(results: list[dict[str, Any]], mode: str, shape: str) -> None:
     for rank, written in enumerate(results):
         for ckpt in OURS:
             pairs = zip(written[shape][f"{mode}, {ckpt.__name__}"], written[shape]["plain"], strict=True)
@@ -41,9 +41,9 @@ def test_as_without_checkpoints(results: list[dict[str, Any]], mode: str, shape:
 
 
 @pytest.mark.parametrize("shape", checkpointing_nccl_rank.SHAPES)
-def test_as_on_the_cpu(results: list[dict[str, Any]], shape: str) -> None:
+def test_values_are_close_to_the_cpu(results: list[dict[str, Any]], shape: str) -> None:
     masks = [written[shape]["masks"] for written in results]
-    # Outside of forks ranks draw the same, inside each its own.
+    # The masks are the same on all ranks outside of tracker.fork(), and differ inside.
     assert all(torch.equal(own[1], masks[0][1]) for own in masks)
     assert not any(torch.equal(own[0], masks[0][0]) for own in masks[1:])
     for rank, written in enumerate(results):

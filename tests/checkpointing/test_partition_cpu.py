@@ -1,4 +1,4 @@
-"""Activations in parts: layouts, padding, gathering. The ranks are objects of one process; the all-gather is replaced."""
+"""Tests of partitioned activations: layouts, padding, gathering. All ranks are in one process, with a replaced all-gather."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def matrix(rows: int = 3, columns: int = 5) -> torch.Tensor:
     return torch.arange(1.0, rows * columns + 1).view(rows, columns)
 
 
-# A tensor, the shape of its stored elements, and whether they fill their memory.
+# A tensor, the shape of its stored elements, and whether their memory has no gaps.
 LAYOUTS: dict[str, tuple[torch.Tensor, tuple[int, ...], bool]] = {
     "contiguous": (matrix(), (3, 5), True),
     "transposed": (matrix().t(), (5, 3), True),
@@ -55,11 +55,11 @@ def test_layouts(name: str) -> None:
 
 
 @pytest.mark.parametrize(("shape", "stride"), [((2, 2), (1, 1)), ((3, 4), (3, 1)), ((2, 3), (2, 1))])
-def test_elements_that_overlap_have_no_layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+def test_overlapping_elements_have_no_layout(shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
     assert partition.layout_of(torch.arange(99.0).as_strided(shape, stride)) is None
 
 
-def test_gaps_stay_on_the_device() -> None:
+def test_unflatten_with_gaps_keeps_the_device() -> None:
     tensor = torch.empty(3, 5, device="meta")[:, 1:4]
     layout = partition.layout_of(tensor)
     assert layout is not None
@@ -74,7 +74,7 @@ def test_the_flattened_tensor_is_detached() -> None:
     assert not partition.flatten(tensor, layout).requires_grad
 
 
-def test_memory_of_a_tensor_with_gaps() -> None:
+def test_unflatten_with_gaps_allocates_only_the_span() -> None:
     tensor = matrix()[:, 1:4].to(torch.float64)
     strided = torch.zeros(3, 5, dtype=torch.float64)[:, :3].copy_(tensor)
     layout = partition.layout_of(strided)
@@ -98,11 +98,11 @@ def test_memory_of_a_tensor_with_gaps() -> None:
     ],
     ids=repr,
 )
-def test_what_is_an_activation(item: Any, expected: bool) -> None:
+def test_is_activation(item: Any, expected: bool) -> None:
     assert partition.is_activation(item, 3) is expected
 
 
-def test_an_attribute_excludes_a_tensor() -> None:
+def test_no_checkpointing_attribute_excludes_a_tensor() -> None:
     tensor: Any = torch.ones(3)
     tensor.no_checkpointing = True
     assert not partition.is_activation(tensor, 3)
@@ -114,7 +114,7 @@ def test_an_attribute_excludes_a_tensor() -> None:
     ("numel", "size", "lengths"),
     [(6, 3, [2, 2, 2]), (7, 3, [3, 3, 1]), (4, 3, [2, 2, 0]), (1, 3, [1, 0, 0]), (5, 1, [5]), (0, 2, [0, 0])],
 )
-def test_parts_of_ranks(numel: int, size: int, lengths: list[int]) -> None:
+def test_parts_cover_all_elements(numel: int, size: int, lengths: list[int]) -> None:
     elements = torch.arange(float(numel))
     parts = [partition.own_part(elements, Group(None, rank, size)) for rank in range(size)]
     assert [part.numel() for part in parts] == lengths
@@ -123,7 +123,7 @@ def test_parts_of_ranks(numel: int, size: int, lengths: list[int]) -> None:
 
 
 class Ranks:
-    """The activations that ranks store of one tensor, and an all-gather between them."""
+    """The activation that each rank stores of a tensor, and a replacement of the all-gather between the ranks."""
 
     def __init__(self, tensor: torch.Tensor, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gathered = self.waited = 0
@@ -163,7 +163,7 @@ def test_every_rank_restores_the_tensor(name: str, size: int, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_any_dtype_is_gathered(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gather_keeps_the_dtype(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = matrix().to(dtype)
     restored = Ranks(tensor, 2, monkeypatch).activations[1].restore("argument 0")
     assert restored.dtype == dtype
@@ -171,7 +171,7 @@ def test_any_dtype_is_gathered(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["all_gather_single", "all_gather_into_tensor"])
-def test_a_gathering_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathered_tensor_is_on_the_device_of_the_part(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def gather(whole: torch.Tensor, part: torch.Tensor, **options: Any) -> Any:
         assert (whole.shape, part.shape) == ((32,), (16,))
         return SimpleNamespace(wait=lambda: None)
@@ -183,7 +183,7 @@ def test_a_gathering_stays_on_its_device(name: str, monkeypatch: pytest.MonkeyPa
     assert (whole.shape, whole.dtype, whole.device.type) == ((8,), torch.float32, "meta")
 
 
-def test_a_gathering_serves_one_restoration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefetched_gather_is_used_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = Ranks(matrix().requires_grad_(), 2, monkeypatch)
     activation = ranks.activations[0]
     activation.prefetch()
@@ -198,7 +198,7 @@ def test_a_gathering_serves_one_restoration(monkeypatch: pytest.MonkeyPatch) -> 
     assert second.data_ptr() != first.data_ptr()
 
 
-def test_a_destroyed_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_destroyed_group_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     activation = Ranks(matrix(), 2, monkeypatch).activations[0]
     monkeypatch.setattr(partition, "is_alive", lambda group: False)
     with pytest.raises(RuntimeError) as error:
@@ -209,7 +209,7 @@ def test_a_destroyed_group(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-class OfAClass(torch.Tensor):
+class TensorSubclass(torch.Tensor):
     pass
 
 
@@ -217,25 +217,25 @@ KEPT = {
     "integers": torch.arange(4),
     "fewer elements than ranks": torch.ones(3),
     "sparse": torch.ones(4, 4).to_sparse(),
-    "of a class": OfAClass(torch.ones(4)),
+    "tensor subclass": TensorSubclass(torch.ones(4)),
     "overlapping": torch.arange(9.0).as_strided((2, 2), (1, 1)),
 }
 
 
 @pytest.mark.parametrize("tensor", KEPT.values(), ids=KEPT)
-def test_tensors_that_are_kept(tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsuitable_tensors_are_not_partitioned(tensor: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: Group("the group", 0, 4))
     assert partition.store_activation(tensor, PARTITIONED, 0, None) is None
     assert partition.store_activation(torch.ones(4), PARTITIONED, 0, None) is not None
 
 
-def test_a_single_rank_keeps_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_rank_stores_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: SINGLE_RANK)
     for settings in (PARTITIONED, Settings(), Settings(checkpoint_in_cpu=True)):
         assert partition.store_activation(torch.ones(4), settings, 0, None) is None
 
 
-def test_slots_of_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_activation_is_stored_in_a_buffer_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: SINGLE_RANK)
     buffers = Buffers(2)
     settings = Settings(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=2, buffers=buffers)
@@ -246,7 +246,7 @@ def test_slots_of_a_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert activation._elements.untyped_storage().nbytes() == 2 * 15 * 8
     restored = activation.restore("argument 0")
     assert torch.equal(restored, tensor)
-    # The slot may serve another checkpoint while the restored tensor is alive.
+    # Another checkpoint may use the slot while the restored tensor is alive.
     activation._elements.zero_()
     assert torch.equal(restored, tensor)
 
@@ -269,7 +269,7 @@ def test_an_unpacked_part_returns_to_its_device(monkeypatch: pytest.MonkeyPatch)
 
 
 class Offloaded:
-    """In place of an activation that is copied to the host."""
+    """Replaces ``transfers.Offloaded`` and records the calls of its methods."""
 
     def __init__(self, source: torch.Tensor, host: torch.Tensor) -> None:
         self.source, self.host = source, host
@@ -288,7 +288,7 @@ class Offloaded:
 
 @pytest.fixture
 def allocations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The arguments of each allocation. A tensor of the meta device is one that leaves its device."""
+    """Record and return the arguments of each allocation. The tests use tensors on the meta device as tensors of a GPU."""
     made: list[tuple[Any, ...]] = []
 
     def allocate(numel: int, dtype: torch.dtype, device: torch.device, on_host: bool) -> torch.Tensor:
@@ -301,7 +301,7 @@ def allocations(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize(("rank", "numel"), [(0, 2), (1, 2)])
-def test_a_part_that_is_offloaded(rank: int, numel: int, allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_offloads_its_part(rank: int, numel: int, allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: Group("the group", rank, 2))
     settings = Settings(partition_activations=True, checkpoint_in_cpu=True)
     tensor = torch.empty(3, dtype=torch.float16, device="meta")
@@ -309,7 +309,7 @@ def test_a_part_that_is_offloaded(rank: int, numel: int, allocations: list[Any],
     monkeypatch.setattr(partition, "_pad", lambda part, size: padded.append(part.numel()) or pad(part, size))
     activation = partition.store_activation(tensor, settings, 0, None)
     assert activation is not None
-    assert padded == [1] * rank  # a whole part is not copied
+    assert padded == [1] * rank  # only a short part is padded
     assert allocations == [(2, torch.float16, "meta", True)]
     offloaded: Any = activation._offloaded
     assert offloaded.source.shape == (numel,)
@@ -321,8 +321,8 @@ def test_a_part_that_is_offloaded(rank: int, numel: int, allocations: list[Any],
     assert activation._gathering is None
 
 
-def test_an_offloaded_tensor(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(partition, "partition_group")  # nothing is partitioned
+def test_offloaded_tensor_keeps_layout_and_detects_edit(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(partition, "partition_group")  # must not be called
     tensor = torch.empty(3, 2, device="meta").t()
     activation = partition.store_activation(tensor, Settings(checkpoint_in_cpu=True), 0, None)
     assert activation is not None
@@ -340,14 +340,14 @@ def test_an_offloaded_tensor(allocations: list[Any], monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("on_host", [False, True])
-def test_buffers_may_be_on_the_host(on_host: bool, allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_offload_allocates_buffers_on_the_host(on_host: bool, allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: SINGLE_RANK)
     settings = Settings(partition_activations=True, checkpoint_in_cpu=on_host, buffers=Buffers(3))
     assert partition.store_activation(torch.ones(4), settings, 0, None) is not None
     assert allocations == [(12, torch.float32, "cpu", on_host)]
 
 
-def test_memory_for_hooks_is_the_devices(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_for_hooks_are_not_allocated_on_the_host(allocations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "partition_group", lambda settings: Group("the group", 0, 2))
     on_host = Settings(partition_activations=True, checkpoint_in_cpu=True)
     identity: Any = (lambda tensor: tensor, lambda tensor: tensor)

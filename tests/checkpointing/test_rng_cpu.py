@@ -1,4 +1,4 @@
-"""The tracker and the seeds on the CPU."""
+"""Tests of the tracker of random states and of seeding, on the CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def stream(seed: int) -> Callable[[], torch.Tensor]:
 Tracker = checkpointing.CudaRNGStatesTracker
 
 
-def test_streams_are_those_of_fresh_generators(tracker: Tracker) -> None:
+def test_forks_draw_like_separate_generators(tracker: Tracker) -> None:
     tracker.add("a", 1)
     tracker.add("b", 2)
     a, b, default = stream(1), stream(2), stream(0)
@@ -72,7 +72,7 @@ def test_fork_restores_after_an_exception(tracker: Tracker) -> None:
         assert torch.equal(torch.rand(3), a())
 
 
-def test_states_in_and_out(tracker: Tracker) -> None:
+def test_get_and_set_states(tracker: Tracker) -> None:
     tracker.add("a", 1)
     with tracker.fork("a"):
         torch.rand(5)
@@ -85,7 +85,7 @@ def test_states_in_and_out(tracker: Tracker) -> None:
     states["a"].zero_()
     with tracker.fork("a"):
         assert torch.equal(torch.rand(3), expected)
-    # Inside a fork, states are where the open stream stands.
+    # Inside a fork, get_states() returns the position of the active stream.
     tracker.set_states(inside)
     with tracker.fork("a"):
         assert torch.equal(torch.rand(3), here)
@@ -106,7 +106,7 @@ BAD: dict[str, tuple[type[Exception], str, Callable[[Tracker], Any]]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_refused_with_everything_as_before(name: str, tracker: Tracker) -> None:
+def test_invalid_arguments_change_nothing(name: str, tracker: Tracker) -> None:
     tracker.add("a", 1)
     tracker.add("b", 2)
     before = [torch.get_rng_state(), *tracker.get_states().values()]
@@ -123,7 +123,7 @@ def test_refused_with_everything_as_before(name: str, tracker: Tracker) -> None:
 @pytest.mark.parametrize(
     "act", [Tracker.reset, lambda t: t.set_states({}), lambda t: checkpointing.model_parallel_cuda_manual_seed(1)]
 )
-def test_reset_in_the_middle(act: Callable[[Tracker], Any], tracker: Tracker) -> None:
+def test_reset_inside_fork_raises(act: Callable[[Tracker], Any], tracker: Tracker) -> None:
     tracker.add("a", 1)
     a, default = stream(1), stream(0)
     with tracker.fork("a"):
@@ -197,12 +197,12 @@ def test_reset_between_forward_and_backward(tracker: Tracker) -> None:
     out = checkpointing.checkpoint(function, x)
     tracker.reset()
     out.sum().backward()
-    # Where nothing was dropped the gradient is twice exp(2).
+    # Dropout doubles the elements that it keeps. Their gradient is 2 * exp(2), that of the others is 0.
     assert torch.equal(x.grad, torch.where(out > 1, 2 * out, torch.zeros(30)))
     assert not tracker.get_states()
 
 
-def test_a_tracker_of_ones_own(tracker: Tracker) -> None:
+def test_separate_tracker_instance(tracker: Tracker) -> None:
     mine = Tracker()
     mine.add("model-parallel-rng", 1)
     tracker.add("model-parallel-rng", 1)

@@ -1,5 +1,6 @@
-"""What PyTorch's own tests ask of its checkpoints, asked of ours and of torch's in one run: the same outcome, but for the
-differences that say so here.
+"""Cases from PyTorch's tests of checkpoints, run with our checkpoints and with torch's.
+
+The outcomes are the same unless a comment says otherwise.
 """
 
 from __future__ import annotations
@@ -15,9 +16,17 @@ from torch import nn
 
 from accelerator import checkpointing
 from accelerator.checkpointing.frames import EARLY_STOP_BYTES
-from tests.support.checkpointing_cases import EVERYONE, OURS, TELLS_EARLY_STOP, Checkpoint, leaf, none, torchs
+from tests.support.checkpointing_cases import (
+    ALL_CHECKPOINTS,
+    OURS,
+    RESPECTS_EARLY_STOP,
+    Checkpoint,
+    leaf,
+    none,
+    torch_non_reentrant,
+)
 
-everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+all_checkpoints = pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
 ours = pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])
 
 
@@ -31,8 +40,8 @@ class Counted(nn.Module):
         return h * torch.tensor(2.0)
 
 
-@everyone
-def test_segments_are_recomputed_and_the_rest_is_not(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_only_checkpointed_modules_are_recomputed(ckpt: Checkpoint) -> None:
     modules = [Counted() for _ in range(6)]
     h = leaf()
     out = ckpt(nn.Sequential(*modules[:3]), h)
@@ -43,7 +52,7 @@ def test_segments_are_recomputed_and_the_rest_is_not(ckpt: Checkpoint) -> None:
     assert [module.calls for module in modules] == [2, 2, 2, 1, 1, 1]
 
 
-@everyone
+@all_checkpoints
 def test_grad_with_create_graph(ckpt: Checkpoint) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(10, 5), nn.ReLU(), nn.Linear(5, 2), nn.Tanh())
@@ -56,8 +65,8 @@ def test_grad_with_create_graph(ckpt: Checkpoint) -> None:
     )
 
 
-@everyone
-def test_dropout_draws_the_same_again(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_recomputation_repeats_the_dropout_mask(ckpt: Checkpoint) -> None:
     before, inside = nn.Dropout(), nn.Dropout()
 
     def gradient(ckpt: Checkpoint) -> torch.Tensor:
@@ -70,8 +79,8 @@ def test_dropout_draws_the_same_again(ckpt: Checkpoint) -> None:
     assert torch.equal(gradient(none), gradient(ckpt))
 
 
-@everyone
-def test_non_tensors_come_and_go(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_non_tensor_arguments_and_results(ckpt: Checkpoint) -> None:
     def function(a: Any, b: Any, scale: Any, c: Any) -> Any:
         return scale, (a + b * c) * scale, None, True, (a * b + c) * scale, "text", a
 
@@ -87,13 +96,13 @@ def test_non_tensors_come_and_go(ckpt: Checkpoint) -> None:
         out[1].sum().backward()
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.filterwarnings("ignore:Nothing in this checkpoint")
-def test_no_tensors_at_all(ckpt: Checkpoint) -> None:
+def test_function_without_tensors(ckpt: Checkpoint) -> None:
     assert ckpt(lambda a, b: (a + b, None), 1, 2) == (3, None)
 
 
-@everyone
+@all_checkpoints
 def test_only_some_inputs_need_gradients(ckpt: Checkpoint) -> None:
     a, b = leaf(), leaf(seed=1).detach()
     out = ckpt(lambda a, b: (a.sin(), b.sin()), a, b)
@@ -102,8 +111,8 @@ def test_only_some_inputs_need_gradients(ckpt: Checkpoint) -> None:
     assert torch.equal(a.grad, a.cos())
 
 
-@everyone
-def test_values_are_freed_one_after_the_other(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_backward_frees_recomputed_tensors_one_by_one(ckpt: Checkpoint) -> None:
     inside: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
 
@@ -119,8 +128,8 @@ def test_values_are_freed_one_after_the_other(ckpt: Checkpoint) -> None:
     assert len(alive) == 4
 
 
-@everyone
-def test_the_first_backward_keeps_nothing_for_a_second(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_second_backward_recomputes_again(ckpt: Checkpoint) -> None:
     runs: list[int] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -133,7 +142,7 @@ def test_the_first_backward_keeps_nothing_for_a_second(ckpt: Checkpoint) -> None
     assert len(runs) == 3
 
 
-@everyone
+@all_checkpoints
 def test_a_parameter_used_inside_and_outside(ckpt: Checkpoint) -> None:
     weight = leaf()
 
@@ -146,8 +155,8 @@ def test_a_parameter_used_inside_and_outside(ckpt: Checkpoint) -> None:
     assert all(torch.equal(*pair) for pair in zip(gradients(none), gradients(ckpt), strict=True))
 
 
-@everyone
-def test_a_detached_output_beside_one_that_is_not(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_detached_output(ckpt: Checkpoint) -> None:
     layer = nn.Linear(4, 4)
     x = leaf(1, 4)
     out, other = ckpt(lambda h: (layer(h), layer(h).detach()), x)
@@ -156,8 +165,8 @@ def test_a_detached_output_beside_one_that_is_not(ckpt: Checkpoint) -> None:
     assert layer.weight.grad is not None
 
 
-@everyone
-def test_backward_inside_of_the_function(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_backward_inside_the_function(ckpt: Checkpoint) -> None:
     def function(h: torch.Tensor) -> torch.Tensor:
         y = h.sin()
         y.sum().backward(retain_graph=True)
@@ -174,9 +183,9 @@ def test_backward_inside_of_the_function(ckpt: Checkpoint) -> None:
         assert torch.equal(gradient(none)[0], gradient(ckpt)[0])
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.parametrize("early", [True, False])
-def test_gradients_inside_with_and_without_retaining(ckpt: Checkpoint, early: bool) -> None:
+def test_autograd_grad_inside_the_function(ckpt: Checkpoint, early: bool) -> None:
     for retain in (True, False):
 
         def function(h: torch.Tensor, retain: bool = retain) -> torch.Tensor:
@@ -192,8 +201,8 @@ def test_gradients_inside_with_and_without_retaining(ckpt: Checkpoint, early: bo
         assert torch.equal(results, expected)
 
 
-@everyone
-def test_nested_three_deep_with_children(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_three_levels_of_nesting(ckpt: Checkpoint) -> None:
     def gradient(ckpt: Checkpoint) -> torch.Tensor:
         x = leaf()
         sin, exp = (lambda h: h.sin().cos()), (lambda h, *, k: h.exp().sin() * k)
@@ -203,8 +212,8 @@ def test_nested_three_deep_with_children(ckpt: Checkpoint) -> None:
     assert torch.equal(gradient(none), gradient(ckpt))
 
 
-@everyone
-def test_nested_in_one_graph_that_is_walked_twice(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_repeated_backward_through_nested_checkpoints(ckpt: Checkpoint) -> None:
     x = leaf()
     inner = ckpt(lambda h: h.sin().exp(), x)
     outer = ckpt(lambda h: h.cos().sin() + ckpt(torch.exp, h), inner)
@@ -215,7 +224,7 @@ def test_nested_in_one_graph_that_is_walked_twice(ckpt: Checkpoint) -> None:
 
 
 def counts(ckpt: Checkpoint, size: int) -> int:
-    """How often what follows the last saved tensor was done."""
+    """Return how many times the function continued after its last saved tensor."""
     calls: list[int] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -230,24 +239,24 @@ def counts(ckpt: Checkpoint, size: int) -> int:
 SMALL, BIG = EARLY_STOP_BYTES // 4 - 1, EARLY_STOP_BYTES // 4
 
 
-def test_early_stop_is_decided_by_size_where_nobody_says() -> None:
-    # torch stops always.
-    assert [counts(torchs, size) for size in (SMALL, BIG)] == [1, 1]
+def test_tensor_size_decides_early_stop_by_default() -> None:
+    # torch stops early for all sizes.
+    assert [counts(torch_non_reentrant, size) for size in (SMALL, BIG)] == [1, 1]
     for ckpt in OURS:
         assert [counts(ckpt, size) for size in (SMALL, BIG)] == [2, 1]
 
 
-@everyone
-def test_early_stop_as_somebody_says(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_set_checkpoint_early_stop_overrides_the_default(ckpt: Checkpoint) -> None:
     for size in (SMALL, BIG):
         with torch_checkpoint.set_checkpoint_early_stop(True):
-            assert counts(ckpt, size) == (1 if TELLS_EARLY_STOP or ckpt is torchs or size == BIG else 2)
+            assert counts(ckpt, size) == (1 if RESPECTS_EARLY_STOP or ckpt is torch_non_reentrant or size == BIG else 2)
             with torch_checkpoint.set_checkpoint_early_stop(False):
                 assert counts(ckpt, size) == 2
 
 
-@everyone
-def test_nothing_saved_is_not_recomputed(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_function_that_saves_no_tensor_is_not_recomputed(ckpt: Checkpoint) -> None:
     calls: list[int] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -258,12 +267,12 @@ def test_nothing_saved_is_not_recomputed(ckpt: Checkpoint) -> None:
     assert len(calls) == 1
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.parametrize("change", ["more", "fewer", "shape", "dtype"])
 @pytest.mark.parametrize("early", [None, False])
-def test_a_recomputation_that_differs(ckpt: Checkpoint, change: str, early: bool | None) -> None:
+def test_different_recomputation_raises(ckpt: Checkpoint, change: str, early: bool | None) -> None:
     if change == "more" and early is None:
-        # Stopped after the last one, torch does not see more; ours does where it does not stop.
+        # torch stops early by default, so it does not detect further tensors. The next test covers the default of ours.
         early = False
     runs: list[int] = []
 
@@ -285,7 +294,7 @@ def test_a_recomputation_that_differs(ckpt: Checkpoint, change: str, early: bool
 
 
 @ours
-def test_more_tensors_are_noticed_without_early_stop_too(ckpt: Checkpoint) -> None:
+def test_additional_saved_tensor_raises_by_default(ckpt: Checkpoint) -> None:
     runs: list[int] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -296,9 +305,9 @@ def test_more_tensors_are_noticed_without_early_stop_too(ckpt: Checkpoint) -> No
         ckpt(function, leaf()).sum().backward()
 
 
-@everyone
-def test_the_debug_switch_shows_the_operations(ckpt: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    # On older torches no handler but its own can format what it logs, pytest's neither.
+@all_checkpoints
+def test_debug_error_lists_the_operations(ckpt: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Older torches log records that only torch's own handler can format. pytest's handler would fail.
     monkeypatch.setattr("_pytest.logging.LogCaptureHandler.emit", lambda handler, record: None)
     runs: list[int] = []
 
@@ -315,10 +324,10 @@ def test_the_debug_switch_shows_the_operations(ckpt: Checkpoint, monkeypatch: py
     assert "aten.cos" in text
 
 
-@everyone
-def test_a_context_that_swallows_exceptions(ckpt: Checkpoint) -> None:
-    if ckpt is torchs and torch.__version__ < "2.13":
-        # Its hooks would stay in force for as long as somebody has the exception, pytest for one.
+@all_checkpoints
+def test_context_fn_that_suppresses_exceptions(ckpt: Checkpoint) -> None:
+    if ckpt is torch_non_reentrant and torch.__version__ < "2.13":
+        # Its hooks would stay active as long as the exception is alive, and pytest keeps the exception.
         pytest.skip("torch before 2.13 does not leave its contexts when the function raises")
 
     class Swallows:
@@ -335,15 +344,15 @@ def test_a_context_that_swallows_exceptions(ckpt: Checkpoint) -> None:
 
     checkpointing.configure(context_fn=contexts)
     with pytest.raises((RuntimeError, UnboundLocalError)):
-        if ckpt is torchs:
+        if ckpt is torch_non_reentrant:
             torch_checkpoint.checkpoint(fails, leaf(), use_reentrant=False, context_fn=contexts)
         else:
             ckpt(fails, leaf())
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.skipif(not hasattr(torch_checkpoint, "GraphExecGroup"), reason="this torch has no groups of backwards")
-def test_one_recomputation_for_a_group_of_backwards(ckpt: Checkpoint) -> None:
+def test_graph_exec_group_recomputes_once(ckpt: Checkpoint) -> None:
     runs: list[int] = []
 
     def function(a: torch.Tensor, b: torch.Tensor) -> Any:
@@ -385,26 +394,31 @@ def unpacked_twice(ckpt: Checkpoint) -> tuple[int, torch.Tensor]:
 
 
 def test_a_tensor_unpacked_twice_is_recomputed_twice() -> None:
-    # torch refuses.
+    # torch raises an error.
     with pytest.raises(torch_checkpoint.CheckpointError, match="unpacked once"):
-        unpacked_twice(torchs)
+        unpacked_twice(torch_non_reentrant)
     for ckpt in OURS:
         runs, gradient = unpacked_twice(ckpt)
         assert runs == 3
         assert torch.allclose(gradient, unpacked_twice(none)[1])
 
 
-@everyone
+@all_checkpoints
 def test_backward_in_another_thread(ckpt: Checkpoint) -> None:
-    x = leaf()
-    out = ckpt(lambda h: torch.nn.functional.dropout(h, 0.5).sin().exp(), x)
-    thread = threading.Thread(target=lambda: out.sum().backward())
-    thread.start()
-    thread.join(60)
-    assert x.grad is not None
+    def gradient(ckpt: Checkpoint) -> torch.Tensor:
+        torch.manual_seed(0)
+        x = leaf()
+        out = ckpt(lambda h: torch.nn.functional.dropout(h, 0.5).sin().exp(), x)
+        thread = threading.Thread(target=lambda: out.sum().backward())
+        thread.start()
+        thread.join(60)
+        assert x.grad is not None
+        return x.grad
+
+    assert torch.equal(gradient(ckpt), gradient(none))
 
 
-def test_debug_values_under_compile() -> None:
+def test_debug_determinism_check_under_compile() -> None:
     torch._dynamo.reset()
     checkpointing.configure(determinism_check="debug")
 

@@ -1,6 +1,4 @@
-"""Checkpoints in checkpoints, in gradients of gradients and in graphs that others look at: what PyTorch's own tests ask of
-them, asked of ours and of torch's in one run.
-"""
+"""Cases from PyTorch's tests of nested checkpoints and higher derivatives, run with our checkpoints and with torch's."""
 
 from __future__ import annotations
 
@@ -18,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator import checkpointing
 from accelerator.checkpointing.frames import EARLY_STOP_BYTES
-from tests.support.checkpointing_cases import EVERYONE, OURS, Checkpoint, leaf, none, torchs
+from tests.support.checkpointing_cases import ALL_CHECKPOINTS, OURS, Checkpoint, leaf, none, torch_non_reentrant
 
-everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
-both_ways = pytest.mark.parametrize("early", [True, False], ids=["stops early", "runs on"])
+all_checkpoints = pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
+with_and_without_early_stop = pytest.mark.parametrize("early", [True, False], ids=["early stop", "no early stop"])
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -34,7 +32,7 @@ def gradient_of(function: Function) -> Function:
 
 
 def survivors(function: Function) -> list[str]:
-    """The nodes of a function's graph that are alive when its result is gone."""
+    """Return the nodes of a function's graph that are alive after the result was deleted."""
     alive: list[weakref.ref[Any]] = []
 
     class Mark:
@@ -73,7 +71,8 @@ def gradients_inside(h: torch.Tensor) -> torch.Tensor:
     return h.sin() * gradient.detach()
 
 
-# From the inside out: g takes the gradient, c checkpoints. Those of a line have one result.
+# Layers around a function, the innermost first: g takes the gradient, c adds a checkpoint. All items of a line have the same
+# result.
 NESTINGS = (
     ("", "c", "cc"),
     ("g", "cg", "ccg"),
@@ -91,11 +90,11 @@ def nested(function: Function, layers: str, ckpt: Checkpoint) -> Function:
     return function
 
 
-@everyone
-@both_ways
+@all_checkpoints
+@with_and_without_early_stop
 @pytest.mark.parametrize("function", [chain, gradients_inside])
 @pytest.mark.parametrize("layers", NESTINGS, ids=" ".join)
-def test_gradients_of_checkpoints_of_gradients(
+def test_higher_derivatives_of_nested_checkpoints(
     ckpt: Checkpoint, early: bool, function: Function, layers: tuple[str, ...]
 ) -> None:
     x = leaf(3)
@@ -107,9 +106,9 @@ def test_gradients_of_checkpoints_of_gradients(
             assert survivors(whole) == [], each
 
 
-@everyone
-@both_ways
-def test_two_checkpoints_inside_of_one(ckpt: Checkpoint, early: bool) -> None:
+@all_checkpoints
+@with_and_without_early_stop
+def test_two_checkpoints_inside_one(ckpt: Checkpoint, early: bool) -> None:
     def other(h: torch.Tensor) -> torch.Tensor:
         return h.cos().sin().exp()
 
@@ -126,9 +125,9 @@ def test_two_checkpoints_inside_of_one(ckpt: Checkpoint, early: bool) -> None:
             assert survivors(whole) == []
 
 
-@everyone
-@both_ways
-def test_functions_among_the_arguments_and_text_among_the_results(ckpt: Checkpoint, early: bool) -> None:
+@all_checkpoints
+@with_and_without_early_stop
+def test_function_argument_and_text_result(ckpt: Checkpoint, early: bool) -> None:
     def function(scale: int, a: torch.Tensor, b: torch.Tensor, last: Function) -> Any:
         return last(scale * a * b.exp()), 1, "text"
 
@@ -140,10 +139,10 @@ def test_functions_among_the_arguments_and_text_among_the_results(ckpt: Checkpoi
     assert results == torch.autograd.grad((3 * a * b.exp()).sin(), (a, b))
 
 
-@everyone
-@both_ways
+@all_checkpoints
+@with_and_without_early_stop
 @pytest.mark.parametrize("passed", [True, False])
-def test_a_keyword_that_is_a_tensor_or_left_out(ckpt: Checkpoint, early: bool, passed: bool) -> None:
+def test_optional_tensor_keyword(ckpt: Checkpoint, early: bool, passed: bool) -> None:
     def function(h: torch.Tensor, factor: torch.Tensor | None = None) -> torch.Tensor:
         h = h.sin().exp()
         return (h if factor is None else h * factor).sin().exp().sum()
@@ -156,9 +155,9 @@ def test_a_keyword_that_is_a_tensor_or_left_out(ckpt: Checkpoint, early: bool, p
     assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
 
 
-@everyone
-@both_ways
-def test_the_graph_of_the_forward_is_the_one_that_backward_walks(ckpt: Checkpoint, early: bool) -> None:
+@all_checkpoints
+@with_and_without_early_stop
+def test_backward_runs_through_the_forward_graph(ckpt: Checkpoint, early: bool) -> None:
     calls: list[int] = []
     with torch_checkpoint.set_checkpoint_early_stop(early):
         out = ckpt(lambda h: h.sin().cos().sin(), leaf(1))
@@ -167,9 +166,9 @@ def test_the_graph_of_the_forward_is_the_one_that_backward_walks(ckpt: Checkpoin
     assert calls == [1]
 
 
-@everyone
-@both_ways
-def test_a_backward_inside_of_the_backward(ckpt: Checkpoint, early: bool) -> None:
+@all_checkpoints
+@with_and_without_early_stop
+def test_backward_inside_a_backward_hook(ckpt: Checkpoint, early: bool) -> None:
     a = leaf(1)
 
     def function(h: torch.Tensor) -> Any:
@@ -178,7 +177,7 @@ def test_a_backward_inside_of_the_backward(ckpt: Checkpoint, early: bool) -> Non
 
     with torch_checkpoint.set_checkpoint_early_stop(early):
         middle, out = ckpt(function, a)
-    # Passes by the node that has the hook.
+    # The inner backward does not run the node that has the hook.
     out.grad_fn.register_hook(lambda *gradients: middle.backward(retain_graph=True))
     out.backward(retain_graph=True)
     expected = torch.autograd.grad(a.sin().cos(), a)[0] + torch.autograd.grad(a.sin().cos().sin(), a)[0]
@@ -193,9 +192,9 @@ class Sines(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@everyone
-@both_ways
-def test_the_last_operation_is_not_done_again_where_only_its_input_is_saved(ckpt: Checkpoint, early: bool) -> None:
+@all_checkpoints
+@with_and_without_early_stop
+def test_early_stop_skips_the_last_operation(ckpt: Checkpoint, early: bool) -> None:
     runs: list[int] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -209,8 +208,8 @@ def test_the_last_operation_is_not_done_again_where_only_its_input_is_saved(ckpt
     assert (len(runs), mode.count) == (2, 1 if early else 2)
 
 
-@everyone
-def test_a_saved_tensor_that_is_read_outside_of_backward_is_computed_each_time(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_reading_a_saved_tensor_recomputes_each_time(ckpt: Checkpoint) -> None:
     runs: list[int] = []
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -231,8 +230,8 @@ def test_a_saved_tensor_that_is_read_outside_of_backward_is_computed_each_time(c
     assert len(runs) == 4
 
 
-@everyone
-def test_what_a_backward_reads_is_the_object_that_was_saved(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_backward_reads_the_saved_tensor_object(ckpt: Checkpoint) -> None:
     read: list[torch.Tensor] = []
 
     class Keeps(torch.autograd.Function):
@@ -252,8 +251,8 @@ def test_what_a_backward_reads_is_the_object_that_was_saved(ckpt: Checkpoint) ->
     assert read[0] is constant
 
 
-@everyone
-def test_a_function_without_gradients_whose_result_meets_some(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
+@all_checkpoints
+def test_function_under_no_grad(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
     first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
 
     def function(h: torch.Tensor) -> torch.Tensor:
@@ -267,12 +266,12 @@ def test_a_function_without_gradients_whose_result_meets_some(ckpt: Checkpoint, 
         (out + x).sum().backward()
         assert torch.equal(x.grad, torch.full((2, 2), index + 1.0))
     assert first.weight.grad is None
-    # Its argument requires a gradient.
+    # There is no warning, because the argument requires a gradient.
     assert not [each for each in recwarn if "checkpoint" in str(each.message)]
 
 
-@everyone
-def test_what_is_used_inside_and_outside_gets_one_gradient(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_weight_used_inside_and_outside_gets_one_gradient(ckpt: Checkpoint) -> None:
     weight, x = leaf(3, 3), leaf(3, 3, seed=1)
     calls: list[torch.Tensor] = []
     weight.register_hook(calls.append)
@@ -281,8 +280,8 @@ def test_what_is_used_inside_and_outside_gets_one_gradient(ckpt: Checkpoint) -> 
     torch.testing.assert_close(weight.grad, 2 * weight.detach() * x.detach())
 
 
-@everyone
-def test_dicts_come_and_go(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_dict_argument_and_result(ckpt: Checkpoint) -> None:
     layer, passed = nn.Linear(5, 5, bias=False), leaf(5, 5).detach()
 
     def function(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -296,7 +295,7 @@ def test_dicts_come_and_go(ckpt: Checkpoint) -> None:
     )
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.parametrize("container", [lambda *layers: nn.Sequential(*layers), lambda *layers: nn.ModuleList(layers)])
 def test_a_model_in_segments(ckpt: Checkpoint, container: Any) -> None:
     torch.manual_seed(0)
@@ -311,7 +310,7 @@ def test_a_model_in_segments(ckpt: Checkpoint, container: Any) -> None:
     assert all(torch.equal(*pair) for pair in zip(gradients(none), gradients(ckpt), strict=True))
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.parametrize("inputs_need_gradients", [True, False])
 def test_many_checkpoints_in_one_graph(ckpt: Checkpoint, inputs_need_gradients: bool) -> None:
     torch.manual_seed(0)
@@ -337,9 +336,9 @@ class Operators(TorchDispatchMode):
 
 
 def recorded_by_contexts(ckpt: Checkpoint, x: torch.Tensor) -> tuple[list[str], list[str]]:
-    """Which operators the contexts of the forward and of the recomputation see."""
+    """Return the operators that the contexts of the forward and of the recomputation record."""
     forward, again = Operators(), Operators()
-    if ckpt is torchs:
+    if ckpt is torch_non_reentrant:
         out = torch_checkpoint.checkpoint(torch.exp, x, use_reentrant=False, context_fn=lambda: (forward, again))
     else:
         checkpointing.configure(context_fn=lambda: (forward, again))
@@ -350,17 +349,17 @@ def recorded_by_contexts(ckpt: Checkpoint, x: torch.Tensor) -> tuple[list[str], 
 
 
 @pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])
-def test_contexts_of_the_forward_and_of_the_recomputation(ckpt: Checkpoint) -> None:
+def test_context_fn_runs_in_forward_and_recomputation(ckpt: Checkpoint) -> None:
     x = leaf()
     forward, again = recorded_by_contexts(ckpt, x)
     assert forward == ["exp.default"]
     assert again[0] == "exp.default"
-    assert (forward, again) == recorded_by_contexts(torchs, x)
+    assert (forward, again) == recorded_by_contexts(torch_non_reentrant, x)
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.skipif(not hasattr(torch_checkpoint, "GraphExecGroup"), reason="this torch has no groups of backwards")
-def test_backwards_of_a_group_may_not_overlap(ckpt: Checkpoint) -> None:
+def test_graph_exec_group_with_overlapping_backwards(ckpt: Checkpoint) -> None:
     runs: list[int] = []
 
     def function(h: torch.Tensor) -> Any:
@@ -387,16 +386,16 @@ def test_backwards_of_a_group_may_not_overlap(ckpt: Checkpoint) -> None:
     out = ckpt(lambda h: h.sin().cos(), leaf()).sum()
     with torch_checkpoint.GraphExecGroup():
         out.backward(retain_graph=True)
-        if ckpt is torchs:
+        if ckpt is torch_non_reentrant:
             with pytest.raises(RuntimeError, match="overlap"):
                 out.backward()
         else:
-            # A tensor that is unpacked twice is computed again.
+            # Ours recomputes a tensor that is unpacked twice.
             out.backward()
 
 
-@everyone
-def test_an_output_that_needs_no_gradient_has_none(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_output_that_does_not_require_a_gradient(ckpt: Checkpoint) -> None:
     fixed, other = leaf().detach(), leaf(seed=1)
     out = ckpt(lambda a, b: a, fixed, other)
     assert out is fixed
@@ -404,8 +403,8 @@ def test_an_output_that_needs_no_gradient_has_none(ckpt: Checkpoint) -> None:
         out.sum().backward()
 
 
-@everyone
-def test_an_error_in_backward_leaves_the_next_checkpoint_alone(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_checkpoint_works_after_an_error_in_backward(ckpt: Checkpoint) -> None:
     def fails(h: torch.Tensor) -> torch.Tensor:
         h = h.exp()
         h.register_hook(lambda gradient: exec("raise KeyError"))

@@ -1,4 +1,4 @@
-"""Selective checkpoints: what PyTorch's own tests ask of them, asked of ours and of torch's in one run."""
+"""Cases from PyTorch's tests of selective checkpoints, run with our checkpoints and with torch's."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator import checkpointing
 from accelerator.checkpointing.frames import EARLY_STOP_BYTES
-from tests.support.checkpointing_cases import EVERYONE, Checkpoint, leaf, selective, torchs
+from tests.support.checkpointing_cases import ALL_CHECKPOINTS, Checkpoint, leaf, selective, torch_non_reentrant
 
-everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+all_checkpoints = pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
 MUST_SAVE = torch_checkpoint.CheckpointPolicy.MUST_SAVE
 PREFER_RECOMPUTE = torch_checkpoint.CheckpointPolicy.PREFER_RECOMPUTE
 aten = torch.ops.aten
 
 
 def saves(operation: Any) -> Callable[..., Any]:
-    """The policy that saves what one operation gives."""
+    """Return a policy that saves the results of one operation."""
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
         return MUST_SAVE if op is operation else PREFER_RECOMPUTE
@@ -41,7 +41,7 @@ class Matmuls(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-# A list, a policy and a policy that answers with a bool say the same; the last two save nothing.
+# What to save, and whether that includes the product. The first three are equivalent.
 WHAT: dict[str, tuple[Any, bool]] = {
     "list": ([aten.mm.default], True),
     "policy": (saves(aten.mm.default), True),
@@ -51,10 +51,10 @@ WHAT: dict[str, tuple[Any, bool]] = {
 }
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.parametrize("what", WHAT)
 @pytest.mark.parametrize("size", [4, 256])
-def test_what_is_saved_is_not_recomputed(ckpt: Checkpoint, what: str, size: int) -> None:
+def test_saved_op_is_not_recomputed(ckpt: Checkpoint, what: str, size: int) -> None:
     a, b = leaf(size, size), leaf(size, size, seed=1)
 
     def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -66,12 +66,12 @@ def test_what_is_saved_is_not_recomputed(ckpt: Checkpoint, what: str, size: int)
     with Matmuls() as mode:
         results = torch.autograd.grad(out, (a, b))
     assert all(torch.equal(*pair) for pair in zip(expected, results, strict=True))
-    # Two for the gradients, and one where the product was not saved.
+    # The gradients take two products. The recomputation takes another one if the product was not saved.
     assert mode.count == (2 if save else 3)
 
 
-@everyone
-def test_inside_hooks_and_others(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
+@all_checkpoints
+def test_selective_gradient_without_future_warning(ckpt: Checkpoint, recwarn: pytest.WarningsRecorder) -> None:
     x = leaf()
     inner = lambda h: selective(ckpt, [aten.sin.default], lambda g: g.sin().exp().cos(), h)  # noqa: E731
     (expected,) = torch.autograd.grad(x.cos().sin().exp().cos().sum(), x)
@@ -81,21 +81,21 @@ def test_inside_hooks_and_others(ckpt: Checkpoint, recwarn: pytest.WarningsRecor
     assert not [each for each in recwarn if issubclass(each.category, FutureWarning)]
 
 
-@everyone
-def test_they_serve_one_backward(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_second_backward_raises(ckpt: Checkpoint) -> None:
     out = selective(ckpt, [aten.sin.default], lambda h: h.sin().exp().cos(), leaf()).sum()
     out.backward(retain_graph=True)
     with pytest.raises(RuntimeError):
         out.backward()
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.parametrize("end", ["backward", "retained", "dropped"])
-def test_what_they_saved_dies(ckpt: Checkpoint, end: str) -> None:
+def test_saved_results_are_freed(ckpt: Checkpoint, end: str) -> None:
     recorded: list[weakref.ref[torch.UntypedStorage]] = []
 
     class Notes(TorchDispatchMode):
-        """Below the mode that saves: sees what goes into its storage."""
+        """Records the storages of the results of exp. It is entered first, so it runs below the mode that saves."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
@@ -120,8 +120,8 @@ def test_what_they_saved_dies(ckpt: Checkpoint, end: str) -> None:
         gc.enable()
 
 
-@everyone
-def test_a_view_of_integers_is_among_what_is_saved(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_saved_integer_view(ckpt: Checkpoint) -> None:
     indices, x = torch.tensor([1, 2, 3]), leaf(3)
     recorded, out = selective(ckpt, [aten.view.default], lambda n, h: (n.view(-1), h.sin().cos()), indices, x)
     out.sum().backward()
@@ -129,58 +129,62 @@ def test_a_view_of_integers_is_among_what_is_saved(ckpt: Checkpoint) -> None:
     torch.testing.assert_close(x.grad, torch.autograd.grad(x.sin().cos().sum(), x)[0])
 
 
-def asked(ckpt: Checkpoint, function: Callable[..., Any], size: int) -> tuple[list[Any], torch.Tensor]:
-    """What a policy is asked, and whether for a recomputation; and the gradient."""
-    asked: list[Any] = []
+def policy_calls(ckpt: Checkpoint, function: Callable[..., Any], size: int) -> tuple[list[Any], torch.Tensor]:
+    """Return the calls of a policy, as pairs of op and whether it is a recomputation, and the gradient."""
+    calls: list[Any] = []
 
     def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
-        asked.append((op, context.is_recompute))
+        calls.append((op, context.is_recompute))
         return MUST_SAVE if op is aten.var_mean.correction else PREFER_RECOMPUTE
 
     x = leaf(size)
     selective(ckpt, policy, function, x).backward()
     assert x.grad is not None
-    return asked, x.grad
+    return calls, x.grad
 
 
 def variance_by_mean(h: torch.Tensor) -> torch.Tensor:
-    # An operation of two outputs.
+    # var_mean has two outputs.
     variance, mean = torch.var_mean(h)
     return variance * mean
 
 
-@pytest.mark.parametrize("ckpt", EVERYONE[:2], ids=["checkpoint", "non_reentrant"])
+@pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS[:2], ids=["checkpoint", "non_reentrant"])
 @pytest.mark.parametrize(
     "function", [lambda h: h.sin().cos().exp().sum(), variance_by_mean], ids=["three in a row", "two outputs"]
 )
-def test_a_policy_is_called_as_torch_calls_it(ckpt: Checkpoint, function: Callable[..., Any]) -> None:
-    # So large that recomputations stop early, as torch's do.
-    results, gradient = asked(ckpt, function, EARLY_STOP_BYTES // 4)
-    assert results == asked(torchs, function, EARLY_STOP_BYTES // 4)[0]
+def test_policy_calls_equal_those_of_torch(ckpt: Checkpoint, function: Callable[..., Any]) -> None:
+    # At this size our recomputation stops early, as torch's does.
+    results, gradient = policy_calls(ckpt, function, EARLY_STOP_BYTES // 4)
+    assert results == policy_calls(torch_non_reentrant, function, EARLY_STOP_BYTES // 4)[0]
     assert (aten.var_mean.correction if function is variance_by_mean else aten.exp.default, False) in results
     x = leaf(EARLY_STOP_BYTES // 4)
     torch.testing.assert_close(gradient, torch.autograd.grad(function(x), x)[0])
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.parametrize("allowed", [False, True])
-def test_what_is_saved_and_then_edited(ckpt: Checkpoint, allowed: bool) -> None:
+def test_in_place_edit_of_a_saved_result(ckpt: Checkpoint, allowed: bool) -> None:
+    """If the edit is allowed, the recomputation edits the saved result again, so backward uses a wrong value, as in torch."""
     x = leaf()
     function = lambda h: h.sin().mul_(2).cos().exp()  # noqa: E731
     out = selective(ckpt, saves(aten.sin.default), function, x, allow_cache_entry_mutation=allowed).sum()
     if allowed:
         out.backward()
         assert x.grad is not None
+        doubled_twice = 4 * x.detach().sin()
+        expected = -2 * x.detach().cos() * doubled_twice.sin() * doubled_twice.cos().exp()
+        torch.testing.assert_close(x.grad, expected)
     else:
         with pytest.raises(RuntimeError, match="mutated"):
             out.backward()
 
 
-@everyone
-def test_an_operation_that_gives_more_than_tensors(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_saved_op_with_a_non_tensor_output(ckpt: Checkpoint) -> None:
     calls: list[int] = []
-    # A name of its own: torch forgets an op under one name whenever an older op of that name is collected.
-    name = f"sine_and_two_{EVERYONE.index(ckpt)}"
+    # The name is different in each case: torch forgets an op when an older op of the same name is collected.
+    name = f"sine_and_two_{ALL_CHECKPOINTS.index(ckpt)}"
     with torch.library._scoped_library("accelerator_tests", "FRAGMENT"):
 
         @torch.library.custom_op(f"accelerator_tests::{name}", mutates_args=())
@@ -210,7 +214,7 @@ def test_an_operation_that_gives_more_than_tensors(ckpt: Checkpoint) -> None:
 
 
 class Sized(torch.Tensor):
-    """A tensor around another one, whose sizes are asked of it: what asks them passes by the policy as an operation."""
+    """A tensor that wraps another one. torch dispatches each query of its sizes as an operation."""
 
     inner: torch.Tensor
 
@@ -230,8 +234,8 @@ class Sized(torch.Tensor):
         return torch.utils._pytree.tree_map_only(torch.Tensor, cls, func(*unwrapped, **(kwargs or {})))
 
 
-@everyone
-def test_asking_for_sizes_is_no_operation_to_save(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_size_query_of_a_tensor_subclass_is_not_saved(ckpt: Checkpoint) -> None:
     x = leaf(4, 3)
 
     def function(h: Any) -> Any:
@@ -242,16 +246,16 @@ def test_asking_for_sizes_is_no_operation_to_save(ckpt: Checkpoint) -> None:
     selective(ckpt, saves(aten.sym_size.default), function, Sized(x)).sum().backward()
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.parametrize("what", [[2], [torch.ops.aten.sin], 2], ids=["number", "packet", "no list"])
-def test_what_is_no_operation_is_refused(ckpt: Checkpoint, what: Any) -> None:
+def test_non_ops_are_rejected(ckpt: Checkpoint, what: Any) -> None:
     with pytest.raises((ValueError, TypeError)) as refused:
         selective(ckpt, what, torch.sin, leaf())
     with pytest.raises(refused.type, match=re.escape(str(refused.value))):
         torch_checkpoint.create_selective_checkpoint_contexts(what)
 
 
-def test_they_do_not_go_with_the_debugging_determinism_check() -> None:
+def test_debug_determinism_check_is_rejected() -> None:
     contexts = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [])
     with pytest.raises(ValueError, match="debug"):
         checkpointing.configure(context_fn=contexts, determinism_check="debug")

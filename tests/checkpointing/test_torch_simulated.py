@@ -1,4 +1,4 @@
-"""What PyTorch's own tests ask of its checkpoints on GPUs, asked of ours and of torch's in one run."""
+"""Cases from PyTorch's tests of checkpoints on GPUs, run with our checkpoints and with torch's."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from tests.support.checkpointing_cases import EVERYONE, Checkpoint, none, torchs
+from tests.support.checkpointing_cases import ALL_CHECKPOINTS, Checkpoint, none, torch_non_reentrant
 
-everyone = pytest.mark.parametrize("ckpt", EVERYONE, ids=["checkpoint", "non_reentrant", "torch"])
+all_checkpoints = pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
 
 
-def held_along_backward(ckpt: Checkpoint, retain: bool) -> list[int]:
-    """The bytes in use at each step of a backward, from the last operation's to the first."""
+def allocated_during_backward(ckpt: Checkpoint, retain: bool) -> list[int]:
+    """Return the allocated bytes at each step of a backward."""
     x = torch.zeros(1 << 16, device="cuda", requires_grad=True)
     x.grad = torch.zeros_like(x)
     held: list[int] = []
@@ -28,18 +28,18 @@ def held_along_backward(ckpt: Checkpoint, retain: bool) -> list[int]:
     return [each - before for each in held]
 
 
-@everyone
+@all_checkpoints
 @pytest.mark.parametrize("retain", [False, True])
-def test_backward_frees_what_it_has_used(ckpt: Checkpoint, retain: bool) -> None:
-    # Without checkpoints a graph that is retained keeps all.
-    assert len(set(held_along_backward(none, True))) == 1
-    results = held_along_backward(ckpt, retain)
-    # The hooks that the recomputation registered are on a graph of its own, which nobody walks.
+def test_backward_frees_used_tensors(ckpt: Checkpoint, retain: bool) -> None:
+    # Without checkpoints, a retained graph frees nothing.
+    assert len(set(allocated_during_backward(none, True))) == 1
+    results = allocated_during_backward(ckpt, retain)
+    # The recomputation registers hooks too, but no backward runs through its graph.
     assert len(results) == 3
     assert results == sorted(set(results), reverse=True)
 
 
-@everyone
+@all_checkpoints
 def test_checkpoints_save_memory(ckpt: Checkpoint) -> None:
     def peak(ckpt: Checkpoint) -> int:
         layers = [nn.Sequential(*(nn.Linear(64, 64, device="cuda") for _ in range(3))) for _ in range(8)]
@@ -56,11 +56,11 @@ def test_checkpoints_save_memory(ckpt: Checkpoint) -> None:
 
     peak(none)  # the first products allocate cuBLAS's workspaces
     assert peak(ckpt) < peak(none) / 2
-    assert peak(ckpt) <= peak(torchs)
+    assert peak(ckpt) <= peak(torch_non_reentrant)
 
 
-@everyone
-def test_around_data_parallel(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_checkpoint_of_a_data_parallel_module(ckpt: Checkpoint) -> None:
     model = nn.Linear(4, 4, bias=False, device="cuda")
     x = torch.randn(6, 4, device="cuda", requires_grad=True)
 
@@ -72,8 +72,8 @@ def test_around_data_parallel(ckpt: Checkpoint) -> None:
         torch.testing.assert_close(one, other)
 
 
-@everyone
-def test_dropout_draws_the_same_again(ckpt: Checkpoint) -> None:
+@all_checkpoints
+def test_recomputation_repeats_the_dropout_mask(ckpt: Checkpoint) -> None:
     def gradient(ckpt: Checkpoint) -> torch.Tensor:
         torch.cuda.manual_seed(5)
         x = torch.ones(2000, device="cuda", requires_grad=True)
@@ -83,9 +83,9 @@ def test_dropout_draws_the_same_again(ckpt: Checkpoint) -> None:
     assert torch.equal(gradient(none), gradient(ckpt))
 
 
-@everyone
-def test_what_a_device_in_force_made_is_made_there_again(ckpt: Checkpoint) -> None:
-    if ckpt is torchs and torch.__version__ < "2.15":
+@all_checkpoints
+def test_recomputation_restores_the_device_context(ckpt: Checkpoint) -> None:
+    if ckpt is torch_non_reentrant and torch.__version__ < "2.15":
         pytest.skip("torch of old recomputes under the device in force in backward")
     places: list[str] = []
 

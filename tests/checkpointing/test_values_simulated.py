@@ -1,4 +1,4 @@
-"""What checkpoints compute on simulated GPUs: every gradient is that of no checkpoint bit by bit, and the CPU's in value."""
+"""Tests of values on simulated GPUs: equal to those without checkpoints, bit by bit, and close to those of the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.checkpointing_memory import MANY, MODES
 
 LAYERS, ROWS, WIDTH = 4, 6, 8
 CASTS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# The two devices add up products in other orders, which shows in the last bits that a dtype has.
+# Relative tolerances: a GPU and the CPU sum products in different orders, which changes the last bits.
 CLOSE = {"float32": 1e-5, "bfloat16": 0.06, "float16": 0.01}
 
 
@@ -32,7 +32,7 @@ class Layer(nn.Module):
 
 
 def gradients(ckpt: Checkpoint, device: str, cast: torch.dtype | None, drops: Drops) -> list[torch.Tensor]:
-    """The output, and the gradients of everything, of two iterations."""
+    """Return the outputs and all gradients of two iterations."""
     torch.manual_seed(2)
     layers = [Layer().to(device) for _ in range(LAYERS)]
     generator = torch.Generator().manual_seed(3)
@@ -62,7 +62,7 @@ def test_gradients_under_dropout_and_autocast(ckpt: Checkpoint, mode: str, cast:
     drops = Drops()
     results = gradients(ckpt, device, dtype, drops)
     assert all(torch.equal(*pair) for pair in zip(results, expected, strict=True))
-    # Each layer drew twice, and the same two masks again in its recomputation.
+    # A layer draws two masks in forward, and the same two in its recomputation.
     assert len(drops.masks) == 2 * len(plain.masks) == 8 * LAYERS
     if dtype is not None and not torch.amp.is_autocast_available("cpu"):
         return
@@ -74,7 +74,7 @@ def test_gradients_under_dropout_and_autocast(ckpt: Checkpoint, mode: str, cast:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("numel", [1, 100, 4099])
-def test_the_bytes_that_go_to_the_host_and_come_back(numel: int, dtype: torch.dtype) -> None:
+def test_offloaded_bytes_are_restored(numel: int, dtype: torch.dtype) -> None:
     original = torch.randn(numel, generator=torch.Generator().manual_seed(4)).to(dtype)
     source = original.cuda()
     host = transfers.allocate(numel, dtype, source.device, True)
@@ -83,7 +83,7 @@ def test_the_bytes_that_go_to_the_host_and_come_back(numel: int, dtype: torch.dt
     torch.cuda.synchronize()
     assert torch.equal(host.view(torch.uint8), original.view(torch.uint8))
     assert moved.fetch() is source
-    # From here on only the host has it.
+    # From here on, only the host memory has the values.
     source.fill_(-2)
     for _ in range(2):
         back = moved.fetch()
@@ -93,7 +93,7 @@ def test_the_bytes_that_go_to_the_host_and_come_back(numel: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "cpu" in mode])
-def test_gradients_come_from_what_is_on_the_host(mode: str) -> None:
+def test_offloaded_inputs_and_gradients_are_equal(mode: str) -> None:
     checkpointing.configure(**{**MODES[mode], **({"num_checkpoints": LAYERS} if "contiguous" in mode else {})})
     x = torch.linspace(0, 1, 1000, device="cuda").requires_grad_()
     received: list[torch.Tensor] = []
@@ -114,12 +114,12 @@ def test_gradients_come_from_what_is_on_the_host(mode: str) -> None:
     assert x.grad is not None
     assert reference.grad is not None
     assert torch.equal(x.grad, reference.grad)
-    # What was brought back is what left, the last first.
+    # Recomputation receives the same inputs as forward, in reverse order.
     assert all(torch.equal(*pair) for pair in zip(received[:LAYERS], reversed(received[LAYERS:]), strict=True))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ten_thousand_checkpoints_have_the_cpus_values(mode: str) -> None:
+def test_many_checkpoints_are_close_to_the_cpu(mode: str) -> None:
     checkpointing.configure(**MODES[mode])
     start = torch.linspace(0.1, 0.9, 64)
     x = start.cuda().requires_grad_()

@@ -20,7 +20,7 @@ from tests.support.discovery import on_simulated_gpus
 AREAS = """discovery launching fork all-reduce monitoring devices streams memory arithmetic random dtypes tensors graphs
     checkpointing profiling extensions""".split()
 
-# DeepSpeed's are there where it is installed.
+# The check reports DeepSpeed's op builders if DeepSpeed is installed.
 OP_BUILDERS = (
     "extensions: registered op builders only"
     if importlib.util.find_spec("deepspeed") is None
@@ -58,7 +58,7 @@ def test_every_area_on_every_device() -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_devices_that_do_not_compute() -> None:
+def test_simulated_devices_that_do_not_compute() -> None:
     done = check(simulated_environment(gpus=1, compute=False))
     assert (done.returncode, done.stderr) == (0, "")
     assert "arithmetic: not computed on these simulated GPUs" in done.stdout
@@ -68,7 +68,7 @@ def test_devices_that_do_not_compute() -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_a_device_without_memory_fails_by_name() -> None:
+def test_problem_names_the_device_without_memory() -> None:
     done = check(simulated_environment(gpus=2, errors={"cuMemAlloc*@1": 2}))
     assert done.returncode == 1
     causes = problems(done.stdout)
@@ -87,14 +87,14 @@ def test_a_dead_device_is_named_first() -> None:
     lines = done.stdout.splitlines()
     assert lines[1].startswith("✗ cuda:1 (Simulated GPU) is broken: cuDevicePrimaryCtxRetain returned CUDA_ERROR_UNKNOWN")
     assert problems(done.stdout) == [lines[1].removeprefix("✗ ")]
-    assert passed(done.stdout) == AREAS  # on the others
+    assert passed(done.stdout) == AREAS  # on the other devices
     assert "all-reduce: 3 processes over nccl" in done.stdout
     assert "seeded and restored (cuda:0, cuda:2, cuda:3)" in done.stdout
     assert lines[-1] == "1 problem"
 
 
 @on_simulated_gpus
-def test_a_broken_driver_is_one_line() -> None:
+def test_broken_driver_is_one_problem() -> None:
     done = check(simulated_environment(gpus=2, driver="broken"))
     assert done.returncode == 1
     assert problems(done.stdout) == ["the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999)"]
@@ -102,7 +102,7 @@ def test_a_broken_driver_is_one_line() -> None:
 
 
 @on_simulated_gpus
-def test_document() -> None:
+def test_json_document() -> None:
     done = check(simulated_environment(gpus=2, errors={"cuMemAlloc*@1": 2}), "--json")
     assert done.returncode == 1
     document: dict[str, Any] = json.loads(done.stdout)
@@ -126,7 +126,7 @@ def test_without_any_accelerator() -> None:
     assert OP_BUILDERS in done.stdout
 
 
-def test_areas_that_fail() -> None:
+def test_failed_areas_are_reported() -> None:
     program = """
 import sys
 import accelerator as acc
@@ -150,7 +150,7 @@ sys.exit(check.main())
     ]
 
 
-def test_a_process_that_exits_reports_why() -> None:
+def test_all_reduce_reports_the_exit_of_a_process() -> None:
     program = """
 import sys
 from accelerator._command import all_reduce
@@ -193,12 +193,12 @@ def test_torch_without_numpy_prints_no_warning(tmp_path: Path) -> None:
         (ValueError("no kernel"), False),
     ],
 )
-def test_what_counts_as_not_offered(error: Exception, is_not_offered: bool) -> None:
+def test_is_not_offered(error: Exception, is_not_offered: bool) -> None:
     assert not_offered.is_not_offered(error) is is_not_offered
     assert is_not_offered or not not_offered.says_not_offered(f"{type(error).__name__}: {error}")
 
 
-def test_an_accelerator_without_collectives_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_collectives_are_not_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     from accelerator._command import check as command
 
     lacking = "RuntimeError: No backend type associated with device type openreg"

@@ -1,4 +1,4 @@
-"""``python -m accelerator check`` as torchrun starts it: several processes, one table."""
+"""``python -m accelerator check`` as torchrun starts it: several ranks, and rank 0 prints one table."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def free_port() -> int:
         return port
 
 
-# Followers that wait no longer than this beyond their deadline, in place of ten seconds.
+# Ranks that run this program wait 2 seconds after their deadline, instead of 10.
 GRACE_S = 2.0
-HASTY = (
+SHORT_GRACE = (
     "-c",
     "import sys; from accelerator import __main__; from accelerator._command import cluster_check; "
     f"cluster_check._GRACE_S = {GRACE_S}; sys.exit(__main__.main(sys.argv[1:]))",
@@ -45,9 +45,9 @@ def start(
     late: float = 0.0,
     **changed: dict[int, str],
 ) -> Any:
-    """Start ranks as a launcher does, the first of them ``late`` seconds after the others.
+    """Start ranks as a launcher does. The first rank starts ``late`` seconds after the others.
 
-    Returns the output of the first, the errors of all, and their exit statuses.
+    Return the output of the first rank, the error output of each rank, and the exit statuses.
     """
     port, command = str(free_port()), [sys.executable, *program, "check", *arguments]
     processes: list[subprocess.Popen[str]] = []
@@ -71,7 +71,7 @@ def rows(table: str) -> dict[int, list[str]]:
 
 
 class Passed(NamedTuple):
-    """The output of two ranks that passed, and how long they took."""
+    """The results of a run of two ranks that both pass, and its duration."""
 
     printed: str
     errors: list[str]
@@ -132,7 +132,7 @@ def test_on_the_cpu(two_ranks: Passed) -> None:
 
 
 @pytest.mark.slow
-def test_document(two_ranks: Passed) -> None:
+def test_json_document(two_ranks: Passed) -> None:
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")
     printed, _, statuses = start(environment, 3, [0, 2], "--json", "--timeout", str(2 * two_ranks.seconds))
     assert statuses == [1, 1]
@@ -144,24 +144,24 @@ def test_document(two_ranks: Passed) -> None:
 
 
 @pytest.mark.slow
-def test_a_late_rank_0_is_waited_for_as_long_as_it_waits_itself(two_ranks: Passed) -> None:
-    # As rank 1 is missing, rank 0 has its word for rank 2 only at its own deadline.
+def test_ranks_wait_for_a_late_rank_0(two_ranks: Passed) -> None:
+    # Rank 0 waits for rank 1, which is missing. So it answers rank 2 only at its own deadline.
     environment, timeout, late = plain_environment(ACCELERATOR_BACKEND="cpu"), two_ranks.seconds, 2 * GRACE_S
-    printed, errors, statuses = start(environment, 3, [0, 2], "--timeout", str(timeout + late), program=HASTY, late=late)
+    printed, errors, statuses = start(environment, 3, [0, 2], "--timeout", str(timeout + late), program=SHORT_GRACE, late=late)
     assert errors == ["", ""]
     assert statuses == [1, 1]
     assert printed.splitlines()[0] == "3 ranks on 1 host: 2 passed, 0 failed, 1 missing"
 
 
 @pytest.mark.slow
-def test_a_silent_rank_0() -> None:
+def test_rank_0_that_does_not_respond_is_reported() -> None:
     dist = pytest.importorskip("torch.distributed")
     if not dist.is_available():
         pytest.skip("this torch has no torch.distributed")
-    # As when rank 0 hangs: its store is there, and not a word in it.
+    # Imitates a rank 0 that hangs: its store exists and stays empty.
     store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    command = [sys.executable, *HASTY, "check", "--timeout", "5"]
+    command = [sys.executable, *SHORT_GRACE, "check", "--timeout", "5"]
     environment = plain_environment(ACCELERATOR_BACKEND="cpu", **variables)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (1, "")
@@ -187,7 +187,7 @@ def test_differences_between_ranks() -> None:
 
 
 @pytest.mark.slow
-def test_without_rank_0() -> None:
+def test_missing_rank_0_is_reported() -> None:
     printed, errors, statuses = start(plain_environment(ACCELERATOR_BACKEND="cpu"), 2, [1], "--timeout", "5")
     assert (printed, statuses) == ("", [1])
     assert "rank 1: nobody answers at 127.0.0.1:" in errors[0]

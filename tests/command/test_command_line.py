@@ -1,4 +1,4 @@
-"""The command line's usage, and output that cannot be written."""
+"""Options and help of the command line, and output that cannot be written."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_help_and_version(command: list[str]) -> None:
 
 @pytest.mark.parametrize(("command", "encoding"), [("report", "ascii"), ("report", "cp1252"), ("check", "ascii")])
 @on_simulated_gpus
-def test_a_terminal_without_unicode(command: str, encoding: str) -> None:
+def test_output_without_unicode(command: str, encoding: str) -> None:
     environment = simulated_environment({"PYTHONIOENCODING": encoding}, gpus=1, name="x" * 60)
     done = run(command, environment=environment, encoding=encoding)
     assert (done.returncode, done.stderr) == (0, "")
@@ -70,7 +70,7 @@ def test_a_terminal_without_unicode(command: str, encoding: str) -> None:
     "arguments",
     [["report"], ["report", "--json"], ["report", "--watch"], ["check"], ["--help"], ["check", "--help"], ["--version"]],
 )
-def test_a_full_disk(arguments: list[str]) -> None:
+def test_full_disk_is_reported(arguments: list[str]) -> None:
     with open("/dev/full", "w") as full:
         done = run(*arguments, stdout=full)
     assert done.returncode == 1
@@ -80,7 +80,7 @@ def test_a_full_disk(arguments: list[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status"), [(["report"], 0), (["report", "--watch"], 0), (["check"], 0), (["--help"], 0)]
 )
-def test_a_reader_that_is_gone(arguments: list[str], status: int) -> None:
+def test_closed_pipe_is_not_an_error(arguments: list[str], status: int) -> None:
     ours, its = os.pipe()
     os.close(ours)
     with open(its, "w") as closed:

@@ -111,7 +111,7 @@ def test_hidden_devices() -> None:
 
 
 @on_simulated_gpus
-def test_a_variable_that_is_not_read_hides_nothing() -> None:
+def test_unread_variable_is_not_named_as_the_cause() -> None:
     out_of_use = simulated_environment({"CUDA_VISIBLE_DEVICES": "0", "ACCELERATOR_BACKEND": "cpu"}, gpus=1)
     assert text(out_of_use).splitlines()[-1] == "hidden from this torch: GPU 0 (Simulated GPU)"
     one_instance = simulated_environment({"HIP_VISIBLE_DEVICES": "0"}, gpus=2, mig=[2, None])
@@ -152,8 +152,8 @@ def test_an_nvml_failure_is_named(nvml: str, name: str) -> None:
 
 
 @on_simulated_gpus
-def test_a_device_that_is_slowed_down() -> None:
-    machine = simulated_environment(gpus=2, clock_reasons=[0x40, 0x1])  # by heat, and by having nothing to do
+def test_throttled_device_is_marked() -> None:
+    machine = simulated_environment(gpus=2, clock_reasons=[0x40, 0x1])  # thermal slowdown; idle
     assert [device["throttled"] for device in facts(machine)["devices"]] == [True, False]
     assert [line.split()[0] for line in text(machine).splitlines() if line.endswith("slow")] == ["0"]
 
@@ -162,7 +162,7 @@ def test_a_device_that_is_slowed_down() -> None:
 def test_a_device_that_fails_is_named() -> None:
     machine = simulated_environment(gpus=2, errors={"nvmlDeviceGetTemperature*@1": 15, "nvmlDeviceGetClockInfo@0": 3})
     document = facts(machine)
-    assert document["devices"][0]["problem"] is None  # a device may lack a feature
+    assert document["devices"][0]["problem"] is None  # "not supported" (3) is not a failure
     assert "NVML_ERROR_GPU_IS_LOST" in document["devices"][1]["problem"]
     assert "cuda:1: " in text(machine)
 
@@ -207,8 +207,8 @@ def test_a_device_that_fails_is_named() -> None:
         ({"gpus": 1}, {}, "available: 1 cuda device (listed, not tried: --strict tries them)\n"),
     ],
 )
-def test_how_variables_were_read(machine: dict[str, Any], variables: dict[str, str], expected: str) -> None:
-    # Lines are wrapped at 80 columns.
+def test_environment_variables_are_explained(machine: dict[str, Any], variables: dict[str, str], expected: str) -> None:
+    # The report wraps lines at 80 columns.
     assert expected in re.sub("\n +", " ", text(simulated_environment(variables, **machine)))
 
 
@@ -221,7 +221,7 @@ def test_tables() -> None:
     assert blocks[1][0].split() == ["GPU", "memory", "busy", "temp", "power", "clock"]
     assert re.split(r"  +", blocks[1][1].strip())[:5] == ["0", "░" * 12, "0.0 of 8.0 GiB", "13 %", "30 °C"]
     assert re.split(r"  +", blocks[1][2].strip())[:5] == ["1", "░" * 12, "0.0 of 80.0 GiB", "20 %", "31 °C"]
-    # Numbers end in the same column.
+    # The numbers are aligned on the right.
     assert len({line.index("GiB") for line in blocks[1][1:]}) == 1
     assert blocks[2][0].split() == ["GPU", "name", "PCI", "bus", "CC", *(["NUMA"] if "NUMA" in blocks[2][0] else [])]
     assert blocks[2][1].split()[:2] == ["0", "One"]
@@ -235,7 +235,7 @@ def test_tables() -> None:
 
 
 def activity(**figures: Any) -> list[str]:
-    """The report's lines on one device with these figures, in color."""
+    """Return the colored lines of the report about a device with these figures."""
     device = {
         **dict.fromkeys(DEVICE_KEYS),
         "index": 0,
@@ -289,7 +289,7 @@ def test_an_unknown_figure_draws_no_bar() -> None:
     assert line == "  0  ? of 100.0 GiB  30 °C"
 
 
-def test_instances_of_a_gpu_are_named_together() -> None:
+def test_mig_instances_of_a_gpu_are_grouped() -> None:
     devices = [
         {"physical_index": 0, "name": "A", "mig": (1, 0)},
         {"physical_index": 0, "name": "A", "mig": (2, 0)},
@@ -300,7 +300,7 @@ def test_instances_of_a_gpu_are_named_together() -> None:
 
 
 @on_simulated_gpus
-def test_selected_devices() -> None:
+def test_id_selects_devices() -> None:
     machine = simulated_environment(gpus=3)
     everything = facts(machine)["devices"]
     by_uuid = everything[0]["uuid"]
@@ -324,22 +324,17 @@ def test_the_headline_says_whether_devices_were_tried() -> None:
     assert "\033[32mavailable: 2 cuda devices, each tried in a child process\033[0m" in tried
 
 
-@on_simulated_gpus
-def test_simulated_gpus_without_nvml() -> None:
-    assert "simulated GPUs, driver version unknown" in text(simulated_environment(gpus=1, nvml="broken"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "variables", "has_color"),
     [
-        ([], {}, False),  # a pipe
+        ([], {}, False),  # stdout is a pipe
         ([], {"FORCE_COLOR": "1"}, True),
         ([], {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
         (["--color", "always"], {"NO_COLOR": "1"}, True),
         (["--color", "never"], {"FORCE_COLOR": "1"}, False),
     ],
 )
-def test_when_colors_are_written(arguments: list[str], variables: dict[str, str], has_color: bool) -> None:
+def test_color_option_and_variables(arguments: list[str], variables: dict[str, str], has_color: bool) -> None:
     assert ("\033[1m" in text(plain_environment(**variables), *arguments)) == has_color
 
 
@@ -355,7 +350,7 @@ def test_when_colors_are_written(arguments: list[str], variables: dict[str, str]
         {"gpus": 0},
     ],
 )
-def test_text_fits_a_terminal(machine: dict[str, Any]) -> None:
+def test_text_fits_80_columns(machine: dict[str, Any]) -> None:
     environment = simulated_environment({"CUDA_VISIBLE_DEVICES": "0," * 40 + "7"}, **machine)
     for arguments in ([], ["--strict"]):
         lines = text(environment, *arguments).splitlines()
@@ -387,14 +382,14 @@ assert re.fullmatch(rf"  1  +{os.getpid()}  {getpass.getuser()} +1.[0-9] GiB  py
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root starts processes of other users")
-def test_users_that_this_host_does_not_know() -> None:
+def test_unknown_user_is_shown_by_number() -> None:
     child = subprocess.Popen(["sleep", "60"], user=54321)
     try:
         assert report._user(child.pid) == "54321"
     finally:
         child.kill()
         child.wait()
-    assert report._user(child.pid) is None  # it is gone
+    assert report._user(child.pid) is None  # the process has ended
 
 
 def test_without_any_accelerator() -> None:
@@ -409,7 +404,7 @@ def test_without_any_accelerator() -> None:
     assert f"not available: {document['unavailable_reason']}" in printed
 
 
-def test_watching(tmp_path: Path) -> None:
+def test_watch_runs_until_interrupted(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "accelerator", "--watch", "0.05"]
     with open(tmp_path / "output", "w") as output:
         watching = subprocess.Popen(command, env=plain_environment(), stdout=output, stderr=subprocess.PIPE, text=True)
@@ -428,7 +423,7 @@ def test_watching(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "variables"), [(b"\x03", {}), (b"q", {}), (b"q", {"NO_COLOR": "1"})], ids=["control-c", "q", "no-color"]
 )
-def test_watching_on_a_terminal(key: bytes, variables: dict[str, str]) -> None:
+def test_watch_on_a_terminal(key: bytes, variables: dict[str, str]) -> None:
     import fcntl
     import pty
     import struct
@@ -438,16 +433,16 @@ def test_watching_on_a_terminal(key: bytes, variables: dict[str, str]) -> None:
     if pid == 0:
         fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 3, 80, 0, 0))
         command = [sys.executable, "-m", "accelerator", "--watch", "0.05"]
-        size = dict.fromkeys(("LINES", "COLUMNS"), "0")  # unlike what a test runner may say
+        size = dict.fromkeys(("LINES", "COLUMNS"), "0")  # ignore a size that the test runner may have set
         os.execve(sys.executable, command, {**plain_environment(**variables), **size, "TERM": "xterm"})
     output = b""
     deadline = time.monotonic() + 60
     pressed = False
-    with contextlib.suppress(OSError):  # how a terminal ends
+    with contextlib.suppress(OSError):  # reading raises when the terminal is closed
         while select.select([terminal], [], [], max(deadline - time.monotonic(), 0))[0] and (part := os.read(terminal, 4096)):
             output += part
             if not pressed and output.count(b"\033[H") >= 3:
-                os.write(terminal, b"x" + key)  # other keys do nothing
+                os.write(terminal, b"x" + key)  # other keys, such as x, have no effect
                 pressed = True
     if time.monotonic() >= deadline:
         os.kill(pid, signal.SIGKILL)
@@ -456,14 +451,14 @@ def test_watching_on_a_terminal(key: bytes, variables: dict[str, str]) -> None:
     screens = output.decode().split("\033[H")[1:-1]
     assert len(screens) >= 2
     for screen in screens:
-        assert screen.count("\r\n") == 2  # of three lines, the last is the cursor's
+        assert screen.count("\r\n") == 2  # the terminal has three lines, and the cursor is on the last one
         assert re.search(r"\.\.\. \d+ more lines", screen)
         assert screen.endswith("\033[J")
         assert screen.count("\033[K") == 2
         assert ("\033[1m" in screen) == ("NO_COLOR" not in variables)
 
 
-def test_a_document_a_line_for_a_reader_that_leaves() -> None:
+def test_watch_json_writes_one_document_per_line() -> None:
     command = [sys.executable, "-m", "accelerator", "--watch", "0.05", "--json"]
     watching = subprocess.Popen(
         command, env=plain_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1

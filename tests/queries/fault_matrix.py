@@ -25,7 +25,7 @@ VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 
 def outcome(call: Callable[[], Any]) -> Any:
-    """What a call gives; a RuntimeError as its text, any other exception as a defect."""
+    """Return the result of a call, or the text of its error: "ESCAPED ..." for any error but RuntimeError."""
     try:
         return call()
     except RuntimeError as error:
@@ -35,7 +35,7 @@ def outcome(call: Callable[[], Any]) -> Any:
 
 
 def call_queries() -> dict[str, Any]:
-    """Call every kind of query."""
+    """Return the results of every kind of query."""
     first = outcome(acc.device_count)
     devices = acc.visible_devices()
     return {
@@ -57,7 +57,7 @@ def call_queries() -> dict[str, Any]:
 
 
 def in_child(function: Callable[[], Any]) -> Any:
-    """What a function gives in a forked child; a child that does not come back is a hang."""
+    """Return the result of a function in a forked child, or "HANG" after the deadline."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -76,7 +76,7 @@ def in_child(function: Callable[[], Any]) -> Any:
 
 
 def in_thread(function: Callable[[], Any]) -> Any:
-    """What a function gives in a thread."""
+    """Return the result of a function in a thread, or "HANG" after the deadline."""
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(outcome(function)), daemon=True)
     thread.start()
@@ -85,7 +85,7 @@ def in_thread(function: Callable[[], Any]) -> Any:
 
 
 def driver() -> list[str] | int:
-    """The UUIDs of the devices that the driver enumerates here, or the error that it starts with; -1 where there is none."""
+    """Return the UUIDs of the devices that the driver enumerates, the error code of cuInit, or -1 without a driver."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -105,19 +105,19 @@ def driver() -> list[str] | int:
 
 def after_initialization() -> Any:
     """Return whether the driver initialized here, and the results in a child forked afterwards."""
-    enumerated = driver()  # "no device" is no initialization
+    enumerated = driver()  # empty if cuInit returned "no device", which initializes nothing
     return [isinstance(enumerated, list) and bool(enumerated), in_child(call_queries)]
 
 
 def put(environment: dict[str, str]) -> None:
-    """Give this process these values of the variables, and no others."""
+    """Set the variables of this process, and remove those that the environment does not contain."""
     for name in VARIABLES:
         os.environ.pop(name, None)
     os.environ.update(environment)
 
 
 def has_children() -> bool:
-    """Whether any child of this process was left behind, be it dead."""
+    """Return whether this process has a child, running or dead."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
@@ -126,7 +126,7 @@ def has_children() -> bool:
 
 
 def main(task: Path) -> None:
-    """Ask in each environment and place of a task."""
+    """Run the queries in each environment of a task, and write the results into a file beside it."""
     options = json.loads(task.read_text())
     rows: list[dict[str, Any]] = []
     early = None

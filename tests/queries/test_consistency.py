@@ -1,4 +1,4 @@
-"""Every result belongs to one environment, also while other threads change the environment."""
+"""Each result of a query belongs to one environment, even if other threads change the environment during the query."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ QUERIES = """
     def choose(devices, backend):
         put({"CUDA_VISIBLE_DEVICES": devices, "ACCELERATOR_BACKEND": backend})
 """
-# While other threads change the environment.
+# Another thread changes the environment continuously.
 FLIPS = (
     QUERIES
     + """
@@ -74,7 +74,7 @@ FLIPS = (
     print(json.dumps([{name: sorted(results) for name, results in wrong.items()}, unlike]))
 """
 )
-# The environment changes once, right after the query has read it.
+# The environment changes once, right after a query has read it.
 CHANGES = (
     QUERIES
     + """
@@ -120,7 +120,7 @@ MACHINE = {
 def test_no_result_mixes_environments(calls: int) -> None:
     wrong, distinct = evaluate_simulated(FLIPS, str(calls), variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, **MACHINE)
     assert wrong == {}
-    # The environments differ in what they show, or the test could not fail.
+    # The results differ between the environments. Otherwise the test could not fail.
     assert distinct["total_memory"] == distinct["get_device_name"] == 3
 
 

@@ -1,4 +1,4 @@
-"""Device arguments: the index that each names, and the exact message for each that names none. No test starts a process."""
+"""Device arguments: the index of each valid one, and the exact error of each invalid one. No test starts a process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def device(device_type: Any, index: Any) -> Any:
     return SimpleNamespace(type=device_type, index=index)
 
 
-# The types of torch.device, and one that a plug-in could have.
+# torch.device's types, and one that a plug-in could register.
 KNOWN = "cpu cuda ipu xpu mkldnn opengl opencl ideep hip ve fpga maia xla lazy vulkan mps meta hpu mtia privateuseone"
 TYPES = [*KNOWN.split(), "a_plugin"]
 

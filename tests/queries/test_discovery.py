@@ -1,4 +1,4 @@
-"""Counting and naming devices in fresh processes: right whatever fails, and never by starting the driver here."""
+"""Discovery in fresh processes: correct results after every failure, without initializing the driver in the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.support import simulated_environment
 from tests.support.discovery import BUILD, evaluate, evaluate_simulated, initializations, on_simulated_gpus, original_pynvml
 
-# What each machine program reports of itself.
+# Prints what the queries return on a machine.
 REPORT = """
     import accelerator as acc
     print(json.dumps({
@@ -35,7 +35,7 @@ NVML_ABSENT = {"nvml": "absent"}
 DRIVER_ABSENT = {"driver": "absent"}
 NONE: dict[str, Any] = {}
 
-# name: (machine, CUDA_VISIBLE_DEVICES, count, what the reason says)
+# name: (machine, CUDA_VISIBLE_DEVICES, expected count, part of the expected reason)
 FAILING: dict[str, tuple[dict[str, Any], str | None, int, str | None]] = {
     "all is well": (NONE, None, 3, None),
     "NVML absent": (NVML_ABSENT, None, 3, None),
@@ -47,11 +47,11 @@ FAILING: dict[str, tuple[dict[str, Any], str | None, int, str | None]] = {
     "NVML fails to count": ({"errors": NVML_ERROR}, None, 3, None),
     "NVML fails to count, some hidden": ({"errors": NVML_ERROR}, "1", 1, None),
     "NVML fails at a handle": ({"errors": {"nvmlDeviceGetHandleByIndex*@1": 15}}, None, 3, None),
-    "NVML tells no UUID": ({"errors": {"nvmlDeviceGetUUID": 999}}, None, 3, None),
-    "NVML tells no UUID, and it matters": ({"errors": {"nvmlDeviceGetUUID": 999}}, "GPU-7,GPU-2", 2, None),
-    "NVML tells no name": ({"errors": {"nvmlDeviceGetName": 999}}, "1,2", 2, None),
-    "NVML tells no MIG mode": ({"errors": {"nvmlDeviceGetMigMode": 3}}, None, 3, None),
-    "NVML tells no CUDA version": ({"errors": {"nvmlSystemGetCudaDriverVersion*": 999}}, None, 3, None),
+    "NVML reports no UUID": ({"errors": {"nvmlDeviceGetUUID": 999}}, None, 3, None),
+    "NVML reports no UUID, which CUDA_VISIBLE_DEVICES needs": ({"errors": {"nvmlDeviceGetUUID": 999}}, "GPU-7,GPU-2", 2, None),
+    "NVML reports no name": ({"errors": {"nvmlDeviceGetName": 999}}, "1,2", 2, None),
+    "NVML reports no MIG mode": ({"errors": {"nvmlDeviceGetMigMode": 3}}, None, 3, None),
+    "NVML reports no CUDA version": ({"errors": {"nvmlSystemGetCudaDriverVersion*": 999}}, None, 3, None),
     "an older NVML": ({"errors": {"nvmlSystemGetCudaDriverVersion_v2": 13}}, None, 3, None),
     "NVML not permitted, driver broken": (
         {"driver": "broken", "errors": {"nvmlInit*": 4}},
@@ -136,7 +136,7 @@ def test_whatever_fails(name: str, tmp_path: Path) -> None:
 def test_strict_shows_a_broken_driver(tmp_path: Path) -> None:
     log = tmp_path / "log"
     output = evaluate_simulated(REPORT, gpus=2, driver="broken", log=log)
-    # NVML is well, and nothing short of starting the driver could tell.
+    # NVML works. Only the strict query initializes the driver, in a child process, and notices the failure.
     assert (output["count"], output["available"], output["reason"]) == (2, True, None)
     assert output["strict"] is False
     assert output["strict reason"] == "the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999)"
@@ -179,16 +179,16 @@ def test_a_device_that_is_listed_but_unusable(code: int, state: str, tmp_path: P
         STRICT, str(log), gpus=2, name=["One", "One"], errors={"cuDevicePrimaryCtxRetain@1": code}, log=log
     )
     reason = "cuda:1 (One) " + state.format("cuDevicePrimaryCtxRetain")
-    # What is broken is asked again after a second, what is busy at once, and that all is well is known to forked children too.
-    asked = 0 if code == 214 else 2
-    assert output == [True, None, False, reason, True, None, [0], asked, True, None, True, True, 0]
+    # A broken device is checked again after a second, a busy one in every call. Forked children inherit the result "usable".
+    children = 0 if code == 214 else 2
+    assert output == [True, None, False, reason, True, None, [0], children, True, None, True, True, 0]
 
 
 FROZEN = """
     import accelerator as acc
     os.environ["CUDA_VISIBLE_DEVICES"] = "1"
     ctypes.CDLL("libcuda.so.1").cuInit(0)
-    os.environ["CUDA_VISIBLE_DEVICES"] = "0"  # too late, but a child would read it
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"  # too late for this process, but a child would read it
     print(json.dumps([acc.is_available(strict=True), acc.unavailable_reason(strict=True)]))
 """
 
@@ -202,7 +202,7 @@ def test_strictly_what_is_visible_here(broken: int, available: bool) -> None:
     assert available or reason.startswith("cuda:0 (One) is broken: ")
 
 
-# A binding that knows of one GPU more than there is, as NVML does of accelerators that are not CUDA's.
+# A binding that lists one GPU more than the driver. NVML may list devices that CUDA does not support.
 ONE_MORE = """
 import importlib.util, sys
 here = sys.modules[__name__]
@@ -243,38 +243,37 @@ SEQUENCES = """
     import accelerator as acc
 
     values = [None, "", "0", "1", "2,0", "0,1,2", "-1", "GPU-c,GPU-7", "3", "1,1", "x"]
-    wrong, asked = [], 0
 
-    def look():
+    def outcome():
         return [plain(device.uuid) for device in acc.visible_devices()], acc.device_count()
 
     def sequence(seed):
         random.seed(seed)
         wrong = []
-        library = ctypes.CDLL("libcuda.so.1")  # loaded by somebody, which changes nothing yet
+        library = ctypes.CDLL("libcuda.so.1")  # loading the driver changes nothing
         for _ in range(4):
             put({"CUDA_VISIBLE_DEVICES": random.choice(values)})
             expected = in_child(lambda: uuids(*started()))
-            if look() != (expected, len(expected)):
-                wrong.append(("before", seed, os.environ.get("CUDA_VISIBLE_DEVICES"), look(), expected))
+            if outcome() != (expected, len(expected)):
+                wrong.append(("before", seed, os.environ.get("CUDA_VISIBLE_DEVICES"), outcome(), expected))
         first = os.environ.get("CUDA_VISIBLE_DEVICES")
         if seed % 2:
-            look()
+            outcome()
         put({"CUDA_VISIBLE_DEVICES": random.choice(values)})
         expected = in_child(lambda: uuids(*started()))
         safe = acc.is_fork_safe()
         code = library.cuInit(0)
         if code == 100:
-            return wrong  # nothing to be observed: the driver was not initialized
+            return wrong  # the driver was not initialized, so the environment still counts
         if not safe or acc.is_fork_safe():
             wrong.append(("safe", seed))
         for value in (first, *random.sample(values, 3)):
             put({"CUDA_VISIBLE_DEVICES": value})
-            if look() != (expected, len(expected)):
-                wrong.append(("after", seed, value, look(), expected))
+            if outcome() != (expected, len(expected)):
+                wrong.append(("after", seed, value, outcome(), expected))
         acc.refresh()
-        if look() != (expected, len(expected)):
-            wrong.append(("refreshed", seed, look(), expected))
+        if outcome() != (expected, len(expected)):
+            wrong.append(("refreshed", seed, outcome(), expected))
         return wrong
 
     print(json.dumps([in_child(sequence, seed) for seed in range(30)]))
@@ -338,32 +337,32 @@ def test_the_environment_of_a_process_to_be_started() -> None:
 
 MIXED = """
     import accelerator as acc
-    driver_said = {order: driver(CUDA_DEVICE_ORDER=order) for order in (None, "PCI_BUS_ID", "FASTEST_FIRST")}
+    of_driver = {order: driver(CUDA_DEVICE_ORDER=order) for order in (None, "PCI_BUS_ID", "FASTEST_FIRST")}
     ours = {}
-    for order in driver_said:
+    for order in of_driver:
         put({"CUDA_DEVICE_ORDER": order})
         ours[order] = [plain(device.uuid) for device in acc.visible_devices()]
     put({"CUDA_DEVICE_ORDER": None})
 
-    def look():
+    def describe():
         return [
             (plain(d.uuid), d.name, d.total_memory, list(d.compute_capability), d.pci_bus_id, acc.get_device_name(d.index),
              acc.temperature(d.index) - 30, acc.utilization(f"cuda:{d.index}"), d.physical_index)
             for d in acc.visible_devices()
         ]
 
-    before = look()
+    before = describe()
     assert "torch" not in sys.modules
     pid_events = open(sys.argv[1]).read()
     import torch
     torch.cuda.init()
     properties = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     theirs = [(str(p.uuid).replace("-", ""), p.name, p.total_memory, [p.major, p.minor]) for p in properties]
-    after = look()
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # too late for anybody
+    after = describe()
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # too late: the driver is initialized
     acc.refresh()
-    later = look()
-    print(json.dumps([list(driver_said.items()) == list(ours.items()), before, theirs, after, later, os.getpid(), pid_events]))
+    later = describe()
+    print(json.dumps([list(of_driver.items()) == list(ours.items()), before, theirs, after, later, os.getpid(), pid_events]))
 """
 
 
@@ -392,7 +391,7 @@ def test_unlike_gpus_in_reversed_order(nvml: str, tmp_path: Path) -> None:
     assert [row[1] for row in before] == [row[5] for row in before] == ["Faster", "Fast", "Slow"]
     assert before == after == later
     if nvml == "present":
-        # Telemetry is of the physical GPU that torch calls by the index.
+        # The telemetry of an index is that of the GPU to which torch gives the index.
         assert [row[6] for row in before] == [row[8] for row in before] == [2, 1, 0]
         assert [row[7] for row in before] == [7 * i + 13 for i in (2, 1, 0)]
     assert not [line for line in events.splitlines() if line.split()[0] == str(pid) and "nvml" not in line]

@@ -1,4 +1,4 @@
-"""Discovery, monitoring and launching where there is nothing to discover: true results, and errors that say why."""
+"""Discovery, monitoring and launching without an accelerator: correct results, and errors that name the reason."""
 
 from __future__ import annotations
 
@@ -68,6 +68,6 @@ def test_launching() -> None:
     assert acc.communication_backend_name() == "gloo"
     assert acc.communication_backend_version() is None
     assert acc.export_envs() == ()
-    # Processes may be started on another machine.
+    # The processes may run on another machine, so every index is valid.
     assert acc.visible_devices_envs() == ("CUDA_VISIBLE_DEVICES",)
     assert acc.set_visible_devices_envs({}, [1, 0]) == {"CUDA_VISIBLE_DEVICES": "1,0"}

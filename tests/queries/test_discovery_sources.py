@@ -1,4 +1,4 @@
-"""Where discovery looks, and what it makes of what is missing there: NVML, its binding, torch, an answer in time."""
+"""Discovery without one of its sources: NVML, its binding, torch, or a child process that ends in time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_failed_start_is_cached_for_a_second_only(late: str, tmp_path: Path) -
     libraries = [f"{driver}/libcuda.so.1", f"{nvml}/libnvidia-ml.so.1"]
     counts, before, after = evaluate(RETRY, environment, str(tmp_path), *libraries[late == "nvml" :])
     if late == "nvml":
-        # NVML without a driver library is of no use either.
+        # NVML was installed, but the driver's library is still missing.
         assert counts == [0, 0, 0]
         assert after == "there is no CUDA driver: NVML is installed, but libcuda.so.1 is missing"
         return
@@ -56,7 +56,7 @@ TORCHLESS = """
     results += [acc.driver_version(), acc.driver_cuda_version(), acc.communication_backend_name(), acc.export_envs(),
                 acc.visible_devices_envs(), acc.communication_backend_version()]
     results += [outcome(lambda: acc.utilization(0)), outcome(lambda: acc.memory_allocated()).split(":")[0]]
-    # A scheduler wants to know all the same.
+    # Schedulers list the GPUs without torch.
     physical = [[device.index, device.name, device.visible_index] for device in acc.physical_devices()]
     loaded = sorted(name for name in sys.modules if name.partition(".")[0] in ("torch", "numpy"))
     print(json.dumps([results, loaded, physical, acc.temperature(acc.physical_devices()[1])]))
@@ -64,7 +64,7 @@ TORCHLESS = """
 
 
 def bare_python(environment: dict[str, str], *folders: Path) -> tuple[dict[str, str], tuple[str, ...]]:
-    """An interpreter that sees nothing that is installed but NVML's binding, and what is in these folders."""
+    """Return the environment and the command of a Python whose only packages are NVML's binding and those in the folders."""
     folders[0].mkdir(exist_ok=True)
     if not (folders[0] / "pynvml.py").exists():
         (folders[0] / "pynvml.py").symlink_to(original_pynvml())
@@ -86,7 +86,7 @@ def test_without_torch(tmp_path: Path) -> None:
 
 
 def make_torch(folder: Path, version: str) -> Path:
-    """A torch of which nothing but its build can be read."""
+    """Create a torch that cannot be imported and whose version file can be read; return its folder."""
     (folder / "torch").mkdir(parents=True)
     (folder / "torch/__init__.py").write_text("raise ImportError('not a torch to import')")
     (folder / "torch/version.py").write_text(version)
@@ -117,7 +117,7 @@ def test_the_build_is_read_without_importing_torch(version: str, count: int, rea
 
 @simulated_driver
 def test_without_the_binding(tmp_path: Path) -> None:
-    """Where nvidia-ml-py is missing the driver is asked in a child, once for each environment."""
+    """Without nvidia-ml-py, one child process for each environment queries the driver."""
     environment, python = bare_python(simulated_environment(gpus=3, log=tmp_path / "log"), tmp_path / "site")
     (tmp_path / "site/pynvml.py").unlink()
     make_torch(tmp_path / "stand-in", "__version__ = '9.0'\ncuda = '13.9'\n")
@@ -128,17 +128,17 @@ def test_without_the_binding(tmp_path: Path) -> None:
         for value in (None, "1", None, "1", None, "1"):
             put({"CUDA_VISIBLE_DEVICES": value})
             counts += [acc.device_count(), acc.device_count(), len(acc.visible_devices())]
-        asked = len(open(sys.argv[1]).readlines())
+        children = len(open(sys.argv[1]).readlines())
         device = acc.visible_devices()[0]
         try:
             acc.temperature()
         except RuntimeError as error:
             failure = str(error)
-        print(json.dumps([counts, asked, device, failure, acc.driver_version()]))
+        print(json.dumps([counts, children, device, failure, acc.driver_version()]))
     """
-    counts, asked, device, failure, version = evaluate(program, environment, str(tmp_path / "log"), python=python)
+    counts, children, device, failure, version = evaluate(program, environment, str(tmp_path / "log"), python=python)
     assert counts == [3, 3, 3, 1, 1, 1] * 3
-    assert asked == 2
+    assert children == 2
     assert device[2:] == ["Simulated GPU", "00000000:02:00.0", [9, 0], 8 * 2**30, None, None]
     assert device[1].startswith("GPU-c9")
     assert failure.startswith("The temperature of device 0, Simulated GPU, cannot be read: only the driver knows it")
@@ -154,24 +154,24 @@ def test_a_child_that_hangs(tmp_path: Path) -> None:
         import accelerator as acc
         from accelerator._machine import probe
         results = []
-        def look():
+        def query():
             acc.refresh()
             results.append([acc.device_count(), acc.unavailable_reason()])
         os.environ["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:600000"
         probe.DEADLINE_S = 0.5
-        look()
+        query()
         del os.environ["ACCELERATOR_SIM_INIT_DELAY"]
         executable, sys.executable = sys.executable, "/nonexistent/python"
-        look()
+        query()
         sys.executable = ""
-        look()
+        query()
         sys.executable, sys.frozen = executable, True
-        look()
+        query()
         del sys.frozen
         sys.executable = "/bin/true"
-        look()
+        query()
         sys.executable, probe.DEADLINE_S = executable, 60.0
-        look()
+        query()
         print(json.dumps(results))
     """
     hung, absent, nameless, frozen, mute, well = evaluate(program, environment, python=python)
@@ -217,7 +217,7 @@ def test_versions() -> None:
 
 @on_simulated_gpus
 def test_a_driver_that_is_old_for_this_torch() -> None:
-    """One major less is too old, the same major is not, whatever the minor."""
+    """A driver is too old if its CUDA major version is below torch's. The minor versions do not matter."""
     assert CUDA
     program = "import accelerator as acc; print(json.dumps(acc.device_count()))"
     assert evaluate_simulated(program, driver_cuda=f"{CUDA}.0") == 1

@@ -1,4 +1,4 @@
-"""What goes wrong on a machine is output as what it is: not as a zero, not as another device's figure, not for ever."""
+"""Failures of a machine are reported as failures, not as zeros or as figures of another device, and only while they last."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ MEMORY = """
 
 
 def test_memory_is_never_the_hosts() -> None:
-    """Without NVML the driver tells the total; nobody tells what is free. What fails in NVML is an error that says so."""
+    """Without NVML the driver reports the total memory only. If a function of NVML fails, the error names it."""
     here, forked, torch = run_program(MEMORY, nvml="absent")
     assert here == forked
     assert here[0].startswith("RuntimeError: The memory of device 0, Simulated GPU, is unknown: only the driver knows it")
     assert here[1:] == [8 * GIB, here[0], 8 * GIB]
     assert not torch
     failed, _, _ = run_program(MEMORY, errors={"nvmlDeviceGetMemoryInfo*": 15})
-    assert [said.endswith("NVML's nvmlDeviceGetMemoryInfo returned NVML_ERROR_GPU_IS_LOST, 15") for said in failed[:3]] == [
+    assert [text.endswith("NVML's nvmlDeviceGetMemoryInfo returned NVML_ERROR_GPU_IS_LOST, 15") for text in failed[:3]] == [
         True
     ] * 3
     assert failed[3] is None
@@ -103,7 +103,7 @@ def test_an_extra_shutdown_heals_everywhere() -> None:
             if refreshed:
                 acc.refresh()
             reads.append(read())
-        for index in range(8):  # each query may be the one that comes first
+        for index in range(8):  # each query runs first once
             pynvml.nvmlShutdown()
             reads.append([query() for query in (
                 lambda: list(map(list, acc.visible_devices())), lambda: acc.utilization(1), acc.driver_version,
@@ -154,7 +154,7 @@ def test_a_query_does_not_change_another_result() -> None:
 
 
 RECOVERS = """
-    import resource, subprocess  # subprocess keeps the real clock
+    import resource, subprocess  # imported with the real clock
     from accelerator._machine import probe
     now = [0.0]
     time.monotonic = lambda: now[0]
@@ -162,7 +162,7 @@ RECOVERS = """
         probe.DEADLINE_S = 0.01
     elif sys.argv[1] == "files":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        acc.device_count, acc.refresh()  # the modules are imported
+        acc.device_count, acc.refresh()  # imports their modules
         held = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + int(sys.argv[2]), hard))
     first, reason = acc.device_count(), acc.unavailable_reason()
@@ -196,16 +196,16 @@ def test_a_failed_child_is_retried_after_a_second_and_leaves_nothing(cause: str,
 
 
 def test_a_result_belongs_to_its_environment() -> None:
-    """A slow child in one thread, and the environment changes in another."""
+    """The environment changes while another thread waits for a slow child process."""
     program = """
         import threading
         from accelerator._machine import driver_child, probe
         slow = probe._source().replace("def main(", "import time; time.sleep(1.0)\\ndef main(", 1)
-        source, asked, results = probe._source, threading.Event(), []
-        probe._source = lambda: asked.set() or slow
+        source, has_started, results = probe._source, threading.Event(), []
+        probe._source = lambda: has_started.set() or slow
         thread = threading.Thread(target=lambda: results.append(len(acc.visible_devices())))
         thread.start()
-        assert asked.wait(60)
+        assert has_started.wait(60)
         probe._source = source
         os.environ["CUDA_VISIBLE_DEVICES"] = "1"
         thread.join()
@@ -230,9 +230,9 @@ def test_no_thread_reads_half_a_result() -> None:
             while time.monotonic() < stop:
                 for query in (lambda: acc.utilization(1), lambda: acc.get_device_name(1), acc.physical_devices,
                                  acc.visible_devices, lambda: acc.telemetry(0)):
-                    said = outcome(query)
-                    if isinstance(said, str) and "Error" in said and "out of range: 1 cuda device is visible" not in said:
-                        wrong.append(said)
+                    result = outcome(query)
+                    if isinstance(result, str) and "Error" in result and "out of range: 1 cuda device is visible" not in result:
+                        wrong.append(result)
         threads = [threading.Thread(target=work) for work in (change, refresh, evaluate, evaluate, evaluate)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
@@ -276,7 +276,7 @@ def test_busy_is_never_cached_and_strict_leaves_no_trace() -> None:
 
 
 def test_a_device_of_one_s_own_is_not_busy() -> None:
-    """An exclusive GPU that this process holds can be used, by this process."""
+    """A GPU in exclusive mode is usable in the process that holds it."""
     program = """
         library, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
         assert library.cuInit(0) == 0 and library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
@@ -338,14 +338,14 @@ def test_one_child_for_all_threads(tmp_path: Path) -> None:
         threads = [threading.Thread(target=evaluate) for _ in range(32)]
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
-        asked = children(sys.argv[1])
+        in_parent = children(sys.argv[1])
         forked = [in_child(acc.device_count) for _ in range(4)]
-        print(json.dumps([results, asked, forked, children(sys.argv[1])]))
+        print(json.dumps([results, in_parent, forked, children(sys.argv[1])]))
     """
-    results, asked, forked, in_all = run_program(program, str(log), gpus=3, nvml="absent", log=log)
+    results, in_parent, forked, in_all = run_program(program, str(log), gpus=3, nvml="absent", log=log)
     assert results == [3] * 32
     assert forked == [3] * 4
-    assert asked == in_all == 1
+    assert in_parent == in_all == 1
 
 
 def test_what_hides_every_device_needs_no_child() -> None:
@@ -387,7 +387,7 @@ def test_the_architectures_with_paths_of_any_type() -> None:
 
 
 def test_the_architectures_in_a_frozen_program() -> None:
-    """Its executable is the program itself, which must not be started in place of Python."""
+    """In a frozen program, sys.executable is the program itself, which must not be started in place of Python."""
     program = """
         import torch
         executable, sys.executable, sys.frozen = sys.executable, "/nowhere/program", True
@@ -429,18 +429,21 @@ WRONG_TYPES = """
                  "clock_rate", "device_memory_used", "processes", "list_gpu_processes", "telemetry"):
         wrong[name] = [lambda f=getattr(acc, name), d=d: f(d) for d in (1.5, b"cuda", [], {}, True, object(), (0,))]
     wrong["is_nvlink_connected"] = [lambda: acc.is_nvlink_connected(0, 1.5), lambda: acc.is_nvlink_connected([], 0)]
-    said = {name: [outcome(call) for call in calls] for name, calls in wrong.items()}
-    print(json.dumps([said, "torch" in sys.modules, acc.is_fork_safe()]))
+    outcomes = {name: [outcome(call) for call in calls] for name, calls in wrong.items()}
+    print(json.dumps([outcomes, "torch" in sys.modules, acc.is_fork_safe()]))
 """
 
 
 def test_wrong_types() -> None:
-    said, torch, safe = run_program(WRONG_TYPES, gpus=2)
+    outcomes, torch, safe = run_program(WRONG_TYPES, gpus=2)
     bad = {
-        name: texts for name, texts in said.items() for text in texts if not str(text).startswith("TypeError: ") or "\n" in text
+        name: texts
+        for name, texts in outcomes.items()
+        for text in texts
+        if not str(text).startswith("TypeError: ") or "\n" in text
     }
     assert bad == {}
-    assert len(said) == 21
+    assert len(outcomes) == 21
     assert (torch, safe) == (False, True)
 
 
@@ -466,7 +469,7 @@ def test_what_no_environment_can_hold() -> None:
     assert run_program(program, gpus=2, nvml="absent") == [0, 0, 0]
 
 
-# What is called of NVML, as the simulation's errors name it; with those that take no device.
+# The functions of NVML that the queries call, by their names in the simulation's errors: without and with a device.
 OF_MACHINE = ("nvmlInit*", "nvmlDeviceGetCount*", "nvmlSystemGetCudaDriverVersion*", "nvmlSystemGetDriverVersion")
 OF_DEVICE = (
     *("nvmlDeviceGetHandleByIndex*", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetMigMode", "nvmlDeviceGetUUID"),
@@ -496,13 +499,13 @@ EACH_ERROR = """
 """
 
 
-# The step is no divisor of the number of codes, so that each function and each code has its turn.
+# 17 is one more than the number of codes, so the sample of every 17th cell covers every function and every code.
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_function_of_nvml_with_every_code(step: int) -> None:
-    """For one GPU or all: no answer but the right one, none, or an error that says which; the other GPU does not notice."""
+    """A query returns the correct value or None, or its error names the device. The other GPU is not affected."""
     cells = [(f"{name}:{code}", name, False) for name in (*OF_MACHINE, *OF_DEVICE) for code in CODES]
     cells += [(f"{name}@1:{code}", name, True) for name in OF_DEVICE for code in CODES]
-    # NVML returns 12 there if the driver's library is missing, and a handle is never "not supported".
+    # Code 12 of that function says that there is no driver. No handle is "not supported" (3).
     impossible = {"nvmlSystemGetCudaDriverVersion*:12", "nvmlDeviceGetHandleByIndex*:3", "nvmlDeviceGetHandleByIndex*@1:3"}
     cells = [cell for cell in cells if cell[0] not in impossible][::step]
     wrong: list[Any] = []
@@ -511,23 +514,25 @@ def test_every_function_of_nvml_with_every_code(step: int) -> None:
     assert healthy["visible"] == [8 * GIB] * 2
     for start in range(0, len(cells), 60):
         part = cells[start : start + 60]
-        for (error, name, one), said in zip(part, run_program(EACH_ERROR, *(cell[0] for cell in part), gpus=2), strict=True):
-            escaped = [text for text in map(str, said.values()) if "Error: " in text and not text.startswith("RuntimeError: ")]
+        for (error, name, one), results in zip(part, run_program(EACH_ERROR, *(cell[0] for cell in part), gpus=2), strict=True):
+            escaped = [
+                text for text in map(str, results.values()) if "Error: " in text and not text.startswith("RuntimeError: ")
+            ]
             wrong += [(error, text) for text in escaped]
             for key in ("count", "available", "reason", "safe", "torch", "name"):
-                if said[key] != healthy[key] and (key, name) != ("name", "nvmlDeviceGetName"):
-                    wrong.append((error, key, said[key]))
+                if results[key] != healthy[key] and (key, name) != ("name", "nvmlDeviceGetName"):
+                    wrong.append((error, key, results[key]))
             for key in ("memory", "total"):
-                # Only what is not supported says that the memory is the host's.
+                # "Not supported" (3) means that the device shares the host's memory.
                 shared = error.endswith(":3") and "Memory" in name
-                refused = str(said[key]).startswith("RuntimeError: The memory of device 1, ")
-                if said[key] != 8 * GIB and not refused and not shared:
-                    wrong.append((error, key, said[key]))
-            if not error.endswith(":3") and set(said["visible"]) - {8 * GIB, None}:
-                wrong.append((error, "visible", said["visible"]))
-            if said["capability"] not in ([9, 0], None):
-                wrong.append((error, "capability", said["capability"]))
-            if one and [said["healthy"], said["listed"]] != [healthy["healthy"], healthy["listed"]]:
-                wrong.append((error, "the other GPU", said["healthy"], said["listed"]))
+                refused = str(results[key]).startswith("RuntimeError: The memory of device 1, ")
+                if results[key] != 8 * GIB and not refused and not shared:
+                    wrong.append((error, key, results[key]))
+            if not error.endswith(":3") and set(results["visible"]) - {8 * GIB, None}:
+                wrong.append((error, "visible", results["visible"]))
+            if results["capability"] not in ([9, 0], None):
+                wrong.append((error, "capability", results["capability"]))
+            if one and [results["healthy"], results["listed"]] != [healthy["healthy"], healthy["listed"]]:
+                wrong.append((error, "the other GPU", results["healthy"], results["listed"]))
     assert wrong == []
     assert len(cells) >= 35

@@ -1,6 +1,7 @@
-"""Every query in every broken state: never wrong, never hanging, never initializing anything, nothing left behind.
+"""In every broken state, queries return no wrong result, do not hang, initialize nothing and leave no process behind.
 
-A machine is a failure of NVML and a state of the driver; each is queried in every environment and place.
+A machine combines a failure of NVML and a state of the driver. ``fault_matrix.py`` runs the queries in every environment: in
+the main process, in a thread and in three kinds of child processes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.support.discovery import initializations, noisy_library, on_simulated
 GIB = 2**30
 GPUS = 3
 
-# What is wrong with NVML, as options of the simulation.
+# Failures of NVML, as options of the simulation.
 NVML: dict[str, dict[str, Any]] = {
     "fine": {},
     "absent": {"nvml": "absent"},
@@ -46,7 +47,7 @@ MIG: dict[str, Any] = {"no MIG": None, "MIG": [None, None, 2]}
 
 
 def machines() -> list[Any]:
-    """Each state of NVML with two of the driver. The first six, with each state of the driver, are not slow."""
+    """Return each failure of NVML with two states of the driver. The first six cover all states; the others are slow tests."""
     drivers, migs = list(DRIVER), list(MIG)
     cases = [
         (nvml, drivers[(i + turn) % len(drivers)], migs[(i // 3 + turn) % 2]) for turn in (0, 1) for i, nvml in enumerate(NVML)
@@ -56,13 +57,13 @@ def machines() -> list[Any]:
 
 @pytest.fixture(scope="module")
 def uuids() -> dict[str, list[str]]:
-    """The UUIDs of the GPUs, and of the MIG instances, of the two machines."""
+    """Return the UUIDs of the GPUs and the MIG instances with and without MIG."""
     actual = {}
     for name, mig in MIG.items():
         program = "import accelerator as acc, json; print(json.dumps([d.uuid for d in acc.physical_devices()]))"
         environment = simulated_environment(gpus=GPUS, mig=mig)
-        said = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, timeout=120)
-        actual[name] = json.loads(said.stdout)
+        child = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True, timeout=120)
+        actual[name] = json.loads(child.stdout)
     return actual
 
 
@@ -116,8 +117,8 @@ def test_no_result_is_wrong(
         environment["LD_LIBRARY_PATH"] = ":".join([str(tmp_path), *rest])
     if driver == "noisy":
         environment["LD_PRELOAD"] = f"{environment['LD_PRELOAD']}:{noisy}"
-    asked = environments(uuids[mig])
-    task.write_text(json.dumps({"environments": asked, "late": late, "folder": str(tmp_path), "spawned": False}))
+    settings = environments(uuids[mig])
+    task.write_text(json.dumps({"environments": settings, "late": late, "folder": str(tmp_path), "spawned": False}))
     program = [sys.executable, "-m", "tests.queries.fault_matrix", str(task)]
     done = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
@@ -125,10 +126,10 @@ def test_no_result_is_wrong(
 
     wrong: list[Any] = []
     places = 0
-    asking = {results["pid"]}
+    pids = {results["pid"]}
     if driver == "late" and results["early"] != 0:
         wrong.append(("before the driver came", results["early"]))
-    for place, (variables, output) in enumerate(zip(asked, results["output"], strict=True)):
+    for place, (variables, output) in enumerate(zip(settings, results["output"], strict=True)):
         spawned = results["spawned"][place]
         initialized, after = output["forked after initialization"]
         cells = {
@@ -145,7 +146,7 @@ def test_no_result_is_wrong(
             if not isinstance(cell, dict):
                 wrong.append((value, name, cell))
                 continue
-            asking.add(cell["pid"])
+            pids.add(cell["pid"])
             is_bad_fork = name == "after" and initialized
             wrong += [
                 (str(value)[:60], name, *defect)
@@ -153,8 +154,8 @@ def test_no_result_is_wrong(
             ]
         if output["left"] or spawned["left"]:
             wrong.append((value, "a child was left behind"))
-    started = [event for pid in asking for event in initializations(log, pid)]
-    # One place of five belongs to a process that was output to initialize the driver: its child's answer counts, not it.
+    started = [event for pid in pids for event in initializations(log, pid)]
+    # The process that initializes the driver on purpose is not in ``pids``. Only its child is.
     _totals.update(
         cells=places, wrong=len(wrong), hangs=sum("HANG" in map(str, w) for w in wrong), initializations=len(started)
     )
@@ -168,7 +169,7 @@ def test_no_result_is_wrong(
 def defects(
     cell: dict[str, Any], truth: list[str] | int, value: str | None, nvml: str, driver: str, *, is_bad_fork: bool
 ) -> list[tuple[Any, ...]]:
-    """What is wrong with the answers of one cell."""
+    """Return what is wrong in the results of one cell."""
     actual: list[tuple[Any, ...]] = []
     count = cell["count"][0]
     lists = nvml in LISTS

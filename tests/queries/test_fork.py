@@ -1,4 +1,4 @@
-"""Queries never break fork. If other code broke it, every function says so before the driver does."""
+"""Queries never break fork. If other code broke it, runtime functions raise an error that names the cause."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ DATA_LOADER = (
         def __len__(self):
             return 4
         def __getitem__(self, index):
-            # Real use of the device, then back to the host, as what is on a device cannot leave a forked worker.
+            # Uses the device, then copies to the host: a forked worker cannot send tensors of a device.
             return (torch.arange(4).to(f"cuda:{index % 2}").cpu() + index).sum().item()
 
     def load():
@@ -49,12 +49,12 @@ DATA_LOADER = (
         try:
             return sum(item for batch in batches for item in batch)
         finally:
-            batches._shutdown_workers()  # where a worker failed the others would outlive a process that just ends
+            batches._shutdown_workers()  # after an error in one worker, the others would outlive this process
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         query_everything()
-    mine = open(sys.argv[1]).read() if os.path.exists(sys.argv[1]) else ""
+    events = open(sys.argv[1]).read() if os.path.exists(sys.argv[1]) else ""
     ours = outcome(load)
 
     def through_torch():
@@ -72,18 +72,18 @@ DATA_LOADER = (
         torch.cuda.init()
         return in_child(lambda: in_child(lambda: [acc.is_in_bad_fork(), acc.is_available(), acc.is_fork_safe()]))
 
-    print(json.dumps([os.getpid(), mine, ours, in_child(through_torch), in_child(loaded_only), in_child(grandchild)]))
+    print(json.dumps([os.getpid(), events, ours, in_child(through_torch), in_child(loaded_only), in_child(grandchild)]))
 """
 )
 
 
 def test_a_process_that_queried_can_fork_workers_that_use_the_accelerator(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    pid, mine, ours, theirs, loaded, grandchild = evaluate_simulated(DATA_LOADER, str(log), gpus=2, log=log)
-    assert not [line for line in mine.splitlines() if line.startswith(f"{pid} ") and "nvml" not in line]
-    # Four items of 0+1+2+3, and each item's index four times.
+    pid, events, ours, theirs, loaded, grandchild = evaluate_simulated(DATA_LOADER, str(log), gpus=2, log=log)
+    assert not [line for line in events.splitlines() if line.startswith(f"{pid} ") and "nvml" not in line]
+    # Item i is (0+i) + (1+i) + (2+i) + (3+i).
     assert ours == 4 * 6 + 4 * (0 + 1 + 2 + 3)
-    # Asked through torch the same workers fail, so the test can tell.
+    # After torch's own query the same workers fail, so this test can fail.
     assert "Cannot re-initialize CUDA in forked subprocess" in theirs
     assert loaded == [True, [False, 0]]
     assert grandchild == [True, False, False]
@@ -91,10 +91,10 @@ def test_a_process_that_queried_can_fork_workers_that_use_the_accelerator(tmp_pa
 
 
 def test_a_child_begins_a_session_of_its_own_with_nvml(tmp_path: Path) -> None:
-    # What NVML knows of the process that started it does not hold in another one. A session that is kept would only be mended
-    # by the second try that an extra shutdown gets, as long as NVML says of it what the simulated one does.
+    # NVML's session belongs to the process that started it. If a child used its parent's session, the simulated NVML would
+    # report "uninitialized", which the package handles by a retry. Real NVML may behave differently.
     log = tmp_path / "log"
-    asked = """
+    program = """
     import accelerator as acc
     from accelerator._machine import nvml
     def child():
@@ -102,7 +102,7 @@ def test_a_child_begins_a_session_of_its_own_with_nvml(tmp_path: Path) -> None:
     first = acc.temperature(1)
     print(json.dumps([os.getpid(), first, in_child(child), acc.temperature(1)]))
     """
-    pid, first, (is_new, second, child), third = evaluate_simulated(asked, gpus=2, log=log)
+    pid, first, (is_new, second, child), third = evaluate_simulated(program, gpus=2, log=log)
     assert is_new
     assert first == second == third
     starts = [line.split()[0] for line in log.read_text().splitlines() if "nvmlInit" in line]
@@ -156,14 +156,18 @@ BAD_FORK = (
 def test_a_child_of_a_process_with_an_initialized_driver(tmp_path: Path) -> None:
     log = tmp_path / "log"
     parent, (failures, output, monitored, pid) = evaluate_simulated(BAD_FORK, gpus=2, name=["Zero", "One"], log=log)
-    # Whoever initialized it: torch knows nothing of it.
+    # The driver was initialized without torch, so torch does not know it.
     assert parent == [False, False, True, False]
     reason = output[5]
     assert "was forked after its parent had initialized the accelerator" in reason
     assert "'spawn' or 'forkserver'" in reason
     assert output == [True, False, False, False, 2, reason, False, 2, "One", 0]
     assert monitored == [20, 31, 0, 61000]
-    wrong = {name: said for name, said in failures.items() if said != f"RuntimeError: The accelerator cannot be used: {reason}"}
+    wrong = {
+        name: message
+        for name, message in failures.items()
+        if message != f"RuntimeError: The accelerator cannot be used: {reason}"
+    }
     assert wrong == {}
     assert len(failures) > 30
     assert initializations(log, pid) == []
@@ -185,7 +189,7 @@ LATE = """
     [("torch.cuda.init()", [True, False, False]), ("pass", [False, True, True])],
 )
 def test_imported_only_after_the_fork(initialize: str, expected: list[bool]) -> None:
-    """Then what torch knows has to do."""
+    """The package was imported after the fork, so it relies on what torch knows."""
     assert evaluate_simulated(LATE.format(initialize=initialize), gpus=1) == expected
 
 
@@ -212,7 +216,7 @@ TORCHLESS = """
 def test_without_torch_too() -> None:
     read, clean, own, is_bad_fork, refused, torch = evaluate_simulated(TORCHLESS, gpus=2)
     assert read[:3] == [2, True, 31]
-    # NVML's session of the parent is of no use in the child, and nobody notices.
+    # The parent's session of NVML does not work in the child, which starts its own.
     assert clean == [[False, 2, True, 31, read[3]], [1, 31]]
     assert is_bad_fork == [[True, 2, False, 31, read[3]], [1, 31]]
     assert (own, refused) == (0, 3)
@@ -223,8 +227,7 @@ FIRST_QUERIES = """
     import random, signal, threading, time
     import accelerator as acc
 
-    # Each attempt is a process of its own that has imported only the package: a thread asks the first query, and
-    # this forks in the middle of it.
+    # Each attempt is a process that has imported only the package. It forks while a thread runs the first query.
     def attempt(seed):
         random.seed(seed)
         query = random.choice(["device_count", "telemetry", "get_memory_info", "export_envs", "physical_devices"])
@@ -247,7 +250,7 @@ FIRST_QUERIES = """
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_fork_during_a_first_query(rounds: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """CPython's lock of a module that a thread is importing is inherited held; nothing of ours is imported in a fork."""
+    """A child inherits the lock of a module that a thread is importing, so a fork waits until the import is done."""
     forks, hangs = 0, 0
     for turn in range(rounds):
         counted = evaluate_simulated(FIRST_QUERIES, str(10 * turn), str(10 * turn + 10), gpus=2)
@@ -275,7 +278,7 @@ PIECES = """
 
 
 def test_first_imports_are_short_pieces() -> None:
-    """A fork waits for one of them at most: none imports two modules."""
+    """Each import loads one module, because a fork waits for one import at most."""
     pieces = evaluate_simulated(PIECES, gpus=2)
     assert [(name, opened) for name, opened in pieces if len(opened) > 1] == []
     assert sum(len(opened) for _, opened in pieces) > 15
@@ -304,14 +307,14 @@ FORKS_AT_ONCE = """
 
 
 def test_threads_that_fork_at_once_leave_no_lock_held() -> None:
-    """A fork that gave up waiting for another one says nothing about what that one holds."""
+    """If a fork waits in vain for another fork, no lock stays held."""
     assert evaluate_simulated(FORKS_AT_ONCE, gpus=2) == [2]
 
 
 THREADS = """
     import threading
     import accelerator as acc
-    acc.telemetry(1)  # a module that another thread is importing stays locked in the child, by Python's own doing
+    acc.telemetry(1)  # imports the modules: one that a thread is importing would stay locked in the child
     stop = threading.Event()
     def work():
         while not stop.is_set():
@@ -326,7 +329,7 @@ THREADS = """
 
 
 def test_a_fork_while_other_threads_query() -> None:
-    """No lock stays held by a thread that is gone."""
+    """The child inherits no lock that is held by a thread of its parent."""
     assert evaluate_simulated(THREADS, gpus=2) == [[2, 31, False]] * 20
 
 
@@ -342,12 +345,12 @@ LOADING = """
     [thread.start() for thread in threads]
     loads = 0
     while any(thread.is_alive() for thread in threads):
-        ctypes.PyDLL("libm.so.6")  # as importing an extension module does: the loader called by who holds the GIL
+        ctypes.PyDLL("libm.so.6")  # calls the loader with the GIL held, as the import of an extension module does
         loads += 1
     print(json.dumps([count, loads > 0]))
 """
 
 
 def test_libraries_loaded_while_other_threads_query() -> None:
-    """Looking for the driver and loading a library never wait for each other."""
+    """A search for the driver and a thread that loads a library do not wait for each other forever."""
     assert evaluate_simulated(LOADING, gpus=2, driver="absent") == [0, True]

@@ -1,4 +1,4 @@
-"""The grammar of CUDA_VISIBLE_DEVICES: a table, and thousands of texts compared with the driver and with torch's parser."""
+"""The grammar of CUDA_VISIBLE_DEVICES: a table, and generated values compared with the driver and with torch's parser."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ FOUR = [Gpu(uuid) for uuid in (A, B, C, D)]
 
 
 def chosen(text: str | None, gpus: list[Gpu] | None = None) -> list[Any]:
-    """What the variable selects: indices, or index and instance."""
+    """Return what the variable selects: indices of GPUs, or pairs of an index and a MIG instance."""
     selection = grammar.select(text, FOUR if gpus is None else gpus)
     return [(target.gpu, target.instance.gi) if target.instance else target.gpu for target in selection.targets]
 
 
-# Rows marked "open" are those that NVIDIA documents nowhere; torch's parser decides them until hardware does.
+# NVIDIA does not document the rows marked "open". They follow torch's parser until a test on hardware decides them.
 TABLE: list[tuple[str | None, list[int]]] = [
     (None, [0, 1, 2, 3]),
     ("", []),
@@ -114,7 +114,7 @@ def test_a_single_gpu() -> None:
     assert chosen(None, []) == chosen("0", []) == chosen("GPU-", []) == []
 
 
-# Two GPUs of which the second is divided; then one divided into nothing.
+# In DIVIDED, the second and the third GPU have MIG instances. In EMPTY, the second GPU has MIG on and no instance.
 X, Y, Z = Instance("MIG-e1", 1, 0), Instance("MIG-e2", 2, 0), Instance("MIG-f1", 1, 0)
 DIVIDED = [Gpu(A), Gpu(B, (X, Y)), Gpu(C, (Z,))]
 EMPTY = [Gpu(A), Gpu(B, ())]
@@ -227,7 +227,7 @@ def test_every_entry_is_accounted_for() -> None:
     assert read("") == []
 
 
-# Machines: the arguments of simulation.environment. What the driver says of them is asked of the driver.
+# Arguments of simulation.environment. The machine's driver supplies the expected results.
 MACHINES: dict[str, dict[str, Any]] = {
     "plain": {"gpus": 4},
     "many": {"gpus": 20},
@@ -243,7 +243,7 @@ SERVER = DRIVER + textwrap.dedent(
     import accelerator as acc
     from accelerator._machine import nvml
 
-    # First the machine: UUIDs of GPUs and instances, in NVML's order.
+    # The first line describes the machine: UUIDs of GPUs and instances, in NVML's order.
     print(json.dumps([(g.uuid, g.instances and [i[:3] for i in g.instances] or g.instances) for g in nvml.gpus()]), flush=True)
     for line in sys.stdin:
         results = []
@@ -259,7 +259,7 @@ SERVER = DRIVER + textwrap.dedent(
 
 
 class Machine:
-    """A process on a simulated machine, whose children ask the driver."""
+    """A process on a simulated machine that queries the driver in a new child for each setting."""
 
     def __init__(self, name: str) -> None:
         options = MACHINES[name]
@@ -285,13 +285,13 @@ class Machine:
         return json.loads(self._process.stdout.readline())
 
     def evaluate(self, settings: list[tuple[str | None, str | None]], *, whole: bool = False) -> Any:
-        """For each setting what the driver enumerates, and with ``whole`` what visible_devices and device_count say."""
+        """Return the devices of the driver for each setting, and with ``whole`` the results of the two queries."""
         assert self._process.stdin
         print(json.dumps((whole, settings)), file=self._process.stdin, flush=True)
         return self._read()
 
     def select(self, value: str | None, order: str | None) -> list[str]:
-        """What the grammar says, for the order that the driver has."""
+        """Return the UUIDs that the grammar selects among the GPUs in the driver's order."""
         gpus = self.gpus
         if order != "PCI_BUS_ID":
             gpus = [gpus[i] for i in sorted(range(len(gpus)), key=lambda i: -self.speeds[i])]
@@ -315,7 +315,7 @@ def machines() -> Iterator[dict[str, Machine]]:
         machine.close()
 
 
-# Texts are put together from pieces, of which most fit somewhere: hypothesis draws these far faster than arbitrary text.
+# hypothesis joins these pieces, which often form valid entries. That is much faster than drawing arbitrary text.
 ORDINALS = ["0", "1", "2", "3", "5", "19", "-1", "-0", "+1", "00", "1x", "x", "-", "+", "0x1", "1.5", "2147483648", "9" * 18]
 HUGE = ["9223372036854775807", "9223372036854775808", "1" * 40]
 BLANKS = [" ", "\t", "\n", "\v\f", "\r "]
@@ -355,14 +355,14 @@ def test_generated_texts_against_the_driver(name: str, machines: dict[str, Machi
 @simulated_driver
 @pytest.mark.parametrize("name", MACHINES)
 def test_the_table_against_the_driver(name: str, machines: dict[str, Machine]) -> None:
-    """Every row, with the letters of its UUIDs replaced by those of the machine."""
+    """Every row agrees with the driver, after its UUIDs are replaced by those of the machine."""
     machine = machines[name]
     firsts = [gpu.uuid[4:6] for gpu in machine.gpus]
     rows: list[tuple[str | None, str | None]] = []
     for text, _ in TABLE:
         for letter, first in zip("abcd", firsts, strict=False):
             text = text and text.replace(f"GPU-{letter * 8}", f"GPU-{first}").replace(f"GPU-{letter}", f"GPU-{first}")
-        # JSON between the processes cannot carry a lone surrogate to the environment and back in every locale.
+        # In some locales the other process cannot put a lone surrogate into its environment.
         if text is None or "\udcff" not in text:
             rows += [(text, None), (text, "PCI_BUS_ID")]
     for setting, (driver, _, _) in zip(rows, machine.evaluate(rows), strict=True):
@@ -379,12 +379,12 @@ def visible(value: str | None) -> Iterator[None]:
 
 
 def torch_selection(value: str | None, gpus: list[Gpu]) -> list[int] | None:
-    """What torch's own parser makes of it; None where it has no answer."""
+    """Return what torch's own parser selects, or None if it raises or finds MIG instances."""
     module = pytest.importorskip("torch.cuda")
     with visible(value):
         try:
             listed: Any = module._parse_visible_devices()
-        except ValueError:  # of a lone sign
+        except ValueError:  # torch raises for a sign without digits
             return None
     if listed and isinstance(listed[0], str):
         if listed[0].startswith("MIG-"):
@@ -397,7 +397,7 @@ def torch_selection(value: str | None, gpus: list[Gpu]) -> list[int] | None:
 @settings(ECONOMICAL, max_examples=1000)
 @given(values([A, B, C, D]))
 def test_generated_texts_against_torch(value: str | None) -> None:
-    # Python's strip takes a few more control characters for blanks, and its numbers have no largest one.
+    # torch's parser differs here: Python's str.strip removes more control characters, and its integers are unbounded.
     if value is not None and re.search(r"[\x1c-\x1f]|[0-9]{19}", value):
         return
     theirs = torch_selection(value, FOUR)
@@ -412,7 +412,7 @@ def test_no_text_raises(text: str, gpus: list[Gpu]) -> None:
     assert len(selection.targets) <= max(len(gpus), 1)
     listed = grammar.listed(text)
     assert all("," not in entry for entry in listed)
-    # What is output without the machine is never less than what the machine lets through.
+    # listed() does not know the machine, so it returns at least as many entries as the machine has targets.
     assert len(listed) >= len(selection.targets) or not listed or selection.targets == ()
 
 
@@ -421,9 +421,9 @@ def test_no_text_raises(text: str, gpus: list[Gpu]) -> None:
 @settings(ECONOMICAL, max_examples=20)
 @given(data=st.data())
 def test_what_is_visible_follows_the_environment(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
-    """One process whose environment changes all the time agrees with a fresh process at each step."""
+    """A process whose environment changes agrees with a new process after each change."""
     machine = machines[name]
-    # The count comes from the same place in either order of these machines, as their GPUs are alike.
+    # The GPUs of these machines are identical, so the order does not change the source of the count.
     batch = data.draw(st.lists(st.tuples(values(machine.uuids), ORDERS), min_size=BATCH, max_size=BATCH))
     for setting, (driver, ours, count) in zip(batch, machine.evaluate(batch, whole=True), strict=True):
         assert (ours, count) == (driver, len(driver)), setting
@@ -432,7 +432,7 @@ def test_what_is_visible_follows_the_environment(name: str, machines: dict[str, 
 @on_simulated_gpus
 @pytest.mark.parametrize("name", ["mixed", "mixed mig"])
 def test_unlike_gpus_follow_the_environment(name: str, machines: dict[str, Machine]) -> None:
-    """Where only the driver knows the order, a child is asked for each new setting."""
+    """If only the driver knows the order, a child process discovers it for each new setting."""
     settings = [
         (value, order) for value in (None, "1,0", "0", "x", machines[name].uuids[0][:6]) for order in (None, "PCI_BUS_ID")
     ]

@@ -1,4 +1,4 @@
-"""The host's memory within control groups, version 1 and 2, on files like the kernel's."""
+"""The host's memory in control groups of version 1 and 2, read from files in the kernel's format."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_v1(groups: Path, path: str, limit: int, used: int, cached: int) -> Non
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
     (folder / "memory.usage_in_bytes").write_text(f"{used}\n")
-    # Without "total_" a figure leaves out the groups below.
+    # Figures without "total_" exclude the groups below.
     statistics = f"inactive_file 7\ntotal_inactive_anon {3 * GIB}\ntotal_inactive_file {cached}\n"
     (folder / "memory.stat").write_text(statistics)
 
@@ -67,7 +67,7 @@ def test_limits_of_ancestors_apply(groups: Path, parent: int | str, child: int, 
 
 
 def test_a_path_that_only_the_host_sees(groups: Path) -> None:
-    """In a container the root of the file system is its own group."""
+    """In a container, the root of the mounted file system is the container's own group."""
     (groups / "cgroup").write_text("0::/docker/0123\n")
     write_v2(groups, "", 4 * GIB, GIB, 0)
     assert figures() == (3, 4)

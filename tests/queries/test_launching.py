@@ -1,4 +1,4 @@
-"""The environment of processes to be started."""
+"""The environment variables for processes that a launcher starts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_ids_are_checked_against_this_machine() -> None:
 
 @on_simulated_gpus
 def test_any_id_is_accepted_without_devices_here() -> None:
-    """The processes may be started on another machine."""
+    """The processes may run on another machine."""
     assert evaluate_simulated(BEYOND, gpus=0)[:2] == ["1,0", "5"]
 
 
@@ -91,7 +91,7 @@ def test_a_torch_that_was_built_without_nccl() -> None:
     assert evaluate_simulated(program, gpus=1) is None
 
 
-# A torch for another accelerator, as far as these queries read it.
+# The part of a torch for another accelerator that these queries read.
 OTHER = {
     "version.py": "__version__ = '9.0+{name}'\ncuda = hip = None\nxpu = '20260000'\n",
     "__init__.py": """class {name}:

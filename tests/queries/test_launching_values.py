@@ -1,4 +1,4 @@
-"""Launching: what it makes of ids, of variables and of versions. No test starts a process."""
+"""Launching: local ids, variables of visible devices, and communication backends. No test starts a process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_ids_count_what_is_let_through(value: str | None, ids: list[Any], expect
     environment = dict(before)
     assert acc.set_visible_devices_envs(environment, ids) is environment
     assert environment == {"OTHER": "kept", "CUDA_VISIBLE_DEVICES": expected}
-    # What was set counts again from zero.
+    # The ids of the new value start from 0 again.
     if ids:
         again = acc.set_visible_devices_envs(dict(environment), [0])
         assert again["CUDA_VISIBLE_DEVICES"] == expected.split(",")[0]
@@ -122,7 +122,7 @@ def test_tiles_of_a_card_are_one_device(mask: str, expected: tuple[str, ...]) ->
 
 
 def use_row(device_type: str, monkeypatch: pytest.MonkeyPatch, count: int = 0) -> str:
-    """Let torch be built for an accelerator, of which this machine has some; return its variable."""
+    """Pretend that torch is built for an accelerator with ``count`` devices; return the variable that hides them."""
     row = accelerators.get_row(device_type)
     monkeypatch.setattr(launching, "_row", lambda: row)
     monkeypatch.setattr(discovery_cache, "current", lambda: SimpleNamespace(count=count))
@@ -236,7 +236,7 @@ def test_backend_names(device_type: str, platform: str, expected: str, monkeypat
     use_device_type(device_type, monkeypatch)
     assert acc.communication_backend_name() == expected
     for module in (SimpleNamespace(), SimpleNamespace(Backend=SimpleNamespace())):
-        # As when torch is built without torch.distributed, or while it is imported.
+        # torch.distributed is incomplete while it is imported, and in a torch that is built without it.
         monkeypatch.setitem(sys.modules, "torch.distributed", module)  # type: ignore[arg-type]
         assert acc.communication_backend_name() == expected
     monkeypatch.delitem(sys.modules, "torch.distributed")

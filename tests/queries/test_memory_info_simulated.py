@@ -1,4 +1,4 @@
-"""How much memory there is, and running out of it, on two simulated GPUs."""
+"""Free and total memory, limits, and running out of memory, on two simulated GPUs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accelerator._machine import host_memory
 
 
 @pytest.fixture(autouse=True)
-def _all_of_it() -> Iterator[None]:
+def _reset_limits() -> Iterator[None]:
     acc.init()
     yield
     for index in range(2):
@@ -49,7 +49,7 @@ def test_limiting() -> None:
     assert acc.get_per_process_memory_fraction(1) == 0.25
     assert torch.cuda.current_device() == 0
     assert torch.cuda.get_per_process_memory_fraction(1) == 0.25
-    torch.cuda.set_device(0)  # which torch 2.6 has changed
+    torch.cuda.set_device(0)  # torch 2.6's getter changes the device
     assert acc.get_per_process_memory_fraction() == acc.get_per_process_memory_fraction(0) == 1.0
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(total // 2, dtype=torch.uint8, device="cuda:1")
@@ -72,7 +72,7 @@ def test_no_fraction(fraction: Any, error: type[Exception]) -> None:
 
 
 def test_running_out() -> None:
-    """Everything is as it was right after running out, and what was freed can be had again."""
+    """A failed allocation changes no allocated memory, and freed memory can be allocated again."""
     free, total = acc.get_memory_info(1)
     others = acc.memory_allocated(1), acc.memory_reserved(1)
     held = [torch.empty(total // 4, dtype=torch.uint8, device="cuda:1") for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Telemetry: of the right device, before and after initialization, whatever a device does not report."""
+"""Telemetry is that of the right device before and after initialization, and a field that fails does not affect others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FUNCTIONS = textwrap.dedent(
             kind = "RuntimeError" if isinstance(error, RuntimeError) else type(error).__name__
             return f"{kind}: {error}"
 
-    def look(device):
+    def query(device):
         return [outcome(lambda: getattr(acc, name)(device)) for name in NAMES]
 
     def telemetry(device):
@@ -35,7 +35,7 @@ FUNCTIONS = textwrap.dedent(
 
 
 def figures(gpu: int) -> list[int]:
-    """What the simulation makes up for a physical GPU, by its documented formulas; nothing uses its memory."""
+    """Return the figures of a simulated GPU whose memory nothing uses, by the documented formulas."""
     return [(7 * gpu + 13) % 101, (5 * gpu + 7) % 101, 0, 30 + gpu % 50, 60000 + 1000 * gpu, 1000 + 15 * gpu]
 
 
@@ -45,9 +45,9 @@ def monitored(program: str, *arguments: str, **machine: Any) -> Any:
 
 EVERY_DEVICE = """
     def every():
-        return [[look(i), look(f"cuda:{i}"), telemetry(i)] for i in range(acc.device_count())]
+        return [[query(i), query(f"cuda:{i}"), telemetry(i)] for i in range(acc.device_count())]
 
-    before, none = every(), look(None)
+    before, none = every(), query(None)
     quiet = "torch" not in sys.modules
     os.environ["CUDA_VISIBLE_DEVICES"] = "3,1"
     moved = every()
@@ -61,7 +61,7 @@ EVERY_DEVICE = """
     torch.cuda.init()
     torch.cuda.set_device(2)
     held = torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda:2")
-    after, current = every(), look(None)
+    after, current = every(), query(None)
     equal = [[getattr(acc, name)(i) == getattr(torch.cuda, name)(i) for name in compared] for i in range(4)]
     texts = [[acc.list_gpu_processes(i), torch.cuda.list_gpu_processes(i)] for i in (0, 2)]
     used = acc.processes(2)
@@ -82,7 +82,7 @@ def test_every_field_of_every_device(tmp_path: Path) -> None:
     assert not [line for line in events.splitlines() if line.startswith(f"{pid} ") and "nvml" not in line]
     assert compared == 5
     assert equal == [[True] * 5] * 4
-    # Device 2 has a context and 64 MiB now; the others are as they were.
+    # Device 2 now has a context and 64 MiB. The other devices have not changed.
     assert [row[0] for i, row in enumerate(after) if i != 2] == [figures(i) for i in (0, 1, 3)]
     assert after[2][0][2] >= 64 * MIB
     assert current == after[2][0] == after[2][2]
@@ -94,7 +94,7 @@ def test_every_field_of_every_device(tmp_path: Path) -> None:
 
 
 def test_a_field_that_fails_is_missing_and_nothing_else() -> None:
-    """NVML's code of each failure is named; other fields, other devices and telemetry() do not mind."""
+    """The error names NVML's code. Other fields, other devices and telemetry() still work."""
     functions = {
         "nvmlDeviceGetUtilizationRates": [0, 1],
         "nvmlDeviceGetTemperature*": [3],
@@ -103,7 +103,7 @@ def test_a_field_that_fails_is_missing_and_nothing_else() -> None:
     }
     errors = {f"{name}@{gpu}": code for gpu, (name, code) in enumerate(zip(functions, (3, 999, 15, 13), strict=True))}
     program = """
-        print(json.dumps([[look(i), telemetry(i), acc.is_available()] for i in range(4)]))
+        print(json.dumps([[query(i), telemetry(i), acc.is_available()] for i in range(4)]))
     """
     names = ["NVML_ERROR_NOT_SUPPORTED, 3", "NVML_ERROR_UNKNOWN, 999)", "NVML_ERROR_GPU_IS_LOST, 15"]
     names.append("NVML_ERROR_FUNCTION_NOT_FOUND, 13")
@@ -144,7 +144,7 @@ def test_memory_of_both_versions() -> None:
     first, second, *_ = monitored(MEMORY)
     assert first == 0
     assert 256 * MIB <= second < 1024 * MIB
-    # An older driver, and one that refuses the version of the structure: the first version counts the reserve in.
+    # If the driver lacks the second version (13) or refuses its structure (25), the first version includes reserved memory.
     for code in (13, 25):
         older, then, *_ = monitored(MEMORY, errors={"nvmlDeviceGetMemoryInfo_v2": code})
         assert older == 512 * MIB
@@ -156,7 +156,7 @@ def test_memory_of_both_versions() -> None:
 
 
 def test_a_device_that_shares_the_hosts_memory() -> None:
-    """Version 2 not supported, or neither: then the host's memory is meant."""
+    """If no version of the function supports the device, the figures are the host's."""
     for errors in ({"nvmlDeviceGetMemoryInfo*": 3}, {"nvmlDeviceGetMemoryInfo_v2": 13, "nvmlDeviceGetMemoryInfo": 3}):
         first, second, host, together, total, host_total, *_ = monitored(MEMORY, errors=errors)
         for used in (first, second, together):
@@ -211,18 +211,18 @@ def test_processes_of_others(tmp_path: Path) -> None:
 
 def test_mig_instances() -> None:
     program = """
-        program = [look(0), telemetry(0), acc.get_device_name(0), acc.visible_devices()[0]]
+        program = [query(0), telemetry(0), acc.get_device_name(0), acc.visible_devices()[0]]
         library, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
         assert library.cuInit(0) == 0 and library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-        print(json.dumps([*program, look(0)[2:3], acc.processes(0), os.getpid()]))
+        print(json.dumps([*program, query(0)[2:3], acc.processes(0), os.getpid()]))
     """
     single, together, name, device, memory, processes, pid = monitored(
         program, gpus=2, mig=[None, 3], variables={"CUDA_VISIBLE_DEVICES": "1"}
     )
     fields = ("utilization", "memory usage", "temperature", "power draw", "clock rate")
-    for said, what in zip((value for i, value in enumerate(single) if i != 2), fields, strict=True):
-        assert said.startswith(f"RuntimeError: Device 0, Simulated GPU, does not report its {what}: NVML's ")
-        assert said.endswith(" returned NVML_ERROR_NOT_SUPPORTED, 3")
+    for message, what in zip((value for i, value in enumerate(single) if i != 2), fields, strict=True):
+        assert message.startswith(f"RuntimeError: Device 0, Simulated GPU, does not report its {what}: NVML's ")
+        assert message.endswith(" returned NVML_ERROR_NOT_SUPPORTED, 3")
     assert together == [None, None, 0, None, None, None]
     assert name == "Simulated GPU MIG 1g"
     assert device[1].startswith("MIG-")
@@ -232,7 +232,7 @@ def test_mig_instances() -> None:
 
 
 def test_every_entry_of_both_lists() -> None:
-    """The machine's GPUs, each followed by its instances; what is hidden can be watched too."""
+    """physical_devices() lists each GPU and then its MIG instances. Hidden devices can be monitored too."""
     program = """
         listed, observed = acc.physical_devices(), acc.visible_devices()
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -264,7 +264,7 @@ def test_every_entry_of_both_lists() -> None:
         if gpu is None:
             assert output == [None, None, 0, None, None, None]
             assert celsius.startswith("RuntimeError: GPU 1, instance (")
-        else:  # with MIG on NVML does not tell how busy a whole GPU is
+        else:  # NVML reports no utilization of a whole GPU with MIG on
             assert (output, celsius) == ([None, None, *figures(1)[2:]] if gpu == 1 else figures(gpu), figures(gpu)[3])
 
 
@@ -281,12 +281,12 @@ def test_wrong_devices_and_no_device() -> None:
     assert wrong == [["ValueError"] * 5 + ["TypeError"] * 3 + ["RuntimeError"]] * 9
     assert len(set(none)) == 1
     assert none[0].startswith("RuntimeError: There is no device to read from: CUDA_VISIBLE_DEVICES is set to an empty string")
-    assert beyond == "RuntimeError"  # every index names the CPU, which reports nothing
+    assert beyond == "RuntimeError"  # every index is valid for the CPU, which has no telemetry
     assert not torch
 
 
 def test_a_session_that_others_shut_down() -> None:
-    """One nvmlShutdown too many by another library takes NVML from everybody; it is started again."""
+    """After one nvmlShutdown too many by another library, the package initializes NVML again."""
     program = """
         import pynvml
         before = telemetry(1)

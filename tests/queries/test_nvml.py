@@ -1,4 +1,4 @@
-"""The session of NVML: locks after a fork, and GPUs that fail for a while."""
+"""NVML's session: locks after a fork, GPUs that fail temporarily, and a session that ends during a call."""
 
 from __future__ import annotations
 

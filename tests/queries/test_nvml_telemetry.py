@@ -1,4 +1,4 @@
-"""What the fields of a device make of NVML's results, and with which arguments they call it."""
+"""How the fields of telemetry convert NVML's results, and with which arguments they call NVML."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HANDLE, PEER = nvml.Handle(0), nvml.Handle(1)
 
 
 def answering(results: dict[tuple[Any, ...], Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let NVML return these results, by function and arguments, and raise those that are errors."""
+    """Make NVML return the result for a function and its arguments, or raise it if it is an exception."""
 
     def call(function: str, *arguments: Any, **options: Any) -> Any:
         assert not options

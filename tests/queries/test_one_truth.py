@@ -1,4 +1,4 @@
-"""Queries and runtime functions agree on one discovery result, whatever the environment says afterwards."""
+"""Queries and runtime functions use the same discovery result, even if the environment changes after initialization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which exceptions say that memory ran out."""
+"""Which exceptions are recognized as out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ YES = [
     else MemoryError(),
 ]
 
-# Python has groups of exceptions from 3.11 on.
+# ExceptionGroup exists from Python 3.11 on.
 group = getattr(builtins, "ExceptionGroup", None)
 
 

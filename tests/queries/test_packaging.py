@@ -1,4 +1,4 @@
-"""However the package is shipped: vendored, zipped, frozen, with a path of one's own; and what a type checker sees of it."""
+"""The package works vendored, zipped, and with another sys.path. Freezing tools find its modules, type checkers its types."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.discovery import on_simulated_gpus
 PACKAGE = ROOT / "accelerator"
 PYTHON_FILES = sorted(path.relative_to(ROOT) for path in PACKAGE.rglob("*.py"))
 
-# The second asks a child process, whose program has to be actual wherever the package lies.
+# Some queries start a child process, which must find its program wherever the package is installed.
 QUERIES = textwrap.dedent(
     """
     import importlib, json, os, sys
@@ -34,7 +34,7 @@ QUERIES = textwrap.dedent(
 )
 
 
-def asked(folder: Path, name: str) -> list[object]:
+def run_queries(folder: Path, name: str) -> list[object]:
     environment = simulated_environment(gpus=2, name=["A", "B"])
     environment["PYTHONPATH"] = str(folder)
     command = [sys.executable, "-c", QUERIES, name]
@@ -49,9 +49,9 @@ def test_vendored(tmp_path: Path) -> None:
     target = tmp_path / "project/mylib/_vendor"
     shutil.copytree(PACKAGE, target / "accelerator", ignore=shutil.ignore_patterns("__pycache__"))
     (target / "__init__.py").touch()
-    # What a child process must not run: the parents of the vendored package.
+    # A child process must not import the parents of the vendored package.
     (target.parent / "__init__.py").write_text("import sys\nassert not sys.flags.isolated, 'imported in the child'\n")
-    output = asked(tmp_path / "project", "mylib._vendor.accelerator")
+    output = run_queries(tmp_path / "project", "mylib._vendor.accelerator")
     assert output == [2, 2, True, 31, "cuda", False, True, "mylib._vendor.accelerator", False]
     environment = simulated_environment(gpus=2)
     environment["PYTHONPATH"] = f"{tmp_path / 'project'}:{environment['PYTHONPATH']}"
@@ -100,12 +100,12 @@ def test_zipped(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:
         for path in PYTHON_FILES:
             archive.write(ROOT / path, path)
-    assert asked(tmp_path / "packages.zip", "accelerator")[:4] == [2, 2, True, 31]
+    assert run_queries(tmp_path / "packages.zip", "accelerator")[:4] == [2, 2, True, 31]
 
 
 @on_simulated_gpus
 def test_a_path_of_one_s_own(tmp_path: Path) -> None:
-    """A child process takes nothing from where this process was started, or from its variables for Python."""
+    """A child process ignores modules in its parent's working directory, and the variables of Python."""
     (tmp_path / "json.py").write_text("raise SystemExit('not the json of the library')")
     (tmp_path / "ctypes.py").write_text("raise SystemExit('not the ctypes of the library')")
     program = f"import sys; sys.path[:] = [p for p in sys.path if p != {str(tmp_path)!r}]; sys.path.append({str(ROOT)!r})\n"
@@ -122,14 +122,14 @@ def test_a_path_of_one_s_own(tmp_path: Path) -> None:
 
 
 def test_static_analysis_finds_every_module(tmp_path: Path) -> None:
-    """As PyInstaller and its like look: by the imports in the code."""
+    """PyInstaller and similar tools follow the import statements in the code."""
     script = tmp_path / "program.py"
     script.write_text("import accelerator\n")
     finder = ModuleFinder(path=[str(ROOT), *sys.path], excludes=["torch", "numpy", "pynvml", "deepspeed", "pytest", "_pytest"])
     finder.run_script(str(script))
     actual = {name for name in finder.modules if name.partition(".")[0] == "accelerator"}
     shipped = {".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in PYTHON_FILES}
-    # What only the command line and pytest run is no part of a program that imports the package.
+    # Programs that import the package do not need the modules of the command line and of the pytest plug-in.
     own = {
         name for name in shipped if name.startswith("accelerator._command") or name.endswith((".__main__", ".pytest_plugin"))
     }

@@ -1,6 +1,6 @@
-"""Plug-ins of torch that bring an accelerator: found out in a child process, whatever they do when they are imported.
+"""Plug-ins of torch that raise, exit or hang when they are loaded: queries detect this in a child process.
 
-``tests/backend/test_plugins.py`` tests those that work.
+``tests/backend/test_plugins.py`` tests plug-ins that work.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_a_plugin_that_cannot_be_imported(plugin: str, tmp_path: Path) -> None:
     assert cause in first[2]
     assert "planet" in first[2]
     assert torch_free
-    # torch's own message, as without this package.
+    # torch's own message, which this package does not change.
     assert message is not None
     assert "planet" in message
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in message
@@ -122,7 +122,7 @@ def test_a_plugin_that_hangs(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_after_a_failed_import_of_torch_the_cause_is_still_named(tmp_path: Path) -> None:
-    """A plug-in that fails may leave the variable set that keeps torch from loading it, as torch_npu does."""
+    """A plug-in that fails may leave TORCH_DEVICE_BACKEND_AUTOLOAD=0 set, as torch_npu does. It then is not loaded again."""
     text = "import os\n\ndef load():\n    os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n    raise OSError('libplanet.so')"
     install(text, tmp_path)
     environment = plain_environment()
@@ -138,7 +138,7 @@ def test_after_a_failed_import_of_torch_the_cause_is_still_named(tmp_path: Path)
         own = message(lambda: __import__("torch"))
         errors = [message(lambda: acc.synchronize()) for _ in range(2)]
         print(json.dumps([own, acc.is_available(), acc.unavailable_reason(), *errors]), flush=True)
-        os._exit(0)  # some torch crashes at the exit after its import failed
+        os._exit(0)  # some versions of torch crash at exit if their import failed
         """,
         environment,
     )

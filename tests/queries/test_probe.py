@@ -1,4 +1,4 @@
-"""Probes: locks after a fork, the deadline, and what is left of a child."""
+"""Probes: forks and changes of the environment during a probe, and children that miss the deadline."""
 
 from __future__ import annotations
 

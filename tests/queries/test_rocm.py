@@ -24,7 +24,7 @@ pytestmark = [
 
 TORCH = "__version__ = '9.0+rocm7.0'\ncuda = None\nhip = '7.0.1'\n"
 
-# Three GPUs; HIP counts the last first. The processes that started the library are on record.
+# Three GPUs, which HIP enumerates in reverse order. Functions fail in a process that did not initialize the library.
 AMDSMI = """
 import os
 
@@ -98,7 +98,7 @@ def amdsmi_get_gpu_process_list(handle):
     return actual if i == 0 else []
 """
 
-# Two devices, unless a variable hides all; starting it is on record, as is what a context costs.
+# Two devices, unless HIP_VISIBLE_DEVICES hides some. hipInit writes a line into the log.
 HIP = r"""
 #include <fcntl.h>
 #include <stdio.h>
@@ -218,11 +218,11 @@ def test_visible_devices_through_amdsmi(fakes: Path) -> None:
 def test_telemetry_through_amdsmi(fakes: Path, tmp_path: Path) -> None:
     program = """
         names = ["utilization", "memory_usage", "device_memory_used", "temperature", "power_draw", "clock_rate"]
-        def look(i):
+        def query(i):
             return [outcome(lambda: getattr(acc, name)(i)) for name in names]
-        output = [look(0), look("cuda:1"), look(2), acc.telemetry(0), acc.telemetry(2), acc.list_gpu_processes(2)]
+        output = [query(0), query("cuda:1"), query(2), acc.telemetry(0), acc.telemetry(2), acc.list_gpu_processes(2)]
         os.environ["HIP_VISIBLE_DEVICES"] = "2"
-        output += [look(0), in_child(lambda: [look(0), acc.device_count()])]
+        output += [query(0), in_child(lambda: [query(0), acc.device_count()])]
         output += [acc.visible_devices()[0], acc.get_device_name(), acc.driver_version(), acc.visible_devices_envs()]
         output += [acc.set_visible_devices_envs({"CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
         output += [acc.set_visible_devices_envs({"HIP_VISIBLE_DEVICES": "6,7", "CUDA_VISIBLE_DEVICES": "4,5"}, [1])]
@@ -232,7 +232,7 @@ def test_telemetry_through_amdsmi(fakes: Path, tmp_path: Path) -> None:
     """
     output = run_on_rocm(program, fakes, STAND_IN_LOG=str(tmp_path / "log"))
     missing = "Device {}, AMD Instinct {}, does not report its {}: amdsmi returned 'N/A'"
-    # HIP's device 0 is amdsmi's 2. Power is in milliwatts here, as everywhere.
+    # HIP's device 0 is amdsmi's 2. The power is in milliwatts, as on other accelerators.
     assert output[0] == [12, 22, 20 << 20, 42, missing.format(0, 2, "power draw"), 1502]
     assert output[1] == [11, missing.format(1, 1, "memory usage"), 10 << 20, 41, 301000, 1501]
     assert output[2] == output[6] == output[7][0] == [10, 20, 0, 40, 300000, 1500]
@@ -246,22 +246,22 @@ def test_telemetry_through_amdsmi(fakes: Path, tmp_path: Path) -> None:
     assert output[13] == {"CUDA_VISIBLE_DEVICES": "4,5", "HIP_VISIBLE_DEVICES": "7"}
     assert "torch 9.0+rocm7.0 built for ROCm 7.0.1" in output[14]
     assert "HIP_VISIBLE_DEVICES='2': read by amdsmi and the environment" in output[14]
-    # Nothing started the ROCm runtime, here or in a child.
+    # No process initialized the ROCm runtime.
     assert not (tmp_path / "log").exists()
 
 
 def test_memory_through_amdsmi(fakes: Path) -> None:
     program = """
-        def look(i):
+        def query(i):
             return [outcome(lambda: f(i)) for f in (acc.get_memory_info, acc.total_memory, acc.available_memory)]
-        print(json.dumps([look(0), look(2), "torch" in sys.modules]))
+        print(json.dumps([query(0), query(2), "torch" in sys.modules]))
     """
     first, last, torch = run_on_rocm(program, fakes)
     assert first == [[3052 << 20, 3072 << 20], 3072 << 20, 3052 << 20]
     assert last == [[1024 << 20, 1024 << 20], 1024 << 20, 1024 << 20]
     assert not torch
-    # That it does not tell is no reason to take the host's.
-    failed, _, _ = run_on_rocm(program.replace("look(2)", "look(1)"), fakes, amdsmi=False)
+    # Unknown memory is not replaced by the host's.
+    failed, _, _ = run_on_rocm(program.replace("query(2)", "query(1)"), fakes, amdsmi=False)
     assert failed[0].startswith("The memory of device 0, Stand-in 0, is unknown: only the driver knows it")
     assert failed[1:] == [2**30, failed[0]]
 
@@ -340,13 +340,13 @@ def test_strictly(fakes: Path) -> None:
     assert why == (
         "cuda:1 (Stand-in 1) is busy: full, or another process uses it exclusively: hipFree returned hipErrorOutOfMemory (2)"
     )
-    # amdsmi lists GPUs of which this runtime knows nothing.
+    # amdsmi lists GPUs that the runtime does not know.
     first, strict, reason, *_ = run_on_rocm(program, fakes)
     assert (first, strict) == (True, False)
     assert reason == "AMD Instinct 2 (GPU-2a00000000000000) cannot be used: it is listed, but the driver does not know it"
 
 
-# A torch for ROCm that has initialized its runtime: it sees amdsmi's GPUs 2 and 0, which are HIP's 0 and 2.
+# A stand-in torch.cuda of ROCm, first uninitialized, then initialized. Its devices are amdsmi's GPUs 2 and 0, HIP's 0 and 2.
 INITIALIZED = """
     import accelerator as acc
     import torch

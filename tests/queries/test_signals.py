@@ -1,4 +1,4 @@
-"""Queries in signal handlers, which interrupt other queries anywhere."""
+"""Queries in signal handlers that interrupt other queries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HANDLER = """
     calls = []
 
     def handle(number, frame):
-        # Only some levels deep: the timer may fire faster than a query ends.
+        # Limit the nesting: the timer may fire again before a query ends.
         if len(calls) < 4:
             calls.append(None)
             handler_query()
@@ -72,7 +72,7 @@ LIBRARY_LOCK = """
     results = []
     signal.signal(signal.SIGALRM, handle)
     pynvml._nvmlGetFunctionPointer_cache.clear()
-    with pynvml.libLoadLock:  # as in the middle of a first call
+    with pynvml.libLoadLock:  # as during the first call
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         signal.pause()
     print(json.dumps(results))

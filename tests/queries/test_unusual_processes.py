@@ -62,7 +62,7 @@ DESCRIPTORS = """
     import accelerator as acc
     from accelerator._machine import discovery_cache, torch_build
 
-    acc.device_count  # its module is imported
+    acc.device_count  # imports its module
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), hard))
     held = []

@@ -1,4 +1,4 @@
-"""Every function that takes a device, and what is wrong as a device: for the tests of all of them alike."""
+"""The functions that take a device argument, and wrong arguments, for the tests of device arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _enter(context: Any) -> None:
         pass
 
 
-# A function of the device alone for every public function of the modules of devices, streams and memory that takes one.
+# A call for every public function of the modules of devices, streams and memory that takes a device argument.
 FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "available_memory": lambda device: acc.available_memory(device),
     "can_device_access_peer": lambda device: acc.can_device_access_peer(device, 0),
@@ -46,7 +46,7 @@ FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "total_memory": lambda device: acc.total_memory(device),
 }
 
-# The same for the functions of other modules. Only a part of them works on every accelerator.
+# The same for functions of other modules. Some of them do not work on every accelerator.
 MORE_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "clock_rate": lambda device: acc.clock_rate(device),
     "compute_capability": lambda device: acc.compute_capability(device),
@@ -69,7 +69,7 @@ MORE_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "telemetry": lambda device: acc.telemetry(device),
     "temperature": lambda device: acc.temperature(device),
     "utilization": lambda device: acc.utilization(device),
-    # Deprecated: they warn.
+    # Deprecated functions, which warn.
     "max_memory_cached": lambda device: acc.max_memory_cached(device),
     "memory_cached": lambda device: acc.memory_cached(device),
     "reset_max_memory_allocated": lambda device: acc.reset_max_memory_allocated(device),
@@ -77,15 +77,15 @@ MORE_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "set_device_idx": lambda device: acc.set_device_idx(device),
 }
 
-# To these a negative index is the current device, or a reason to do nothing; to all others it is out of range.
+# For these functions a negative index is the current device, or they do nothing. For all others it is out of range.
 NEGATIVE_IS_FINE = frozenset(
     "current_stream device_index get_memory_info mem_get_info set_device set_device_idx set_device_index synchronize".split()
 )
-# DeepSpeed gives it a rank's number as it stands in the environment.
+# DeepSpeed passes the value of a rank's environment variable, a string.
 DIGITS_ARE_FINE = frozenset({"device_name"})
 INDEX_IS_REQUIRED = frozenset({"set_device", "set_device_idx", "set_device_index"})
 
-# What is no device anywhere.
+# Arguments that are wrong on every accelerator.
 WRONG: list[tuple[Any, type[Exception]]] = [
     (1.5, TypeError),
     (float("nan"), TypeError),
@@ -119,7 +119,7 @@ NEGATIVE = (-1, -2, -128, -129, -(2**31), -(2**70))
 
 
 class Index:
-    """An int of another library, as NumPy's are."""
+    """An integer of another library, such as NumPy."""
 
     def __init__(self, value: int) -> None:
         self._value = value

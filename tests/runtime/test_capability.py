@@ -1,4 +1,4 @@
-"""Results that depend on the compute capability, on one machine with several GPU models, and what initializes nothing."""
+"""Results that depend on the compute capability, on machines with several GPU models, and which functions initialize."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch"),
 ]
 
-# In processes forked for them from one that has imported torch, which all of a group share.
+# Each test runs in a child that is forked from a process that has imported torch. The group shares that process.
 on_one_gpu = pytest.mark.simulated_machine(gpus=1)
 
 
@@ -128,7 +128,7 @@ def test_what_needs_the_accelerator_initializes_it_through_torch(call: Callable[
 
 
 def test_an_environment_that_changes_too_late_changes_nothing() -> None:
-    """After initialization functions go on acting on the accelerator, and on all of its devices."""
+    """After initialization, functions still use the accelerator and all of its devices."""
     code = """
 import os, torch
 import accelerator as acc

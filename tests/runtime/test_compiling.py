@@ -1,4 +1,4 @@
-"""The backend of torch.compile that code is to use. No accelerator takes part."""
+"""The backend for torch.compile that a program can set and read. No test needs an accelerator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import plain_environment, run
 
 
 @pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
+def _restore_backend() -> Iterator[None]:
     before = acc.get_compile_backend()
     yield
     acc.set_compile_backend(before)

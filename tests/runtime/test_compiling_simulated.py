@@ -1,4 +1,4 @@
-"""Triton on two simulated GPUs of compute capability 9.0. Other capabilities: ``test_capability.py``."""
+"""Triton on two simulated GPUs of compute capability 9.0. ``test_capability.py`` tests other capabilities."""
 
 from __future__ import annotations
 

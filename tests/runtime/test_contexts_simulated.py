@@ -1,4 +1,4 @@
-"""The context managers that make a device or a stream current: entered again, by several threads, in any order."""
+"""The contexts of devices and streams, entered twice, used by several threads, and left in any order."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_one_object_in_several_threads(name: str, made_here: bool) -> None:
     if made_here:
         made.append(MAKE[name]())
     else:
-        # The thread that made it is gone when others enter it.
+        # The thread that creates the context ends before others enter it.
         creator = threading.Thread(target=lambda: made.append(MAKE[name]()))
         creator.start()
         creator.join()

@@ -102,12 +102,12 @@ DIFFERENCES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("memory_cached()", "max_memory_cached()"), NO_ALLOCATOR),
     },
 }
-# What is free on the host changes between two calls.
+# The free memory of the host changes between two calls.
 VARYING = {"cpu": {"available_memory()", "available_memory(1)"}}
 
 
 def run_comparison(*device_types: str, environment: dict[str, str]) -> dict[str, dict[str, list[Any]]]:
-    """Compare in processes that are forked from one that has imported torch and DeepSpeed."""
+    """Return the results of both sides for each device type, from a new process."""
     program = [sys.executable, "-W", "ignore", "-m", "tests.runtime.vendor_modules", *device_types]
     child = subprocess.run(program, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT, env=environment)
     assert child.returncode == 0, child.stderr[-4000:]

@@ -1,4 +1,4 @@
-"""Every method of DeepSpeed's accelerator interface is a name here, so that the module can stand in for the object."""
+"""The package has every method of DeepSpeed's accelerator interface, so that the module can replace DeepSpeed's object."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 import accelerator as acc
 
-# DeepSpeed's methods, abstract and concrete, those that 0.19.8 added included, with the number of arguments that are passed by
-# position.
+# DeepSpeed's methods, abstract and concrete, including those that 0.19.8 added, and the number of their positional arguments.
 METHODS = {
     "is_synchronized_device": 0,
     "use_host_timers": 0,
@@ -81,7 +80,7 @@ METHODS = {
     "set_compile_backend": 1,
 }
 
-# Its properties: classes, or functions that make tensors of a list.
+# DeepSpeed's properties: classes, or functions that create a tensor from a list.
 PROPERTIES = (
     "Stream",
     "Event",
@@ -94,7 +93,7 @@ PROPERTIES = (
     "LongTensor",
 )
 
-# What belongs to DeepSpeed's selection of an accelerator; see the laws on unknown names.
+# Names with which DeepSpeed selects an accelerator. DeepSpeed uses its own modules because importing them from here fails.
 NEVER = ("get_accelerator", "set_accelerator", "abstract_accelerator", "real_accelerator", "cuda_accelerator")
 
 

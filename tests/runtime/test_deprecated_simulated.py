@@ -1,4 +1,4 @@
-"""Old names: they warn, name the successor and do what it does."""
+"""Deprecated names warn, name their successor, and do the same as it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every function that takes a device, under the CPU fallback: it takes what names the CPU and refuses everything else."""
+"""Device arguments under the CPU fallback: every function accepts those that name the CPU and raises for all others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.runtime.device_arguments import DIGITS_ARE_FINE, FUNCTIONS, HUGE, NEG
 
 
 def test_the_cpu() -> None:
-    # The ranks of a program share the CPU, each with an index of its own, so every index names the CPU.
+    # Ranks with different indices share the CPU, so every index names the CPU.
     devices = [None, 0, 1, 3, *HUGE, "cpu", "cpu:0", "cpu:1", torch.device("cpu"), torch.device("cpu", 0), Index(0), Index(2)]
     for name, device in itertools.product(FUNCTIONS, devices):
         FUNCTIONS[name](device)

@@ -1,4 +1,4 @@
-"""Every function that takes a device, on two initialized devices: valid and wrong arguments. Wrong ones change nothing."""
+"""Device arguments on two initialized devices: every function accepts valid ones. Wrong ones raise and change nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def state() -> tuple[Any, ...]:
 
 @pytest.fixture(autouse=True)
 def _not_the_defaults() -> Iterator[None]:
-    """Make device 1 and streams of our own current; no call of a test may change that."""
+    """Make device 1 and new streams current, and check that the test leaves them current."""
     acc.init()
     for index in range(2):
         torch.cuda.set_stream(torch.cuda.Stream(index))
@@ -41,7 +41,7 @@ def _not_the_defaults() -> Iterator[None]:
 
 
 def calls(devices: Iterable[Any], names: Iterable[str] = FUNCTIONS) -> Iterator[tuple[str, Any]]:
-    """Yield each function with each device, and check after each call that it changed nothing."""
+    """Yield each function's name with each device, and check after each call that the state is the same."""
     before = state()
     for name in names:
         for device in devices:

@@ -194,7 +194,7 @@ def test_compiled_devices() -> None:
     assert torch.cuda.current_device() == 0
 
 
-if not torch.__version__.startswith("2.6."):  # which can trace neither
+if not torch.__version__.startswith("2.6."):  # torch 2.6 traces neither
 
     def test_compiled_current_device() -> None:
         acc.set_device_index(1)

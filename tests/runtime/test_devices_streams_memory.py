@@ -1,4 +1,4 @@
-"""What the modules of devices, streams and memory do before initialization, at it and after a fork: each in its own process."""
+"""Devices, streams and memory before initialization, during it and after a fork. Each test runs in its own process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.runtime.device_arguments import (
     Index,
 )
 from tests.support import in_child, plain_environment, run, simulated_environment
-from tests.support.simulation_driver import is_driver_up
+from tests.support.simulation_driver import is_driver_initialized
 
 pytestmark = pytest.mark.xdist_group("machines")
 
@@ -34,7 +34,7 @@ build = torch_build.read()
 needs_simulation = pytest.mark.skipif(
     sys.platform != "linux" or build is None or build.cuda is None, reason="needs a CUDA build of torch on Linux"
 )
-# In a process forked for the test from one that has imported torch and initialized nothing.
+# The test runs in a child that is forked from a process that has imported torch and initialized nothing.
 uninitialized = pytest.mark.simulated_machine(gpus=2)
 
 
@@ -80,16 +80,16 @@ def test_nothing_initializes_that_says_so() -> None:
     assert not acc.is_initialized()
     assert acc.is_fork_safe()
     assert not torch.cuda.is_initialized()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
 
     def use() -> None:
         acc.set_device(1)
         assert torch.empty(1, device="cuda").device.index == 1
-        assert is_driver_up()
+        assert is_driver_initialized()
 
     in_child(use)
     assert not acc.is_initialized()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
 
 
 @uninitialized
@@ -100,10 +100,10 @@ def test_nothing_initializes_that_says_so() -> None:
      "device_index(0).__enter__()"],
 )  # fmt: skip
 def test_what_initializes(call: str) -> None:
-    assert not is_driver_up()
+    assert not is_driver_initialized()
     eval(f"acc.{call}")
     assert acc.is_initialized()
-    assert is_driver_up()
+    assert is_driver_initialized()
 
 
 @uninitialized
@@ -140,7 +140,7 @@ def test_wrong_devices_before_initialization() -> None:
                 with pytest.raises(ValueError, match="with an index"):
                     function(device)
     assert not acc.is_initialized()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
 
 
 @uninitialized
@@ -189,7 +189,7 @@ def test_a_child_of_an_initialized_process_is_told() -> None:
     acc.init()
     stream = acc.current_stream()
 
-    def told() -> None:
+    def use_after_fork() -> None:
         calls: list[Callable[[], object]] = [
             lambda: acc.set_device(0),
             lambda: acc.current_device(),
@@ -239,7 +239,7 @@ def test_a_child_of_an_initialized_process_is_told() -> None:
         for wrong, error in ((2, ValueError), ("cpu", ValueError), (1.5, TypeError)):
             with pytest.raises(error):
                 acc.device(wrong)  # type: ignore[arg-type]
-        # As torch's, the seeds wait for an initialization that cannot come.
+        # As in torch, seeds are deferred until the initialization, which is impossible in this child.
         torch.default_generator.manual_seed(7)
         acc.manual_seed(1), acc.manual_seed_all(1), acc.seed(), acc.seed_all()
         assert torch.initial_seed() == 7
@@ -248,7 +248,7 @@ def test_a_child_of_an_initialized_process_is_told() -> None:
         with acc.stream(None):
             pass
 
-    in_child(told)
+    in_child(use_after_fork)
 
 
 @uninitialized
@@ -287,12 +287,12 @@ def test_errors_are_no_reason_to_initialize() -> None:
     for call, error in calls:
         with pytest.raises(error) as caught:
             call()
-        # torch 2.6 answers a call that fits no form of empty() with all forms.
+        # torch 2.6 lists all signatures of empty() if the arguments match none.
         several_lines = torch.__version__.startswith("2.6.") and str(caught.value).startswith("empty() received")
         assert several_lines or "\n" not in str(caught.value), caught.value
     assert not acc.is_initialized()
     assert acc.is_fork_safe()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
 
 
 @uninitialized
@@ -300,10 +300,10 @@ def test_contexts_initialize_when_they_are_entered() -> None:
     made = [acc.device_index(device) for device in (0, 1, "cuda:1", torch.device("cuda", 1))][-1]
     assert not acc.is_initialized()
     assert acc.is_fork_safe()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
     with made, made:
         assert acc.is_initialized()
-        assert is_driver_up()
+        assert is_driver_initialized()
         assert torch.cuda.current_device() == 1
     assert torch.cuda.current_device() == 0
 
@@ -425,11 +425,11 @@ def test_the_environment_can_choose_the_cpu(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("ACCELERATOR_BACKEND", "cpu")
     assert acc.device() == torch.device("cpu")
     assert acc.is_synchronized_device()
-    assert acc.mem_get_info()[1] == acc.get_memory_info()[1]  # what is free changes by itself
+    assert acc.mem_get_info()[1] == acc.get_memory_info()[1]  # free memory varies
     acc.set_device(0)
     acc.init()
     assert not acc.is_initialized()
-    assert not is_driver_up()
+    assert not is_driver_initialized()
     refusing: list[Callable[[], object]] = [acc.cudart, acc.current_blas_handle, lambda: acc.external_stream(0)]
     for refused in refusing:
         with pytest.raises(RuntimeError, match="accelerator"):

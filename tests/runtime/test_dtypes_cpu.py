@@ -1,4 +1,4 @@
-"""What the CPU computes in where it stands in."""
+"""Supported dtypes under the CPU fallback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two simulated GPUs of compute capability 9.0 compute in, against torch.cuda where it has the same function."""
+"""Supported dtypes on two simulated GPUs of compute capability 9.0, compared with torch.cuda if it has the function."""
 
 from __future__ import annotations
 

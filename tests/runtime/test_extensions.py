@@ -1,4 +1,4 @@
-"""Op builders: registered ones, and those of a package by name."""
+"""Op builders: those that a program registers, and those that a package provides."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _write(path: Path, text: str) -> None:
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package as DeepSpeed's, in which every module notes that it was imported."""
+    """Create a package like DeepSpeed's, whose modules record that they were imported."""
     root = tmp_path / "op_builder"
     note = "from op_builder import imported; imported.append(__name__)\n"
     _write(root / "__init__.py", "__deepspeed__ = True\nimported = []\n")
@@ -104,7 +104,7 @@ def test_one_module_is_imported_for_one_name(package: Path) -> None:
 def test_a_builder_that_a_module_hands_on_is_found_there(package: Path) -> None:
     assert acc.get_op_builder("HandedBuilder").__module__ == "op_builder.parts"
     assert _imported().pop() == f"op_builder{SUFFIX}.handed"
-    # DeepSpeed's for the CPU has one that lies with CUDA's.
+    # In DeepSpeed too, the package for the CPU exports a builder that is defined in CUDA's.
     builder = acc.get_op_builder("PagesBuilder")
     assert builder.__module__ == "op_builder.pages"
     assert _imported()[0] == f"op_builder{SUFFIX}.pages"
@@ -148,7 +148,7 @@ def test_a_package_in_the_working_directory_is_not_imported(tmp_path: Path, monk
 
 
 def test_the_package_may_call_it_while_it_is_being_imported(tmp_path: Path) -> None:
-    # DeepSpeed's does, for each of its builders.
+    # DeepSpeed's package does this for each of its builders.
     root = tmp_path / "deepspeed" / "ops" / "op_builder"
     _write(root.parent.parent / "__init__.py", "")
     _write(root.parent / "__init__.py", "")

@@ -1,4 +1,4 @@
-"""Graphs under the CPU fallback: errors that say why, instead of replays that do nothing."""
+"""Graphs under the CPU fallback: their functions raise an error that names the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Capturing and replaying on two simulated GPUs, through the functions that DeepSpeed and torch.cuda have for it."""
+"""Capture and replay of graphs on two simulated GPUs, with the functions of DeepSpeed's and of torch.cuda's interface."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_replaying_before_a_capture_is_an_error() -> None:
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_graphed_callables_have_the_results_shape_and_gradients() -> None:
-    module = torch.nn.LayerNorm(3, device="cuda")  # a layer that needs no cuBLAS, which simulated GPUs have not
+    module = torch.nn.LayerNorm(3, device="cuda")  # needs no cuBLAS, which simulated GPUs lack
     sample = torch.ones(4, 3, device="cuda", requires_grad=True)
     graphed = acc.make_graphed_callables(module, (sample,), num_warmup_iters=2)
     result = graphed(torch.ones(4, 3, device="cuda", requires_grad=True))
@@ -140,7 +140,7 @@ def test_several_callables_come_back_in_order() -> None:
 
 
 def captured_by_itself(graph: Any) -> AbstractContextManager[Any]:
-    """The graph as its own context manager, on a stream that can be captured."""
+    """Return a context that captures with the graph's own context manager, on a stream that can be captured."""
     stack = ExitStack()
     stack.enter_context(acc.stream(acc.Stream()))
     stack.enter_context(graph)
@@ -153,7 +153,7 @@ CAPTURES: list[Callable[[Any], AbstractContextManager[Any]]] = [acc.capture_to_g
 @pytest.mark.parametrize("capture", [acc.capture_to_graph, captured_by_itself])
 def test_the_work_before_a_capture_is_done(capture: Callable[[Any], AbstractContextManager[Any]]) -> None:
     before, begin = torch.cuda.Event(), time.monotonic()
-    torch.cuda._sleep(200_000_000)  # simulated GPUs take as many nanoseconds for it
+    torch.cuda._sleep(200_000_000)  # on simulated GPUs, the argument is the time in nanoseconds
     before.record()
     assert not before.query() or time.monotonic() - begin >= 0.2
     with capture(acc.Graph(capture_error_mode="relaxed")):
@@ -162,7 +162,7 @@ def test_the_work_before_a_capture_is_done(capture: Callable[[Any], AbstractCont
 
 
 def refused_in(capture: Callable[[Any], AbstractContextManager[Any]], mode: Any, *, in_another_thread: bool) -> bool:
-    """Whether asking an event, which is unsafe, fails during a capture and spoils it."""
+    """Return whether a query of an event, which is unsafe during a capture, raises and invalidates the capture."""
     event, errors = torch.cuda.Event(), []
     event.record()
     torch.cuda.synchronize()
@@ -189,7 +189,7 @@ def refused_in(capture: Callable[[Any], AbstractContextManager[Any]], mode: Any,
         spoiled = True
         try:
             torch.cuda.empty_cache()
-        except RuntimeError:  # torch 2.6 overlooks that the capture is over, on GPUs too
+        except RuntimeError:  # torch 2.6 does not notice the end of the capture, on real GPUs too
             torch._C._cuda_endAllocateCurrentStreamToPool(torch.cuda.current_device(), pool)
             torch.cuda.empty_cache()
     assert spoiled == bool(errors)
@@ -221,6 +221,6 @@ def test_the_face_is_that_of_torch_s_graph() -> None:
     assert inspect.signature(acc.Graph).parameters.keys() == inspect.signature(
         torch.accelerator.Graph.__new__
     ).parameters.keys() - {"cls"}
-    # The deviation: the day that torch's works on CUDA, ours is to be built on it.
+    # Once torch's own class works on CUDA, acc.Graph should derive from it.
     with pytest.raises(RuntimeError):
         torch.accelerator.Graph()

@@ -1,4 +1,4 @@
-"""Initialization, and what lies below, on two simulated GPUs."""
+"""Initialization and low-level functions on two simulated GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import accelerator as acc
 
 
 @pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
+def _reset_sync_debug_mode() -> Iterator[None]:
     acc.init()
     yield
     torch._C._cuda_set_sync_debug_mode(0)
@@ -56,7 +56,7 @@ def outcome(function: Any) -> Any:
 
 
 def test_blas_handle_is_torch_s() -> None:
-    # cuBLAS does not start on simulated GPUs, in torch's hands neither.
+    # Both raise an error, because simulated GPUs have no cuBLAS.
     assert outcome(acc.current_blas_handle) == outcome(torch.cuda.current_blas_handle)
 
 

@@ -1,4 +1,4 @@
-"""Memory under the CPU fallback: the device's counters are 0, and what there is is the host's."""
+"""Memory under the CPU fallback: the allocator's counters are 0, and free and total memory are the host's."""
 
 from __future__ import annotations
 

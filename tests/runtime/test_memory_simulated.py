@@ -1,4 +1,4 @@
-"""What the allocators hold, on two simulated GPUs, against torch.cuda."""
+"""Statistics of the allocators on two simulated GPUs, compared with torch.cuda."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COUNTERS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_
 
 @pytest.fixture(autouse=True)
 def _different_devices() -> Iterator[None]:
-    """Device 1 holds 3 MiB and held 30 more, device 0 a KiB and two; all four counters of the two differ."""
+    """Allocate 1 KiB on device 0 (peak: 3 KiB) and 3 MiB on device 1 (peak: 33 MiB), so that their counters differ."""
     held = [torch.empty(1024, dtype=torch.uint8, device="cuda:0"), torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")]
     acc.reset_peak_memory_stats(0)
     acc.reset_peak_memory_stats(1)
@@ -44,7 +44,7 @@ def test_counters_differ() -> None:
 
 @pytest.mark.parametrize("name", ["memory_stats", "memory_stats_as_nested_dict"])
 def test_statistics_are_torch_s(name: str) -> None:
-    # torch.cuda has more statistics than torch.accelerator, which 2.6 has none of.
+    # torch.cuda returns more statistics than torch.accelerator, which has no such function in torch 2.6.
     module = torch.accelerator if hasattr(torch.accelerator, name) else torch.cuda
     for device in (None, 0, 1, "cuda:0"):
         ours, theirs = getattr(acc, name)(device), getattr(module, name)(device)

@@ -1,4 +1,4 @@
-"""Pinned memory under the CPU fallback: plain memory, and the same tensors."""
+"""Pinned memory under the CPU fallback: new tensors are not pinned, and pinning returns the same tensor."""
 
 from __future__ import annotations
 

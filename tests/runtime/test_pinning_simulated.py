@@ -27,7 +27,7 @@ def test_pinned_copies_hold_the_same_data() -> None:
     "tensor", [torch.arange(6.0).view(2, 3), torch.arange(5), torch.tensor(3, dtype=torch.int8), torch.empty(0)]
 )
 def test_addresses_are_aligned_as_asked(tensor: torch.Tensor) -> None:
-    # Of so many buffers some are not aligned by chance.
+    # Four buffers, because one may be aligned by chance.
     kept = [acc.pin_memory(tensor, align_bytes=1 << 21) for _ in range(4)]
     for pinned in kept:
         assert pinned.data_ptr() % (1 << 21) == 0
@@ -73,7 +73,7 @@ def test_memory_can_be_registered_once_at_a_time() -> None:
     assert not acc.is_pinned(tensor)
     with pytest.raises(RuntimeError, match="CUDA refused"):
         acc.unregister_host_memory(address)
-    torch.zeros(2, device="cuda")  # CUDA has forgotten the errors, which would come up here
+    torch.zeros(2, device="cuda")  # would raise if the errors above were still pending in CUDA
 
 
 def test_no_alignment_is_asked_for() -> None:

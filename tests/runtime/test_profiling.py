@@ -1,4 +1,4 @@
-"""Ranges: every one that is pushed is popped, from the stack that it is on. No accelerator takes part."""
+"""Profiler ranges: each is popped from the stack that it was pushed on. No test needs an accelerator."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from accelerator._torch import bindings
 
 
 class Stack(list[str]):
-    """A domain, or NVTX itself, that notes what is pushed and popped."""
+    """A stand-in for NVTX or one of its domains: the list of ranges that are pushed and not popped."""
 
     def push_range(self, message: str, category: str | None = None) -> None:
         self.append(message if category is None else f"{message} ({category})")
@@ -108,7 +108,7 @@ def test_annotations_pop_on_exceptions_and_nest(default: Stack, domains: dict[st
 def test_annotations_decorate(default: Stack) -> None:
     @acc.annotate("count down")
     def count_down(depth: int) -> list[str]:
-        """Count."""
+        """Count down to 0."""
         return count_down(depth - 1) if depth else list(default)
 
     assert count_down.__name__ == "count_down"

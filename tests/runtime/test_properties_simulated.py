@@ -1,4 +1,4 @@
-"""What devices are and can do, and what torch was built for, on two simulated GPUs."""
+"""Properties of devices, access between devices, and torch's architectures, on two simulated GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seeds, states and generators under the CPU fallback: those of the CPU's generator."""
+"""Seeds, states and generators under the CPU fallback: the functions use the CPU's generator."""
 
 from __future__ import annotations
 

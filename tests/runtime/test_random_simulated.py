@@ -1,4 +1,4 @@
-"""Seeds, states and generators on two simulated GPUs, against torch.cuda where it has the same function."""
+"""Seeds, states and generators on two simulated GPUs, compared with torch.cuda if it has the function."""
 
 from __future__ import annotations
 

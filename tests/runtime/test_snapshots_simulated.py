@@ -1,4 +1,4 @@
-"""Summaries, snapshots and the history of memory on two simulated GPUs, against torch.cuda."""
+"""Summaries, snapshots and the history of memory on two simulated GPUs, compared with torch.cuda."""
 
 from __future__ import annotations
 

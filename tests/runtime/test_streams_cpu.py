@@ -1,4 +1,4 @@
-"""Streams, and what lies below, under the CPU fallback."""
+"""Streams, events and low-level functions under the CPU fallback."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from accelerator import streams
 
 
 def state() -> tuple[int, int, int]:
-    """The current device, and the addresses of the current streams of both."""
+    """Return the current device and the addresses of the current streams of both devices."""
     return torch.cuda.current_device(), *(torch.cuda.current_stream(index).cuda_stream for index in range(2))
 
 
@@ -53,7 +53,7 @@ def test_context_restores(create: Callable[[int], torch.Stream], index: int) -> 
 
 
 def test_context_is_torch_s() -> None:
-    """The states that torch.cuda.stream goes through, and ours, with the same changes inside."""
+    """Nested contexts lead to the same states as those of torch.cuda.stream, also if the program changes streams inside."""
     first, second, third = torch.cuda.Stream(0), torch.cuda.Stream(1), torch.cuda.Stream(1)
 
     def observed(stream: Any) -> list[tuple[int, int, int]]:

@@ -1,5 +1,5 @@
-"""``torch.compile(fullgraph=True)``: what it traces of torch's own calls it traces of ours, with the same values and the same
-state left behind. torch decides which those are.
+"""``torch.compile(fullgraph=True)`` traces a function of this package if it traces torch's function of that name. Value and
+state afterwards are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.support import plain_environment, run, simulated_environment
 build = torch_build.read()
 on_2_6 = torch.__version__.startswith("2.6.")
 
-# A program for each call, of the module that has it; the names are the same in ours and in at least one of torch's.
+# A program for each function that this package and torch.accelerator or torch.cuda have; ``api`` is one of these modules.
 PROGRAMS: dict[str, Callable[[Any], Any]] = {
     name: (lambda api, name=name: getattr(api, name)())
     for name in (
@@ -43,18 +43,18 @@ PROGRAMS |= {
     "current_stream, with an index": lambda api: api.current_stream(0),
     "manual_seed": lambda api: api.manual_seed(1),
 }
-# Their values are new ones each time, or what the other's tracing left behind.
+# Their values differ in each call, or depend on what was traced before, so the test does not compare them.
 ONLY_TRACED = ("graph_pool_handle", "is_initialized")
-# They leave another state each time.
+# They leave a different state in each call.
 SEEDED_RANDOMLY = ("seed", "seed_all")
-# Without a device torch.cuda's do nothing; ours give the CPU's state, which torch.compile does not trace, or an error.
+# Without a device torch.cuda's functions do nothing. Ours raise, or use the CPU's generator, which is not traceable.
 NOT_ON_THE_CPU = ("get_rng_state_all", "graph_pool_handle", "manual_seed")
-# torch 2.6 trips over a float that a function of others gives as a constant: it looks for an attribute that it has elsewhere.
+# torch 2.6 cannot trace a function outside torch that returns a float as a constant.
 NOT_ON_2_6 = ("get_per_process_memory_fraction",)
 
 
 def traced(api: Any, program: Callable[[Any], Any]) -> tuple[bool, Any]:
-    """Whether a program can be traced, and what it gives."""
+    """Return whether a program can be traced, and its value."""
     torch._dynamo.reset()
     compiled = torch.compile(lambda tensor: (tensor + 1, program(api)), backend="eager", fullgraph=True)
     try:
@@ -66,7 +66,7 @@ def traced(api: Any, program: Callable[[Any], Any]) -> tuple[bool, Any]:
 
 
 def state() -> tuple[Any, ...]:
-    """What a program may leave behind."""
+    """Return the state that a program may change."""
     host = torch.initial_seed(), torch.get_rng_state().tolist()
     if not torch.cuda.is_initialized():
         return host
@@ -77,7 +77,7 @@ def state() -> tuple[Any, ...]:
 
 
 def begin() -> tuple[Any, ...]:
-    """One state, in which the programs of all modules start."""
+    """Reset the state before a program runs, and return it."""
     torch.default_generator.manual_seed(7)
     if torch.cuda.is_initialized():
         torch.cuda.set_device(1)
@@ -87,7 +87,7 @@ def begin() -> tuple[Any, ...]:
 
 
 def differences() -> list[str]:
-    """What torch traces and we do not, or otherwise, in this process."""
+    """Return the functions that torch traces and this package does not, or with another value or state."""
     warnings.simplefilter("ignore")
     differing: list[str] = []
     for name, program in PROGRAMS.items():
@@ -105,7 +105,7 @@ def differences() -> list[str]:
             ours_traces, ours = traced(acc, program)
             our_state = state()
             if name in SEEDED_RANDOMLY:
-                # Under the CPU fallback ours seeds the CPU, and torch.cuda's seeds nothing.
+                # Under the CPU fallback our function seeds the CPU's generator; torch.cuda's does nothing.
                 their_state, our_state = (their_state != begun or not acc.device_count(),), (our_state != begun,)
             if not ours_traces or our_state != their_state:
                 differing.append(f"{name} of {api.__name__}: torch gives {theirs}")
@@ -125,7 +125,7 @@ def _run_differences(environment: dict[str, str], prelude: str = "") -> list[str
 def test_all_that_torch_traces_with_two_devices() -> None:
     *lines, differing = _run_differences(simulated_environment(gpus=2), "torch.cuda.init(); torch.cuda.set_device(1)")
     assert differing == "differing []"
-    # 2.6 traces little, newer releases what these do at least.
+    # torch 2.6 traces few functions. Newer releases trace at least these.
     least = {"is_available", "current_device"} if build and build.version.startswith("2.6.") else {
         "is_available", "current_device_index", "current_accelerator", "current_stream", "synchronize", "set_stream",
     }  # fmt: skip
@@ -193,7 +193,7 @@ def test_effects_come_at_every_call_and_not_while_tracing() -> None:
         for index in (0, 1, 0):
             torch.cuda.set_device(index)
             _, current_index, stream = compiled(torch.ones(2))
-            # On torch 2.6 the stream is one of torch.cuda, which equals no other.
+            # In torch 2.6 it is a torch.cuda.Stream, which does not equal a torch.Stream.
             wanted = torch.accelerator.current_stream()
             assert (current_index, stream.stream_id, stream.device_index) == (index, wanted.stream_id, index)
             assert stream == wanted or torch.__version__.startswith("2.6.")
@@ -205,7 +205,7 @@ def test_effects_come_at_every_call_and_not_while_tracing() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch for simulated GPUs")
 def test_what_replaces_calls_of_torch_is_traced() -> None:
-    """Functions without a namesake in torch that the guide recommends in place of torch's, which are traced."""
+    """The guide recommends these functions in place of traceable calls of torch, so they are traced too."""
     code = """
 import torch
 import accelerator as acc

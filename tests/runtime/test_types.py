@@ -1,4 +1,4 @@
-"""Types as a user of the package sees them: type hints at run time, and a user's file under strict type checkers."""
+"""The types of public names: type hints at run time, and strict type checkers on a file that uses every public name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import accelerator as acc
 from tests.support import ROOT, plain_environment, run
 
-# A call for each function, generated from its signature: a parameter of its own type for each of its parameters.
+# The start of the file. A generated call of each function follows, with arguments of the annotated types.
 HEADER = """\
 # pyright: reportUnusedImport=false, reportDeprecated=false
 import os
@@ -67,7 +67,7 @@ def use_values() -> None:
 
 
 def public_names() -> list[tuple[str, str]]:
-    """Return each public name of the package and its two public modules: as users write it, and as part of an identifier."""
+    """Return the public names of the package and its two public modules: as users write them, and as identifiers."""
     modules = {"acc": acc.__all__, "acc.checkpointing": acc.checkpointing.__all__, "acc.simulation": acc.simulation.__all__}
     return [(f"{module}.{name}", f"{module}.{name}".replace(".", "_")) for module, names in modules.items() for name in names]
 
@@ -86,7 +86,7 @@ def user_file() -> str:
             by_name = parameter.kind is parameter.KEYWORD_ONLY
             arguments.append(f"{prefix}{f'{parameter.name}=' if by_name else ''}{parameter.name}")
         if "_P.args" in "".join(parameters):
-            continue  # a caller cannot write this type; these calls are written by hand
+            continue  # callers cannot write this type, so BY_HAND calls these functions
         calls.append(f"def use_{name}({', '.join(parameters)}) -> None:\n    {path}({', '.join(arguments)})\n\n")
     return HEADER + "\n".join(calls) + BY_HAND
 
@@ -121,7 +121,7 @@ def test_a_users_file_passes_mypy(tmp_path: Path) -> None:
     program = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(file)]
     environment = {**os.environ, "MYPYPATH": str(ROOT)}
     checked = subprocess.run(program, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False, timeout=900)
-    assert "accelerator" in checked.stdout or checked.returncode == 0, checked.stderr
+    assert checked.returncode in (0, 1), checked.stderr  # 1: there are errors, which may be in other files
     assert [line for line in checked.stdout.splitlines() if line.startswith("user.py")] == []
 
 

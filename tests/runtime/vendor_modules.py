@@ -1,8 +1,8 @@
 """Compare DeepSpeed's accelerator classes with this package, on stand-ins for the vendors' torch modules.
 
 ``python -m tests.runtime.vendor_modules DEVICE_TYPE...`` prints, as JSON, a line for each device type with the two results
-of each method that needs no hardware. The stand-ins replace what is outside of both: torch's bindings for the accelerator, and
-the vendor's module. "cuda" needs simulated GPUs, "cpu" a process without an accelerator.
+of each method that needs no hardware. The stand-ins replace torch's bindings for the accelerator and the vendor's module.
+"cuda" needs simulated GPUs, "cpu" a process without an accelerator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 DEVICES = 2
 
-# Methods by the arguments of each call.
+# The arguments of each call of a method.
 CALLS: dict[str, tuple[tuple[Any, ...], ...]] = {
     **dict.fromkeys(("is_synchronized_device", "use_host_timers", "resolves_data_dependency"), ((),)),
     **dict.fromkeys(("handles_memory_backpressure", "current_device", "current_device_name", "device_count"), ((),)),
@@ -49,7 +49,7 @@ CALLS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "get_op_builder": (("NoSuchBuilder",),),
 }
 PROPERTIES = ("Stream", "Event")
-# They copy tensors to the device, register memory with its driver, or capture its work.
+# These methods copy tensors to the device, register memory with its driver, or capture its work.
 NEED_HARDWARE = {
     *("BFloat16Tensor", "ByteTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor", "LongTensor"),
     *("pin_memory", "pin_empty", "pin_empty_like", "unpin_memory", "is_pinned"),
@@ -70,11 +70,11 @@ CLASSES = {
 
 
 class Graph:
-    """A vendor's class of graphs."""
+    """A stand-in for a vendor's class of graphs."""
 
 
 class Generator:
-    """A generator of a device, which remembers its seed."""
+    """A stand-in for a generator of a device, which uses one of the CPU's."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self._generator = device, torch.Generator()
@@ -83,7 +83,7 @@ class Generator:
 
 
 def vendor_module(device_type: str) -> ModuleType:
-    """Return a module with the functions that vendors' modules have; figures differ from one another."""
+    """Return a module with the functions of the vendors' modules. Different figures of memory have different values."""
     generators = tuple(Generator(torch.device(device_type, index)) for index in range(DEVICES))
 
     def index_of(device: int | None) -> int:
@@ -147,8 +147,8 @@ def vendor_module(device_type: str) -> ModuleType:
 
 
 def install(device_type: str) -> None:
-    """Make a stand-in torch's accelerator, before either side is imported."""
-    if device_type not in ("hpu", "xpu", "mps"):  # torch has these device types
+    """Make a stand-in module torch's accelerator. Call this before importing DeepSpeed's class or this package."""
+    if device_type not in ("hpu", "xpu", "mps"):  # torch knows these device types
         torch.utils.rename_privateuse1_backend(device_type)
     module = vendor_module(device_type)
     setattr(torch, device_type, module)
@@ -164,7 +164,7 @@ def install(device_type: str) -> None:
     def no_allocator(*arguments: Any) -> Any:
         raise RuntimeError("device_allocator INTERNAL ASSERT FAILED")
 
-    # Tensors of the device are the CPU's.
+    # Tensors of the device are created on the CPU.
     create: Any = torch.empty
     torch.empty = lambda *size, device=None, **options: create(*size, **options)  # type: ignore[assignment]
     bindings: Any = torch._C
@@ -180,17 +180,17 @@ def install(device_type: str) -> None:
 
 
 def outcome(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Return what a call returns, in a form that can be compared, or the type of its error."""
+    """Return the result of a call in a form that can be compared, or the type of its error."""
     try:
         value = comparable(function(*arguments))
-        # DeepSpeed's changes a mapping, ours returns it too.
+        # DeepSpeed's method changes a mapping. Ours returns it too.
         return comparable(arguments[0]) if arguments and isinstance(arguments[0], dict) else value
     except Exception as error:
         return f"raises {type(error).__name__}"
 
 
 def copied(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments with new mappings, which a call may change."""
+    """Return the arguments with copies of the mappings, because a call may change them."""
     return tuple(dict(each) if isinstance(each, dict) else each for each in arguments)
 
 
@@ -217,8 +217,8 @@ def comparable(value: Any) -> Any:
 
 
 def compare(device_type: str) -> dict[str, tuple[Any, Any]]:
-    """Return the two results of each call: DeepSpeed's and ours."""
-    # DeepSpeed has imported this package, in search of a package of its own of the same name.
+    """Return the results of each call: that of DeepSpeed's class and that of this package."""
+    # DeepSpeed searches for its own package called ``accelerator`` and so has imported this one.
     for name in [name for name in sys.modules if name.partition(".")[0] == "accelerator"]:
         del sys.modules[name]
     if device_type not in ("cuda", "cpu"):
@@ -246,14 +246,14 @@ def missing(*arguments: Any) -> Any:
 
 
 def main(*device_types: str) -> None:
-    """Compare each device type in a process of its own."""
-    # They take long; once for all.
+    """Compare each device type in a forked child, or a single one in this process."""
+    # Importing these takes long, so all children share the import.
     import deepspeed  # noqa: F401
     import torch._dynamo  # noqa: F401
 
     for chosen in device_types:
         sys.stdout.flush()
-        # torch may refuse CUDA and its fallback in a forked child, because DeepSpeed has counted devices.
+        # A single type needs no fork. torch may refuse CUDA in a forked child, because DeepSpeed has counted devices.
         child = os.fork() if len(device_types) > 1 else 0
         if child == 0:
             print("\n" + json.dumps([chosen, compare(chosen)]), flush=True)

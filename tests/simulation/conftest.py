@@ -1,4 +1,4 @@
-"""What tests of the simulation share that call it below torch."""
+"""Fixtures for tests that call the simulated CUDA runtime without torch."""
 
 from __future__ import annotations
 

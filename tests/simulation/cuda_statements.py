@@ -1,12 +1,12 @@
-"""Makes a torch without CUDA state CUDA's types in its operator database, as on a GPU of capability 9.0.
+"""Makes the operator database of a CPU build of torch list CUDA's types, as on a GPU of compute capability 9.0.
 
-Import it before ``operators``, in a process that does nothing else.
+Import it before ``operators``, in a process of its own: it patches torch.
 """
 
 from __future__ import annotations
 
 import torch
-import torch._dynamo  # reads the version of CUDA when it is imported
+import torch._dynamo  # reads torch.version.cuda when it is imported, so import it before the change below
 
 DEVICE = "cuda" if torch.version.cuda else "cpu"
 if DEVICE == "cpu":

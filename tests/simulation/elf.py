@@ -14,7 +14,7 @@ class Symbol(NamedTuple):
 
 
 class ElfSymbols:
-    """The dynamic symbols of a 64-bit little-endian ELF file."""
+    """The defined and the undefined dynamic symbols of a 64-bit little-endian ELF file."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -31,7 +31,7 @@ class ElfSymbols:
             del self._data
 
     def _read_sections(self) -> dict[int, tuple[int, int, int]]:
-        """Offset, size and linked section's offset by section type; each type read here occurs once."""
+        """Return offset, size and the linked section's offset by section type. Each type that is read occurs once."""
         (table,) = struct.unpack_from("<Q", self._data, 0x28)
         size, count = struct.unpack_from("<HH", self._data, 0x3A)
         headers = [struct.unpack_from("<IIQQQQII", self._data, table + i * size) for i in range(count)]
@@ -52,7 +52,7 @@ class ElfSymbols:
         return symbols
 
     def _read_versions(self) -> dict[int, str]:
-        """Version names by index: the nodes a library asks for, and those it defines."""
+        """Return version names by index: those that the library needs and those that it defines."""
         verneed, verdef = 0x6FFFFFFE, 0x6FFFFFFD
         names: dict[int, str] = {}
         if verneed in self._sections:
@@ -71,7 +71,7 @@ class ElfSymbols:
             entry, _, strings = self._sections[verdef]
             while True:
                 _, flags, index, _, _, first, following = struct.unpack_from("<HHHHIII", self._data, entry)
-                if not flags & 1:  # the first one is the library itself
+                if not flags & 1:  # the entry with this flag names the library itself
                     names[index] = self._text(strings + struct.unpack_from("<I", self._data, entry + first)[0])
                 if not following:
                     break

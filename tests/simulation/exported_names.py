@@ -1,10 +1,10 @@
-"""Writes the lists of names that NVIDIA's libraries export, for the stubs of what is not simulated.
+"""Writes lists of the functions that NVIDIA's libraries export. Functions that are not simulated get stubs from them.
 
     python -m tests.simulation.exported_names DIRECTORY...
 
 Each directory holds installed or unpacked CUDA wheels: those of the runtime and of CUPTI for each CUDA major, NVML's
-headers (nvidia-nvml-dev) and NCCL. The names come from the symbol tables; of the driver and NVML, which no wheel has, from
-their headers.
+headers (nvidia-nvml-dev) and NCCL. The names come from the symbol tables of the libraries. No wheel contains the driver or
+NVML, so their names come from their headers.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LIBRARIES = {
 
 
 def symbols(path: Path) -> set[str]:
-    """The functions that a library exports."""
+    """Return the functions that a library exports."""
     return {symbol.name for symbol in ElfSymbols(path).defined if re.match(r"_{0,2}(cuda|cupti|p?nccl)[A-Z]", symbol.name)}
 
 
 def driver_functions(header: str) -> set[str]:
-    """The functions that cuda.h declares, and their variants for another default stream."""
+    """Return the functions that cuda.h declares, and their variants for another default stream."""
     declared = set(re.findall(r"\bCUresult\s+(?:CUDAAPI\s+)?(cu[A-Z]\w*)\s*\(", header))
     declared |= set(re.findall(r"#define\s+cu[A-Z]\w*\s+(?:__CUDA_API_\w+\()?(cu[A-Z]\w*)", header))
     variants = {f"{name}_{suffix.lower()}" for suffix, name in re.findall(r"__CUDA_API_(PT[SD][ZS])\((cu[A-Z]\w*)\)", header)}
@@ -38,13 +38,16 @@ def driver_functions(header: str) -> set[str]:
 
 
 def management_functions(header: str) -> dict[str, bool]:
-    """The functions that nvml.h declares, and whether their first argument is a device."""
+    """Return the functions that nvml.h declares, and whether their first argument is a device."""
     declarations = re.findall(r"\b(?:nvmlReturn_t|char\*)\s+(?:DECLDIR\s+)?(nvml\w+)\s*\(\s*(?:const\s+)?(\w+)", header)
     return {name: argument.startswith("nvmlDevice_t") for name, argument in declarations}
 
 
 def stub(function: str, exported: set[str]) -> str:
-    """The line of a function: a variant does the same as its function, for another default stream or as NCCL's profiler."""
+    """Return the line that lists a function.
+
+    The line of a variant (for another default stream or NCCL's profiler) also names the original function.
+    """
     function_of_variant = re.sub(r"_pt[sd][zs]$", "", function.removeprefix("p") if function.startswith("pnccl") else function)
     if function_of_variant != function and function_of_variant in exported:
         return f"VARIANT({function}, {function_of_variant})"

@@ -1,14 +1,15 @@
-"""``python -m tests.simulation.make_dtype_tables``: write the installed torch's table of ``_kernels/dtypes.json``.
+"""Writes the installed torch's table of ``_kernels/dtypes.json``.
 
-Run it on a simulated machine: ``python -m accelerator simulate --gpus 1 -- python -m tests.simulation.make_dtype_tables``,
-until it prints that nothing changed. PyTorch's operator database (OpInfo) states for each entry which types CUDA supports.
+Run it on a simulated machine, repeatedly until it prints that nothing changed::
 
-A build of torch without CUDA makes its table too, without a simulated machine: the database states CUDA's types there as well,
-and the CPU's kernels show which types they lack. The next newer table says which ops compute in a wider type meanwhile.
+    python -m accelerator simulate --gpus 1 -- python -m tests.simulation.make_dtype_tables
 
-An op refuses a type if an entry runs it on a type that the CPU supports and CUDA does not, unless the op's own entry says that
-CUDA supports it. An op is computed in a wider type if an entry with CUDA's support fails because the CPU's kernel does not
-implement the type.
+PyTorch's operator database (OpInfo) lists the types that CUDA supports for each entry. An op refuses a type if an entry runs
+it on a type that the CPU supports and CUDA does not, unless the op's own entry says that CUDA supports it. An op is computed
+in a wider type if CUDA supports an entry that fails because the CPU's kernel does not implement the type.
+
+A CPU build of torch makes its table without a simulated machine: its database lists CUDA's types too, and its kernels show
+which types they lack. While entries run, the next newer version's table says which ops are computed in a wider type.
 """
 
 from __future__ import annotations
@@ -37,29 +38,30 @@ if TYPE_CHECKING:
 
 DEVICE = cuda_statements.DEVICE
 FILE = ROOT / "accelerator/simulation/_kernels/dtypes.json"
-# The types of which the database states for every op whether CUDA supports them (torch's test_dtypes holds it to that).
+# For these types the database says of every op whether CUDA supports them (torch's test_dtypes checks that).
 STATED = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 }
-# What the CPU's kernels say of a type that they do not support.
+# Error messages of CPU kernels that do not support a type.
 UNSUPPORTED = "not implemented for|Expected self to be a floating|nansum does not support complex"
-SAMPLES, RUNS = 40, 8  # the database has up to thousands of samples of an entry
-# The CPU's kernels refuse these types of its own samples, or the database does not name them. From torch's sources.
+SAMPLES, RUNS = 40, 8  # an entry has up to thousands of samples
+# Refused types, from torch's sources, that the database does not show: the CPU's kernels refuse its samples of these types,
+# or it does not list the types.
 ALSO_REFUSED = {
     "convolution": "uint8 int8 int16 int32 int64",
     "native_dropout": "bool uint8 int8 int16 int32 int64",
     "_upsample_bicubic2d_aa": "uint8",
     "max_pool2d_with_indices": "uint8 int8 int16 int32 int64",
 }
-# These support every type, and the database has no entries of them.
+# These ops support every type. The database has no entries for them.
 COPIES = {"copy", "_to_copy", "fill", "zero", "empty", "empty_strided", "index_put", "_index_put_impl"}
 # Decompositions and torch's own kernels handle these.
 NOT_WIDENED = re.compile(r"_fft_|_local_scalar_dense")
 
 
 class Ran(NamedTuple):
-    """The ops that a call of an entry ran, and the op that failed."""
+    """The ops, with their types, that a call of an entry ran, and the first that failed."""
 
     ops: set[tuple[str, torch.dtype]]
     failed: tuple[str, torch.dtype] | None
@@ -68,7 +70,7 @@ class Ran(NamedTuple):
 class Recorder(TorchDispatchMode):
     def __init__(self, widened: dict[str, set[torch.dtype]]) -> None:
         super().__init__()
-        self.widened = widened  # by op: the types that this mode, not a simulated GPU, computes in wider ones
+        self.widened = widened  # by op: types that this mode computes in wider ones, in place of a simulated GPU
         self.ops: set[tuple[str, torch.dtype]] = set()
         self.failed: tuple[str, torch.dtype] | None = None
 
@@ -86,7 +88,7 @@ class Recorder(TorchDispatchMode):
             if op[1] not in self.widened.get(op[0], ()):
                 self.failed = self.failed or op
                 raise
-            self.ops.add(op)  # also if the CPU's kernel supports no wider type: a decomposition replaces it
+            self.ops.add(op)  # even if the next line fails: a decomposition replaces a kernel that supports no wider type
             result = compute_widened(function, args, kwargs, op[1])
         if op:
             self.ops.add(op)
@@ -126,14 +128,14 @@ def make_table(known: dict[str, set[torch.dtype]]) -> dict[str, dict[str, set[to
     """Return the types that each op refuses and those that are computed in a wider type.
 
     Args:
-        known: The types that are computed in a wider type already, so that their ops do not fail.
+        known: By op, the types that are already computed in a wider type, so that they do not fail.
     """
     refused: dict[str, set[torch.dtype]] = defaultdict(set)
     widened: dict[str, set[torch.dtype]] = defaultdict(set)
     entries = {name: op for name, op in operators.entries().items() if not name.startswith("jiterator")}
     for name, op in entries.items():
         cpu, cuda = op.supported_dtypes("cpu"), op.supported_dtypes("cuda")
-        for dtype in (cpu - cuda) & STATED if cuda else ():  # without types, CUDA has no kernel
+        for dtype in (cpu - cuda) & STATED if cuda else ():  # an entry without CUDA types has no CUDA kernel
             for sample in samples(op, dtype, False):
                 ran = run(op, sample, False)
                 for short_name, first in ran.ops if ran.failed is None else ():
@@ -163,7 +165,7 @@ def make_table(known: dict[str, set[torch.dtype]]) -> dict[str, dict[str, set[to
 
 
 def grouped(by_op: dict[str, set[torch.dtype]]) -> dict[str, str]:
-    """Group ops by their types."""
+    """Return the names of ops by their types."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name, dtypes in by_op.items():
         if dtypes:
@@ -173,14 +175,14 @@ def grouped(by_op: dict[str, set[torch.dtype]]) -> dict[str, str]:
 
 @functools.cache
 def rules() -> ModuleType:
-    """Return the module that reads the tables; without simulated GPUs it is loaded apart from its package."""
+    """Return the module that reads the tables. Without simulated GPUs, load it without its package."""
     if DEVICE == "cuda":
         return sys.modules["_accelerator_simulation._kernels.dtypes"]
     spec = importlib.util.spec_from_file_location("dtypes", FILE.with_suffix(".py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # for the annotations of its named tuple
+    sys.modules[spec.name] = module  # the annotations of its NamedTuple refer to the module by name
     spec.loader.exec_module(module)
     return module
 
@@ -193,7 +195,7 @@ def main() -> int:
     if DEVICE == "cuda":
         table_in_use = dtypes._table()
         known = {name: set(rule.widened) for name, rule in table_in_use.items()}
-        for name, rule in list(table_in_use.items()):  # nothing is refused meanwhile, so that every entry runs
+        for name, rule in list(table_in_use.items()):  # refuse nothing, so that every entry runs
             table_in_use[name] = rule._replace(refused=frozenset())
     else:
         newer = min((v for v in tables if release(v) > release(version)), key=release)

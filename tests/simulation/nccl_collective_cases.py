@@ -1,4 +1,4 @@
-"""Cases of collectives, messages and groups. Every function is one rank's part."""
+"""Test cases of collectives, messages and groups. Each rank runs the function of a case."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TYPES = (
 )
 INT64, FLOAT32 = 4, 7
 SUM, PROD, MAX, MIN, AVG = range(5)
-BROAD = 270_003  # bytes: more than one step of any collective takes
+BROAD = 270_003  # bytes; every collective needs several steps to transfer them
 
 
-# ---- Data, and what is to come out. ----
+# ---- Inputs and expected results. ----
 
 
 def values(rank: int, size: int, type_code: int) -> torch.Tensor:
-    """The input of a rank, the same in every process."""
+    """Return the input of a rank, which every process can compute."""
     generator = torch.Generator().manual_seed(1000 * rank + type_code)
     small = torch.randint(1 if type_code in (1, 3, 5) else -3, 5, (size,), generator=generator)
     dtype = TYPES[type_code]
@@ -45,7 +45,7 @@ def values(rank: int, size: int, type_code: int) -> torch.Tensor:
 
 
 def combined(parts: list[torch.Tensor], type_code: int, op: int) -> torch.Tensor:
-    """The reduction in the order of the ranks, rounded once at the end."""
+    """Return the expected reduction, computed in the order of the ranks and rounded once at the end."""
     dtype = TYPES[type_code]
     exact = dtype if dtype in (torch.float32, torch.float64) else torch.float32 if dtype.is_floating_point else torch.int64
     total = parts[0].to(exact)
@@ -57,7 +57,7 @@ def combined(parts: list[torch.Tensor], type_code: int, op: int) -> torch.Tensor
             total = total * other if op == PROD else torch.maximum(total, other) if op == MAX else torch.minimum(total, other)
     if op == AVG:
         if exact == torch.int64:
-            wrapped = total.to(dtype).to(exact)  # the sum is of the type before it is divided
+            wrapped = total.to(dtype).to(exact)  # the sum wraps around in its type before the division
             return torch.div(wrapped, len(parts), rounding_mode="trunc").to(dtype)
         total = total / len(parts)
     return total.to(dtype)
@@ -68,17 +68,17 @@ def same(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def blank(size: int, type_code: int) -> torch.Tensor:
-    """Memory that holds none of the expected results."""
+    """Return an output buffer with values that no test expects."""
     return torch.full((size * TYPES[type_code].itemsize,), 0x5A, dtype=torch.uint8).view(TYPES[type_code])
 
 
 def sizes(place: Place, type_code: int) -> tuple[int, ...]:
-    # Steps are shorter with many ranks, and there is more to compare with.
+    # With many ranks fewer bytes need several steps, and comparisons take longer.
     return 0, 1, 7, 1001, (BROAD if place.ranks < 8 else BROAD // 13) // TYPES[type_code].itemsize + 1
 
 
 def reductions(place: Place, type_code: int) -> int:
-    """Every reduction of one type in every collective that reduces; gives the count of comparisons."""
+    """Run every reduction of one type in every collective that reduces. Return the number of comparisons."""
     comm, n, rank, count = place.comm(), place.ranks, place.rank, 0
     for op in range(5):
         for size in sizes(place, type_code) if op in (SUM, MAX) else (7,):
@@ -110,7 +110,7 @@ def reductions(place: Place, type_code: int) -> int:
 
 
 def movements(place: Place, type_code: int) -> int:
-    """Every collective that only moves values."""
+    """Run every collective that moves values without reducing them. Return the number of comparisons."""
     comm, n, rank, count = place.comm(), place.ranks, place.rank, 0
     for size in sizes(place, type_code):
         length = ctypes.c_size_t(size)
@@ -150,7 +150,7 @@ def movements(place: Place, type_code: int) -> int:
 
 
 def edge_values(place: Place) -> dict[str, list[float]]:
-    """NaN, infinities, subnormal values and what is too large for a type."""
+    """Return reductions of NaN, infinities, subnormal values and values that are too large for a type."""
     comm = place.comm()
     reports = {}
     edges = [float("nan"), float("inf"), -float("inf"), 6e-8, -0.0, 440.0, 60000.0, 1e38]
@@ -165,7 +165,7 @@ def edge_values(place: Place) -> dict[str, list[float]]:
 
 
 def halves(place: Place) -> bool:
-    """Every half and every small float there is comes through the conversion unharmed."""
+    """Check that a maximum of equal inputs preserves every value of the 16-bit and 8-bit floating-point types."""
     comm = place.comm()
     for type_code, width in ((6, 16), (9, 16), (10, 8), (11, 8)):
         codes = torch.arange(2**width).to(torch.int32).to(torch.uint8 if width == 8 else torch.int16)
@@ -183,7 +183,7 @@ def halves(place: Place) -> bool:
 
 
 def factors(place: Place) -> int:
-    """Sums of values that were multiplied before, each rank with its own factor."""
+    """Run sums in which each rank multiplies its values by its own factor. Return the number of sums."""
     comm, n, rank, count = place.comm(), place.ranks, place.rank, 0
     for type_code in (0, 2, 4, 6, 7, 8, 9):
         for residence in (0, 1):
@@ -215,7 +215,7 @@ def factors(place: Place) -> int:
 
 
 def ring(place: Place, size: int, rounds: int) -> bool:
-    """Everybody sends to the next and receives from the previous at once, more than any mailbox holds."""
+    """Send to the next rank and receive from the previous rank in one group."""
     comm, n, rank = place.comm(), place.ranks, place.rank
     for turn in range(rounds):
         sent = values((rank + turn) % n, size, FLOAT32)
@@ -229,7 +229,7 @@ def ring(place: Place, size: int, rounds: int) -> bool:
 
 
 def cross(place: Place, size: int) -> bool:
-    """All pairs at once, each with two messages of different sizes, oneself included; receives are posted in disorder."""
+    """Send two messages of different sizes to every rank, itself included, in one group. Receive in another order."""
     comm, n, rank = place.comm(), place.ranks, place.rank
     sent = {(peer, i): values(100 * rank + 10 * peer + i, size + i * 13 + peer, FLOAT32) for peer in range(n) for i in (0, 1)}
     got = {(peer, i): blank(size + i * 13 + rank, FLOAT32) for peer in range(n) for i in (0, 1)}
@@ -237,7 +237,7 @@ def cross(place: Place, size: int) -> bool:
         for peer in reversed(range(n)):
             for i in (0, 1):
                 comm.receive(got[peer, i], peer)
-        with group():  # an inner group does not start anything
+        with group():  # the end of an inner group does not start its calls
             for key, tensor in sent.items():
                 comm.send(tensor, key[0])
     for (peer, i), tensor in got.items():
@@ -247,7 +247,7 @@ def cross(place: Place, size: int) -> bool:
 
 
 def mixed_group(place: Place) -> bool:
-    """Collectives and messages of two communicators in one group."""
+    """Call collectives and messages of two communicators in one group."""
     first, second = place.comm(), None
     second = first.split(0, -place.rank)
     assert second
@@ -268,7 +268,7 @@ def mixed_group(place: Place) -> bool:
 
 
 def eager(place: Place) -> int:
-    """A small message may be sent before anybody receives it, and its sender may be gone by then."""
+    """Receive a small message after its sender has destroyed its communicator."""
     comm = place.comm()
     if place.rank == 0:
         comm.send(torch.arange(100), 1)
@@ -281,7 +281,7 @@ def eager(place: Place) -> int:
 
 
 def one_process(place: Place, threads: bool) -> bool:
-    """Several devices of one process: as threads, or by groups alone."""
+    """Use several devices in one process, with a thread for each or with groups."""
     n, type_code, size = 4, FLOAT32, 150_001
     device = ctypes.c_int()
     handles = (ctypes.c_void_p * n)()
@@ -326,7 +326,7 @@ def one_process(place: Place, threads: bool) -> bool:
 
 
 def iterate(place: Place, count: int) -> float:
-    """Many collectives of changing sizes: a race would show in a wrong sum. Return the seconds of the fastest."""
+    """Run many all-reduces of changing sizes, in which a race gives a wrong sum. Return the seconds of the fastest."""
     comm, fastest = place.comm(), float("inf")
     for i in range(count):
         tensor = torch.full((1 + (i * 7919) % 5000,), float(place.rank + i))

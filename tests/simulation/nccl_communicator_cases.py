@@ -1,4 +1,4 @@
-"""Cases of communicators: their life, misuse, and ranks that die or never come. Every function is one rank's part."""
+"""Test cases of communicators: lifetime, misuse, ranks that die or never join. Each rank runs the function of a case."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ INT64, FLOAT32 = 4, 7
 
 
 def families(place: Place) -> list[Any]:
-    """Splits of splits; who has no color gets none."""
+    """Split a communicator twice. A rank with color -1 gets no communicator."""
     comm, rank = place.comm(), place.rank
     half = comm.split(rank % 2, -rank)
     assert half
@@ -57,7 +57,7 @@ def scalable(place: Place) -> int:
 
 
 def many(place: Place, count: int) -> int:
-    """Communicators that come and go, and some that stay."""
+    """Create many communicators, keep every fourth until the end, and check that destroying them frees their resources."""
     comm, kept, total = place.comm(), [], 0
     for i in range(count):
         new = comm.split(0, 0)
@@ -79,12 +79,12 @@ def many(place: Place, count: int) -> int:
 
 
 def shrink(place: Place, flags: int) -> list[Any]:
-    """The last rank dies; the others go on without it."""
+    """Kill the last rank and shrink the communicator to the others."""
     comm = place.comm()
     comm.total()
     if place.rank == place.ranks - 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    # As with NCCL, work that hangs blocks its stream until it is aborted.
+    # Only if the flags abort the old communicator: hanging work blocks its stream until then, as with NCCL.
     code = refused(comm.total)[0] if flags else SUCCESS
     gone, handle = (ctypes.c_int * 1)(place.ranks - 1), ctypes.c_void_p()
     check(nccl.ncclCommShrink(comm.handle, gone, 1, ctypes.byref(handle), None, flags))
@@ -96,7 +96,7 @@ def shrink(place: Place, flags: int) -> list[Any]:
 
 
 def grow(place: Place) -> list[int]:
-    """Ranks 0 and 1 are joined by rank 2."""
+    """Grow a communicator of ranks 0 and 1 by rank 2."""
     check_cuda(loaded_runtime().cudaSetDevice(place.rank))
     shared, handle = Path(place.store), ctypes.c_void_p()
     if place.rank < 2:
@@ -120,7 +120,7 @@ def grow(place: Place) -> list[int]:
 
 
 def life(place: Place) -> list[Any]:
-    """Revoking, suspending, finalizing, destroying: what may follow, and what not."""
+    """Return the results of calls after a communicator is suspended, resumed, revoked, finalized and destroyed."""
     comm, reports = place.comm(), []
     check(nccl.ncclCommSuspend(comm.handle, 1))
     reports.append(refused(comm.total)[0])
@@ -177,7 +177,7 @@ def memory(place: Place) -> bool:
 
 
 def mismatch(place: Place) -> list[list[Any]]:
-    """Calls that do not match fail on both ranks and end their communicator; the parent goes on."""
+    """Return the errors of calls that do not match. They end their communicator, and its parent still works."""
     parent, rank = place.comm(), place.rank
     tensor, size = torch.zeros(200_000), ctypes.c_size_t
 
@@ -250,7 +250,7 @@ def different_counts(place: Place) -> None:
 
 
 def forked_child(place: Place) -> list[Any]:
-    """A child forked after the start cannot use the communicator, and does it no harm when it ends."""
+    """Fork a child, which cannot use the communicator. The parent can, after the child has ended."""
     comm, reports = place.comm(), []
     reading, writing = os.pipe()
     if os.fork() == 0:
@@ -262,17 +262,17 @@ def forked_child(place: Place) -> list[Any]:
     return [*reports, comm.total()]
 
 
-# ---- Ranks that die, or never come. ----
+# ---- Ranks that die or never join. ----
 
 
 def wait_for_file(path: Path) -> None:
-    """Wait for a file that another rank makes. The rank's alarm ends a wait that is too long."""
+    """Wait for a file that another rank creates. The rank's alarm limits the time."""
     while not path.exists():
         time.sleep(0.01)
 
 
 def killed(place: Place, during: str) -> list[Any]:
-    """The last rank is killed while the others wait for it."""
+    """Kill the last rank while the others wait for it."""
     comm, last, reported = place.comm(), place.ranks - 1, Path(place.store)
     tensor = torch.ones(30_000_000)
     comm.total()
@@ -281,7 +281,7 @@ def killed(place: Place, during: str) -> list[Any]:
             threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
             while True:
                 comm.all_reduce(tensor, tensor, FLOAT32)
-        # The child that it leaves behind has all of its descriptors, and outlives the waits of the others.
+        # A child with copies of all descriptors stays alive until the others have reported. It must not keep them waiting.
         if during == "idle" and os.fork() == 0:
             signal.alarm(MOST_SECONDS)
             wait_for_file(reported)
@@ -304,7 +304,7 @@ def killed(place: Place, during: str) -> list[Any]:
 
 
 def killed_at_the_start(place: Place) -> list[Any]:
-    """Rank 1 is killed while rank 0 waits for rank 2, which comes when rank 0 has failed."""
+    """Kill rank 1 while rank 0 waits for rank 2. Rank 2 joins only after rank 0 has failed."""
     failed = Path(place.store)
     if place.rank == 1:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -317,7 +317,7 @@ def killed_at_the_start(place: Place) -> list[Any]:
 
 
 def leaves(place: Place) -> list[int]:
-    """The last rank leaves after a collective. Rank 0 waits for it in the next one; the others wait for nobody."""
+    """The last rank leaves after a collective. Rank 0 calls another collective and waits for it. The others call nothing."""
     comm, failed = place.comm(), Path(place.store)
     comm.total()
     if place.rank == 0:
@@ -334,7 +334,7 @@ def leaves(place: Place) -> list[int]:
 
 
 def never_comes(place: Place, late: str) -> list[Any]:
-    """The last rank lives, but does not come."""
+    """The last rank lives, but does not join the start or the collective in time."""
     last, failed = place.rank == place.ranks - 1, Path(place.store)
     if late == "start":
         if last:
@@ -352,7 +352,7 @@ def never_comes(place: Place, late: str) -> list[Any]:
 
 
 def abort(place: Place) -> list[Any]:
-    """Another thread aborts while this one waits for the stream."""
+    """A second thread of rank 0 aborts the communicator while the first waits for the stream."""
     comm = place.comm()
     if place.rank == 0:
         timer = threading.Timer(0.3, comm.abort)
@@ -369,7 +369,7 @@ def abort(place: Place) -> list[Any]:
 
 
 def abandon(place: Place) -> None:
-    """Starts a communicator that nobody else comes to, and is killed."""
+    """Start a communicator that no other rank joins. A timer kills the process meanwhile."""
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
     Comm.of(place.id, 0, 2)
 
@@ -381,7 +381,7 @@ def short_of_memory(place: Place, limit: int) -> list[Any]:
 
 
 def where(place: Place) -> str:
-    """In which directory the ranks meet."""
+    """Return the path of the file that the ranks share."""
     comm = place.comm()
     comm.total()
     maps = Path("/proc/self/maps").read_text()

@@ -1,4 +1,4 @@
-"""Cases of work that is pending, late or lost. Every function is one rank's part."""
+"""Test cases of work that is pending or never ends. Each rank runs the function of a case."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from tests.simulation.nccl_ranks import MOST_SECONDS, Place
 from tests.support.simulation_driver import loaded_runtime
 
 PAUSE = 0.4
-"""Seconds by which the last rank comes late, or after which a wait is ended. Only lower bounds depend on it."""
+"""Seconds by which the last rank is late, or after which a wait is aborted. The tests check only lower bounds with it."""
 
 
 def start(place: Place, **options: Any) -> dist.FileStore:
-    """Join the world and make its communicator, which blocks the host on a GPU as well."""
+    """Initialize the process group and its communicator. The latter blocks the host, on real GPUs too."""
     torch.cuda.set_device(place.rank)
     store = dist.FileStore(place.store, place.ranks)
     dist.init_process_group("nccl", rank=place.rank, world_size=place.ranks, store=store, **options)
@@ -43,7 +43,7 @@ def late(place: Place) -> None:
 
 
 def wait_for_end(pid: int) -> None:
-    """Wait until a process has ended, or is a zombie. The rank's alarm ends a wait that is too long."""
+    """Wait until a process has ended or is a zombie. The rank's alarm limits the time."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
             time.sleep(0.01)
@@ -58,7 +58,7 @@ def ranks_tensor(place: Place, size: int = 1000) -> torch.Tensor:
 
 
 def message_beside_work(place: Place) -> bool:
-    """The last rank calls only after a message that the others send after their own call."""
+    """The last rank calls the collective after the others have. This ends only if their calls do not block the host."""
     store = start(place)
     tensor = ranks_tensor(place)
     if is_last(place):
@@ -75,7 +75,7 @@ def message_beside_work(place: Place) -> bool:
 
 
 def pending(place: Place) -> bool:
-    """What waits for a late rank is not ready; what does not wait goes on."""
+    """Streams and events that wait for a late rank are not ready. Other streams work on."""
     store = start(place)
     tensor, started, ended = ranks_tensor(place), torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     if is_last(place):
@@ -96,7 +96,7 @@ def pending(place: Place) -> bool:
     assert waiting.query()
     waiting.wait_event(ended)
     assert not waiting.query()
-    waiting.record_event()  # if it waited for the last rank, which waits for this one, the test would not end
+    waiting.record_event()  # must not block: the last rank waits for this rank
     with torch.cuda.stream(idle):
         other = torch.ones(5, device="cuda") + 1
     idle.synchronize()
@@ -141,7 +141,7 @@ def _call_back() -> None:
 
 
 def waits(place: Place) -> dict[str, float]:
-    """Return the seconds that each use of pending memory or of a pending stream takes while a rank is late."""
+    """Return how many seconds each use of pending memory or of a pending stream takes while a rank is late."""
     store = start(place)
     seconds = {}
     for name, wait in WAITS.items():
@@ -155,7 +155,7 @@ def waits(place: Place) -> dict[str, float]:
             store.wait([f"{name} {rank}" for rank in range(place.ranks - 1)])
             time.sleep(PAUSE / 2)
         begin = time.monotonic()
-        dist.all_reduce(tensor)  # if it waited for the last rank, which waits for this one, the test would not end
+        dist.all_reduce(tensor)  # must not block: the last rank waits for this rank
         if not is_last(place):
             store.set(f"{name} {place.rank}", "")
         wait(tensor)
@@ -165,7 +165,7 @@ def waits(place: Place) -> dict[str, float]:
 
 
 def compiled(place: Place) -> bool:
-    """Compiled code waits for the collective that its stream waits for."""
+    """Check that compiled code waits for a pending collective of its stream."""
     start(place)
     double = torch.compile(lambda tensor: tensor * 2)
     double(ranks_tensor(place))
@@ -178,7 +178,7 @@ def compiled(place: Place) -> bool:
 
 
 def busy_stream(place: Place) -> float:
-    """A collective begins when the earlier work of its stream has ended, on every rank."""
+    """Return the seconds that a collective takes, including earlier work of the last rank's stream."""
     store = start(place)
     tensor = ranks_tensor(place)
     begin = time.monotonic()
@@ -194,7 +194,7 @@ def busy_stream(place: Place) -> float:
 
 
 def overlap(place: Place) -> bool:
-    """Two communicators, whose collectives the ranks call in different orders."""
+    """Call collectives of two communicators, in different orders on different ranks."""
     start(place)
     groups = [dist.new_group(), dist.new_group()]
     tensors = [ranks_tensor(place), ranks_tensor(place) * 10]
@@ -217,7 +217,7 @@ def overlap(place: Place) -> bool:
 
 
 def chain(place: Place) -> bool:
-    """A collective of one communicator takes the result of another one's, which waits for a late rank."""
+    """Run a collective on the result of another communicator's collective, which waits for a late rank."""
     start(place)
     groups = [dist.new_group(), dist.new_group()]
     for group in groups:
@@ -232,7 +232,7 @@ def chain(place: Place) -> bool:
 
 
 def destroyed_stream(place: Place) -> bool:
-    """A stream that is destroyed while its work is pending leaves the work to be done; a new stream does not wait for it."""
+    """Destroy a stream with pending work. The work completes, and a new stream does not wait for it."""
     start(place)
     runtime, stream = loaded_runtime(), ctypes.c_void_p()
     tensor = ranks_tensor(place)
@@ -248,14 +248,14 @@ def destroyed_stream(place: Place) -> bool:
     assert again.value == stream.value, "streams are reused"
     assert runtime.cudaStreamQuery(again) == 0
     torch.cuda.synchronize()
-    torch.cuda.synchronize()  # whatever waited has noticed the end of the work
+    torch.cuda.synchronize()  # a second time, so that all waiting threads have noticed the end of the work
     assert work.is_completed()
     assert (tensor.cpu() == total(place)).all()
     return True
 
 
 def messages_beside_collectives(place: Place) -> bool:
-    """Sends and receives in flight while a collective waits for a late rank."""
+    """Send and receive while a collective waits for a late rank."""
     start(place)
     following, previous = (place.rank + 1) % place.ranks, (place.rank - 1) % place.ranks
     sent, received, reduced = ranks_tensor(place, 300_000), torch.zeros(300_000, device="cuda"), ranks_tensor(place)
@@ -271,7 +271,7 @@ def messages_beside_collectives(place: Place) -> bool:
 
 
 def graphs(place: Place) -> bool:
-    """A graph of kernels and collectives, replayed while a rank is late."""
+    """Replay a graph of kernels and collectives while a rank is late."""
     store = start(place)
     tensor, result = ranks_tensor(place), torch.zeros(1000, device="cuda")
     captured = torch.cuda.CUDAGraph()
@@ -302,7 +302,10 @@ def graphs(place: Place) -> bool:
 
 
 def abort(place: Place, wait: str) -> list[str]:
-    """Rank 0 waits for work that nobody else takes part in; a thread aborts the process group. Return the order of events."""
+    """Abort the process group from a thread while rank 0 waits for a collective that no other rank calls.
+
+    Return the order of events.
+    """
     store = start(place)
     if place.rank:
         store.wait(["aborted"])
@@ -325,7 +328,7 @@ def abort(place: Place, wait: str) -> list[str]:
 
 
 def timeout(place: Place) -> None:
-    """The last rank never comes; the watchdogs of the others end their processes."""
+    """The last rank never calls the collective. The watchdogs of the others end their processes."""
     store = start(place, timeout=timedelta(seconds=1))
     if is_last(place):
         for rank in range(place.ranks - 1):
@@ -338,7 +341,7 @@ def timeout(place: Place) -> None:
 
 
 def no_handling(place: Place) -> bool:
-    """Without error handling a timeout changes nothing: the rank may come later."""
+    """The last rank calls the collective after the timeout, which has no effect without error handling."""
     start(place, timeout=timedelta(seconds=1))
     tensor = ranks_tensor(place)
     if is_last(place):
@@ -350,7 +353,7 @@ def no_handling(place: Place) -> bool:
 
 
 def blocking_wait(place: Place) -> tuple[str, float]:
-    """With TORCH_NCCL_BLOCKING_WAIT the wait itself raises at the timeout."""
+    """Return the error that a wait raises at the timeout with TORCH_NCCL_BLOCKING_WAIT, and the seconds."""
     store = start(place, timeout=timedelta(seconds=1))
     if is_last(place):
         store.wait([f"raised {rank}" for rank in range(place.ranks - 1)], timedelta(seconds=MOST_SECONDS))
@@ -367,7 +370,7 @@ def blocking_wait(place: Place) -> tuple[str, float]:
 
 
 def interrupted(place: Place, wait: str) -> bool:
-    """Ctrl-C while a kernel or a copy waits for a rank that does not come."""
+    """Send SIGINT while a kernel or a copy waits for a rank that never calls the collective."""
     store = start(place)
     if is_last(place):
         store.wait(["interrupted"])
@@ -385,7 +388,7 @@ def interrupted(place: Place, wait: str) -> bool:
 
 
 def fork_beside_work(place: Place) -> bool:
-    """A child forked while work is pending ends at once; the work goes on."""
+    """Fork a child while work is pending. The child does not wait for the work, and the work completes."""
     start(place)
     tensor = ranks_tensor(place)
     if is_last(place):
@@ -401,7 +404,7 @@ def fork_beside_work(place: Place) -> bool:
 
 
 def killed(place: Place) -> None:
-    """A rank is killed while the others wait for their streams; their watchdogs end them."""
+    """Kill the last rank while the others wait for their streams. Their watchdogs end their processes."""
     start(place, timeout=timedelta(seconds=60))
     if is_last(place):
         os.kill(os.getpid(), signal.SIGKILL)
@@ -411,7 +414,7 @@ def killed(place: Place) -> None:
 
 
 def killed_blocking(place: Place) -> str:
-    """The same with TORCH_NCCL_BLOCKING_WAIT: the wait raises."""
+    """Kill the last rank and return the error that the others' waits raise with TORCH_NCCL_BLOCKING_WAIT."""
     start(place, timeout=timedelta(seconds=2))
     if is_last(place):
         os.kill(os.getpid(), signal.SIGKILL)

@@ -1,7 +1,8 @@
-"""Ranks as forked processes: one process imports torch once, and every case costs a fork for each rank.
+"""Runs the test cases of NCCL with each rank in a forked process, so that torch is imported only once.
 
-Run as ``python -m tests.simulation.nccl_ranks`` on simulated GPUs, it reads one JSON document a line, what to run and how,
-and reports one a line: for each rank what it returned or why it did not, and the seconds it took.
+Run ``python -m tests.simulation.nccl_ranks`` on simulated GPUs. Each line of its input is a JSON document that names a case,
+its arguments and the number of ranks. For each it prints a line of JSON with a report of each rank: the returned value or
+the failure, and the seconds.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from typing import Any, NamedTuple
 
 from tests.support.simulation_driver import loaded_runtime
 
-# No rank outlives this, whatever it waits for.
+# An alarm kills a rank after this time.
 MOST_SECONDS = 300
 
 nccl = ctypes.CDLL("libnccl.so.2")
 nccl.ncclGetLastError.restype = ctypes.c_char_p
 nccl.ncclGetErrorString.restype = ctypes.c_char_p
 
-NOT_READY, LAUNCH_FAILED = 600, 719  # of CUDA
+NOT_READY, LAUNCH_FAILED = 600, 719  # CUDA's codes; the next are NCCL's
 SUCCESS, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 0, 2, 3, 4, 5, 6
 
 
@@ -37,7 +38,7 @@ class UniqueId(ctypes.Structure):
 
 
 class Error(Exception):
-    """A call that NCCL refused."""
+    """An error of an NCCL call."""
 
     def __init__(self, code: int, text: str) -> None:
         super().__init__(code, text)
@@ -50,7 +51,7 @@ def check(code: int) -> None:
 
 
 def refused(function: Any, *arguments: Any) -> list[Any]:
-    """The code and the text of a call that must fail; code 0 if it did not."""
+    """Return the code and the text of a call's error, or code 0 if it succeeds."""
     try:
         function(*arguments)
     except Error as error:
@@ -65,12 +66,12 @@ def unique_id() -> UniqueId:
 
 
 def pointer(tensor: Any, offset: int = 0) -> ctypes.c_void_p:
-    """Where a tensor's values are: on simulated GPUs the host's memory will do as well."""
+    """Return the address of a tensor's values. The simulated NCCL takes host memory too."""
     return ctypes.c_void_p(tensor.data_ptr() + offset * tensor.element_size())
 
 
 class Comm:
-    """A communicator. Methods return when the work is done; they raise Error if NCCL reports one."""
+    """A communicator. Its methods return when the work is done, and raise Error if NCCL reports one."""
 
     def __init__(self, handle: ctypes.c_void_p, rank: int, ranks: int) -> None:
         self.handle, self.rank, self.ranks = handle, rank, ranks
@@ -96,7 +97,7 @@ class Comm:
         return device.value
 
     def submit(self, function: Any, *arguments: Any, stream: int | None = None) -> None:
-        """Call NCCL; returns before the work is done."""
+        """Call NCCL and return before the work is done."""
         check(function(*arguments, self.handle, ctypes.c_void_p(stream)))
 
     def call(self, function: Any, *arguments: Any) -> None:
@@ -107,7 +108,7 @@ class Comm:
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the default stream of the communicator's device; a stream with failed work never becomes ready."""
+        """Wait until the device's default stream is ready or NCCL reports an error: failed work never becomes ready."""
         device = ctypes.c_int()
         check_cuda(loaded_runtime().cudaGetDevice(ctypes.byref(device)))
         check_cuda(loaded_runtime().cudaSetDevice(self.device))
@@ -134,7 +135,7 @@ class Comm:
         self.call(nccl.ncclRecv, pointer(tensor), size, 0, peer)
 
     def total(self, value: int = 1) -> int:
-        """A small all-reduce that proves that the communicator works."""
+        """Return the sum of a value over all ranks, which shows that the communicator works."""
         import torch
 
         tensor = torch.tensor([value], dtype=torch.int64)
@@ -163,7 +164,7 @@ _groups: list[list[Comm]] = []
 
 @contextlib.contextmanager
 def group() -> Any:
-    """A group of calls; the outermost returns when the work of all of them is done."""
+    """Group calls. The outermost group ends when the work of all of its calls is done."""
     check(nccl.ncclGroupStart())
     _groups.append([])
     yield
@@ -181,12 +182,12 @@ def check_cuda(code: int) -> None:
 
 
 class Place(NamedTuple):
-    """What a rank knows of itself."""
+    """A rank, and what it shares with the other ranks of its case."""
 
     rank: int
     ranks: int
     id: UniqueId
-    store: str  # a file that does not exist yet, the same for all ranks of a case
+    store: str  # path of a file that the ranks share; it does not exist at first
 
     def comm(self) -> Comm:
         return Comm.of(self.id, self.rank, self.ranks)
@@ -239,7 +240,7 @@ def _run(order: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    # They import torch, once for all ranks.
+    # Import torch before any fork.
     for module in ("collective", "communicator", "pending", "torch"):
         importlib.import_module(f"tests.simulation.nccl_{module}_cases")
 
@@ -248,7 +249,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # The cases import this module by its name, and their Error must be the same class.
+    # The cases import this module by its name. Run that copy of it, so that they use the same Error class.
     from tests.simulation import nccl_ranks
 
     nccl_ranks.main()

@@ -1,4 +1,4 @@
-"""Cases of torch.distributed over the simulated NCCL. Every function is one rank's part."""
+"""Test cases of torch.distributed over the simulated NCCL. Each rank runs the function of a case."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def collectives(place: Place) -> bool:
 
 
 def objects(place: Place) -> bool | None:
-    """Objects, whose sizes torch compares on the device; None where simulated kernels compute nothing."""
+    """Send objects, whose sizes torch compares on the device. Return None if simulated kernels compute nothing."""
     _start(place)
     rank, n = place.rank, place.ranks
     computes = torch.full((2,), 3.0, device="cuda").sum().item() == 6
@@ -93,7 +93,7 @@ def objects(place: Place) -> bool | None:
 
 
 def one_process(place: Place) -> bool:
-    """The calls of DataParallel: one thread with tensors on several devices."""
+    """Run the calls of DataParallel, with tensors on several devices in one thread."""
     xs = [torch.full((3,), float(i)).to(f"cuda:{i}") for i in range(3)]
     torch.cuda.nccl.all_reduce(xs)
     assert [x.cpu().tolist() for x in xs] == [[3.0] * 3] * 3
@@ -116,7 +116,7 @@ def messages(place: Place) -> bool:
     for request in dist.batch_isend_irecv(requests):
         request.wait()
     assert (y.cpu() == previous).all()
-    for sender in range(n):  # one after the other, as a pipeline does
+    for sender in range(n):  # one sender at a time, as in a pipeline
         if rank == sender:
             dist.send(x, following)
         elif rank == (sender + 1) % n:
@@ -127,7 +127,7 @@ def messages(place: Place) -> bool:
 
 
 def groups(place: Place) -> bool:
-    _start(place, device_id=torch.device("cuda", place.rank))  # groups are made by ncclCommSplit then
+    _start(place, device_id=torch.device("cuda", place.rank))  # new_group then calls ncclCommSplit
     rank, n = place.rank, place.ranks
     groups = [dist.new_group([r for r in range(n) if r % 2 == parity]) for parity in (0, 1)]
     x = _cuda(rank)
@@ -143,7 +143,7 @@ def groups(place: Place) -> bool:
 
 
 def buckets(place: Place) -> bool:
-    """Gradients in buckets, reduced on the way, on side streams, as DDP does; and coalesced calls."""
+    """Reduce several buckets asynchronously, as DDP does with gradients. Then coalesce several calls."""
     _start(place)
     rank, n = place.rank, place.ranks
     for step in range(30):
@@ -164,6 +164,22 @@ def buckets(place: Place) -> bool:
     return True
 
 
+def nan_check(place: Place, dtype: str) -> list[str]:
+    """With TORCH_NCCL_NAN_CHECK=1, a kernel compiled into torch examines what a rank sends."""
+    _start(place)
+    reports = []
+    for value in (1.0, float("inf"), -float("inf"), float("nan")):
+        tensor = torch.ones(1001)
+        tensor[1000] = value
+        sent = tensor.to(getattr(torch, dtype)).cuda()
+        try:
+            dist.all_gather_into_tensor(torch.empty_like(sent), sent)
+            reports.append("sent")
+        except RuntimeError as error:
+            reports.append(str(error).splitlines()[0])
+    return reports
+
+
 def version(place: Place) -> list[Any]:
     import accelerator as acc
 
@@ -173,7 +189,7 @@ def version(place: Place) -> list[Any]:
 
 
 def graph(place: Place) -> list[float]:
-    """A captured collective runs at each launch and not during the capture."""
+    """Return the results of a collective: of an eager call, during its capture, and after each replay of the graph."""
     torch.cuda.set_device(place.rank)
     store = dist.FileStore(place.store, place.ranks)
     dist.init_process_group("nccl", rank=place.rank, world_size=place.ranks, store=store)

@@ -1,4 +1,4 @@
-"""PyTorch's own database of operators, run on simulated GPUs against the CPU."""
+"""Runs PyTorch's operator database (OpInfo) on simulated GPUs and compares the results with the CPU's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 
-# The samples of one entry that are run: the database has up to hundreds, which differ only in sizes.
+# Run about this many samples of an entry. The database has up to hundreds, many of which differ only in size.
 MAX_SAMPLES = 12
 
 
@@ -34,7 +34,7 @@ class Outcome(NamedTuple):
 def entries() -> dict[str, OpInfo]:
     """Import torch's database, which takes seconds, and return its entries by name."""
     if importlib.util.find_spec("expecttest") is None:
-        # torch's test utilities derive a class from this package's; the database does not use it.
+        # torch's test utilities subclass this package's TestCase. The database does not use the subclass.
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
     from torch.testing._internal.common_methods_invocations import op_db
@@ -52,7 +52,7 @@ def dtype_of(op: OpInfo) -> torch.dtype | None:
 
 
 def _to(value: Any, device: str) -> Any:
-    """Copy arguments to a device, with their layout in storage."""
+    """Copy arguments to a device and keep their strides and storage offsets."""
 
     def convert(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
@@ -93,7 +93,7 @@ def _call(op: OpInfo, sample: SampleInput, backward: bool) -> tuple[Any, list[to
     inputs = [t for t in _tensors((sample.input, sample.args, sample.kwargs)) if t.requires_grad]
     if not outputs or not inputs:
         return result, []
-    # Each element of the result has another weight, the same on each device.
+    # Each element of a result has its own weight, the same on both devices.
     weights = [
         torch.linspace(0.5, 1.5, max(t.numel(), 1))[: t.numel()].reshape(t.shape).to(t.device, t.dtype)
         if t.layout == torch.strided
@@ -131,11 +131,11 @@ def _same(here: Any, there: Any, dtype: torch.dtype) -> str | None:
 
 
 def _zeroed(value: Any) -> Any:
-    """Return zero tensors: the contents of new memory are arbitrary."""
+    """Replace tensors by zeros, because the contents of new memory are arbitrary."""
     return pytree.tree_map(lambda item: torch.zeros_like(item) if isinstance(item, torch.Tensor) else item, value)
 
 
-# Their entries write the sample, so that a second call starts from other values.
+# These entries change their sample, so a second call needs a copy.
 _IN_PLACE = ("cauchy", "exponential", "geometric", "log_normal", "normal", "uniform")
 
 
@@ -187,7 +187,7 @@ def run(op: OpInfo, limit: int = MAX_SAMPLES) -> Outcome:
             except Exception as error:
                 return Outcome("error", f"{type(error).__name__}: {error}"[:300])
             if op.name.endswith(("native_batch_norm", "native_batch_norm_legit")) and not expected[0][1].numel():
-                # In evaluation CUDA returns the statistics that it used, and the CPU empty tensors.
+                # In evaluation mode CUDA returns the statistics that it used. The CPU returns empty tensors.
                 expected, actual = (expected[0][0], expected[1]), (actual[0][0], actual[1])
             if "empty" in op.name:
                 expected, actual = _zeroed(expected), _zeroed(actual)

@@ -2,7 +2,7 @@
 
     python -m tests.simulation.sanitized
 
-Needs gcc. The compiler's arguments come from CC, so that any other program can run on such libraries in the same way.
+Needs gcc. The build takes its compiler and flags from CC, so other programs can run on such libraries in the same way.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ print("ok")
 
 
 def sanitized_environment(cache: str) -> dict[str, str]:
-    """The environment of a process whose simulated libraries have sanitizers."""
+    """Return the environment of a process that builds and uses simulated libraries with sanitizers."""
     runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True).stdout.strip()
     flags = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g"
     return {
@@ -46,7 +46,7 @@ def sanitized_environment(cache: str) -> dict[str, str]:
         "CC": f"gcc {flags}",
         "XDG_CACHE_HOME": cache,
         "LD_PRELOAD": runtime,
-        # Python leaks by design. Several libraries define the name by which a simulation is recognized.
+        # Python leaks by design. Several simulated libraries define the same symbol, which marks a simulation.
         "ASAN_OPTIONS": "detect_leaks=0:detect_odr_violation=0:verify_asan_link_order=0",
         "UBSAN_OPTIONS": "print_stacktrace=1",
     }

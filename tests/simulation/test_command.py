@@ -1,4 +1,4 @@
-"""python -m accelerator simulate."""
+"""Tests ``python -m accelerator simulate``."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_status_of_the_command(command: str, status: int) -> None:
 
 @takes_cuda_build
 def test_a_caller_that_ignores_the_end_of_children() -> None:
-    # The kernel then discards the status of children; processes that such a caller starts inherit this.
+    # If SIGCHLD is ignored, the kernel discards the exit status of children. Child processes inherit this setting.
     program = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     done = python(program, sys.executable, "-c", SIMULATE, "--", "/bin/sh", "-c", "exit 7", env=dict(os.environ))
     assert done.returncode == 7, done.stderr
@@ -191,7 +191,7 @@ def test_signals_are_handed_on(signal_number: signal.Signals) -> None:
 def test_interrupting_at_the_terminal_reaches_the_command_once() -> None:
     import pty
 
-    # A handler may run once for two signals; sigtimedwait returns each one with its sender.
+    # A handler may run only once for two signals. sigtimedwait returns each signal with its sender.
     program = """
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -213,8 +213,8 @@ for _ in range(5):
             output += os.read(terminal, 1000)
         if signal_number < 5:
             os.write(terminal, b"\x03")
-    said = output.replace(b"^C", b"").split(b"\r\n")
-    assert said == [b"ready", *[b"from the kernel"] * 5, b""]
+    lines = output.replace(b"^C", b"").split(b"\r\n")
+    assert lines == [b"ready", *[b"from the kernel"] * 5, b""]
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(terminal)
 
@@ -223,30 +223,30 @@ for _ in range(5):
 
 
 def no_compiler(directory: Path) -> dict[str, str]:
-    """No compiler on the path."""
+    """Return variables with which no compiler is found."""
     return {"PATH": str(directory), "CC": "", "TMPDIR": str(directory)}
 
 
 def unknown_compiler(directory: Path) -> dict[str, str]:
-    """A compiler that does not exist."""
+    """Return variables that name a compiler that does not exist."""
     return {"CC": f"{directory}/icc -O3", "TMPDIR": str(directory)}
 
 
 def failing_compiler(directory: Path) -> dict[str, str]:
-    """A compiler that fails."""
+    """Return variables that name a compiler that fails."""
     body = 'test "$1" = --version || { echo "internal error 7" >&2; exit 3; }'
     return {"CC": str(make_compiler(directory, body)), "TMPDIR": str(directory)}
 
 
 def unwritable_cache(directory: Path) -> dict[str, str]:
-    """Files with the names of the cache directories."""
+    """Create files in place of the cache directories, and return the variables with which they are used."""
     (directory / "accelerator").touch()
     (directory / f"accelerator-{os.geteuid()}").touch()
     return {"TMPDIR": str(directory)}
 
 
 def cache_with_a_blank(directory: Path) -> dict[str, str]:
-    """A path that LD_PRELOAD cannot contain."""
+    """Return a cache directory whose path LD_PRELOAD cannot contain."""
     return {"XDG_CACHE_HOME": str(directory / "my cache")}
 
 
@@ -281,7 +281,7 @@ def test_the_folder_of_a_killed_simulation_is_removed_by_the_next_one(tmp_path: 
     killed.stdout.readline()
     killed.kill()
     killed.wait()
-    # The command still runs on the machine.
+    # The command of the killed simulation is still running and needs the folder.
     assert simulate("--", "true", TMPDIR=str(tmp_path)).returncode == 0
     (folder,) = tmp_path.iterdir()
     assert (folder / "lock").exists()

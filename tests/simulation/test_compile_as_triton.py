@@ -1,4 +1,4 @@
-"""``simulate --compile triton``: Inductor's own Triton code, run by Triton's interpreter."""
+"""Tests ``simulate --compile triton``: Triton's interpreter runs the Triton code that Inductor generates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inductor's cache on simulated machines: a second process compiles nothing, all files are in caches, nothing is printed."""
+"""Inductor's cache on simulated machines: a second process compiles nothing, and all files are in the cache folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiled models on two ranks with nccl: functional collectives, DDP, FSDP2 and DTensor, against one rank."""
+"""Compiled functional collectives, DDP, FSDP2 and DTensor on two nccl ranks return the results of one process."""
 
 from __future__ import annotations
 

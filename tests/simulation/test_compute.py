@@ -1,4 +1,4 @@
-"""How processes on a simulated machine load the kernels, and what happens if they cannot."""
+"""Processes on a simulated machine load the simulated kernels with torch, and report it if they cannot."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_another_plugin_is_still_loaded(tmp_path: Path) -> None:
     env["PYTHONPATH"] += f":{tmp_path}"
     done = python("import sys, accelerator as acc; assert acc.device_count() == 1; assert 'torch' not in sys.modules", env=env)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "loaded").exists()  # by a child process: only the plug-in knows whether it has another accelerator
+    assert (tmp_path / "loaded").exists()  # by a child process, because only the plug-in knows if it provides an accelerator
 
 
 def test_isolated_python_has_no_kernels_and_says_so() -> None:

@@ -1,6 +1,6 @@
-"""The simulated CUDA runtime and driver, as the unchanged torch of this process sees them.
+"""The simulated CUDA runtime and driver, tested through torch in this process.
 
-What needs a process of its own (initialization, forks, other machines) is in ``test_processes.py``.
+``test_processes.py`` has the tests that need separate processes (initialization, forks, other machines).
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class TestDevices:
 class TestMemory:
     @pytest.fixture(autouse=True)
     def nothing_left_over(self) -> None:
-        # What other tests left in cycles must not be freed in the middle of one that counts.
+        # Tensors that other tests left in reference cycles must not be freed while a test measures memory.
         gc.collect()
         torch.cuda.empty_cache()
 
@@ -138,7 +138,7 @@ class TestMemory:
         assert re.search(r"this process has 6\.[01]", message), "torch reads from NVML what this process holds"
         assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
         del tensor
-        # The cached 6 GiB are given back for this one.
+        # The allocator frees the cached 6 GiB to make this allocation possible.
         assert torch.empty(7 * GIB, dtype=torch.uint8, device="cuda").numel() == 7 * GIB
 
     def test_memory_is_lazy(self) -> None:
@@ -230,7 +230,7 @@ class TestCopies:
         assert torch.equal(result, data[:, 2:5])
 
     def test_beyond_the_end_is_an_error(self, runtime: ctypes.CDLL) -> None:
-        # Several of them, as only what lies behind a block may be another one.
+        # Allocate several blocks, so that the memory behind the tested one may be another block.
         tensor, data = [torch.empty(20 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)][-1], random_bytes(16)
         base, size = ctypes.c_void_p(), ctypes.c_size_t()
         driver = ctypes.CDLL("libcuda.so.1")
@@ -244,9 +244,9 @@ class TestCopies:
         assert runtime.cudaGetLastError() == 1
 
     def test_fill(self, runtime: ctypes.CDLL) -> None:
-        tensor = torch.empty(1000, dtype=torch.uint8, device="cuda")
+        tensor = torch.zeros(1000, dtype=torch.uint8, device="cuda")
         assert runtime.cudaMemset(ctypes.c_void_p(tensor.data_ptr()), 7, ctypes.c_size_t(999)) == 0
-        assert tensor.cpu()[:999].eq(7).all()
+        assert tensor.tolist() == [7] * 999 + [0]
 
 
 class Pointer(ctypes.Structure):

@@ -1,4 +1,4 @@
-"""Decompositions, forward and backward, equal the result of other ops on the CPU."""
+"""Decompositions of CUDA ops return the results and gradients of equivalent ops on the CPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 
 def results(function: Callable[..., Any], arguments: list[torch.Tensor], device: str) -> list[torch.Tensor]:
-    """Return outputs, and gradients of a weighted sum of the outputs. Each element has another weight."""
+    """Return the outputs of a function, and the gradients of their weighted sum. Each element has its own weight."""
     here = [t.detach().to(device) for t in arguments]
     wanting = [t.requires_grad_() for t in here if t.is_floating_point()]
     outputs = tensors(function(*here))
@@ -92,7 +92,7 @@ def by_hand(
     kept: torch.Tensor | None = None,
     window: tuple[int, int] | None = None,
 ) -> torch.Tensor:
-    """Compute attention by its formula; ``kept`` are the factors of a dropout."""
+    """Compute attention by its formula. ``kept`` holds the dropout's factor of each probability."""
     groups = query.size(1) // key.size(1)
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
     scores = query @ key.transpose(-2, -1) * (query.size(-1) ** -0.5 if scale is None else scale)
@@ -146,7 +146,7 @@ class TestAttentionKernels:
     @pytest.mark.parametrize("keys", [7, 11])
     def test_causal(self, name: str, keys: int) -> None:
         kernel = KERNELS[name]
-        # In flash the last query attends up to the last key, in the others the first query only to the first key.
+        # Flash aligns the causal mask with the last query and the last key, the others with the first query and key.
         causal = "last" if name == "flash" else "first"
         compare(
             lambda *x: kernel(*x, is_causal=True),
@@ -173,7 +173,7 @@ class TestAttentionKernels:
     def test_dropout_keeps_the_mean(self, name: str) -> None:
         q, k = torch.zeros(2, 1, 1, 64, 8, device="cuda")
         output = KERNELS[name](q, k, torch.ones(1, 1, 64, 8, device="cuda"), dropout_p=0.25)
-        # 64 x 64 equal probabilities, each kept three times out of four and then larger by a third.
+        # All 64 x 64 probabilities are equal. Dropout keeps three quarters of them and scales those by 4/3.
         assert output.mean().item() == pytest.approx(1, abs=0.05)
         assert output.std().item() > 0.01
 
@@ -190,7 +190,7 @@ class TestAttentionKernelsWithBias:
     def test_bias(self, name: str) -> None:
         bias = drawn(2, 4, 5, 9, dtype=torch.float64, seed=3)
         if name == "cudnn":
-            # The gradient of cuDNN's bias is not among the results of its backward.
+            # cuDNN's backward returns no gradient of the bias.
             kernel, kept = KERNELS[name], bias
             compare(
                 lambda *x: kernel(*x, kept.to(x[0].device)),
@@ -215,7 +215,7 @@ class TestAttentionKernelsWithBias:
 
 
 class TestAttention:
-    """scaled_dot_product_attention."""
+    """Tests of ``scaled_dot_product_attention``, which selects one of the kernels."""
 
     @pytest.mark.parametrize(
         "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
@@ -229,7 +229,7 @@ class TestAttention:
             with sdpa_kernel(backend):
                 return attend(*x)
 
-        # A width of 12 is one that is padded for flash.
+        # torch pads a width of 12 for flash.
         width = 12 if backend is SDPBackend.FLASH_ATTENTION else 16
         inputs = [drawn(2, 4, 6, width, dtype=torch.bfloat16, seed=n) for n in range(3)]
         compare(chosen, *inputs, reference=attend, tolerance=0.05)
@@ -248,7 +248,7 @@ class TestAttention:
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
-        # One bias for all heads; the kernel has to pad its width.
+        # One bias for all heads. Its width needs padding for the kernel.
         compare(attend, drawn(2, 4, 6, 8), drawn(2, 4, 5, 8), drawn(2, 4, 5, 8, seed=1), drawn(1, 1, 6, 5))
 
     def test_groups(self) -> None:
@@ -261,7 +261,7 @@ class TestAttention:
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_sequences_of_several_lengths(self, dtype: torch.dtype) -> None:
-        """Nested tensors, which torch packs for the kernels."""
+        """Compare attention of nested tensors, which torch packs for the kernels, with that of each sequence alone."""
         lengths = [3, 6, 1]
         parts = [[drawn(length, 2, 8, dtype=dtype, seed=n) for length in lengths] for n in range(3)]
 
@@ -278,7 +278,7 @@ class TestAttention:
 
 
 class TestPackedAttention:
-    """Kernels of packed sequences."""
+    """Kernels that take packed sequences of several lengths."""
 
     STARTS = (0, 3, 9, 10)
 
@@ -361,7 +361,7 @@ class TestPackedAttention:
         assert not torch.equal(output[:3], output[3:])
 
     def test_dropout_mask(self) -> None:
-        """torch's own tests compare it with the probability of dropping."""
+        """The op fills the mask with random numbers. Dropout keeps an element if its number exceeds the probability."""
         q, k, v = (drawn(1, 1, 6, 8, seed=n) for n in range(3))
         torch.cuda.manual_seed(5)
         output, _, seed, offset = aten._scaled_dot_product_efficient_attention(
@@ -378,7 +378,7 @@ class TestBatchNorm:
     @pytest.mark.parametrize("affine", [True, False])
     @pytest.mark.parametrize("counted", [True, False])
     def test_statistics_of_parts_are_those_of_the_whole(self, dtype: torch.dtype, affine: bool, counted: bool) -> None:
-        """SyncBatchNorm with one part for each process. The parts are unequal if they are counted."""
+        """Call the ops of SyncBatchNorm with two parts of a batch. The op with counts takes parts of unequal size."""
         whole = drawn(8, 3, 4, dtype=dtype) + 1
         grad = drawn(8, 3, 4, dtype=dtype, seed=1)
         weight, bias = (drawn(3, dtype=dtype, seed=n) if affine else None for n in (1, 2))
@@ -496,7 +496,7 @@ typed_products = pytest.mark.skipif(
 
 @typed_products
 class TestTypedProducts:
-    # Sums that half types cannot hold.
+    # The sums in products of these inputs exceed the range or precision of half types.
     def inputs(self, *batch: int) -> list[torch.Tensor]:
         return [(drawn(*batch, *shape) * 40).half() for shape in ((5, 300), (300, 4), (5, 4))]
 
@@ -678,7 +678,7 @@ def test_results_in_out(name: str, shape: tuple[int, ...] | None) -> None:
 
 @pytest.mark.parametrize("name", ["fft", "ifft2", "irfft", "rfft", "rfft2"])
 def test_fourier_transforms_of_expanded_tensors(name: str) -> None:
-    """The CPU's transforms refuse stride 0 before torch 2.7; gradients of sums have it."""
+    """Gradients of sums have stride 0, which the CPU's transforms refuse before torch 2.7."""
     function = getattr(torch.fft, name)
     element = torch.full((1, 1, 1), 2.0, dtype=torch.float32 if name.startswith("r") else torch.complex64)
     actual = function(element.cuda().expand(4, 4, 16))
@@ -734,7 +734,7 @@ def test_batch_norm_updates_statistics_in_half_types(dtype: torch.dtype) -> None
 
 def test_ctc_loss_is_torchs_own() -> None:
     def loss(scores: torch.Tensor) -> torch.Tensor:
-        # cuDNN would take int32 targets on the host with blank 0.
+        # For int32 targets on the host and blank 0, torch would choose cuDNN.
         targets, lengths = torch.tensor([1, 2, 2, 1, 3, 2], dtype=torch.int32), torch.tensor([3, 3], dtype=torch.int32)
         frames = torch.full((2,), 7, dtype=torch.int32)
         with torch.backends.cudnn.flags(enabled=True):

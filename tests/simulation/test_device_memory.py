@@ -1,6 +1,6 @@
-"""Device memory of the simulated driver: heaps, handles for other processes, fresh contents, the host's budget.
+"""Device memory of the simulated driver: handles for other processes, contents of new memory, limits of pinned memory.
 
-The programs call driver and runtime through ctypes, in processes of their own.
+The programs call the driver and the runtime through ctypes, each in its own process.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ def open_exported(text):
 
 
 def export_and_import(exporter: str, importer: str) -> tuple[list[Any], list[Any], list[Any]]:
-    """Run two processes. The exporter reports, waits for the importer's end, and reports again; its first report is
-    ``handles`` in the importer."""
+    """Return the exporter's first report, the importer's report and the exporter's second report.
+
+    The importer gets the first report as ``handles``. The exporter waits for the importer's end before its second report.
+    """
     child = simulated_environment()
     command = [sys.executable, "-c", PRELUDE + IMPORT + textwrap.dedent(exporter), "13"]
     with subprocess.Popen(command, env=child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -81,7 +83,7 @@ def test_a_stale_handle_does_not_reach_another_file(tmp_path: Path) -> None:
         block = made(cuda, "cudaMalloc", 2 * MIB)
         handle = export(block)
         assert cuda("cudaFree", block) == 0
-        for descriptor in range(3, 64):  # whichever held the memory
+        for descriptor in range(3, 64):  # all of them, because one holds the memory
             os.close(descriptor) if os.path.exists(f"/proc/self/fd/{{descriptor}}") else None
         files = [os.open({str(file)!r}, os.O_RDWR) for _ in range(40)]
         report(handle)
@@ -147,11 +149,11 @@ def test_memory_is_shared_both_ways() -> None:
     """
     importer = """
         code, address = open_exported(handles[0])
-        seen = bytes_at(address, 4).hex()
+        content = bytes_at(address, 4).hex()
         assert cuda("cudaMemset", address, 3, MIB) == 0
-        report(code, seen, cuda("cudaIpcCloseMemHandle", address), cuda("cudaIpcCloseMemHandle", address))
+        report(code, content, cuda("cudaIpcCloseMemHandle", address), cuda("cudaIpcCloseMemHandle", address))
     """
-    _, second, last = export_and_import(exporter, importer.replace("seen", "content"))
+    _, second, last = export_and_import(exporter, importer)
     assert second == [0, "02020202", 0, 1]
     assert last == ["03030303"]
 
@@ -181,7 +183,6 @@ def test_freed_memory_is_returned_to_the_host() -> None:
         block = made(cuda, "cudaMalloc", 64 * MIB)
         assert cuda("cudaMemset", block, 7, 64 * MIB) == 0
         during = resident()
-        files = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
         files = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
         heaps = [name for name in files if os.path.lexists(name) and "cuda-memory" in os.readlink(name)]
         (descriptor,) = [int(name.rsplit("/")[-1]) for name in heaps]

@@ -1,4 +1,4 @@
-"""Description of a simulated machine, and compilation of its libraries."""
+"""Tests the environment variables that describe a simulated machine, and the compilation of its libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 import accelerator.simulation
 from accelerator.simulation import _build, is_simulated
 from tests.support import environment
-from tests.support.simulation import DEADLINE, PRETEND, REPOSITORY, linux_only, make_compiler, plain, python
+from tests.support.simulation import DEADLINE, FAKE_BUILD, REPOSITORY, linux_only, make_compiler, plain, python
 
 pytestmark = [linux_only, pytest.mark.torch_free]
 
@@ -26,7 +26,7 @@ BUILD = "from accelerator.simulation import _build; print(_build.ensure_built())
 
 
 def variable(name: str, *arguments: Any, **machine: Any) -> str | None:
-    """Return one of the variables that describe the machine."""
+    """Return the value of a variable ``ACCELERATOR_SIM_...`` for a machine."""
     return environment(*arguments, **machine).get("ACCELERATOR_SIM_" + name)
 
 
@@ -41,7 +41,7 @@ def test_public_names() -> None:
 def test_importing_is_free(tmp_path: Path) -> None:
     program = "import sys, accelerator; before = set(sys.modules); import accelerator.simulation; "
     program += "print({'ctypes', 'subprocess', 'torch', 'pynvml'} & (set(sys.modules) - before))"
-    # Without the site module: installed packages may import modules at the start of every process.
+    # -S skips the site module, because installed packages may use it to import modules in every process.
     done = subprocess.run(
         [sys.executable, "-S", "-c", program],
         env={**plain(), "XDG_CACHE_HOME": str(tmp_path)},
@@ -296,7 +296,7 @@ def test_is_simulated_inside(machine: dict[str, Any]) -> None:
 
 
 def test_is_simulated_goes_by_the_process() -> None:
-    # The variables alone do not make a simulation, and removing them does not end one.
+    # The variables without the libraries make no simulation, and removing the variables does not end one.
     inside = environment(base=plain())
     variables = {key: value for key, value in inside.items() if key.startswith("ACCELERATOR_SIM_")}
     assert python(PRINT_IS_SIMULATED, env={**plain(), **variables}).stdout == "False\n"
@@ -324,7 +324,7 @@ def test_in_a_zip_application(tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "application"), "zip", REPOSITORY, "accelerator")
     done = subprocess.run(
         [sys.executable, "-c", BUILD],
-        env={**plain(), "PYTHONPATH": archive, "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))},
+        env={**plain(), "PYTHONPATH": archive, "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -348,7 +348,7 @@ def compilations(directory: Path) -> int:
 
 
 def test_the_second_build_does_nothing(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, PRETEND))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     first = python(BUILD, env=env)
     assert first.returncode == 0, first.stderr
     assert compilations(tmp_path) == len(_build._LIBRARIES)
@@ -357,7 +357,7 @@ def test_the_second_build_does_nothing(tmp_path: Path) -> None:
     second = python(BUILD, env=env)
     assert second.stdout == first.stdout
     assert compilations(tmp_path) == len(_build._LIBRARIES)
-    # Programs that clean caches delete single files.
+    # A program that cleans caches may delete single files.
     (root / "driver/libcuda.so.1").unlink()
     assert python(BUILD, env=env).stdout == first.stdout
     assert (root / "driver/libcuda.so.1").is_file()
@@ -372,14 +372,14 @@ def test_a_compiler_that_does_not_start(tmp_path: Path) -> None:
 
 
 def test_a_build_needs_no_compiler_later(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     built = python(BUILD, env=env).stdout
     assert python(BUILD, env={**env, "PATH": "/nowhere", "CC": "no-such-compiler"}).stdout == built
 
 
 def test_a_directory_for_machines_without_a_compiler(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "accelerator", "simulate", "--build", str(tmp_path / "prebuilt")]
-    compiler = {**plain(), "CC": str(make_compiler(tmp_path, PRETEND))}
+    compiler = {**plain(), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     built = subprocess.run(command, env=compiler, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
     assert built.returncode == 0, built.stderr
     env = {**plain(), "PATH": "/nowhere", "ACCELERATOR_SIM_LIBRARIES": str(tmp_path / "prebuilt")}
@@ -390,7 +390,7 @@ def test_a_directory_for_machines_without_a_compiler(tmp_path: Path) -> None:
     nested = "from tests.support import environment; child = environment(1); "
     nested += "print(child['LD_PRELOAD'], environment(2, base=child)['ACCELERATOR_SIM_LIBRARIES'])"
     assert python(nested, env=env).stdout.startswith(built.stdout.strip())
-    # Libraries of another version, or changed ones.
+    # Changed libraries are refused, like those of another version.
     (Path(built.stdout.strip()) / "driver/libcuda.so.1").write_bytes(b"")
     failed = python(BUILD, env=env).stderr.splitlines()[-1]
     assert failed.startswith("RuntimeError: ACCELERATOR_SIM_LIBRARIES names ")
@@ -432,7 +432,7 @@ def leave_a_killed_build(root: Path) -> None:
     ids=lambda harm: harm.__name__,
 )
 def test_a_build_that_cannot_be_trusted_is_replaced(harm: Callable[[Path], None], tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     root = Path(python(BUILD, env=env).stdout.strip())
     sound = (root / "driver/libcuda.so.1").read_bytes()
     harm(root)
@@ -448,7 +448,7 @@ def test_a_build_that_cannot_be_trusted_is_replaced(harm: Callable[[Path], None]
 def test_the_cache_of_another_user(tmp_path: Path) -> None:
     (tmp_path / "home/.cache/accelerator").mkdir(parents=True)
     env = {**plain(), "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
-    env["CC"] = str(make_compiler(tmp_path, PRETEND))
+    env["CC"] = str(make_compiler(tmp_path, FAKE_BUILD))
     env.pop("XDG_CACHE_HOME", None)
     (tmp_path / "tmp").mkdir()
     os.chown(tmp_path / "home/.cache/accelerator", 1, 1)
@@ -469,11 +469,11 @@ def test_somebody_was_there_first(theirs_is: str, tmp_path: Path) -> None:
     if theirs_is == "link":
         theirs.symlink_to(tmp_path / "elsewhere")
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "file/cache"), "TMPDIR": str(tmp_path / "tmp")}
-    env["CC"] = str(make_compiler(tmp_path, PRETEND))
+    env["CC"] = str(make_compiler(tmp_path, FAKE_BUILD))
     (tmp_path / "file").touch()
     theirs.chmod(0o777)
     done = python(BUILD, env=env)
-    if theirs_is == "directory":  # owned by this user and writable by all: it is made private
+    if theirs_is == "directory":  # this user owns it, so the build makes it private
         assert Path(done.stdout.strip()).is_relative_to(theirs), done.stderr
         assert theirs.stat().st_mode & 0o022 == 0
     os.chown(theirs, 1, 1, follow_symlinks=False)
@@ -481,7 +481,7 @@ def test_somebody_was_there_first(theirs_is: str, tmp_path: Path) -> None:
 
 
 def test_the_first_use_prints_one_line(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, PRETEND))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     first, second = python(BUILD, env=env), python(BUILD, env=env)
     assert re.fullmatch(r"accelerator: compiling the simulated driver, about \d+ s, once\n", first.stderr)
     assert (second.stdout, second.stderr) == (first.stdout, "")
@@ -491,7 +491,7 @@ def test_the_first_use_prints_one_line(tmp_path: Path) -> None:
 
 
 def test_builds_at_once(tmp_path: Path) -> None:
-    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, PRETEND))}
+    env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(python, BUILD, env=env) for _ in range(4)]
     done = [job.result() for job in jobs]

@@ -1,4 +1,4 @@
-"""Processes on simulated GPUs end as they should."""
+"""Tests the exit of processes on simulated GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.simulation import linux_only, python
 
 pytestmark = linux_only
 
-# Two threads keep waking up and wanting Python's lock while it is being finalized. Prints which of them are still there.
+# Two threads keep requesting the GIL while the interpreter is finalized. The program prints which of them still exist.
 LATE_THREADS = """
 import ctypes, os, threading, time
 
@@ -26,12 +26,12 @@ def late(name):
 
 class AtTheVeryEnd:
     def __init__(self):
-        self.me = self  # garbage that the end collects
+        self.me = self  # a reference cycle, which the finalization collects
     def __del__(self):
         names = ["pt_other"]
         until = time.monotonic() + 60
         while "pt_other" in names and time.monotonic() < until:
-            time.sleep(0.1)  # without Python's lock, so that both threads can ask for it
+            time.sleep(0.1)  # releases the GIL, so that both threads can request it
             names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
         os.write(1, ascii([name for name in names if name.startswith("pt_")]).encode())
 

@@ -26,7 +26,7 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _call_once() -> None:
-    """Call ops once: the first call of an op does not take the fast path, which the tests are about."""
+    """Call some ops once, because the tests are about the fast path and an op's first call does not take it."""
     x = torch.ones(2, 2, device="cuda")
     for op in (torch.add, torch.mul, torch.mm, torch.cumsum):
         op(x, x if op is not torch.cumsum else 0)
@@ -49,12 +49,12 @@ def both(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
 
 
 def ops_that_take_scalars() -> list[tuple[Any, list[bool]]]:
-    """Return overloads that take scalars for tensors of another overload, and which arguments are scalars."""
+    """Return overloads that take numbers where another overload takes tensors, and which arguments are numbers."""
     overloads = []
     for schema in torch._C._jit_get_all_schemas():
         name = schema.name.removeprefix("aten::")
         types = [str(a.type) for a in schema.arguments if not a.has_default_value()]
-        # CUDA has no _add_relu.
+        # CUDA does not support _add_relu.
         if name == schema.name or name.startswith("_add_relu") or {*types} != {"Tensor", "number"}:
             continue
         names = [a.name for a in schema.arguments]
@@ -153,7 +153,7 @@ class TestArguments:
             assert (there + 1).cpu().equal(view + 1)
 
     def test_out_that_starts_inside_its_storage(self) -> None:
-        """The op gets an alias of the whole storage, since it may have to resize its result."""
+        """The CPU's kernel gets an alias of the whole storage, because it may have to resize the result."""
         whole = torch.zeros(4, 6, device="cuda")
         torch.add(torch.ones(2, 3, device="cuda"), 1, out=whole[1:3, 2:5])
         expected = torch.zeros(4, 6)
@@ -231,7 +231,7 @@ class TestArguments:
             assert (x * 2).device == x.device
 
     def test_modes_do_not_get_calls_of_compiled_code(self) -> None:
-        """Compiled code does not disable modes, as torch does while a mode handles a call from Python."""
+        """torch disables a mode while it handles a call from Python, but not while compiled code runs."""
         calls = []
 
         class Mode(torch.overrides.TorchFunctionMode):
@@ -377,7 +377,7 @@ class TestRandom:
         "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
     )
     def test_dropout_has_a_generator_of_its_own(self, backend: SDPBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Another thread could draw from the CPU's default generator meanwhile."""
+        """Dropout does not use the CPU's default generator, from which another thread could draw meanwhile."""
         monkeypatch.delattr(sys.modules["_accelerator_simulation._kernels.random"], "draw")
         x = torch.ones(2, 2, 8, 8, device="cuda", dtype=torch.float16)
         dropped = F.dropout(x, 0.25)
@@ -407,7 +407,7 @@ class TestCudnn:
 
     @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN"])
     def test_recurrent_nets(self, name: str) -> None:
-        """With its own flag on, torch would call cuDNN past the dispatcher."""
+        """If torch's own flag were on, torch would call cuDNN's recurrent nets without the dispatcher."""
         net, x = getattr(nn, name)(3, 4, 2), torch.randn(5, 2, 3)
         torch.testing.assert_close(copy.deepcopy(net).cuda()(x.cuda())[0].cpu(), net(x)[0])
 
@@ -490,7 +490,7 @@ class TestGraphs:
         held = torch.cuda.memory_allocated()
         del x
         assert torch.cuda.memory_allocated() == held - 4_000_256
-        graph.replay()  # the memory is cached
+        graph.replay()  # torch's allocator still has the memory in its cache
         torch.cuda.empty_cache()
         with pytest.raises(RuntimeError, match="CUDA error"):
             graph.replay()
@@ -556,7 +556,7 @@ class TestGraphs:
             x.nonzero()
         try:
             torch.cuda.empty_cache()
-        except RuntimeError:  # torch 2.6 misses the end of the capture, on GPUs too
+        except RuntimeError:  # torch 2.6 does not notice the end of the capture, on real GPUs either
             torch._C._cuda_endAllocateCurrentStreamToPool(0, pool)
 
     def test_computations_go_with_their_graph(self) -> None:
@@ -683,7 +683,7 @@ def test_training_equals_the_cpus() -> None:
 
 
 def test_a_thread_calls_an_op_while_another_describes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the threads of autograd do, one for each device."""
+    """Autograd's threads, one for each device, may call an op for the first time at the same time."""
     dispatch = sys.modules["_accelerator_simulation._kernels.dispatch"]
     x = torch.ones(3, device="cuda")
     results: list[Any] = []
@@ -698,6 +698,32 @@ def test_a_thread_calls_an_op_while_another_describes_it(monkeypatch: pytest.Mon
     override = dispatch.kernel_override("aten::sin")
     results.append(override(x))
     assert [result.tolist() for result in results] == [x.cpu().sin().tolist()] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_batch_norm_with_weights_of_the_inputs_type_and_float_statistics(dtype: torch.dtype) -> None:
+    x = torch.randn(6, 3, dtype=dtype, device="cuda")
+    module, reference = nn.BatchNorm1d(3).cuda(), nn.BatchNorm1d(3).cuda()
+    for name in ("weight", "bias"):
+        setattr(module, name, nn.Parameter(getattr(module, name).to(dtype)))
+    for training in (True, False):
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        results = [m.train(training)(i) for m, i in zip((module, reference), inputs, strict=True)]
+        for result in results:
+            result.square().sum().backward()
+        assert torch.equal(*results)
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+        assert module.weight.grad.dtype == dtype
+        torch.testing.assert_close(module.weight.grad.float(), reference.weight.grad, rtol=0.02, atol=0.1)
+    assert torch.equal(module.running_var, reference.running_var)
+    # Its backward works for channels that are next to each other in memory, and then only.
+    images = torch.randn(2, 3, 4, 4, dtype=dtype, device="cuda", requires_grad=True)
+    two_dimensional = nn.BatchNorm2d(3).cuda()
+    two_dimensional.weight = nn.Parameter(two_dimensional.weight.to(dtype))
+    two_dimensional.bias = nn.Parameter(two_dimensional.bias.to(dtype))
+    two_dimensional(images.contiguous(memory_format=torch.channels_last)).sum().backward()
+    with pytest.raises(RuntimeError, match="Expected running_mean to have type"):
+        two_dimensional(images).sum().backward()
 
 
 @pytest.mark.parametrize("op", [torch.native_batch_norm, torch._native_batch_norm_legit])

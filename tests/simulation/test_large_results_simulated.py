@@ -1,4 +1,4 @@
-"""Large results are computed in device memory, and lists of tensors take the fast path: both give the CPU's values."""
+"""Ops with large results and ops on lists of tensors return the CPU's values. Large results are not copied."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ aliases: Any = sys.modules["_accelerator_simulation._kernels.aliases"]
 dispatch: Any = sys.modules["_accelerator_simulation._kernels.dispatch"]
 
 Function = Callable[[torch.Tensor], Any]
-# Of a tensor of 8 x 6 x 40 x 40 floats.
+# Functions of a tensor of 8 x 6 x 40 x 40 floats. The results of the first table are computed in device memory. Those of the
+# second are computed in host memory and copied.
 COMPUTED_IN_PLACE: dict[str, Function] = {
     "add": lambda x: x + x,
     "sub": lambda x: torch.sub(x, x, alpha=2),
@@ -94,13 +95,13 @@ def test_no_result_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     for module in (dispatch, aliases):
         monkeypatch.setattr(module, "_copy_many", lambda to, of, nbytes: (copies.append(nbytes), copy(to, of, nbytes)))
     result = function(x)
-    assert len(copies) == (1 if name == "max_pool_backward" else 0)  # the slice is
+    assert len(copies) == (1 if name == "max_pool_backward" else 0)  # contiguous() copies the slice
     assert result is not None
 
 
 def test_errors_are_torchs() -> None:
     x = random_tensor(300, 200).cuda()
-    x + x, x @ x.t()  # the fast path
+    x + x, x @ x.t()  # later calls take the fast path
     with pytest.raises(RuntimeError, match="must match the size"):
         x + random_tensor(300, 199).cuda()
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
@@ -175,7 +176,7 @@ def test_lists_on_two_devices() -> None:
 
 
 def test_which_decompositions_large_results_replace() -> None:
-    """Their kernels must return what the decomposition does: `test_kernels_simulated` compares both sizes of batch norm."""
+    """Such a kernel must return what the decomposition does. `test_kernels_simulated` compares both sizes of batch norm."""
     large_results = sys.modules["_accelerator_simulation._kernels.large_results"]
     decompositions = sys.modules["_accelerator_simulation._kernels.decompositions"]
     assert large_results._KERNELS.keys() & decompositions.DECOMPOSITIONS.keys() == {"aten::native_batch_norm"}

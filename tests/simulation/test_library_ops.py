@@ -1,4 +1,4 @@
-"""Ops of other libraries: the CPU kernel computes in place of a CUDA kernel that was compiled from C++."""
+"""Ops of C++ extensions: on simulated GPUs their CPU kernel runs in place of their compiled CUDA kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = [linux_only, needs_cuda_torch, pytest.mark.slow]
 
-# The CUDA kernel returns what no kernel computed, as one does whose launch the simulation would have to refuse.
+# The CUDA kernels return a wrong result, -1. Real ones would launch code for a GPU, which the simulation refuses.
 SOURCE = """
 #include <torch/library.h>
 #include <ATen/ATen.h>

@@ -1,6 +1,6 @@
-"""Wrong arguments of the memory functions give CUDA's error, crash nothing and change nothing.
+"""Memory functions return CUDA's error for wrong arguments, and neither crash nor change anything.
 
-The programs call driver and runtime through ctypes, in processes of their own.
+The programs call the driver and the runtime through ctypes, each in its own process.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def test_host_memory_that_is_not_there() -> None:
                       cuda("cudaHostRegister", host, 16, c_uint(0))]
         codes.append(cuda("cudaMemcpy", block, None, 0, c_int(1)))
         report(codes, bytes_at(block, 16).hex())
-        os._exit(0)  # the mapping of Python is gone
+        os._exit(0)  # without finalization, which would unmap `gone` again
     """
     assert evaluate(program) == [[1] * 20 + [0], "07" * 16]
 
@@ -248,7 +248,8 @@ def test_a_sleep_of_any_length(capfd: pytest.CaptureFixture[str]) -> None:
     assert run("import os\n" + textwrap.dedent(program), simulated_environment()) == "True True\n"
 
 
-# What the calls of the tables below may name. Everything but the valid blocks is wrong in some way.
+# Values for the calls in the two tables below. A line of a table is a function and its calls, separated by "|".
+# A call is its arguments, "=" and the expected error.
 VALUES = """
 block, other = made(cuda, "cudaMalloc", MIB), made(cuda, "cudaMalloc", MIB)
 pinned, pool_block = made(cuda, "cudaHostAlloc", MIB, c_uint(0)), made(cuda, "cudaMallocAsync", MIB, None)

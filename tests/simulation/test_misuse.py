@@ -1,4 +1,4 @@
-"""What happens where a simulated machine is not used as it was meant to be."""
+"""Unusual use of a simulated machine: exec, memory that is freed late, unusable state files, a replaced library path."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_forked_child_does_not_release_its_parents_memory(tmp_path: Path) -> N
     assert run(program, simulated_environment(state=tmp_path / "state")) == [64 * MIB]
 
 
-# A library with an object that frees its memory when the process ends, maybe after the driver has left.
+# The destructor of this library frees device memory at the end of the process, maybe after the driver's destructor.
 LATE = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -71,7 +71,7 @@ __attribute__((destructor)) static void release(void)
 
 
 def test_memory_that_is_freed_late_is_nobody_elses(tmp_path: Path) -> None:
-    for name in ("before.so", "after.so"):  # libraries are left in an order that depends on that in which they were loaded
+    for name in ("before.so", "after.so"):  # the order of loading determines the order of destructors
         compiled(LATE, tmp_path / name, "-shared", "-fPIC")
     child = simulated_environment(memory="1GiB", state=tmp_path / "state")
     program = f"""
@@ -91,7 +91,7 @@ def test_memory_that_is_freed_late_is_nobody_elses(tmp_path: Path) -> None:
     assert run(program, child) == out_of_memory
 
 
-# Of these processes only the sanitizers' variables are kept, if the tests run with sanitizers.
+# If the tests run with sanitizers, child processes need these variables of this process, but no others.
 SANITIZERS = {n: os.environ[n] for n in ("LD_PRELOAD", "ASAN_OPTIONS", "UBSAN_OPTIONS") if "ASAN_OPTIONS" in os.environ}
 
 CU_INIT = "import ctypes; print(ctypes.CDLL('libcuda.so.1').cuInit(0))"
@@ -99,8 +99,8 @@ OPERATING_SYSTEM_ERROR = "304\n"
 
 
 def refused(state: Path, reason: str, **machine: Any) -> bool:
-    """Whether the driver does not start with this state, for this reason."""
-    # The path is not checked in Python: the file may change after the environment was made.
+    """Return whether the driver does not start with this state and gives this reason."""
+    # Set the variable without environment()'s check of the file, which may change after the check.
     child = {**environment(base=SANITIZERS, **machine), "ACCELERATOR_SIM_STATE": str(state)}
     done = python(CU_INIT, env=child)
     expected = f"accelerator: the state of the simulated machine cannot be kept in {state}: {reason}\n"

@@ -1,4 +1,4 @@
-"""The simulated NCCL between processes: right results, no hang whatever happens to a rank, nothing left behind."""
+"""The simulated NCCL between processes: correct results, no hang if a rank fails, no files left behind."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ COUNTS_AND_TYPES = [
     for count in (2, 3, 4)
     for code, name in enumerate(TYPES)
 ]
-"""Every type with every number of ranks; each type once in a quick run."""
+"""Every type with every number of ranks. Without the slow tests, each type with one number of ranks."""
 RANKS = [sys.executable, "-m", "tests.simulation.nccl_ranks"]
+NAN_CHECK = {"TORCH_NCCL_NAN_CHECK": "1", "TORCH_DIST_NAN_CHECK": "1"}
+"""The second one is for torch's default process group from 2.15 on."""
 
 
 class Ranks:
@@ -44,7 +46,7 @@ class Ranks:
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def reports(self, case: str, ranks: int, variables: dict[str, str] | None = None, **arguments: Any) -> list[dict[str, Any]]:
-        """Return what each rank reported: value, code and text of NCCL's error, failure, exit status, seconds."""
+        """Return each rank's report: its value, or NCCL's error, a traceback or an exit status; and the seconds."""
         assert self.process.stdin
         assert self.process.stdout
         order = {"case": case, "ranks": ranks, "arguments": arguments, "variables": variables or {}}
@@ -53,7 +55,7 @@ class Ranks:
         return json.loads(self.process.stdout.readline())
 
     def run(self, case: str, ranks: int, variables: dict[str, str] | None = None, **arguments: Any) -> list[Any]:
-        """What each rank returned; a rank that did not return fails the test."""
+        """Return the value of each rank. Fail the test if a rank has none."""
         reports = self.reports(case, ranks, variables, **arguments)
         assert all("value" in report for report in reports), reports
         return [report["value"] for report in reports]
@@ -65,7 +67,7 @@ class Ranks:
 
 
 def left_behind() -> list[str]:
-    """Files of communicators without processes; other programs may use NCCL on this machine."""
+    """Return communicators' files that no process uses. Other programs may use NCCL on this machine."""
     places = {Path("/dev/shm"), Path(tempfile.gettempdir()), Path("/tmp")}
     return [str(path) for place in places for path in place.glob("accelerator-nccl-*") if is_abandoned(path)]
 
@@ -88,7 +90,7 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="module", params=["default", pytest.param("legacy", marks=pytest.mark.slow)])
 def torch_ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
-    """Ranks whose "nccl" is torch's default process group, or the one that was the default before torch 2.15."""
+    """Ranks with torch's default "nccl" process group, and with the one that was the default before torch 2.15."""
     if request.param == "default":
         yield request.getfixturevalue("ranks")
     else:
@@ -120,7 +122,8 @@ class TestResults:
     def test_edge_values(self, ranks: Ranks) -> None:
         first, second = ranks.run("collective.edge_values", 2)
         assert first == second
-        # float16, float32, bfloat16, e4m3, e5m2: the sum of each value with itself, and the larger of it and 2.
+        # A key is a type and an operation. Types 6, 7, 9, 10, 11 are float16, float32, bfloat16, e4m3, e5m2.
+        # Operation 0 adds each value to itself, 2 takes the larger of it and 2.
         assert first["7 0"][:7] == ["nan", "inf", "-inf", "1.199999957179898e-07", "-0.0", "880.0", "120000.0"]
         assert first["6 0"][:6] == ["nan", "inf", "-inf", "1.1920928955078125e-07", "-0.0", "880.0"]
         assert first["6 0"][6:] == ["inf", "inf"]
@@ -129,7 +132,7 @@ class TestResults:
         assert first["11 0"][6] == "57344.0"
         assert first["7 2"] == ["2.0", "inf", "2.0", "2.0", "2.0", "440.0", "60000.0", "9.999999680285692e+37"]
         assert first["6 2"][0] == first["9 2"][0] == first["10 2"][0] == "2.0", "a value wins over NaN"
-        # The same from the other side, for the smaller of them.
+        # Operation 3 takes the smaller of them. Here the other rank brings the twos.
         assert first["7 3"][:5] == ["2.0", "2.0", "-inf", "5.99999978589949e-08", "-0.0"]
         assert first["6 3"][0] == first["9 3"][0] == first["10 3"][0] == "2.0"
 
@@ -142,7 +145,7 @@ class TestResults:
 
     @pytest.mark.parametrize(("count", "rounds"), [(2, 400), (4, 200), pytest.param(16, 100, marks=pytest.mark.slow)])
     def test_again_and_again(self, ranks: Ranks, count: int, rounds: int) -> None:
-        # A wait that no rank ends by a wakeup lasts 100 ms. The fastest of many is short on a busy machine too.
+        # A wait without a wakeup lasts 100 ms. The fastest of many is shorter, even on a busy machine.
         assert min(ranks.run("collective.iterate", count, count=rounds)) < 0.1
 
 
@@ -169,7 +172,7 @@ class TestMessages:
 
 class TestCommunicators:
     def test_splits(self, ranks: Ranks) -> None:
-        # Each half is ordered backward; its first rank stays alone.
+        # Each half has its ranks in reverse order. Its first rank gets no pair.
         assert ranks.run("communicator.families", 4) == [
             [1, 2, 2, 0, 6],
             [1, 2, 4, 1, 6],
@@ -236,7 +239,7 @@ class TestMisuse:
 
 
 class TestDeath:
-    """Ranks check every 100 ms that the others live. A wait that nothing ends would last until the rank's alarm kills it."""
+    """Ranks check every 100 ms that the others live. Without this check a rank would wait until its alarm kills it."""
 
     @pytest.mark.parametrize("during", ["idle", "collective", "send", "receive"])
     def test_a_killed_rank_ends_the_waits(self, ranks: Ranks, during: str) -> None:
@@ -249,7 +252,7 @@ class TestDeath:
             assert "the process of rank 2 is gone" in text
 
     def test_a_rank_killed_while_others_are_still_to_come(self, ranks: Ranks) -> None:
-        # Rank 2 comes when the others have given up, and meets no rank.
+        # Rank 2 joins after rank 0 has given up, and finds no other rank.
         waiting, dead, late = ranks.reports("communicator.killed_at_the_start", 3)
         assert waiting["value"][0] == late["value"][0] == REMOTE_ERROR
         assert "the process of rank 1 is gone" in waiting["value"][1]
@@ -295,7 +298,7 @@ class TestMemory:
         assert "cannot reserve" in text
         assert reports[1]["value"][0] == REMOTE_ERROR
 
-    # Of 64 communicators 16 stay, which is more than 64 MiB: some use another directory.
+    # 16 of 64 communicators are kept. They need more than 64 MiB, so some use another directory.
     @pytest.mark.parametrize(
         ("size", "directory", "communicators"),
         [("1m", "elsewhere", 8), pytest.param("64m", "/dev/shm", 64, marks=pytest.mark.slow)],
@@ -342,8 +345,16 @@ class TestTorch:
         assert ranks.run("torch.buckets", 2) == [True] * 2
 
     def test_graphs(self, ranks: Ranks) -> None:
-        # Once at the call; not at all while captured; at each launch.
+        # The eager call reduces, the capture does not, and each of two replays does.
         assert ranks.run("torch.graph", 2) == [[2.0, 0.0, 6.0, 10.0]] * 2
+
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
+    def test_nan_check(self, torch_ranks: Ranks, dtype: str) -> None:
+        (reports,) = torch_ranks.run("torch.nan_check", 1, NAN_CHECK, dtype=dtype)
+        assert reports[0] == "sent"
+        assert "device-side assert triggered" in reports[-1]
+        if dtype != "float8_e4m3fn":  # it has no infinity, so the conversion makes a NaN
+            assert reports[1:3] == ["sent"] * 2
 
     def test_version(self, ranks: Ranks) -> None:
         ((of_torch, of_accelerator, of_library),) = ranks.run("torch.version", 1)
@@ -352,7 +363,7 @@ class TestTorch:
 
 
 class TestPendingWork:
-    """A collective returns at once; its streams and events are pending until every rank has come."""
+    """A collective returns at once. Its streams and events are pending until every rank has called it."""
 
     @pytest.mark.parametrize("count", [2, 4])
     def test_a_message_that_the_other_rank_waits_for(self, torch_ranks: Ranks, count: int) -> None:
@@ -399,7 +410,7 @@ QUICKLY = {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0", "TORCH_NCCL_DUMP_ON_TIMEO
 
 
 class TestWatchdog:
-    """torch ends work that hangs as it does on a GPU."""
+    """torch's watchdog ends hanging work, as on real GPUs."""
 
     @pytest.mark.parametrize("count", [2, 4])
     @pytest.mark.parametrize("wait", ["synchronize", "kernel", "to_host"])

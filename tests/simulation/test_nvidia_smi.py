@@ -1,4 +1,4 @@
-"""nvidia-smi on a simulated machine."""
+"""Tests the simulated ``nvidia-smi``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = linux_only
 
 
 def smi(*arguments: str, gpus: int = 1, **machine: Any) -> subprocess.CompletedProcess[str]:
-    """Run nvidia-smi on a simulated machine."""
+    """Run ``nvidia-smi`` on a simulated machine."""
     child = environment(gpus, base={"PATH": "/usr/bin:/bin"}, **machine)
     program = shutil.which("nvidia-smi", path=child["PATH"])
     assert program
@@ -25,7 +25,7 @@ def smi(*arguments: str, gpus: int = 1, **machine: Any) -> subprocess.CompletedP
 
 
 def query(fields: str, *options: str, **machine: Any) -> list[list[str]]:
-    """The cells of --query-gpu."""
+    """Return the cells of the table that ``--query-gpu`` prints."""
     done = smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", *options, **machine)
     assert done.returncode == 0, done.stdout
     return [line.split(", ") for line in done.stdout.splitlines()]
@@ -101,7 +101,7 @@ def test_processes(tmp_path: Path) -> None:
     assert table == [["0", pid, "C"]]
 
 
-# In C, for a Python takes long to fork.
+# A program in C, because 257 forks of Python take long.
 CROWD = """
 #include <dlfcn.h>
 #include <signal.h>
@@ -120,7 +120,7 @@ int main(void)
         if ((children[i] = fork()) == 0) {
             failed = init(0) != 0 || retain(&context, 0) != 0;
             status = write(ready[1], &failed, 1) != 1;
-            alarm(60); /* whatever becomes of its parent */
+            alarm(60); /* ends the child if its parent dies */
             pause();
         }
     for (int i = 0; i < COUNT; i++)

@@ -1,4 +1,4 @@
-"""The simulated NVML, called through NVIDIA's own Python binding: session, errors, handles, telemetry."""
+"""Session, errors, handles and telemetry of the simulated NVML, called through NVIDIA's Python binding."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_delay() -> None:
     child = simulated_environment()
     child["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:600000,nvmlInit:300"
     program = "import time; start = time.monotonic(); n.nvmlInit(); report(time.monotonic() - start)"
-    assert run(program, child) >= 0.3  # with cuInit's delay, the program would not end in time
+    assert run(program, child) >= 0.3  # cuInit's delay of 600 s would exceed the deadline
 
 
 # Errors

@@ -1,4 +1,4 @@
-"""The simulated NVML, called through NVIDIA's own Python binding: memory, processes, MIG."""
+"""Memory, processes and MIG instances in the simulated NVML, called through NVIDIA's Python binding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the simulated NVML says of links between GPUs and of the host's nodes."""
+"""The simulated NVML reports links between GPUs and the host's NUMA nodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ P2P = """
 
 
 def p2p(capability: str, gpus: int, **machine: Any) -> Any:
-    """NVML's result for each pair of GPUs."""
+    """Return NVML's peer-to-peer status of each pair of GPUs."""
     return evaluate(P2P.format(capability=f"n.NVML_P2P_CAPS_INDEX_{capability}"), gpus, **machine)
 
 
@@ -38,7 +38,7 @@ def test_linked_pairs(nvlink: Any, linked: list[tuple[int, int]]) -> None:
 
 def test_pci_reaches_every_gpu() -> None:
     assert p2p("PCI", 2) == [[0, 0], [0, 0]]
-    # The binding's constant for reading is a tuple by mistake.
+    # READ is not tested: the binding's constant for it is a tuple by mistake.
     assert p2p("WRITE", 2) == [[0, 0], [0, 0]]
 
 

@@ -1,6 +1,6 @@
-"""PyTorch's own database of operators (OpInfo) on simulated GPUs against the CPU, forward and backward.
+"""Compares simulated GPUs with the CPU on PyTorch's operator database (OpInfo), forward and backward.
 
-Every 32nd entry and those that once failed run by default, all entries with the slow tests.
+By default every 32nd entry and the entries that once failed run. With the slow tests all entries run.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import pytest
 
 from tests.simulation import operators
 
-# The import of the database takes seconds in each process.
+# Run in one worker of xdist, because importing the database takes seconds in each process.
 pytestmark = pytest.mark.xdist_group("operators")
 
 SAMPLE_STEP = 32
 CHUNKS = 16
 
-# CUDA itself does not support these, so that torch's own error is right.
+# CUDA does not support these, so an error from torch is right.
 UNSUPPORTED = {
     "histogram": "has no CUDA kernel",
     "histogramdd": "has no CUDA kernel",
@@ -32,7 +32,7 @@ UNSUPPORTED = {
     "torch._scaled_mm_v2": "no type that both devices support",
 }
 
-# These once returned wrong results or failed.
+# These entries once failed or returned wrong results.
 REGRESSIONS = (
     "as_strided.partial_views",
     "ldexp",

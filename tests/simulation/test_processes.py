@@ -1,4 +1,4 @@
-"""The simulated CUDA in processes of their own: initialization, forks, other machines, several processes on one."""
+"""The simulated CUDA in separate processes: initialization, forks, failures, allocators, memory of several processes."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import run, simulated_environment
+from tests.support.discovery import compiled
 from tests.support.simulation import allocator_variables, linux_only
 from tests.support.simulation_driver import DRIVER, evaluate, needs_cuda_torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = linux_only
 
 GIB = 2**30
 MIB = 2**20
-RESERVE = 64 * MIB  # what the driver of a GPU of 1 GiB keeps for itself
+RESERVE = 64 * MIB  # memory that the driver of a GPU of 1 GiB reserves
+HELD_LOCK = Path(__file__).with_name("held_lock.c")
 
 
 def events(log: Path) -> list[str]:
-    """What a log of initializations says, without the process numbers."""
+    """Return the events in a log of initializations, without process ids."""
     return [line.partition(" ")[2] for line in log.read_text().splitlines()] if log.exists() else []
 
 
@@ -51,7 +51,7 @@ class TestInitialization:
     def test_delay(self) -> None:
         program = "import time; begin = time.monotonic(); cuda.cuInit(0); report(time.monotonic() - begin)"
         (seconds,) = evaluate(program, {"ACCELERATOR_SIM_INIT_DELAY": "nvmlInit:600000,cuInit:300"})
-        assert seconds >= 0.3  # with NVML's delay, the program would not end in time
+        assert seconds >= 0.3  # NVML's delay of 600 s would exceed the deadline
 
     def test_visible_devices_are_read_once(self) -> None:
         program = "cuda.cuInit(0); os.environ['CUDA_VISIBLE_DEVICES'] = '0'; cuda.cuInit(0); report(count())"
@@ -126,6 +126,19 @@ report(calls(), in_child(calls))
     def test_a_process_without_devices_breaks_no_fork(self) -> None:
         program = "cuda.cuInit(0); report(in_child(lambda: cuda.cuInit(0)))"
         assert evaluate(self.CHILD + program, gpus=0) == [100]
+
+    @pytest.mark.parametrize(
+        ("library", "call"),
+        [
+            ("libnccl.so.2", "ncclGetLastError"),
+            ("libcudart.so.12", "__cudaRegisterFunction"),
+            ("libcudart.so.13", "__cudaRegisterVar"),
+            ("libcudart.so.13", "interrupt"),
+        ],
+    )
+    def test_a_lock_that_another_thread_holds_is_free_in_the_child(self, tmp_path: Path, library: str, call: str) -> None:
+        program = compiled(HELD_LOCK.read_text(), tmp_path / "held_lock", "-rdynamic", "-pthread")
+        assert subprocess.run([program, library, call], env=simulated_environment(), check=False).returncode == 0
 
     @needs_cuda_torch
     def test_torch_refuses_to_initialize_again(self) -> None:
@@ -264,7 +277,7 @@ class TestSharedMachine:
             program = DRIVER + f"cuda.cuInit(0); use(0); report(free(), allocate({GIB}))"
             assert json.loads(run(program, environment)) == [0, 2]
             other.send_signal(signal.SIGKILL)
-            # Not waited for yet: what holds no memory any more is a zombie.
+            # The killed process is a zombie until it is waited for. It must not hold memory as a zombie.
             deadline = time.monotonic() + 10
             while json.loads(run(program, environment)) != [GIB - RESERVE, 0] and time.monotonic() < deadline:
                 pass
@@ -425,7 +438,7 @@ class TestBetweenProcesses:
 
     @pytest.mark.parametrize("setting", ["", pytest.param("expandable_segments:True", marks=pytest.mark.slow)])
     def test_tensors_and_events(self, tmp_path: Path, setting: str) -> None:
-        # A file: spawned processes import it.
+        # Spawned processes import the program from a file.
         script = tmp_path / "share.py"
         script.write_text(textwrap.dedent(self.PROGRAM))
         environment = simulated_environment(allocator_variables(setting))

@@ -1,4 +1,4 @@
-"""The pytest plug-in, in pytest runs of its own."""
+"""Tests the pytest plug-in in separate runs of pytest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start(directory: Path, *arguments: str, **variables: str) -> subprocess.Comp
     """Run pytest with the plug-in on the tests of a directory."""
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--rootdir", str(directory), *arguments]
     environment = plain_environment(**variables)
-    environment.pop("PYTEST_XDIST_WORKER", None)  # this test's own
+    environment.pop("PYTEST_XDIST_WORKER", None)  # set if xdist runs this test
     return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
@@ -137,10 +137,11 @@ def test_everything_arrives_as_in_a_normal_run(tmp_path: Path) -> None:
     normal = start(tmp_path, "--junitxml=normal.xml", "-rA")
     marked = start(tmp_path, "--junitxml=marked.xml", "-rA", MARKED="1")
     assert counts(marked) == counts(normal) == {"failed": 4, "passed": 7, "skipped": 3, "xfailed": 1, "error": 2}
-    assert "pid" in (tmp_path / "marked.xml").read_text() or "session up" in marked.stdout
+    assert "session up, pid" in marked.stdout
     assert results(tmp_path / "marked.xml") == results(tmp_path / "normal.xml")
     assert marked.returncode == normal.returncode == 1
-    # In the order of their lines: the session's fixture is torn down with the test in the one, at the end in the other.
+    # Compare the order of these lines alone. The marked run tears the session's fixture down with its test, the normal run at
+    # the end, so their other output differs.
     summary = [
         line
         for line in normal.stdout.splitlines()
@@ -185,7 +186,7 @@ def test_machines_of_their_own(tmp_path: Path) -> None:
         @pytest.mark.simulated_machine(gpus=2)
         @pytest.mark.min_gpus(2)
         def test_enough():
-            assert "torch" in sys.modules  # which nothing of this file imports before it is forked
+            assert "torch" in sys.modules  # the server imported it before the fork
 
         @pytest.mark.min_gpus(1)
         def test_not_here():
@@ -238,9 +239,9 @@ def test_processes_that_end_early(tmp_path: Path) -> None:
     assert "ended by SIGSEGV in its call" in str(by_name["test_it.test_crash"])
     assert "ended with status 0 in its call" in str(by_name["test_it.test_leaves"])
     assert "ended by SIGKILL in its teardown" in str(by_name["test_it.test_late"])
-    said = done.stdout
-    assert said.index("printed before") < said.index("nothing of another test") < said.index("written before")
-    assert said.count("printed before") == said.count("written before") == 1
+    output = done.stdout
+    assert output.index("printed before") < output.index("nothing of another test") < output.index("written before")
+    assert output.count("printed before") == output.count("written before") == 1
 
 
 @pytest.mark.slow
@@ -340,7 +341,7 @@ def test_a_server_that_ends(tmp_path: Path) -> None:
     assert counts(done) == {"passed": 2, "error": 3}, done.stdout
     reports, _, _ = done.stdout.partition("short test summary")
     assert reports.count("the server process of the test's simulated machine ended by SIGKILL") == 1
-    assert (tmp_path / "starts").read_text() == "."  # what does not start for one test does not for the next
+    assert (tmp_path / "starts").read_text() == "."  # a server that does not start is not started again for the next test
 
 
 @on_simulated_gpus
@@ -369,7 +370,7 @@ def test_a_timeout_of_pytest_timeout(method: str, tmp_path: Path) -> None:
     assert "printed before" in done.stdout
     if method == "signal":
         assert "Failed: Timeout (>0.5s) from pytest-timeout" in done.stdout
-    else:  # the plug-in ends the process
+    else:  # pytest-timeout ends the process
         assert "process ended with status 1 in its call" in done.stdout
         assert "Timeout" in done.stdout + done.stderr
 
@@ -508,7 +509,7 @@ def test_durations_include_the_start_of_the_machine(tmp_path: Path) -> None:
         """,
     )
     (tmp_path / "conftest.py").write_text(
-        "import os, time\nif os.environ.get('ACCELERATOR_SIM_GPUS'):\n    time.sleep(2)\n"  # a slow start
+        "import os, time\nif os.environ.get('ACCELERATOR_SIM_GPUS'):\n    time.sleep(2)\n"  # makes the start slow
     )
     done = start(tmp_path, "--durations=0", "--durations-min=0.0005", "-vv")
     seconds = {
@@ -646,7 +647,7 @@ def test_a_plug_in_that_a_conftest_loads(tmp_path: Path) -> None:
     write(tmp_path, "def test_it():\n    pass\n")
     (tmp_path / "conftest.py").write_text(f"pytest_plugins = ['{PLUGIN}']\n")
     command = [sys.executable, "-m", "pytest", "--simulate-gpus", "2", "--rootdir", str(tmp_path)]
-    environment = plain_environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # otherwise an installed plug-in loads earlier
+    environment = plain_environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # an installed plug-in would load earlier
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 4
     assert f"add '-p {PLUGIN}'" in done.stderr

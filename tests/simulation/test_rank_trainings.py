@@ -1,4 +1,4 @@
-"""Trainings shared by several processes over nccl have the losses and gradients of one process on the CPU."""
+"""Distributed trainings over nccl have the losses and gradients of one process on the CPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WORLD_SIZES = (2, pytest.param(4, marks=pytest.mark.slow))
 
 @pytest.fixture(scope="module", params=WORLD_SIZES)
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """Return the results of each rank."""
+    """Return the results of each rank by the training's name."""
     file = tmp_path_factory.mktemp("ranks") / "results"
     command = [sys.executable, "-m", "tests.simulation.training_ranks", str(request.param), str(file)]
     environment = simulated_environment(gpus=request.param)
@@ -36,7 +36,7 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 class Deep(nn.Module):
-    """The net of which each rank of the pipeline has a part."""
+    """The whole net of the pipeline, of which each rank has a part."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Deep(nn.Module):
 
 
 def on_the_cpu(make: Callable[[], nn.Module], data: tuple[torch.Tensor, torch.Tensor]) -> training_ranks.Training:
-    """Run the same training in this process."""
+    """Return the losses and the first gradients of the same training in this process."""
     torch.manual_seed(0)
     model = make()
     cross_entropy(model(data[0]), data[1]).backward()

@@ -1,4 +1,4 @@
-"""Modes and arguments with which ops fail on simulated GPUs as on real ones."""
+"""Ops on simulated GPUs fail in the same modes and with the same arguments as on real GPUs."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def unpool(dimensions: int) -> Callable[[], Any]:
 
 
 def interpolate(mode: str, dimensions: int) -> Callable[[], Any]:
-    # The op itself: with determinism F.interpolate computes some modes by other ops.
+    # Call the op directly, because F.interpolate replaces some of these ops in deterministic mode.
     name = {"linear": "upsample_linear1d", "bilinear": "upsample_bilinear2d", "bicubic": "upsample_bicubic2d"}.get(mode)
     op = getattr(torch.ops.aten, f"{name or 'upsample_trilinear3d'}_backward")
     return lambda: op(tensor(1, 1, *[4] * dimensions), [4] * dimensions, [1, 1, *[2] * dimensions], False)
 
 
-# What the documentation of torch.use_deterministic_algorithms lists for CUDA.
+# Ops that raise on CUDA according to the documentation of torch.use_deterministic_algorithms.
 NONDETERMINISTIC: dict[str, Callable[[], Any]] = {
     "avg_pool3d": differentiate(lambda x: F.avg_pool3d(x, 2), 1, 4, 4, 4),
     "adaptive_avg_pool2d": differentiate(lambda x: F.adaptive_avg_pool2d(x, 2), 1, 5, 5),
@@ -101,7 +101,7 @@ class TestDeterminism:
             call()
 
     def test_documented_ops_raise(self) -> None:
-        """Thirteen ops of torch's documentation raise if it says so; in other versions it says that they are deterministic."""
+        """Each op raises if and only if this version's documentation says so. Versions of torch differ in these ops."""
         calls = {
             "torch.cumsum": lambda: tensor(4).cumsum(0),
             "torch.bincount": NONDETERMINISTIC["bincount"],
@@ -118,7 +118,7 @@ class TestDeterminism:
             "torch.nn.ReflectionPad1d": NONDETERMINISTIC["reflection_pad1d"],
         }
         _, _, raising = torch.use_deterministic_algorithms.__doc__.partition("operations will throw a")
-        # The documentation was not changed with the kernel, which is deterministic (2.6's ScanKernels.cpp).
+        # torch.cumsum is excluded: its kernel is deterministic (2.6's ScanKernels.cpp), and its documentation is outdated.
         lines = [line for line in raising.split("* ") if "MPS" not in line]
         documented = {name for name in calls if any(f"`{name}`" in line for line in lines)} - {"torch.cumsum"}
         torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""Third-party GPU monitors run cleanly on a simulated machine. Those that are not installed are skipped."""
+"""Third-party GPU monitors run cleanly on a simulated machine. Monitors that are not installed are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams, events, random states and graphs of the simulated CUDA, as the unchanged torch of this process sees them."""
+"""Streams, events, random states and graphs of the simulated CUDA, tested through torch in this process."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 MIB = 2**20
-# torch.cuda._sleep counts clock cycles, and a simulated GPU makes one in a nanosecond.
+# torch.cuda._sleep takes a number of clock cycles. A cycle of a simulated GPU lasts a nanosecond.
 MILLISECOND = 1_000_000
 
 
 def assert_busy_for(seconds: float, begin: float, work: torch.cuda.Stream | torch.cuda.Event) -> None:
-    """Assert that a stream or an event is not done within some time; on a slow machine that time may have passed already."""
+    """Assert that work is still busy, unless so many seconds have already passed, as may happen on a slow machine."""
     assert not work.query() or time.monotonic() - begin >= seconds
 
 
@@ -258,7 +258,7 @@ class TestGraphs:
         assert runtime.cudaGraphDestroy(graph) == 0
         assert destroyed == [7]
 
-    # What goes wrong in a capture is tried without torch.cuda.graph: torch 2.6 does not recover from a failed capture.
+    # Tests of failing captures do not use torch.cuda.graph, because torch 2.6 does not recover from a failed capture.
     def begin(self, runtime: ctypes.CDLL, stream: torch.cuda.Stream) -> None:
         assert runtime.cudaStreamBeginCapture(ctypes.c_void_p(stream.cuda_stream), 0) == 0
 

@@ -1,7 +1,7 @@
-"""Every symbol that the installed torch takes from CUDA is in the simulation, with the right version node.
+"""The simulation defines every CUDA symbol that the installed torch imports, with the right version node.
 
-The loader would resolve a missing symbol in the real runtime of the wheel, which comes later in its search order, and only
-a test that calls the symbol would fail. These tests read the ELF files and do not load torch.
+The loader would find a missing symbol in NVIDIA's library from the wheel, which comes later in its search order. Then only a
+test that calls the symbol would fail. These tests read the ELF files and do not load torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def torch_directory() -> Path:
 
 @pytest.fixture(scope="module")
 def imported(torch_directory: Path) -> dict[str, set[Symbol]]:
-    """The undefined symbols of each of torch's libraries."""
+    """Return the undefined symbols of each of torch's libraries."""
     return {path.name: ElfSymbols(path).undefined for path in sorted((torch_directory / "lib").glob("*.so*"))}
 
 
@@ -56,13 +56,13 @@ def test_runtime_symbols_are_complete(imported: dict[str, set[Symbol]], simulate
 
 
 def test_profiler_symbols_are_complete(imported: dict[str, set[Symbol]], simulated: set[Symbol]) -> None:
-    # CUPTI 12 is not simulated: the real one copes.
+    # CUPTI 12 is not simulated, because NVIDIA's library works with the simulation.
     wanted = {symbol for symbol in with_node(imported, "libcupti.so.") if symbol.version != "libcupti.so.12"}
     assert wanted - simulated == set()
 
 
 def test_communication_symbols_are_complete(imported: dict[str, set[Symbol]], simulated: set[Symbol]) -> None:
-    # Neither the real library nor ours has version nodes.
+    # Neither NVIDIA's library nor the simulated one has version nodes.
     wanted = {symbol for symbols in imported.values() for symbol in symbols if re.match("p?nccl[A-Z]", symbol.name)}
     assert len(wanted) >= 28
     assert wanted - simulated == set()
@@ -79,7 +79,7 @@ def test_entry_points_that_torch_needs_exist(torch_directory: Path, simulated: s
     entry_points = re.findall(r"_\((cu[A-Z]\w*|nvml\w+)(, \d+)?\)", header)
     assert len(entry_points) > 20
     names = {symbol.name for symbol in simulated}
-    # With a version, a name is looked up through the runtime, which finds the second version of a function too.
+    # torch finds a name that has a version through the runtime, which returns the second version of a function too.
     missing = {name for name, version in entry_points if name not in names and not (version and f"{name}_v2" in names)}
     assert missing == set()
 
@@ -96,13 +96,13 @@ def test_nothing_but_the_interface_is_exported(simulated: set[Symbol]) -> None:
     assert {name for name in exported if not interface.match(name)} == set()
 
 
-# The libraries that the simulation replaces.
 NATIVE = Path(_build.__file__).parent / "native"
+# NVIDIA's libraries that the simulation replaces.
 REPLACED = {"libcudart.so.12", "libcudart.so.13", "libcupti.so.13", "libnccl.so.2"}
 
 
 def listed(name: str) -> set[str]:
-    """The names of a list that tests/simulation/exported_names.py wrote."""
+    """Return the names in a list that tests/simulation/exported_names.py wrote."""
     text = (NATIVE / f"names_{name}.h").read_text()
     return set(re.findall(r"^(?:NAME|DEVICE_NAME|VARIANT)\((\w+)", text, re.MULTILINE))
 
@@ -113,7 +113,7 @@ def test_all_names_of_the_replaced_libraries_are_exported(torch_directory: Path,
     if not libraries:
         pytest.skip("the CUDA libraries are not in wheels")
     for library in libraries:
-        # C++ internals and the functions that NVTX finds by a path are not part of the interface.
+        # C++ internals and the functions that NVTX loads by the library's path are not part of the interface.
         interface = re.compile(r"(__)?cuda[A-Z]|cupti[A-Z]|p?nccl[A-Z]")
         names = {symbol for symbol in ElfSymbols(library).defined if interface.match(symbol.name)}
         assert len(names) > 50
@@ -138,7 +138,7 @@ def test_all_listed_names_are_exported(name: str, node: str, count: int, simulat
 
 
 def test_no_simulated_function_is_missing_in_the_lists(simulated: set[Symbol]) -> None:
-    # A misspelled function would be exported beside the stub of the right name.
+    # A misspelled function would be exported in addition to the stub with the right name.
     names = set().union(*map(listed, ("cudart_12", "cudart_13", "cupti_13", "cuda", "nvml", "nccl")))
     ours = {
         symbol.name for symbol in simulated if re.match("(__)?cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|p?nccl[A-Z]", symbol.name)
@@ -182,7 +182,7 @@ def test_a_variant_does_what_its_function_does() -> None:
 
 
 def test_entry_points_by_name_are_the_simulated_ones() -> None:
-    # CUDA 13 has a cuCtxGetDevice_v2 with other parameters, which is not simulated.
+    # CUDA 13 also has a cuCtxGetDevice_v2 with other parameters. It is not simulated, so the name gives the first version.
     program = """
         import ctypes, json
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""Small trainings on simulated GPUs have the losses that they have on the CPU."""
+"""Small trainings have the same losses on simulated GPUs as on the CPU."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from accelerator.simulation._values import runs_compiled_code
 from tests.simulation import trainings
 from tests.simulation.trainings import assert_same_losses, train
 
@@ -81,7 +82,7 @@ SWITCHES = ["flash", "mem_efficient", "cudnn", "math"]
 
 @pytest.fixture
 def switches() -> Iterator[Callable[[str, bool], None]]:
-    """Set the switches of ``torch.backends.cuda``, and restore them after the test."""
+    """Yield a function that sets a switch of ``torch.backends.cuda``, and restore the switches after the test."""
     before = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SWITCHES}
     yield lambda name, on: getattr(torch.backends.cuda, f"enable_{name}_sdp")(on)
     for name, on in before.items():
@@ -108,7 +109,7 @@ class TestTransformer:
         expected = train(trainings.Language, trainings.tokens(), "cpu")
         for name in SWITCHES:
             switches(name, name == on)
-        # Flash and cuDNN's attention take half types only.
+        # Flash and cuDNN attention support only half types.
         dtype = torch.bfloat16 if on in ("flash", "cudnn") else None
         compare(trainings.Language, trainings.tokens(), 0.02 if dtype else 1e-4, expected, autocast=dtype)
 
@@ -190,20 +191,20 @@ class TestOptimizers:
     @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=[name for name, _ in OPTIMIZERS])
     @pytest.mark.parametrize("way", ["default", "foreach", "fused", "single"])
     def test_each(self, name: str, options: dict[str, Any], way: str) -> None:
-        module_class = getattr(torch.optim, name)
+        optimizer_class = getattr(torch.optim, name)
         if way != "default":
             options = {**options, **({"foreach": False} if way == "single" else {way: True})}
         probe = nn.Parameter(torch.zeros(1, device="cuda"))
         probe.grad = torch.zeros_like(probe)
         try:
-            module_class([probe], **options).step(lambda: probe.sum())
+            optimizer_class([probe], **options).step(lambda: probe.sum())
         except NotImplementedError:
             raise
         except (TypeError, RuntimeError) as error:
             pytest.skip(f"torch refuses: {error}")
         usual = {key: value for key, value in options.items() if key not in ("foreach", "fused")}
-        expected = train(trainings.Language, trainings.tokens(), "cpu", optimizer=partial(module_class, **usual))
-        losses_on_gpu = train(trainings.Language, trainings.tokens(), "cuda", optimizer=partial(module_class, **options))
+        expected = train(trainings.Language, trainings.tokens(), "cpu", optimizer=partial(optimizer_class, **usual))
+        losses_on_gpu = train(trainings.Language, trainings.tokens(), "cuda", optimizer=partial(optimizer_class, **options))
         assert_same_losses(losses_on_gpu, expected, 1e-3)
 
     def test_gradients_are_clipped(self) -> None:
@@ -296,6 +297,24 @@ class TestCompiled:
             warnings.simplefilter("ignore")
             losses_on_gpu = train(make, data, "cuda", wrap=lambda model: torch.compile(model, backend=backend))
         assert_same_losses(losses_on_gpu, expected)
+
+    def test_the_code_of_the_simulation_is_not_traced(self) -> None:
+        """Dynamo gives up a frame that breaks the graph in a loop, and watches what the ops in it call."""
+
+        @torch.compile(backend="eager")
+        def function(x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                torch._dynamo.graph_break()
+                x = x.softmax(-1) + torch.arange(4, device="cuda")
+            return x
+
+        torch.compiler.reset()
+        assert function(torch.ones(4, 4, device="cuda")).sum().item() == pytest.approx(28)
+
+    def test_triton_is_said_to_work_if_it_does(self) -> None:
+        from torch.utils._triton import has_triton
+
+        assert has_triton() == runs_compiled_code(torch.__version__)
 
 
 class TestTwoDevices:

@@ -1,4 +1,4 @@
-"""Triton kernels on simulated GPUs, run by Triton's interpreter, against torch."""
+"""Triton kernels, which Triton's interpreter runs on simulated GPUs, return the results of torch."""
 
 from __future__ import annotations
 
@@ -90,6 +90,58 @@ def test_fullgraph_says_how_to_compile_a_launch() -> None:
     launch: Any = torch.library.custom_op("accelerator_tests::add", add, mutates_args=())
     launch.register_fake(lambda x, y: torch.empty_like(x))
     torch.testing.assert_close(torch.compile(lambda x: launch(x, x), fullgraph=True, backend="eager")(x), x * 2)
+
+
+@triton.jit
+def _multiply(x, out, size, factor, BLOCK: "tl.constexpr"):  # noqa: UP037
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + index, tl.load(x + index, mask=index < size) * factor, mask=index < size)
+
+
+def test_a_constant_annotated_with_text() -> None:
+    x, out = randn(100), randn(100)
+    _multiply[(2,)](x, out, 100, 2.0, BLOCK=64)
+    assert torch.equal(out, x * 2)
+
+
+def _autotuned_multiply() -> Any:
+    return triton.autotune([triton.Config({"BLOCK": size}) for size in (32, 64)], key=["size"])(_multiply)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("autotuned", [False, True])
+def test_compiled_code_calls_a_triton_op_as_one_op(backend: str, autotuned: bool) -> None:
+    kernel, constants = (_autotuned_multiply(), {}) if autotuned else (_multiply, {"BLOCK": 32})
+
+    @torch.library.triton_op("accelerator_tests::scale", mutates_args={"out"})
+    def scale(x: torch.Tensor, out: torch.Tensor, factor: float) -> torch.Tensor:
+        grid = lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)  # noqa: E731
+        torch.library.wrap_triton(kernel)[grid](x, out, x.numel(), factor, **constants)
+        return out + 1
+
+    def function(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return scale(x.sin(), out, 3.0) * 2
+
+    x, out, expected = randn(100), randn(100), randn(100)
+    wanted = function(x, expected)
+    torch.testing.assert_close(expected, x.sin() * 3)
+    result = torch.compile(function, backend=backend, fullgraph=True)(x, out)
+    torch.testing.assert_close((result, out), (wanted, expected))
+
+
+def test_a_kernel_wrapped_outside_a_triton_op() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        torch.library.wrap_triton(_multiply)[(2,)](x, out, x.numel(), 2.0, BLOCK=64)
+        return out
+
+    x = randn(100)
+    assert torch.equal(function(x), x * 2)
+    assert function(x.to("meta")).is_meta
+    with pytest.raises(NotImplementedError, match=r"put the launch into a torch\.library\.triton_op"):
+        make_fx(function, tracing_mode="fake")(x)
 
 
 @pytest.mark.slow
@@ -368,7 +420,8 @@ def _transposed_by_descriptors(x, scales, out, rows, columns, BLOCK: tl.constexp
 def test_blocks_with_scales() -> None:
     x, scales = randn(20, 36), randn(2, 3)
     out = torch.empty(36, 20, device=CUDA)
-    # Newer Triton refuses block pointers. The interpreter of 3.4 wants descriptors with strides of multiples of 16 elements.
+    # Newer versions of Triton refuse block pointers. The interpreter of 3.4 accepts only descriptors whose strides are
+    # multiples of 16 elements.
     kernel = _transposed_by_block_pointers if torch.__version__ < (2, 9) else _transposed_by_descriptors
     kernel[(2, 3)](x, scales, out, 20, 36, BLOCK=16)
     expanded = scales.repeat_interleave(16, 0)[:20].repeat_interleave(16, 1)[:, :36]

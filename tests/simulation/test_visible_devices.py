@@ -1,4 +1,4 @@
-"""Which devices the simulated CUDA driver enumerates: CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and MIG."""
+"""Tests which devices the simulated CUDA driver enumerates: CUDA_VISIBLE_DEVICES, CUDA_DEVICE_ORDER and MIG."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def uuids() -> list[str]:
-    """The UUIDs of four GPUs."""
+    """Return the UUIDs of four GPUs."""
     return [uuid_of(gpu, gpus=4) for gpu in range(4)]
 
 
 class TestVisibleDevices:
-    """The grammar of CUDA_VISIBLE_DEVICES, on four GPUs; {n} stands for the UUID of GPU n."""
+    """The grammar of CUDA_VISIBLE_DEVICES on four GPUs. In the values, {n} is the UUID of GPU n."""
 
     CASES = (
         (None, [0, 1, 2, 3]),
@@ -82,7 +82,7 @@ class TestVisibleDevices:
 
     def test_a_prefix_that_two_gpus_share_is_ambiguous(self) -> None:
         uuids = [uuid_of(gpu, gpus=17) for gpu in (0, 16)]
-        shared = os.path.commonprefix(uuids)  # noqa: RUF071 - of characters, for once
+        shared = os.path.commonprefix(uuids)  # noqa: RUF071 - the common characters are wanted
         assert len(shared) == len("GPU-") + 1
         for value, error in ((shared, 100), (uuids[0][: len(shared) + 1], 0)):
             assert evaluate("report(cuda.cuInit(0))", {"CUDA_VISIBLE_DEVICES": value}, gpus=17) == [error]
@@ -138,7 +138,7 @@ class TestMig:
 
     def test_instances_by_uuid(self) -> None:
         machine: dict[str, Any] = {"gpus": 2, "mig": 3}
-        # NVML has the third instance of a GPU at its index 4.
+        # NVML's index of the third instance of a GPU is 4.
         third = uuid_of(1, 4, **machine)
         for value in (third, third[:16], f"{third},{uuid_of(0, 0, **machine)}"):
             assert evaluate(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": value}, **machine) == [0, [self.hex_of(third)]]
@@ -157,7 +157,7 @@ class TestMig:
 
     @needs_cuda_torch
     def test_torch_sees_one_instance(self) -> None:
-        # One GPU, for torch 2.6 takes NVML's number of GPUs for that of devices and trips over it.
+        # Only one GPU, because torch 2.6 fails if NVML's number of GPUs differs from the number of devices.
         program = """
             import torch
             torch.cuda.init()

@@ -1,4 +1,4 @@
-"""Zeroing whole pages gives them back, and what is read there is zero whatever the memory is."""
+"""Zeroing device memory returns whole pages to the system, and private and shared memory read as zero afterwards."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resident():
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_tensor(settings: str, shared: bool) -> None:
-    # Shared memory has moved to a file, which a large tensor would have to be copied to.
+    # Sharing copies the memory to a file, so the shared tensor is smaller.
     size = 32 * MIB if shared else 2**36
     program = (
         "import torch\n"

@@ -1,6 +1,6 @@
-"""Trainings shared by ranks: forks the ranks, and saves every rank's losses and first gradients.
+"""Runs distributed trainings over nccl in forked ranks, and saves the losses and the first gradients of each rank.
 
-Run as ``python -m tests.simulation.training_ranks WORLD FILE``: one rank for each simulated GPU, over nccl.
+``python -m tests.simulation.training_ranks WORLD FILE`` runs on as many simulated GPUs as there are ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.simulation.trainings import STEPS, Language, adamw, cross_entropy
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# The sentences of the whole batch, divisible by one, two and four ranks.
+# The number of sentences in the whole batch. It is divisible by one, two and four ranks.
 SENTENCES = 8
 
 
@@ -47,12 +47,12 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def own_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a rank's part of a batch."""
+    """Return this rank's part of a batch."""
     return tensor.chunk(dist.get_world_size())[dist.get_rank()].cuda()
 
 
 def averaged(loss: torch.Tensor) -> float:
-    """Return the loss over the whole batch."""
+    """Return the loss over the whole batch, the average of the ranks' losses."""
     value = loss.detach().clone()
     dist.all_reduce(value, op=dist.ReduceOp.AVG)
     return value.item()
@@ -150,7 +150,7 @@ def tensor_parallel() -> Training:
 
 
 def pipeline() -> Training:
-    """Blocks of a net on consecutive ranks, activations and gradients sent from one to the next."""
+    """Train a net whose consecutive layers are on consecutive ranks, which send each other activations and gradients."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     layers = deep_net()
@@ -201,7 +201,10 @@ def deep_net() -> list[nn.Module]:
 
 
 class Pictures(nn.Module):
-    """A net with a batch norm. A bias before it would have no gradient but noise, which Adam makes as large as any."""
+    """A net with a batch norm. The convolution before it has no bias.
+
+    The gradient of such a bias would be rounding noise, from which Adam makes updates of normal size.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -229,7 +232,7 @@ def sync_batch_norm() -> Training:
     wrapped = nn.parallel.DistributedDataParallel(model, device_ids=[torch.cuda.current_device()])
     inputs, target = (own_part(tensor) for tensor in pictures())
     losses, gradients = train(wrapped, adamw(wrapped.parameters()), (inputs, target))
-    # The running statistics matter only in evaluation.
+    # Only evaluation mode uses the running statistics.
     model.eval()
     return Training([*losses, averaged(cross_entropy(model(inputs), target))], gradients)
 
@@ -275,7 +278,7 @@ def run_rank(rank: int, world: int, directory: Path) -> None:
 
 
 def main(world: int, file: str) -> int:
-    importlib.import_module("torch._dynamo")  # which DDP imports: here once for all ranks
+    importlib.import_module("torch._dynamo")  # DDP imports it; import it once, before the forks
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         children = []

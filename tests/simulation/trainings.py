@@ -1,6 +1,6 @@
 """Small trainings that run on any device.
 
-Weights and data are drawn on the CPU, so that they are the same on each device.
+Weights and data are generated on the CPU, so that they are the same for each device.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STEPS = 10
 
 
 class Attention(nn.Module):
-    """Attention, causal if there is no mask."""
+    """Self-attention, which is causal if there is no mask."""
 
     def __init__(self, width: int, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Encoder(nn.Module):
 
 
 class Images(nn.Module):
-    """Ordinary, grouped, depthwise and transposed convolutions, with each module_class of norm and pool."""
+    """Ordinary, grouped, depthwise and transposed convolutions, with several classes of norms and pooling layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ class Volumes(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A recurrent net over sequences of several lengths, packed, or all of one length."""
+    """A recurrent net, over packed sequences of several lengths or over sequences of one length."""
 
     def __init__(self, module_class: type[nn.RNNBase], packed: bool = False, **options: Any) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Recurrent(nn.Module):
 
 
 class Cells(nn.Module):
-    """One recurrent step at a time."""
+    """A recurrent cell that is called once for each word."""
 
     def __init__(self, module_class: type[nn.RNNCellBase]) -> None:
         super().__init__()
@@ -173,14 +173,14 @@ class Bags(nn.Module):
 
 
 def tokens(device: Any = "cpu") -> tuple[torch.Tensor, torch.Tensor]:
-    """Return six sentences of eight words, and the words to predict."""
+    """Return six sentences of eight words, and for each word the next one as the target."""
     generator = torch.Generator().manual_seed(1)
     words = torch.randint(17, (6, 8), generator=generator)
     return words.to(device), words.roll(-1, 1).to(device)
 
 
 def pictures(device: Any = "cpu", *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return six pictures, or samples of another shape, of five classes."""
+    """Return six pictures, or samples of another shape, and their classes, of which there are five."""
     generator = torch.Generator().manual_seed(2)
     shape = shape or (3, 12, 12)
     return torch.randn(6, *shape, generator=generator).to(device), torch.tensor([0, 1, 2, 3, 4, 0]).to(device)

@@ -22,8 +22,8 @@ environment: Any = accelerator.simulation.environment
 if accelerator.simulation.unavailable_reason() is not None:
     environment = environment.__wrapped__
 
-# Variables that a test must not inherit from the process that runs pytest. The last is set by the import of DeepSpeed, which an
-# example imports.
+# Variables that a test must not inherit from the process that runs pytest. Importing DeepSpeed sets the last one, and an
+# example imports DeepSpeed.
 _NOT_INHERITED = (*machine_environment.VARIABLES, "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 
@@ -32,15 +32,15 @@ def plain_environment(**variables: str) -> dict[str, str]:
     machine = environment(driver="absent", nvml="absent", gpus=0, compute=False)
     kept = {name: value for name, value in machine.items() if not name.startswith("ACCELERATOR_SIM_")}
     kept.pop("LD_PRELOAD", None)
-    return _finished(kept, variables)
+    return _with_variables(kept, variables)
 
 
 def simulated_environment(variables: dict[str, str] | None = None, **options: Any) -> dict[str, str]:
-    """Return the environment of a process on simulated GPUs; the options are those of ``simulation.environment``."""
-    return _finished(environment(**options), variables or {})
+    """Return the environment of a process on simulated GPUs. The options are those of ``simulation.environment``."""
+    return _with_variables(environment(**options), variables or {})
 
 
-def _finished(machine: dict[str, str], variables: dict[str, str]) -> dict[str, str]:
+def _with_variables(machine: dict[str, str], variables: dict[str, str]) -> dict[str, str]:
     for name in _NOT_INHERITED:
         machine.pop(name, None)
     path = os.pathsep.join(filter(None, (str(ROOT), machine.get("PYTHONPATH"))))
@@ -48,7 +48,7 @@ def _finished(machine: dict[str, str], variables: dict[str, str]) -> dict[str, s
 
 
 def run(code: str, environment: dict[str, str], *arguments: str, timeout: float = 120) -> str:
-    """Run Python code in a process of its own and return its output; the test fails if it fails."""
+    """Run Python code in a separate process and return its output. If the process fails, the test fails."""
     child = python(textwrap.dedent(code), environment, *arguments, timeout=timeout)
     assert child.returncode == 0, f"status {child.returncode}\n{child.stdout}\n{child.stderr}"
     return child.stdout
@@ -57,7 +57,10 @@ def run(code: str, environment: dict[str, str], *arguments: str, timeout: float 
 def python(
     code: str, environment: dict[str, str], *arguments: str, timeout: float = 120, cwd: Path = ROOT
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python code in a process of its own: a fresh one, or a fork that has imported torch if the code begins so."""
+    """Run Python code in a separate process.
+
+    On Linux, code that begins with the import of torch runs in a fork of a process that has imported torch.
+    """
     if sys.platform == "linux" and torch_processes.begins_with_torch(code):
         return torch_processes.run(code, environment, *arguments, timeout=timeout, cwd=cwd)
     program = [sys.executable, "-W", "error::UserWarning:accelerator", "-c", code, *arguments]
@@ -65,13 +68,13 @@ def python(
 
 
 def with_prelude(prelude: str, code: str) -> str:
-    """Put definitions before a program. One that begins with the import of torch still does."""
+    """Put definitions before a program. If the program begins with the import of torch, the result does too."""
     code = textwrap.dedent(code)
     return f"{'import torch' if torch_processes.begins_with_torch(code) else ''}\n{prelude}\n{code}"
 
 
 def in_child(function: Callable[[], object]) -> None:
-    """Call a function in a forked child; the test fails with the child's traceback if it raises."""
+    """Call a function in a forked child. If it raises, the test fails with the child's traceback."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

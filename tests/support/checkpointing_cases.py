@@ -1,4 +1,4 @@
-"""Uses of a checkpoint whose results have to be those without one, bit by bit: each takes the checkpoint function to use."""
+"""Cases whose results must be equal, bit by bit, with and without checkpoints."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def none(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return function(*args, **kwargs)
 
 
-def torchs(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def torch_non_reentrant(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if kwargs:
         return torch_checkpoint.checkpoint(lambda *inputs: function(*inputs, **kwargs), *args, use_reentrant=False)
     return torch_checkpoint.checkpoint(function, *args, use_reentrant=False)
 
 
 OURS = [checkpointing.checkpoint, checkpointing.non_reentrant_checkpoint]
-EVERYONE = [*OURS, torchs]
-# Older torches have the switch on at first, so that ours takes no notice when somebody turns it on; newer ones may not.
-TELLS_EARLY_STOP = torch.__version__ >= "2.13" or torch_checkpoint._enable_checkpoint_early_stop is None
+ALL_CHECKPOINTS = [*OURS, torch_non_reentrant]
+# Whether our checkpoints respect ``set_checkpoint_early_stop(True)``. They do not if True is torch's default, as in torch 2.6.
+RESPECTS_EARLY_STOP = torch.__version__ >= "2.13" or torch_checkpoint._enable_checkpoint_early_stop is None
 
 
 def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -38,9 +38,9 @@ def leaf(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def selective(ckpt: Checkpoint, what: Any, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """A selective checkpoint, of torch's or ours; the options are those of torch's contexts."""
+    """Run a selective checkpoint, torch's or ours. The options are those of ``create_selective_checkpoint_contexts``."""
     contexts = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, what, **options)
-    if ckpt is torchs:
+    if ckpt is torch_non_reentrant:
         return torch_checkpoint.checkpoint(function, *args, use_reentrant=False, context_fn=contexts)
     checkpointing.configure(context_fn=contexts)
     return ckpt(function, *args)
@@ -59,15 +59,15 @@ class Block(nn.Module):
 
 
 class Drops:
-    """Dropout that notes its masks, or repeats those that another one noted; the CPU draws other numbers than a GPU."""
+    """Dropout that records its masks, or applies recorded masks: a CPU and a GPU draw different random numbers."""
 
-    def __init__(self, noted: list[torch.Tensor] | None = None) -> None:
+    def __init__(self, recorded: list[torch.Tensor] | None = None) -> None:
         self.masks: list[torch.Tensor] = []
-        self.noted = iter(noted) if noted is not None else None
+        self.recorded = iter(recorded) if recorded is not None else None
 
     def __call__(self, h: torch.Tensor) -> torch.Tensor:
-        if self.noted is not None:
-            return h * next(self.noted).to(h)
+        if self.recorded is not None:
+            return h * next(self.recorded).to(h)
         mask = torch.nn.functional.dropout(torch.ones_like(h), 0.4).detach()
         self.masks.append(mask.float().cpu())
         return h * mask
@@ -78,7 +78,7 @@ def x(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*(shape or (3, 8)), generator=generator, requires_grad=True)
 
 
-# Each case takes a checkpoint function and returns everything that has to be equal, bit by bit.
+# Each case takes the checkpoint function to use and returns the values that must be equal.
 
 
 def case_block(ckpt: Checkpoint) -> list[torch.Tensor]:
@@ -321,5 +321,5 @@ def case_inference_input(ckpt: Checkpoint) -> list[torch.Tensor]:
 
 
 CASES = {name: value for name, value in list(globals().items()) if name.startswith("case_")}
-# torch's own saves arguments as an operation does, which inference tensors refuse.
-TORCH_CANNOT = {"case_inference_input"}
+# torch's checkpoint saves its arguments for backward, which torch forbids for inference tensors.
+UNSUPPORTED_BY_TORCH = {"case_inference_input"}

@@ -1,4 +1,4 @@
-"""Functions that keep what they compute, and many checkpoints one after the other, whose memory and values are watched."""
+"""Functions that keep intermediates, and long series of checkpoints, for the tests of memory and values."""
 
 from __future__ import annotations
 
@@ -32,12 +32,28 @@ MODES: dict[str, dict[str, Any]] = {
         "checkpoint_in_cpu": True,
     },
 }
-# For tests that take seconds: the modes in which most parts work together, and all with the slow tests.
+# For tests that take seconds: the simplest mode and the one that combines all features. The others are slow tests.
 SOME_MODES = [mode if mode in ("plain", "contiguous+cpu") else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES]
 
 
+def allocated() -> int:
+    """Return the bytes that are allocated on the GPU after a garbage collection, rounded to 64 KiB."""
+    gc.collect()
+    return round(torch.cuda.memory_allocated() / 65536) * 65536
+
+
+def allocated_after_backward() -> int:
+    """Return the allocated bytes without the tensors of the last backward.
+
+    The device's autograd thread may free its last tensors after backward has returned, but does so before the next backward.
+    The rounding hides the scalars of that one.
+    """
+    torch.ones((), device="cuda", requires_grad=True).mul(1).backward()
+    return allocated()
+
+
 class Keeper(nn.Module):
-    """Keeps an intermediate on itself, as models do that report their attention or their router's logits."""
+    """Keeps an intermediate in an attribute, as models do that report attention weights or router logits."""
 
     def __init__(self, references: list[weakref.ref[torch.Tensor]]) -> None:
         super().__init__()
@@ -68,7 +84,7 @@ KEEPERS = {"closure": closure, "module": module}
 
 
 def survivors(keeper: str, x: torch.Tensor, ckpt: Checkpoint = checkpointing.checkpoint) -> int:
-    """How many of the intermediates that a function kept are alive when all that kept them is gone."""
+    """Return how many of the intermediates that functions kept are alive after the functions and the graphs are deleted."""
     references: list[weakref.ref[torch.Tensor]] = []
     for _ in range(5):
         KEEPERS[keeper](x * 1, ckpt, references).sum().backward()
@@ -79,7 +95,7 @@ def survivors(keeper: str, x: torch.Tensor, ckpt: Checkpoint = checkpointing.che
 
 
 def many(x: torch.Tensor, count: int, watch: Callable[[], _T]) -> list[_T]:
-    """What ``watch`` said at five points of so many checkpoints, after the first few."""
+    """Run ``count`` pairs of checkpoints after a warm-up, call ``watch`` five times in between, and return its results."""
     results: list[_T] = []
     for step in range(count + 20):
         h = x * 1
@@ -88,7 +104,7 @@ def many(x: torch.Tensor, count: int, watch: Callable[[], _T]) -> list[_T]:
         if step % 10:
             h.sum().backward()
         else:
-            # Forwards without a backward, as in a batch that is skipped.
+            # A forward without a backward, as for a skipped batch.
             del h
         x.grad = None
         if step >= 20 and (step - 20) % (count // 5) == 0:
@@ -98,7 +114,7 @@ def many(x: torch.Tensor, count: int, watch: Callable[[], _T]) -> list[_T]:
 
 
 def compare(device: str, count: int) -> None:
-    """Hold so many pairs of checkpoints, of inputs of seven sizes, against the same functions without checkpoints."""
+    """Compare ``count`` pairs of checkpoints, with inputs of seven sizes, with the same functions without checkpoints."""
     function = lambda h: h.sin().exp()  # noqa: E731
     inputs = [torch.linspace(0.1, 0.9, 16 + size, device=device) * (1 + size) for size in range(7)]
     expected: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -1,7 +1,7 @@
-"""One rank of the worlds over nccl that ``test_nccl.py`` starts: tensor-parallel layers in checkpoints of every mode.
+"""One rank of the nccl worlds that ``test_nccl.py`` starts: it trains tensor-parallel layers in checkpoints of every mode.
 
-Run as ``python -m tests.support.checkpointing_nccl_rank RANK SIZE FOLDER`` with a GPU for each rank. What it writes down is
-what it computed without checkpoints, with the masks that dropout drew, and what it computed in each mode.
+Run as ``python -m tests.support.checkpointing_nccl_rank RANK SIZE FOLDER`` with a GPU for each rank. The rank writes the
+values without checkpoints, the dropout masks, and the values of each mode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SHAPES = {"odd": (3, 7), "even": (4, 8)}
 
 
 class Layer(nn.Module):
-    """The same input and output on every rank, and on each a part of the work between them."""
+    """A tensor-parallel layer: ``own`` differs between the ranks, ``shared`` is the same on all of them."""
 
     def __init__(self, width: int, index: int, rank: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ def inputs(shape: tuple[int, int]) -> torch.Tensor:
 
 
 def values(h: torch.Tensor, x: torch.Tensor, layers: list[Layer]) -> list[torch.Tensor]:
-    """The output and the gradients of a rank, after its backward."""
+    """Return the output and the gradients of a rank after its backward."""
     gradients = [each.grad for each in (x, *(p for layer in layers for p in layer.parameters())) if each.grad is not None]
     assert len(gradients) == 1 + 4 * LAYERS
     return [each.detach().cpu() for each in (h, *gradients)]
@@ -65,13 +65,13 @@ def train(ckpt: Checkpoint, shape: tuple[int, int], drops: Drops) -> list[torch.
 
 
 def reference(shape: tuple[int, int], rank: int, masks: list[list[torch.Tensor]]) -> list[torch.Tensor]:
-    """What a rank has to find, computed on the CPU without others, from the masks of all."""
+    """Return the expected values of a rank. One process computes them on the CPU from the masks of all ranks."""
     layers = [[Layer(shape[1], index, each) for index in range(LAYERS)] for each in range(len(masks))]
     x = inputs(shape).requires_grad_()
     h = x * 1
     for index in range(LAYERS):
         parts = [torch.tanh(own[index].own(h)) * masks[each][2 * index] for each, own in enumerate(layers)]
-        # The gradient that a rank has goes through its own part alone.
+        # A rank's gradient flows only through its own part of the sum.
         whole = torch.stack([part if each == rank else part.detach() for each, part in enumerate(parts)]).sum(0)
         h = layers[rank][index].shared(whole) * masks[rank][2 * index + 1] + h
     h.square().sum().backward()

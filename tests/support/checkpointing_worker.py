@@ -1,4 +1,4 @@
-"""One rank of the worlds that ``test_distributed.py`` starts: runs every case and writes down what came of it."""
+"""One rank of the gloo worlds that ``test_distributed.py`` starts: it runs every case and writes the results to a file."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SHAPES = {"odd": (3, 7), "even": (4, 8)}
 
 
 class Summed(torch.autograd.Function):
-    """The sum over all ranks; its gradient is every rank's own."""
+    """Sums over all ranks in forward. Backward passes on the gradient of the rank."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor) -> torch.Tensor:
@@ -57,7 +57,7 @@ class Summed(torch.autograd.Function):
 
 
 class Layer(nn.Module):
-    """As in tensor parallelism: the same input on every rank, different work, the same output."""
+    """A tensor-parallel layer: input and output are the same on every rank, the random numbers between them differ."""
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class Layer(nn.Module):
 
 
 def run(ckpt: Callable[..., Any], shape: tuple[int, int], dtype: torch.dtype) -> list[torch.Tensor]:
-    """Two iterations of three layers; everything that has to be equal, bit by bit."""
+    """Run two iterations of three layers, and return the values that must be equal, bit by bit, in all modes."""
     checkpointing.model_parallel_cuda_manual_seed(11)
     torch.manual_seed(5)
     layers = [Layer(shape[1], dtype) for _ in range(3)]
@@ -147,7 +147,7 @@ def raises(error_type: type[Exception], text: str, function: Callable[[], Any]) 
 
 
 class Mpu:
-    """An object with the methods of an mpu."""
+    """An mpu, as configure() takes it, whose methods have one prefix."""
 
     def __init__(self, prefix: str, rank: Any, size: Any, group: Any) -> None:
         setattr(self, f"get_{prefix}_parallel_rank", lambda: rank)
@@ -211,7 +211,7 @@ def case_group_destroyed_between_forward_and_backward() -> None:
     assert torch.equal(before, torch.get_rng_state())
     assert x.grad is None
     raises(ValueError, "group cannot be used", lambda: checkpointing.configure(group=group))
-    # The dead group is not carried over silently.
+    # configure() keeps the group of the last call, but not a destroyed one.
     raises(ValueError, "no group", lambda: checkpointing.configure(partition_activations=True))
     checkpointing.configure(partition_activations=True, group=world())
     x, h = chain()
@@ -321,7 +321,7 @@ def case_inside_hooks_of_the_caller() -> None:
 
 
 def held() -> int:
-    """Bytes in the storages of all tensors that Python can see, without small ones such as random states."""
+    """Return the bytes in the storages of all tensors that gc tracks, without small ones such as random states."""
     gc.collect()
     storages = {}
     for item in gc.get_objects():
@@ -331,7 +331,7 @@ def held() -> int:
 
 
 def held_by_layers(settings: dict[str, Any], numel: int, layers: int = 6) -> int:
-    """Bytes that the inputs of a chain of checkpoints hold, without the first input and the last output."""
+    """Return the bytes that the inputs of a chain of checkpoints occupy. The leaf tensor and the last output do not count."""
     checkpointing.configure(group=world(), **settings)
     x = torch.zeros(numel, requires_grad=True)
     before = held()
@@ -341,9 +341,9 @@ def held_by_layers(settings: dict[str, Any], numel: int, layers: int = 6) -> int
     total = held() - before - numel * 4
     h.sum().backward()
     del h
-    # Contiguous buffers stay for the next iteration; nothing else does.
+    # Only contiguous buffers stay allocated for the next iteration.
     kept = 0 if settings.get("contiguous_checkpointing") is None else total
-    # A thread of gloo may release its last tensor a moment after the collective.
+    # A thread of gloo may release its last tensor shortly after the collective.
     for _ in range(100):
         if held() - before - kept - numel * 4 <= 0:
             return total
@@ -353,7 +353,7 @@ def held_by_layers(settings: dict[str, Any], numel: int, layers: int = 6) -> int
 
 def case_held_bytes() -> None:
     size = dist.get_world_size()
-    # What is there already need not be looked at each time.
+    # gc skips frozen objects, which makes each call of held() faster.
     gc.collect()
     gc.freeze()
     for numel in (2**18, 2**18 + 1, 2**19 + 7):
@@ -380,7 +380,7 @@ def case_contiguous_buffers() -> None:
         assert buffer.memory.numel() == 3 * -(-30 // dist.get_world_size())
         assert not buffer.free
         pointers.add(buffer.memory.data_ptr())
-        # As many wait as were announced; more get memory of their own.
+        # All slots of the buffer are in use. Further checkpoints get separate memory.
         more, further = chain()
         further.sum().backward()
         assert torch.equal(more.grad, expected_gradient())
@@ -389,14 +389,14 @@ def case_contiguous_buffers() -> None:
         h.sum().backward()
         assert torch.equal(x.grad, expected_gradient())
         assert len(buffer.free) == 3
-        # Neither forwards without a graph nor forwards without a backward use slots up.
+        # Forwards without a graph, and graphs that are dropped without a backward, leave no slot in use.
         with torch.no_grad():
             for _ in range(5):
                 chain()
         for _ in range(5):
             chain()
     assert len(pointers) == 1
-    # Other sizes take the buffers over once none waits.
+    # If no checkpoint waits for its backward, a new size replaces the buffer.
     for size in (40, 30):
         x, h = chain(size=size)
         (buffer,) = buffers._buffers.values()
@@ -417,7 +417,7 @@ def case_an_exception_gives_slots_back() -> None:
         try:
             checkpointing.checkpoint(failing, torch.ones(30, requires_grad=True))
         except KeyError as error:
-            # With it the frames of its traceback stay alive.
+            # A kept exception keeps the frames of its traceback alive.
             kept.append(error)
 
     for _ in range(3):
@@ -475,7 +475,8 @@ def case_gathered_ahead() -> None:
         h.sum().backward()
     finally:
         partition.Gathering = original  # type: ignore[misc]
-    # The first one is gathered when it is needed, the others while a later layer runs; nothing is gathered twice.
+    # The argument of c is gathered on demand. Those of b and a are gathered early, before c and b are recomputed. None is
+    # gathered twice.
     assert events == ["gather", "gather", "c", "gather", "b", "a"], events
 
 
@@ -528,7 +529,7 @@ def case_helpers() -> None:
         assert whole[0].requires_grad
         assert whole[1] == "text"
         assert whole[2] is args[2]
-    # Between size and size squared elements: partitioned and gathered alike.
+    # A tensor with hardly more elements than there are ranks is partitioned and gathered too.
     small = torch.arange(float(size) + 1)
     pairs = checkpointing.get_partitioned_activations_for_backward([small], checkpointing.partition_activations([small]))
     assert torch.equal(checkpointing.gather_partitioned_activations(pairs)[0], small)
@@ -538,12 +539,12 @@ EXTRA = {name[5:]: value for name, value in list(globals().items()) if name.star
 
 
 def cases(size: int) -> Iterator[tuple[str, Callable[[], None]]]:
-    """The cases of a world of two or four. The larger one partitions further, and repeats nothing else."""
+    """Yield the cases of a world of two or four ranks. Of the modes, four ranks run only those that partition."""
     modes = list(MODES) if size == 2 else ["partition", "contiguous"]
     functions = list(FUNCTIONS) if size == 2 else ["checkpoint"]
     for mode, function, dtype, shape in itertools.product(modes, functions, DTYPES, SHAPES):
         yield f"same-{mode}-{function}-{dtype}-{shape}", lambda a=(mode, function, dtype, shape): same(*a)
-    # A device mesh takes seconds to import.
+    # groups_of_every_type divides the world into halves. Only the halves of four ranks have several ranks.
     yield from (item for item in EXTRA.items() if size > 2 or item[0] != "groups_of_every_type")
 
 

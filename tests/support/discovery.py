@@ -1,4 +1,4 @@
-"""Programs that query a machine's driver in children that do nothing else, and C code for tests."""
+"""Run programs that query the driver in child processes, and build C code for tests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def evaluate(code: str, environment: dict[str, str], *arguments: str, python: tu
     """Run a program that may use DRIVER and return the JSON that it printed.
 
     Args:
-        python: a Python with options, which starts a fresh process; else `tests.support.python` chooses one.
+        python: the command of a fresh Python process. Without it, ``tests.support.python`` starts the process.
     """
     program = support.with_prelude(DRIVER, code)
     if python:
@@ -134,7 +134,7 @@ def noisy_library(folder: Path) -> Path:
 
 
 def compiled(source: str, output: Path, *flags: str) -> Path:
-    """Build a program or library in C; skip the test if there is no compiler."""
+    """Build a program or library in C. Skip the test if there is no compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or pytest.skip("needs a C compiler")
     text = output.with_suffix(".c")
     text.write_text(source)

@@ -27,22 +27,22 @@ linux_only = pytest.mark.skipif(
 REPOSITORY = Path(accelerator.simulation.__file__).parents[2]
 GIB = 2**30
 MIB = 2**20
-# Seconds until a process that hangs fails its test.
+# Seconds after which a hanging process fails its test.
 DEADLINE = 120
 
 
 def python(program: str, *arguments: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a program in a process of its own."""
+    """Run a program in a separate process."""
     return support.python(program, dict(os.environ if env is None else env), *arguments, timeout=DEADLINE, cwd=REPOSITORY)
 
 
 def plain() -> dict[str, str]:
-    """Return the environment without the simulation that the tests may run in."""
+    """Return the environment of this process without the variables that load the simulated libraries."""
     return {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_LIBRARY_PATH")}
 
 
 def allocator_variables(settings: str) -> dict[str, str]:
-    """Return the settings of torch's allocator under both of their names, which differ by the version of torch."""
+    """Return the settings of torch's allocator under both names of the variable. The name depends on the version of torch."""
     return dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), settings) if settings else {}
 
 
@@ -55,7 +55,7 @@ def make_compiler(directory: Path, body: str = 'exec cc "$@"') -> Path:
 
 
 # The body of a compiler that writes text instead of a library.
-PRETEND = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
+FAKE_BUILD = 'while [ "$1" != -o ]; do shift; done; echo library > "$2"'
 
 # The start of every program that calls NVML.
 PRELUDE = """

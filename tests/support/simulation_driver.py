@@ -27,7 +27,7 @@ def loaded_runtime() -> ctypes.CDLL:
     return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
 
 
-def is_driver_up() -> bool:
+def is_driver_initialized() -> bool:
     """Return whether the CUDA driver is initialized in this process, as the driver itself says."""
     not_initialized = 3
     return ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != not_initialized

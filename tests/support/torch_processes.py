@@ -1,6 +1,6 @@
-"""Processes for programs that begin with ``import torch``: forked from one that has imported torch and done nothing else.
+"""Run programs that begin with ``import torch`` in forks of a process that has only imported torch.
 
-Importing torch takes longer than most of what the programs do then.
+The import takes longer than the rest of most programs.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Variables that are read only after the import of torch, so that processes with different values can have the same parent.
-# The simulated libraries read the machine at their first call; the import of torch calls none of them.
+# Variables that are read only after the import of torch. Processes with different values can have the same parent.
+# The simulated libraries read their variables at their first call, and the import of torch calls none of them.
 _READ_LATER = re.compile(
     r"ACCELERATOR_SIM_(?!(COMPILE|COMPUTE|OWN_KERNELS|TRITON)$)|ACCELERATOR_BACKEND$|(CUDA|HIP|ROCR)_VISIBLE_DEVICES$"
     r"|CUDA_DEVICE_ORDER$|PYTEST_CURRENT_TEST$|PYTORCH_NVML_BASED_CUDA_CHECK$"
 )
-# Parents that wait for the next test; each occupies memory.
-_MOST_PARENTS = 3
+# A limit, because each parent that waits for the next program occupies memory.
+_MAX_PARENTS = 3
 _INT = struct.Struct("i")
 
 
 class _Parent:
-    """A process that has imported torch, and forks."""
+    """A process that imports torch and then forks a child for each program."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        # As text, because importing this module would import the package under test.
+        # The parent gets this module as text, because importing it would import the package under test.
         command = [sys.executable, "-c", Path(__file__).read_text(encoding="utf-8") + "\n_serve()\n"]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -84,7 +84,7 @@ def _end_parents() -> None:
 
 
 def begins_with_torch(code: str) -> bool:
-    """Whether a program imports torch before it does anything else."""
+    """Return whether a program imports torch before it does anything else."""
     return re.match(r"\s*import [\w, ]*\btorch\b", code) is not None
 
 
@@ -93,9 +93,9 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run Python code as ``python -c`` does, in a process that has imported torch in this environment."""
     key = tuple(sorted((name, value) for name, value in environment.items() if not _READ_LATER.match(name)))
-    # The parent used last is the last of the dict.
+    # The dict is in the order of use, the parent used last at its end.
     parent = _parents.pop(key, None) or _Parent(environment)
-    while len(_parents) >= _MOST_PARENTS:
+    while len(_parents) >= _MAX_PARENTS:
         _parents.pop(next(iter(_parents))).end()
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
@@ -107,7 +107,7 @@ def run(
 
 
 def _serve() -> None:
-    """In the parent: import torch, then fork a process for each line of standard input; write its pid and its status."""
+    """Run the parent: import torch, and fork a child for each line of standard input. Write the child's pid and its status."""
     results = os.dup(1)
     os.dup2(2, 1)  # torch may print
     importlib.import_module("torch")
@@ -115,15 +115,15 @@ def _serve() -> None:
         child = os.fork()
         if child == 0:
             os.close(results)
-            _become(json.loads(line))
+            _run_child(json.loads(line))
             return
         os.write(results, _INT.pack(child))
         os.write(results, _INT.pack(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
-    os._exit(0)  # to take torch apart would take seconds
+    os._exit(0)  # finalizing torch would take seconds
 
 
-def _become(request: dict[str, Any]) -> None:
-    """In the fork: take over streams, arguments and environment, and run the program as the module ``__main__``."""
+def _run_child(request: dict[str, Any]) -> None:
+    """Run the child: set the streams, arguments and environment, and run the program as the module ``__main__``."""
     for descriptor, path, flags in ((0, os.devnull, os.O_RDONLY), (1, request["output"], 0), (2, request["errors"], 0)):
         opened = os.open(path, flags or os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(opened, descriptor)
@@ -136,7 +136,7 @@ def _become(request: dict[str, Any]) -> None:
     warnings.filterwarnings("error", category=UserWarning, module=r"accelerator\Z")
     sys.modules["__main__"] = main = types.ModuleType("__main__")
     status = _execute(request["code"], main)
-    # As an interpreter ends, but without finalizing it: to take torch apart takes longer than most programs.
+    # Ends as an interpreter does, but without finalizing torch, which takes longer than most programs.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -7,6 +7,7 @@ collectives, and for ops of other libraries, whose CUDA kernel may differ from t
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -25,6 +26,7 @@ _DROPOUT_PROBABILITIES = ("dropout_p", "p")
 
 _library: Any = None  # made at first use
 _ops: dict[str, Any] = {}
+_originals: dict[str, Any] = {}  # the CUDA op of each device op; a program may define an op of its own again
 
 
 def runs_on_device(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -98,16 +100,24 @@ def _map_arguments(function: Callable[[str, Any], Any], names: Sequence[str], ar
 
 def device_op(op: Any, index: int, on_cpu: Sequence[str] = ()) -> Any:
     """Return the op that runs a CUDA op on a GPU, takes and returns CPU tensors, and leaves some arguments on the CPU."""
+    schema = str(op._schema)
+    signature = schema[schema.index("(") :]
     name = re.sub(r"\W+", "_", "_".join([op.name(), str(index), *on_cpu]))
+    if op.namespace != "aten":
+        name += "_" + hashlib.sha256(signature.encode()).hexdigest()[:8]
+    _originals[name] = op
     if name not in _ops:
-        schema = str(op._schema)
-        function = _waiting(op) if op.namespace in _COLLECTIVES else op
+
+        def newest(*args: Any, **kwargs: Any) -> Any:
+            return _originals[name](*args, **kwargs)
+
+        function = _waiting(op) if op.namespace in _COLLECTIVES else newest
         if op.namespace == "aten":
             function = _with_strides(op)
-        library().define(name + schema[schema.index("(") :], tags=tuple(op.tags))
+        library().define(name + signature, tags=tuple(op.tags))
         kernel = run_on_device(function, torch.device("cuda", index), op.name(), _argument_names(op), on_cpu)
         library().impl(name, kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{name}", op, lib=library())
+        torch.library.register_fake(f"{NAMESPACE}::{name}", newest, lib=library())
         _ops[name] = getattr(torch.ops.simulated_gpu, name).default
         let_inductor_call(_ops[name])
     return _ops[name]

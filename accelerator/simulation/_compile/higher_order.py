@@ -19,7 +19,7 @@ from .device_ops import NAMESPACE, let_inductor_call, library, run_on_device
 
 __all__ = ["convert_higher_order", "let_generators_reach_device_ops"]
 
-_ON_DEVICE = ("flex_attention", "flex_attention_backward", "run_and_save_rng_state", "run_with_rng_state")
+_ON_DEVICE = ("associative_scan", "flex_attention", "flex_attention_backward", "run_and_save_rng_state", "run_with_rng_state")
 _SCHEMA = "(Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
 
 _functions: set[str] = set()

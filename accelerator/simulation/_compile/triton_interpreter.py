@@ -24,7 +24,7 @@ __all__ = ["hook_autotuner", "hook_interpreter"]
 # Dynamo appends it to its error with fullgraph=True.
 _BREAKS_GRAPH = (
     "a simulated GPU runs Triton kernels in Triton's interpreter, which cannot be part of a graph: compile without"
-    " fullgraph=True, or put the launch into a torch.library.custom_op"
+    " fullgraph=True, or put the launch into a torch.library.triton_op or custom_op"
 )
 
 
@@ -68,6 +68,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     executor._init_args_hst = arguments_on_cpu
     executor._restore_args_dev = leave_arguments
     executor.__call__ = launch_on_stream
+    _read_written_annotations(executor)
     hook_bfloat16(interpreter)
     _let_scalars_be_indices(interpreter)
     _convert_floats(interpreter)
@@ -77,6 +78,18 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     else:  # Triton 3.4: each kernel has a function `run` of its own, and kernel[grid] returns the executor
         _break_graphs(kernel, "__getitem__")
         _break_graphs(executor, "__call__")
+
+
+def _read_written_annotations(executor: Any) -> None:
+    """Let a parameter annotated with the text "tl.constexpr" be constant, as in Triton's compiler."""
+    original = executor.__init__
+
+    def initialize(self: Any, fn: Any, arg_names: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, fn, arg_names, *args, **kwargs)
+        annotations = inspect.get_annotations(fn)
+        self.constexprs = [name for name in arg_names if name in self.constexprs or "constexpr" in str(annotations.get(name))]
+
+    executor.__init__ = initialize
 
 
 def _let_scalars_be_indices(interpreter: Any) -> None:

@@ -1,1 +1,1 @@
-"""A ThreadSanitizer run of NCCL and the runtime: no tests of pytest's, because it needs a build of its own and minutes."""
+"""Runs NCCL and the CUDA runtime under ThreadSanitizer. Not a pytest test: it needs its own build and takes minutes."""

@@ -1,7 +1,7 @@
 """``python -m tests.simulation.races``: run two communicators in threads under ThreadSanitizer.
 
-Needs gcc or clang with its libtsan. Builds the simulated libraries with the sanitizer in a temporary directory. The exit
-status is that of the program: not 0 after a wrong result or a data race.
+Needs gcc or clang with libtsan. Builds the simulated libraries with the sanitizer in a temporary directory. The exit status
+is nonzero after a wrong result or a data race.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main() -> int:
     if not compiler:
         print("there is no C compiler; install gcc or set CC", file=sys.stderr)
         return 2
-    # The build takes its compiler from the environment; this process builds nothing else.
+    # The build takes its compiler and flags from CC.
     os.environ["CC"] = f"{compiler} {SANITIZER}"
     from accelerator.simulation import _build, environment
 
@@ -35,7 +35,7 @@ def main() -> int:
         preloaded = [str(libraries / f"preload/{name}") for name in ("libnccl.so.2", "libcudart.so.13")]
         command = [*os.environ["CC"].split(), "-std=gnu11", "-Wall", "-Wextra", "-pthread", "-o", str(program), str(PROGRAM)]
         subprocess.run([*command, *preloaded, "-Wl,--allow-shlib-undefined"], check=True)
-        # Linked in place of preloaded: the sanitizer's own library must come first.
+        # The program links the libraries. They cannot be preloaded, because the sanitizer's library must load first.
         machine.pop("LD_PRELOAD")
         machine["LD_LIBRARY_PATH"] = f"{libraries / 'preload'}:{machine['LD_LIBRARY_PATH']}"
         machine["TSAN_OPTIONS"] = f"halt_on_error=0:{os.environ.get('TSAN_OPTIONS', '')}"

@@ -1,6 +1,7 @@
-/* Two communicators over the devices of one process: each rank is a thread that uses both, while another thread queries.
+/* Use two communicators in one process. Each rank is a thread with its own device and uses both communicators. Another
+ * thread queries events and errors meanwhile.
  *
- * Built with ThreadSanitizer by `python -m tests.simulation.races`. The exit status is 0 if every result is right. */
+ * `python -m tests.simulation.races` builds it with ThreadSanitizer. The exit status is 0 if every result is right. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -116,7 +117,7 @@ static void *run_rank(void *argument)
     CHECK(cudaDeviceSynchronize());
     watched_comms[rank] = NULL;
     CHECK(ncclCommDestroy(comms[0]));
-    /* Work that only some ranks submit ends with the abort. */
+    /* Rank 0 does not submit this work, so only the abort ends it. */
     if (rank != 0)
         CHECK(ncclAllReduce(device[1], device[1], COUNT, FLOAT32, SUM, comms[1], streams[1]));
     CHECK(ncclCommAbort(comms[1]));
@@ -129,7 +130,8 @@ static void *run_rank(void *argument)
     return NULL;
 }
 
-/* As torch's watchdog does. The events outlive this thread; a destroyed communicator only gives an error. */
+/* Query events and errors, as torch's watchdog does. The events outlive this thread. A query of a destroyed communicator
+ * returns an error, which is ignored. */
 static void *watch(void *argument)
 {
     while (!is_done)

@@ -47,6 +47,18 @@ def with_statistics(
     return results[0], running_mean.clone(), invstd
 
 
+def _raise_if_only_statistics_are_float(input: Tensor, weight: Tensor | None, running: Tensor | None) -> None:
+    """Raise the error of CUDA's kernel for contiguous inputs, which needs statistics of the type of its weights."""
+    if weight is not None and running is not None and input.dtype == weight.dtype and running.dtype == torch.float32:
+        name = "Half" if weight.dtype == torch.float16 else "BFloat16"
+        raise RuntimeError(f"Expected running_mean to have type {name} but got Float")
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    is_flat = tensor.is_contiguous() and tensor.stride(1) == 1
+    return is_flat or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
 def _batch_norm(kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     def batch_norm(
         input: Tensor,
@@ -72,6 +84,9 @@ def _batch_norm(kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callabl
     return batch_norm
 
 
+_backward: Any = torch._C._get_operation_overload("aten::native_batch_norm_backward", "")[0]  # faster than torch.ops.aten
+
+
 def batch_norm_backward(
     grad_out: Tensor,
     input: Tensor,
@@ -86,8 +101,10 @@ def batch_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)
     if not is_half(input):
-        return _aten.native_batch_norm_backward(*tensors, train, eps, output_mask)
-    grads = _aten.native_batch_norm_backward(*map(widened_or_none, tensors), train, eps, output_mask)
+        return _backward(*tensors, train, eps, output_mask)
+    if output_mask[0] and (train or any(output_mask[1:])) and not _is_channels_last(input):
+        _raise_if_only_statistics_are_float(input, weight, running_mean)
+    grads = _backward(*map(widened_or_none, tensors), train, eps, output_mask)
     return _rounded(grads, (input, weight, weight))
 
 

@@ -1,12 +1,12 @@
-"""A plug-in of torch that brings the accelerator of ``hostacc.cpp``, by ``import hostacc`` or by its entry point.
+"""A plug-in of torch that registers the accelerator of ``hostacc.cpp`` when it is imported or when torch loads its entry point.
 
-``HOSTACC_LIBRARY`` is the compiled library. ``HOSTACC_SWITCHES`` names what the accelerator lacks, and other changes, separated
-by commas:
+``HOSTACC_LIBRARY`` is the path of the compiled library. ``HOSTACC_SWITCHES`` lists features to remove, and
+other changes, separated by commas:
 
-- ``no-generators``: neither torch nor the module knows generators. Random ops use the CPU's.
+- ``no-generators``: the accelerator has no generators. Random ops use the CPU's.
 - ``hidden-generators``: only the functions of the module, such as ``get_rng_state``, use the generators.
-- ``no-memory``: torch knows no allocator with figures, and the module has no such functions.
-- ``module-memory``: only the functions of the module return figures.
+- ``no-memory``: neither torch nor the module reports figures of memory.
+- ``module-memory``: only the functions of the module report figures of memory.
 - ``no-is_initialized``: the module has no lazy initialization.
 - ``no-streams``: torch cannot create streams and events.
 - ``bad-fork``: a child of a process that initialized the accelerator cannot use it.

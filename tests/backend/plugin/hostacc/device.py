@@ -1,4 +1,4 @@
-"""The module of the accelerator, ``torch.hostacc``."""
+"""The device module of the accelerator, ``torch.hostacc``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _generators: list[torch.Generator] = []
 
 
 def get_default_generators() -> None:
-    """Make ``default_generators``, which torch does not hand out in older releases."""
+    """Create ``default_generators``, which older releases of torch do not make accessible."""
     global default_generators
     library.hostacc_hand_out_defaults(1)
     _generators.extend(torch.Generator(torch.device("hostacc", index)) for index in range(device_count()))
@@ -65,7 +65,7 @@ def _index(device: Any) -> int:
 
 
 class device:
-    """Make a device the current one inside a block. torch's checkpoints use it."""
+    """A context in which a device is current. torch's checkpoints use it."""
 
     def __init__(self, device: Any) -> None:
         self._target, self._previous = _index(device), -1
@@ -89,7 +89,7 @@ def synchronize(device: Any = None) -> None:
 
 
 def times_synchronized(device: int) -> int:
-    """How often torch synchronized a device."""
+    """Return how often torch has synchronized a device."""
     return library.hostacc_synchronized(device)
 
 

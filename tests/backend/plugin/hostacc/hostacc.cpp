@@ -1,6 +1,6 @@
-// A PrivateUse1 accelerator with two devices whose memory is the host's. Ops run on the CPU, at once.
+// A PrivateUse1 accelerator with two devices, which use host memory. Ops run synchronously on the CPU.
 //
-// It checks nothing that its caller has to check: an index out of range ends the process, as it may on a real accelerator.
+// Callers have to check indices: an index out of range aborts the process, as it may on a real accelerator.
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
@@ -212,7 +212,7 @@ c10::Allocator* allocator() {
   return &without_figures;
 }
 
-// Pinned memory: any host memory will do, so only its addresses are remembered.
+// Pinned memory is ordinary host memory whose addresses are recorded.
 auto& pinned = *new std::map<const char*, size_t>;
 
 void unpin(void* pointer) {
@@ -265,7 +265,7 @@ struct DeviceGenerator : at::CPUGeneratorImpl {
   }
 };
 
-// While this is set, a "new" generator is the default one, so that Python gets the default ones before torch 2.9 too.
+// If set, getNewGenerator() returns the default generator. Before torch 2.9, Python cannot get it otherwise.
 std::atomic<bool> hands_out_defaults{false};
 
 const at::Generator& default_generator(c10::DeviceIndex index) {
@@ -369,7 +369,7 @@ struct DeviceGuardImpl : Guard {
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, DeviceGuardImpl);
 
-// --- Hooks. Some of these functions are new in later releases of torch, so none says "override".
+// --- Hooks. Older releases of torch lack some of these functions, so none is declared "override".
 
 #pragma GCC diagnostic ignored "-Wsuggest-override"
 using HooksBase = at::PrivateUse1HooksInterface;
@@ -433,7 +433,7 @@ struct Hooks : HooksBase {
 Hooks hooks;
 
 #if TORCH_MINOR < 7
-// torch does not ask the hooks for new generators yet.
+// These releases of torch do not call getNewGenerator() of the hooks.
 at::Generator new_generator(c10::DeviceIndex index) {
   return hooks.getNewGenerator(index);
 }
@@ -493,7 +493,7 @@ at::Scalar local_scalar_dense(const at::Tensor& self) {
 
 void record_stream(at::Tensor&, c10::Stream) {}
 
-// Random ops of the CPU draw from a device's generator.
+// Copies the state of a device's generator into one of the CPU, and back when destroyed. Random ops of the CPU use the latter.
 struct Drawing {
   Drawing(at::Generator device, at::Generator host) : device(std::move(device)), host(std::move(host)) {
     saved = this->host.get_state();
@@ -553,7 +553,7 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
 
 }  // namespace
 
-// --- What the Python module calls
+// --- Functions for the Python module
 
 extern "C" {
 void hostacc_register(unsigned chosen) {
@@ -590,7 +590,7 @@ void hostacc_empty_cache() {
 void hostacc_reset(int device, int peaks) {
   reset(static_cast<c10::DeviceIndex>(device), peaks);
 }
-// Bytes: 0 used, 1 peak of used, 2 reserved, 3 peak of reserved, 4 total.
+// The figures, in bytes: 0 used, 1 peak of used, 2 reserved, 3 peak of reserved, 4 total.
 long long hostacc_bytes(int device, int figure) {
   std::lock_guard lock(mutex);
   const auto index = checked(static_cast<c10::DeviceIndex>(device), "a figure of memory");

@@ -117,11 +117,11 @@ def find_in_identifiers() -> list[Occurrence]:
     return found
 
 
-def test_no_text_uses_a_private_word() -> None:
+def test_texts_use_no_private_word() -> None:
     assert find_in_texts() == []
 
 
-def test_no_identifier_is_a_private_word() -> None:
+def test_identifiers_are_no_private_words() -> None:
     assert find_in_identifiers() == []
 
 
@@ -133,7 +133,7 @@ def test_private_words_are_recognized(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["bathroom", "torch.floor_divide", "the op stands in the list"])
-def test_other_words_are_not(text: str) -> None:
+def test_ordinary_words_are_not_recognized(text: str) -> None:
     assert not TEXT.search(text)
 
 

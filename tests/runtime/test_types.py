@@ -91,7 +91,7 @@ def user_file() -> str:
     return HEADER + "\n".join(calls) + BY_HAND
 
 
-def test_a_users_file_has_every_public_name() -> None:
+def test_user_code_covers_every_public_name() -> None:
     text = user_file()
     assert [path for path, _ in public_names() if not re.search(rf"\b{re.escape(path)}\b", text)] == []
 
@@ -115,7 +115,7 @@ def test_type_hints_of_every_public_name() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="needs mypy")
-def test_a_users_file_passes_mypy(tmp_path: Path) -> None:
+def test_user_code_passes_mypy(tmp_path: Path) -> None:
     file = tmp_path / "user.py"
     file.write_text(user_file())
     program = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(file)]
@@ -127,7 +127,7 @@ def test_a_users_file_passes_mypy(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("pyright") is None, reason="needs pyright")
-def test_a_users_file_passes_pyright(tmp_path: Path) -> None:
+def test_user_code_passes_pyright(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(user_file())
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)], "typeCheckingMode": "strict"}))
     program = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(tmp_path)]

@@ -1,4 +1,4 @@
-/* The CUDA runtime: kernels compiled into the program. All but two do not run.
+/* The CUDA runtime: kernels compiled into the program. Only two of them run.
  *
  * On a machine that computes, kernel overrides in Python do the work of torch's ops. A launch that arrives here would
  * leave memory uncomputed, so it fails and prints the name of the kernel. Other machines launch kernels that do nothing.

@@ -24,7 +24,7 @@ def run_ci(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", RUN, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_workflow_has_a_job_for_each_part() -> None:
+def test_workflow_has_a_job_for_each_part() -> None:
     parts = run_ci("--list").stdout.split()
     assert len(parts) > 5
     matrix = re.search(r"^ +part: \[(.*)\]$", WORKFLOW.read_text(encoding="utf-8"), re.MULTILINE)
@@ -49,7 +49,7 @@ def check_schema(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
-def test_the_workflow_has_the_schema_of_workflows(tmp_path: Path) -> None:
+def test_workflow_matches_the_github_schema(tmp_path: Path) -> None:
     pytest.importorskip("check_jsonschema")
     done = check_schema(WORKFLOW)
     assert done.returncode == 0, done.stdout
@@ -58,7 +58,7 @@ def test_the_workflow_has_the_schema_of_workflows(tmp_path: Path) -> None:
     assert check_schema(broken).returncode != 0
 
 
-def test_the_hooks_are_valid_and_use_no_versions_of_their_own() -> None:
+def test_pre_commit_hooks_are_valid_and_local() -> None:
     hooks = ROOT / ".pre-commit-config.yaml"
     assert "rev:" not in hooks.read_text(encoding="utf-8")
     pytest.importorskip("pre_commit")

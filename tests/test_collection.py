@@ -54,7 +54,7 @@ def collect(path: Path, **variables: str) -> list[list[str]]:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_every_date_and_machine_collects_the_same_tests() -> None:
+def test_collected_tests_do_not_depend_on_date_or_machine() -> None:
     first, *others = collect(ROOT / "tests")
     assert len(first) > 1000
     assert [other == first for other in others] == [True] * 3
@@ -62,7 +62,7 @@ def test_every_date_and_machine_collects_the_same_tests() -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_a_test_that_depends_on_the_date_is_noticed(tmp_path: Path) -> None:
+def test_date_dependent_tests_are_detected(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_it.py").write_text(
         "import datetime, pytest\n"

@@ -69,19 +69,19 @@ WIDTH = 88
 NEEDING = [block for block in BLOCKS if block.how.startswith("needs ")]
 
 
-def test_there_are_blocks() -> None:
+def test_docs_contain_code_blocks() -> None:
     assert len(PYTHON) > 10
     assert len(SHELL) > 2
     assert len(WORKFLOWS) == 1
     assert {block.language for block in BLOCKS} <= {"python", "sh", "yaml", "text"}
 
 
-def test_no_line_of_a_block_is_cut_off() -> None:
+def test_block_lines_fit_the_page_width() -> None:
     shown = [block for block in BLOCKS if not block.how.startswith("never") and "CONTRIBUTING" not in block.where]
     assert [(block.where, line) for block in shown for line in block.code.splitlines() if len(line) > WIDTH] == []
 
 
-def test_no_block_is_left_out_without_a_reason() -> None:
+def test_skipped_blocks_give_a_reason() -> None:
     left_out = [block.how for block in BLOCKS if block.how and block not in NEEDING]
     assert all(re.fullmatch(r"never, \S.{10,}", how) for how in left_out), left_out
     assert {block.language for block in NEEDING} == {"python"}
@@ -93,7 +93,7 @@ def test_python(block: Block, tmp_path: Path) -> None:
     program = tmp_path / "block.py"
     program.write_text(block.code, encoding="utf-8")
     command = [sys.executable, *(PLUGIN if "def test_" in block.code else ()), str(program)]
-    _printed(block.code, _run(command, tmp_path, simulated_environment(gpus=2)))
+    _assert_prints_expected(block.code, _run(command, tmp_path, simulated_environment(gpus=2)))
 
 
 @on_simulated_gpus
@@ -110,7 +110,7 @@ def test_slurm_recipe(visible: str, expected: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_example_without_a_gpu(tmp_path: Path) -> None:
+def test_first_example_without_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (without_one,) = re.findall(r"without a GPU the same lines print `(.*)` and `(.*)`", PYTHON[0].page)
     assert _run([sys.executable, "-c", PYTHON[0].code], tmp_path, plain_environment()).splitlines() == list(without_one)
@@ -132,13 +132,13 @@ def test_python_that_needs_something(block: Block, tmp_path: Path) -> None:
         pytest.skip(f"needs {module}")
     program = tmp_path / "block.py"
     program.write_text(block.code, encoding="utf-8")
-    _printed(block.code, _run([sys.executable, str(program)], tmp_path, plain_environment()))
+    _assert_prints_expected(block.code, _run([sys.executable, str(program)], tmp_path, plain_environment()))
 
 
 @on_simulated_gpus
 @pytest.mark.parametrize("block", with_slow_guide(SHELL))
 def test_shell(block: Block, tmp_path: Path) -> None:
-    _printed(block.code, _beside_the_miniature_library(block.code, tmp_path))
+    _assert_prints_expected(block.code, _run_in_miniature_library(block.code, tmp_path))
 
 
 @on_simulated_gpus
@@ -149,10 +149,10 @@ def test_workflow(block: Block, tmp_path: Path) -> None:
     installs = [step for step in steps if step.startswith("pip install ")]
     assert steps[: len(installs)] == installs
     assert len(steps) > len(installs) > 0
-    _beside_the_miniature_library("\n".join(steps[len(installs) :]), tmp_path)
+    _run_in_miniature_library("\n".join(steps[len(installs) :]), tmp_path)
 
 
-def test_the_workflow_can_be_read() -> None:
+def test_workflow_can_be_read() -> None:
     yaml = pytest.importorskip("yaml")
     (block,) = WORKFLOWS
     read = yaml.safe_load(block.code)
@@ -183,14 +183,14 @@ def test_functions_are_linked_from_a_summary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["int", "ValueError", "typing.Any", "torch.device"])
-def test_types_of_others_are_linked(name: str) -> None:
+def test_external_types_are_linked(name: str) -> None:
     settings = _sphinx_settings()
     nodes = pytest.importorskip("docutils.nodes")
     link = settings["_resolve_foreign"](None, None, {"reftarget": name}, nodes.Text(name))
     assert link["refuri"].endswith(f"?q={name}")
 
 
-def _beside_the_miniature_library(script: str, directory: Path) -> str:
+def _run_in_miniature_library(script: str, directory: Path) -> str:
     work, programs = directory / "work", directory / "bin"
     shutil.copytree(ROOT / "tests" / "miniature", work, ignore=shutil.ignore_patterns("__pycache__"))
     programs.mkdir()
@@ -207,7 +207,7 @@ def _run(command: list[str], directory: Path, environment: dict[str, str]) -> st
     return done.stdout
 
 
-def _printed(code: str, output: str) -> None:
+def _assert_prints_expected(code: str, output: str) -> None:
     for match in _PRINTED.finditer(code):
         expected = match[1] or match[2]
         assert expected in output.splitlines(), f"{expected!r} is not a line of {output!r}"

@@ -136,7 +136,7 @@ def says(name: str, line: str) -> bool:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_sections(name: str) -> None:
+def test_docstring_sections(name: str) -> None:
     documentation = read_docstring(name)
     assert documentation.splitlines()[0].endswith("."), "no summary"
     assert "Fork:" not in documentation
@@ -144,7 +144,7 @@ def test_sections(name: str) -> None:
         assert "\nExample:\n" in documentation
 
 
-def test_modules_of_queries_say_that_they_initialize_nothing() -> None:
+def test_query_modules_document_that_they_do_not_initialize() -> None:
     for module in ("discovery", "identity", "launching", "memory_info", "monitoring"):
         documentation = inspect.getdoc(sys.modules[f"accelerator.{module}"]) or ""
         assert "fork-safe" in documentation, module
@@ -153,7 +153,7 @@ def test_modules_of_queries_say_that_they_initialize_nothing() -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_docstrings_say_what_initializes_and_what_starts_a_child() -> None:
+def test_docstrings_document_initialization_and_child_processes() -> None:
     calls = {name: CALLS.get(name, f"{name}()") for name in NAMES if name not in NOT_CALLED}
     strict = {name: f"{name}(strict=True)" for name in calls if "strict" in inspect.signature(getattr(acc, name)).parameters}
     assert strict
@@ -182,11 +182,11 @@ def test_docstrings_say_what_initializes_and_what_starts_a_child() -> None:
             assert "child process" in (inspect.getdoc(sys.modules[f"accelerator.{module}"]) or ""), module
 
 
-def test_what_needs_initialization_says_nothing_of_it() -> None:
+def test_uncalled_functions_do_not_document_initialization() -> None:
     assert [name for name in NOT_CALLED if says(name, INITIALIZES) or says(name, MAY_START)] == []
 
 
-def test_every_function_is_typed() -> None:
+def test_every_function_has_type_annotations() -> None:
     for name in NAMES:
         function = getattr(acc, name)
         signature = inspect.signature(function)

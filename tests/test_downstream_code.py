@@ -269,7 +269,7 @@ def make_rows() -> list[str]:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_the_table_holds_what_the_code_returns() -> None:
+def test_porting_table_equals_results_of_the_code() -> None:
     lines = (ROOT / "docs" / "porting.md").read_text(encoding="utf-8").splitlines()
     assert [row for row in make_rows() if row not in lines] == []
 

@@ -35,7 +35,7 @@ def literal(text: ast.Constant | ast.JoinedStr) -> str:
     return "".join(str(each.value) for each in parts if isinstance(each, ast.Constant))
 
 
-def test_no_message_ends_with_a_period() -> None:
+def test_messages_do_not_end_with_a_period() -> None:
     messages = list(read_messages())
     assert len(messages) > 200
     assert [each for each in messages if each[1].endswith(".") and not each[1].endswith(OF_TORCH)] == []

@@ -26,14 +26,14 @@ def find_modules() -> list[str]:
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("module", find_modules())
-def test_runtime_functions(module: str) -> None:
+def test_examples_of_runtime_functions(module: str) -> None:
     failed, tried = doctest.testmod(importlib.import_module(f"accelerator.{module}"), optionflags=doctest.ELLIPSIS)
     assert tried
     assert failed == 0
 
 
 @pytest.mark.parametrize("module", QUERIES)
-def test_queries(module: str) -> None:
+def test_examples_of_queries(module: str) -> None:
     """Run each example in its own child, because some examples initialize the driver."""
     program = """
     import doctest, importlib, os, sys

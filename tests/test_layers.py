@@ -44,13 +44,13 @@ def imports_torch(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Import) and any(alias.name.split(".")[0] == "torch" for alias in statement.names)
 
 
-def test_queries_import_no_torch_at_the_top() -> None:
+def test_query_modules_do_not_import_torch_at_module_level() -> None:
     modules = list(read_modules(*QUERIES))
     assert len(modules) > 15
     assert [path for path, tree in modules if any(map(imports_torch, tree.body))] == []
 
 
-def test_nothing_below_names_what_registers() -> None:
+def test_lower_layers_do_not_name_registering_modules() -> None:
     """import-linter does not notice a name in a string, such as ``importlib.import_module(".simulation")``."""
     names = [
         f"{path}:{node.lineno}: {node.value}"
@@ -92,7 +92,7 @@ def copy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_contracts_are_kept(copy: Path) -> None:
+def test_import_contracts_are_kept(copy: Path) -> None:
     done = lint_imports(copy)
     assert done.returncode == 0, done.stdout
 
@@ -107,7 +107,7 @@ def test_the_contracts_are_kept(copy: Path) -> None:
         ("checkpointing/engine.py", "from .. import deepspeed_bridge", "is not allowed to import accelerator.deepspeed_bridge"),
     ],
 )
-def test_a_broken_contract_is_reported(copy: Path, module: str, violation: str, message: str) -> None:
+def test_broken_import_contract_is_reported(copy: Path, module: str, violation: str, message: str) -> None:
     file = copy / "accelerator" / module
     file.write_text(f"{file.read_text(encoding='utf-8')}\n{violation}\n", encoding="utf-8")
     done = lint_imports(copy)

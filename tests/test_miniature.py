@@ -36,7 +36,7 @@ def test_a_library_on_two_simulated_gpus() -> None:
 
 
 @pytest.mark.slow
-def test_a_library_where_there_is_no_gpu() -> None:
+def test_a_library_without_a_gpu() -> None:
     from accelerator import simulation
 
     text = run(MINIATURE)
@@ -50,7 +50,7 @@ def test_a_library_where_there_is_no_gpu() -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_twenty_tests_on_two_machines(tmp_path: Path) -> None:
+def test_cpu_time_of_twenty_tests_on_two_machines(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     (tmp_path / "test_it.py").write_text(
         """
@@ -78,5 +78,5 @@ def test_it(_, n):
     assert took < 20
 
 
-def test_it_has_no_conftest() -> None:
+def test_miniature_library_has_no_conftest() -> None:
     assert not list(MINIATURE.rglob("conftest.py"))

@@ -20,7 +20,7 @@ NAMES = [name for name in acc.__all__ if name != "__version__"]
 ALLOWED_CLASHES = {"random", *_SUBMODULES}
 
 
-def test_the_package_under_test_is_the_one_beside_the_tests() -> None:
+def test_tests_import_the_package_of_this_checkout() -> None:
     assert Path(__file__).parent.parent / "accelerator" == PACKAGE
 
 
@@ -42,24 +42,24 @@ def test_importing_imports_few_modules() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_name_is_there(name: str) -> None:
+def test_every_public_name_exists(name: str) -> None:
     assert getattr(acc, name) is not None
     assert name in dir(acc)
 
 
 @pytest.mark.parametrize(("module", "names"), _EXPORTS.items())
-def test_the_table_has_the_names_of_each_module(module: str, names: tuple[str, ...]) -> None:
+def test_export_table_equals_all_of_each_module(module: str, names: tuple[str, ...]) -> None:
     assert list(names) == sorted(names)
     assert sorted(importlib.import_module(f"accelerator.{module}").__all__) == list(names)
 
 
-def test_type_checkers_read_every_module_of_the_table() -> None:
+def test_type_checking_imports_cover_the_export_table() -> None:
     tree = ast.parse((PACKAGE / "__init__.py").read_text())
     imports = [statement for statement in ast.walk(tree) if isinstance(statement, ast.ImportFrom)]
     assert {statement.module for statement in imports if statement.names[0].name == "*"} == set(_EXPORTS)
 
 
-def test_no_public_name_hides_behind_a_submodule() -> None:
+def test_public_names_do_not_clash_with_submodules() -> None:
     modules = {module.name for module in pkgutil.iter_modules([str(PACKAGE)])}
     assert not (set(NAMES) - ALLOWED_CLASHES) & modules
 
@@ -67,7 +67,7 @@ def test_no_public_name_hides_behind_a_submodule() -> None:
 @pytest.mark.parametrize(
     "name", ["get_accelerator", "abstract_accelerator", "real_accelerator", "cuda_accelerator", "nonsense"]
 )
-def test_unknown_names_are_attribute_errors(name: str) -> None:
+def test_unknown_names_raise_attribute_error(name: str) -> None:
     with pytest.raises(AttributeError, match=f"module 'accelerator' has no attribute '{name}'"):
         getattr(acc, name)
     with pytest.raises(ImportError):
@@ -76,7 +76,7 @@ def test_unknown_names_are_attribute_errors(name: str) -> None:
         importlib.import_module(f"accelerator.{name}")
 
 
-def test_unknown_names_import_nothing() -> None:
+def test_unknown_names_do_not_import_torch() -> None:
     code = """
         import sys
         import accelerator
@@ -98,6 +98,6 @@ def test_queries_import_no_torch() -> None:
     assert run(code, plain_environment()).strip() == "False"
 
 
-def test_deprecated_names_name_their_successors() -> None:
+def test_deprecated_name_warning_names_its_replacement() -> None:
     with pytest.warns(FutureWarning, match="current_device_index"):
         assert acc.current_device_idx() == acc.current_device_index()

@@ -26,7 +26,7 @@ _BLOCK = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 _CODE = re.compile(r"^ *```.*?^ *```$|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 
 
-def test_the_documented_deviations_are_the_tested_ones() -> None:
+def test_documented_deviations_equal_tested_deviations() -> None:
     pytest.importorskip("torch")
     from tests.mirror.deviations import ROWS
 
@@ -35,7 +35,7 @@ def test_the_documented_deviations_are_the_tested_ones() -> None:
     assert tuple(rows[1:]) == ROWS
 
 
-def test_both_commands_do_their_own_set_up() -> None:
+def test_readme_commands_create_their_own_environment() -> None:
     commands = re.findall(r"^python3 -m venv .*$", README, re.MULTILINE)
     assert len(commands) == 2
     assert all(command.startswith("python3 -m venv .venv && .venv/bin/pip install ") for command in commands)
@@ -43,7 +43,7 @@ def test_both_commands_do_their_own_set_up() -> None:
     assert commands[1].endswith("-m tests")
 
 
-def test_the_documented_keys_are_the_reports_keys() -> None:
+def test_documented_keys_equal_report_keys() -> None:
     from accelerator._command import report
 
     section = PAGES[ROOT / "docs" / "command.md"].partition("## JSON")[2]
@@ -56,7 +56,7 @@ def test_the_documented_keys_are_the_reports_keys() -> None:
     assert all(of_a_device == set(device) for device in facts["devices"])
 
 
-def test_the_guide_lists_every_option() -> None:
+def test_guide_lists_every_option() -> None:
     """The tables of options have the options that --help lists."""
     pages = (("simulation", (["simulate"],)), ("command", ([], ["check"])))
     for page, commands in pages:
@@ -78,7 +78,7 @@ def test_every_page_begins_with_a_sentence() -> None:
         assert re.match(r"[A-Z`].*\w", head), f"{path.name} begins with {head[:40]!r}"
 
 
-def test_code_names_public_functions() -> None:
+def test_functions_named_in_docs_are_public() -> None:
     named = {name for text in PAGES.values() for name in re.findall(r"`(?:acc\.)?([a-z]\w+)\(\)?`", text)}
     assert len(named) > 30
     assert named <= {name.rpartition(".")[2] for name in accelerator.__all__} | {"environment"}
@@ -101,7 +101,7 @@ def links(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", LINKING, ids=lambda path: path.name)
-def test_links_within_the_tree_lead_somewhere(path: Path) -> None:
+def test_local_links_resolve(path: Path) -> None:
     text = LINKING[path]
     dead: list[str] = []
     for link in links(text):
@@ -114,7 +114,7 @@ def test_links_within_the_tree_lead_somewhere(path: Path) -> None:
     assert dead == []
 
 
-def test_the_long_description_has_no_relative_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_description_has_no_relative_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     hook = types.SimpleNamespace(MetadataHookInterface=object)  # hatchling is installed only for builds
     for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
@@ -129,14 +129,14 @@ def test_the_long_description_has_no_relative_targets(monkeypatch: pytest.Monkey
     assert len(text) > 0.9 * len(README)
 
 
-def test_external_links_lead_to_known_hosts() -> None:
+def test_external_links_use_allowed_hosts() -> None:
     hosts = {link.split("/")[2] for text in LINKING.values() for link in links(text) if "://" in link}
     assert hosts <= {"github.com", "keepachangelog.com", "semver.org"}
     assert all(link.startswith("https://") for text in LINKING.values() for link in links(text) if "://" in link)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("*.svg")), ids=lambda path: path.name)
-def test_pictures_are_whole_and_shown(path: Path) -> None:
+def test_pictures_are_valid_and_used(path: Path) -> None:
     root = ElementTree.parse(path).getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     assert "viewBox" in root.attrib  # lets browsers scale the picture to the page
@@ -145,7 +145,7 @@ def test_pictures_are_whole_and_shown(path: Path) -> None:
         assert f"accelerator\u00a0{accelerator.__version__}\u00a0on" in "".join(root.itertext())
 
 
-def test_the_memory_figure_shows_what_was_measured() -> None:
+def test_memory_figure_shows_measured_values() -> None:
     bars = json.loads((ROOT / "docs" / "figures.json").read_text(encoding="utf-8"))["memory"]
     assert {"no checkpoint", "torch", "torch, save_on_cpu", "checkpoint", "checkpoint_in_cpu", "partitioned, 2 ranks"} < set(
         bars
@@ -157,7 +157,7 @@ def test_the_memory_figure_shows_what_was_measured() -> None:
     assert bars["checkpoint_in_cpu"][1] - bars["torch, save_on_cpu"][1] == pytest.approx(1, rel=0.01)
 
 
-def test_the_guide_contains_every_page() -> None:
+def test_guide_index_lists_every_page() -> None:
     index = PAGES[ROOT / "docs" / "index.md"]
     listed = {name for block in re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL) for name in block.split()}
     assert {path.stem for path in PAGES if path.parent.name == "docs"} - {"index"} <= listed

@@ -32,7 +32,7 @@ def _has_gpu() -> bool:
 pytestmark = pytest.mark.skipif(not _has_gpu(), reason="needs a real NVIDIA GPU, outside simulation, and a CUDA build of torch")
 
 
-def run_here(code: str, *arguments: str, **variables: str) -> Any:
+def run_on_this_machine(code: str, *arguments: str, **variables: str) -> Any:
     return evaluate(code, plain_environment(**variables), *arguments)
 
 
@@ -55,14 +55,14 @@ ROWS = """
 """
 
 
-def test_the_grammar_against_the_driver(capsys: pytest.CaptureFixture[str]) -> None:
+def test_visible_devices_grammar_equals_the_drivers(capsys: pytest.CaptureFixture[str]) -> None:
     """The grammar agrees with the driver on every value of the table, also on those that NVIDIA does not document."""
     import json
 
     uuids = [gpu.uuid for gpu in nvml.gpus() if gpu.uuid]
     more = ["GPU-", "GPU-" + uuids[0][4:6], uuids[0].upper(), f" {uuids[0]}", f"{uuids[0]},0", f"0,{uuids[0]}", "0,0", "9,9"]
     values = [real(text) for text, _ in TABLE if text is None or "\udcff" not in text] + more
-    rows = run_here(ROWS, json.dumps(values))
+    rows = run_on_this_machine(ROWS, json.dumps(values))
     wrong = [(value, theirs, ours) for value, (theirs, ours) in zip(values, rows, strict=True) if theirs != ours]
     with capsys.disabled():
         for value, theirs, ours in wrong:
@@ -70,17 +70,17 @@ def test_the_grammar_against_the_driver(capsys: pytest.CaptureFixture[str]) -> N
     assert wrong == []
 
 
-def test_the_order_of_devices() -> None:
+def test_device_order_equals_the_drivers() -> None:
     for order in ("FASTEST_FIRST", "PCI_BUS_ID"):
         program = """
             import accelerator as acc
             print(json.dumps([driver(), [plain(device.uuid) for device in acc.visible_devices()]]))
         """
-        theirs, ours = run_here(program, CUDA_DEVICE_ORDER=order)
+        theirs, ours = run_on_this_machine(program, CUDA_DEVICE_ORDER=order)
         assert theirs == ours
 
 
-def test_nvml_in_the_parent_cuda_in_a_forked_child() -> None:
+def test_cuda_in_a_forked_child_after_nvml_in_the_parent() -> None:
     program = """
         import accelerator as acc
         count, before = acc.device_count(), acc.telemetry(0)
@@ -91,13 +91,13 @@ def test_nvml_in_the_parent_cuda_in_a_forked_child() -> None:
         results = in_child(child)
         print(json.dumps([count, results, acc.is_fork_safe(), acc.is_initialized()]))
     """
-    count, (bad, in_child, total, degrees), safe, initialized = run_here(program)
+    count, (bad, in_child, total, degrees), safe, initialized = run_on_this_machine(program)
     assert (bad, in_child, total) == (False, count, 12)
     assert 0 < degrees < 120
     assert (safe, initialized) == (True, False)
 
 
-def test_nvml_in_a_child_with_and_without_a_new_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_telemetry_in_a_forked_child(capsys: pytest.CaptureFixture[str]) -> None:
     program = """
         import accelerator as acc
         import pynvml
@@ -109,14 +109,14 @@ def test_nvml_in_a_child_with_and_without_a_new_start(capsys: pytest.CaptureFixt
                 return str(error)
         print(json.dumps([in_child(old_session), in_child(lambda: acc.telemetry(0)), acc.telemetry(0)]))
     """
-    old, child, parent = run_here(program)
+    old, child, parent = run_on_this_machine(program)
     with capsys.disabled():
         print(f"\nNVML in a forked child without a new nvmlInit: {old}")
     assert len(child) == len(parent)
     assert child[2] is not None
 
 
-def test_whether_the_driver_is_initialized() -> None:
+def test_driver_initialization_is_detected() -> None:
     program = """
         import accelerator as acc
         from accelerator._machine import driver
@@ -134,7 +134,7 @@ def test_whether_the_driver_is_initialized() -> None:
                     acc.is_available()]
         print(json.dumps([absent, loaded, child_of_loaded, initialized, in_child(bad_fork)]))
     """
-    absent, loaded, child_of_loaded, initialized, bad_fork = run_here(program)
+    absent, loaded, child_of_loaded, initialized, bad_fork = run_on_this_machine(program)
     assert absent is None
     assert loaded == [None, True, 3]
     assert child_of_loaded == [0, False]
@@ -142,7 +142,7 @@ def test_whether_the_driver_is_initialized() -> None:
     assert bad_fork == [3, 3, True, False]
 
 
-def test_every_device_agrees_with_torch() -> None:
+def test_devices_equal_torchs() -> None:
     program = """
         import accelerator as acc
         before = [(plain(d.uuid), d.name, d.compute_capability) for d in acc.visible_devices()]
@@ -155,11 +155,11 @@ def test_every_device_agrees_with_torch() -> None:
         after = [(plain(d.uuid), d.name, d.compute_capability) for d in acc.visible_devices()]
         print(json.dumps([before, theirs, after]))
     """
-    before, theirs, after = run_here(program)
+    before, theirs, after = run_on_this_machine(program)
     assert before == theirs == after
 
 
-def test_memory_of_both_versions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_of_both_nvml_versions(capsys: pytest.CaptureFixture[str]) -> None:
     import pynvml
 
     gpu = nvml.gpus()[0]
@@ -187,7 +187,7 @@ def test_telemetry_is_plausible() -> None:
     assert acc.telemetry(acc.physical_devices()[0])._fields == telemetry._fields
 
 
-def test_where_devices_are() -> None:
+def test_numa_nodes_and_links_are_consistent() -> None:
     node = acc.numa_node(0)
     assert node is None or node >= 0
     assert acc.is_nvlink_connected(0, 0) is True
@@ -197,7 +197,7 @@ def test_where_devices_are() -> None:
     assert [device.visible_index for device in acc.physical_devices() if device.mig is None] or acc.visible_devices()[0].mig
 
 
-def test_strictly() -> None:
+def test_strict_availability() -> None:
     assert acc.is_available(strict=True), acc.unavailable_reason(strict=True)
 
 
@@ -211,11 +211,11 @@ def test_mig() -> None:
             values += [instance.uuid, instance.uuid[:12], f"MIG-{gpu.uuid}/{instance.gi}/{instance.ci}"]
     import json
 
-    for value, (theirs, ours) in zip(values, run_here(ROWS, json.dumps(values)), strict=True):
+    for value, (theirs, ours) in zip(values, run_on_this_machine(ROWS, json.dumps(values)), strict=True):
         assert theirs == ours, value
 
 
-def test_how_long_calls_take(capsys: pytest.CaptureFixture[str]) -> None:
+def test_call_durations(capsys: pytest.CaptureFixture[str]) -> None:
     program = """
         import time
         begin = time.perf_counter()
@@ -238,13 +238,13 @@ def test_how_long_calls_take(capsys: pytest.CaptureFixture[str]) -> None:
         timed("is_available(strict=True), later", lambda: acc.is_available(strict=True), 200)
         print(json.dumps(durations))
     """
-    durations = dict(run_here(program))
+    durations = dict(run_on_this_machine(program))
     with capsys.disabled():
         print(*(f"\n{name:>36}: {seconds * 1e6:12.1f} us" for name, seconds in durations.items()), sep="")
     assert durations["device_count, later"] < 1e-4
 
 
-def test_the_probe(capsys: pytest.CaptureFixture[str]) -> None:
+def test_probe_lists_usable_devices(capsys: pytest.CaptureFixture[str]) -> None:
     def timed(call: Callable[[], probe.ProbeResult]) -> probe.ProbeResult:
         begin = time.perf_counter()
         result = call()

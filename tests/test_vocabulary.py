@@ -22,7 +22,7 @@ pytestmark = pytest.mark.torch_free
 THIS_FILE = Path(__file__).resolve()
 
 # These may appear in no text, neither as words nor as parts of an identifier.
-_WORDS = r"rooms?|houses?|front[ _-]doors?|poison(?:s|ed|ing)?|veto(?:s|es|ed)?|anew"
+_WORDS = r"rooms?|houses?|front[\s_-]doors?|poison(?:s|ed|ing)?|veto(?:s|es|ed)?|anew"
 _PHRASES = r"CPU(?: that)?\s+stands\s+in|nobody\s+can\s+tell|there\s+is\s+no\s+telling"
 TEXT = re.compile(rf"(?i)(?<![a-z])(?:{_WORDS})(?![a-z])|\bfloors?\b|\b(?:{_PHRASES})\b")
 
@@ -117,11 +117,11 @@ def find_in_identifiers() -> list[Occurrence]:
     return found
 
 
-def test_no_text_uses_a_private_word() -> None:
+def test_texts_use_no_private_word() -> None:
     assert find_in_texts() == []
 
 
-def test_no_identifier_is_a_private_word() -> None:
+def test_identifiers_are_no_private_words() -> None:
     assert find_in_identifiers() == []
 
 
@@ -129,11 +129,11 @@ def test_no_identifier_is_a_private_word() -> None:
     "text", ["a Room of", "NAMES_OF_ROOM", "the front\ndoor", "poisoned=True", "where the CPU\nstands in", "is read anew"]
 )
 def test_private_words_are_recognized(text: str) -> None:
-    assert TEXT.search(text.replace("front\ndoor", "front door"))
+    assert TEXT.search(text)
 
 
 @pytest.mark.parametrize("text", ["bathroom", "torch.floor_divide", "the op stands in the list"])
-def test_other_words_are_not(text: str) -> None:
+def test_ordinary_words_are_not_recognized(text: str) -> None:
     assert not TEXT.search(text)
 
 

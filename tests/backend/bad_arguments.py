@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -135,8 +134,3 @@ def _allowed(outcome: Outcome, valid: dict[tuple[str, str], Outcome], device_typ
     if device_type == "cpu" and argument not in NEGATIVE:
         return {of_valid}  # under the CPU fallback every index that is not negative names the CPU
     return {"ValueError"} | unavailable
-
-
-def table(results: Iterable[Outcome]) -> dict[str, int]:
-    """Return how often each result occurred, without the calls that check a valid index."""
-    return dict(Counter(each.result for each in results if each.argument != "0"))

@@ -70,9 +70,6 @@ def test_options(hostacc: Server, options: str) -> None:
         PRELUDE
         + f"""
 checkpointing.configure(partition_activations=True, {options})
-moved = []
-def record(*arguments):
-    moved.extend(arguments)
 with acc.device_index(1):
     assert same(gradients(checkpointing.checkpoint), plain)
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import OrderedDict, defaultdict, namedtuple
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -201,7 +200,6 @@ def test_in_place_edit_in_a_dataclass_is_an_error() -> None:
 def test_results_are_not_copied() -> None:
     made = Mutable(torch.ones(2, requires_grad=True), None)
     assert checkpointing.checkpoint(lambda p: p, made) is made
-    assert copy.copy(made) is not made
 
 
 @pytest.mark.parametrize("mode", ["partition", "contiguous"])

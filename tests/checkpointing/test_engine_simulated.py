@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +11,12 @@ import torch
 import accelerator as acc
 from accelerator import checkpointing
 from accelerator.checkpointing import transfers
+from tests.support.checkpointing_memory import allocated, allocated_after_backward
 
 MEBIBYTE = 2**20
 LAYERS = 8
 # Elements of one activation: 4 MiB.
 SIZE = MEBIBYTE
-
-
-def on_device() -> int:
-    """Return the allocated bytes, after a collection of the garbage of earlier tests."""
-    gc.collect()
-    return torch.cuda.memory_allocated()
 
 
 def on_host() -> int | None:
@@ -56,31 +50,30 @@ MODES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("mode", MODES)
 def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
-    gc.collect()
     checkpointing.configure()
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
-    before = on_device()
+    before = allocated_after_backward()
     h = forward(x)
-    plain = on_device() - before
+    plain = allocated_after_backward() - before
     assert plain == (LAYERS + 1) * 4 * MEBIBYTE
     del h
-    assert on_device() == before
+    assert allocated_after_backward() == before
     checkpointing.configure(**MODES[mode])
     acc.synchronize()
     acc.empty_host_cache()
     pinned = on_host()
     h = forward(x)
     # The output and the last input, which backward needs first, stay on the device.
-    assert on_device() - before == 2 * 4 * MEBIBYTE
+    assert allocated_after_backward() - before == 2 * 4 * MEBIBYTE
     if pinned is not None:
         assert on_host() - pinned >= LAYERS * 4 * MEBIBYTE  # type: ignore[operator]
     torch.cuda.reset_peak_memory_stats()
-    at_forward = on_device()
+    at_forward = allocated()
     h.sum().backward()
     # During backward: one layer's activations, the gradients of the next layer and one prefetched input.
     assert torch.cuda.max_memory_allocated() - at_forward <= 5 * 4 * MEBIBYTE
     del h
-    assert on_device() - before == 4 * MEBIBYTE, "more than the gradient of x is left"
+    assert allocated_after_backward() - before == 4 * MEBIBYTE, "more than the gradient of x is left"
     # The next iteration reuses the pinned memory.
     pinned, x.grad = on_host(), None
     forward(x).sum().backward()
@@ -95,23 +88,23 @@ def test_offload_limits_the_inputs_on_the_device(inputs: int) -> None:
     held: list[int] = []
 
     def function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        held.append((on_device() - before) // unit)
+        held.append((allocated() - before) // unit)
         return tuple(each.sin().exp() for each in tensors)
 
-    before = on_device()
+    before = allocated_after_backward()
     tensors = tuple(x * 1 for _ in range(inputs))
     for _ in range(LAYERS):
         tensors = checkpointing.checkpoint(function, *tensors)
     # During each forward, only its inputs are on the device.
     assert held == [inputs] * LAYERS
     # The outputs and the newest input are on the device.
-    assert on_device() - before == (inputs + 1) * unit
+    assert allocated_after_backward() - before == (inputs + 1) * unit
     held.clear()
     gradient = torch.autograd.grad(sum(each.sum() for each in tensors), x)
     # The outputs, the gradients, the inputs of the checkpoint, and the prefetched inputs of the next one.
     assert max(held) <= 4 * inputs
     del tensors, gradient
-    assert on_device() == before
+    assert allocated_after_backward() == before
 
 
 def test_second_fetch_copies_from_pinned_memory() -> None:
@@ -149,14 +142,14 @@ def test_input_edited_during_offload_is_an_error() -> None:
 def test_second_backward_and_dropped_graph_free_memory() -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
-    before = on_device()
+    before = allocated_after_backward()
     h = forward(x)
     h.sum().backward(retain_graph=True)
     h.sum().backward()
     del h
     x.grad = None
     forward(x)
-    assert on_device() == before
+    assert allocated_after_backward() == before
 
 
 def offsets() -> list[int]:
@@ -191,6 +184,7 @@ def test_generators_are_restored_after_an_exception() -> None:
 
     recorded: list[int] = []
     out = checkpointing.checkpoint(function, torch.zeros(1000, device="cuda", requires_grad=True))
+    torch.rand(10, device="cuda")  # so that the generator is not where the failed recomputation leaves it
     before = offsets()
     with pytest.raises(KeyError):
         out.sum().backward()
@@ -288,12 +282,12 @@ def test_device_buffers_are_kept_until_reset() -> None:
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=LAYERS)
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     forward(x).sum().backward()
-    allocated = on_device()
+    before = allocated_after_backward()
     for _ in range(3):
         forward(x).sum().backward()
-        assert on_device() == allocated
+        assert allocated_after_backward() == before
     checkpointing.reset()
-    assert allocated - on_device() == LAYERS * 4 * MEBIBYTE
+    assert before - allocated_after_backward() == LAYERS * 4 * MEBIBYTE
 
 
 def test_synchronize_and_profile() -> None:

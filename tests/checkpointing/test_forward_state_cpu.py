@@ -71,7 +71,7 @@ CONTEXTS: dict[str, Any] = {
     "the default device": DefaultDevice,
     "the default dtype": DefaultDtype,
     "deterministic algorithms": lambda: Deterministic(False),
-    "a warning of others": lambda: Deterministic(True),
+    "deterministic, warn only": lambda: Deterministic(True),
 }
 
 

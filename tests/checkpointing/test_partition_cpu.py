@@ -217,7 +217,7 @@ KEPT = {
     "integers": torch.arange(4),
     "fewer elements than ranks": torch.ones(3),
     "sparse": torch.ones(4, 4).to_sparse(),
-    "of a class": TensorSubclass(torch.ones(4)),
+    "tensor subclass": TensorSubclass(torch.ones(4)),
     "overlapping": torch.arange(9.0).as_strided((2, 2), (1, 1)),
 }
 

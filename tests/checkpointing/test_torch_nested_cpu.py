@@ -19,7 +19,7 @@ from accelerator.checkpointing.frames import EARLY_STOP_BYTES
 from tests.support.checkpointing_cases import ALL_CHECKPOINTS, OURS, Checkpoint, leaf, none, torch_non_reentrant
 
 all_checkpoints = pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])
-with_and_without_early_stop = pytest.mark.parametrize("early", [True, False], ids=["stops early", "runs on"])
+with_and_without_early_stop = pytest.mark.parametrize("early", [True, False], ids=["early stop", "no early stop"])
 Function = Callable[[torch.Tensor], torch.Tensor]
 
 

@@ -165,12 +165,16 @@ def test_policy_calls_equal_those_of_torch(ckpt: Checkpoint, function: Callable[
 @all_checkpoints
 @pytest.mark.parametrize("allowed", [False, True])
 def test_in_place_edit_of_a_saved_result(ckpt: Checkpoint, allowed: bool) -> None:
+    """If the edit is allowed, the recomputation edits the saved result again, so backward uses a wrong value, as in torch."""
     x = leaf()
     function = lambda h: h.sin().mul_(2).cos().exp()  # noqa: E731
     out = selective(ckpt, saves(aten.sin.default), function, x, allow_cache_entry_mutation=allowed).sum()
     if allowed:
         out.backward()
         assert x.grad is not None
+        doubled_twice = 4 * x.detach().sin()
+        expected = -2 * x.detach().cos() * doubled_twice.sin() * doubled_twice.cos().exp()
+        torch.testing.assert_close(x.grad, expected)
     else:
         with pytest.raises(RuntimeError, match="mutated"):
             out.backward()

@@ -154,7 +154,7 @@ def test_ranks_wait_for_a_late_rank_0(two_ranks: Passed) -> None:
 
 
 @pytest.mark.slow
-def test_rank_0_that_does_not_answer_is_reported() -> None:
+def test_rank_0_that_does_not_respond_is_reported() -> None:
     dist = pytest.importorskip("torch.distributed")
     if not dist.is_available():
         pytest.skip("this torch has no torch.distributed")

@@ -324,11 +324,6 @@ def test_the_headline_says_whether_devices_were_tried() -> None:
     assert "\033[32mavailable: 2 cuda devices, each tried in a child process\033[0m" in tried
 
 
-@on_simulated_gpus
-def test_simulated_gpus_without_nvml() -> None:
-    assert "simulated GPUs, driver version unknown" in text(simulated_environment(gpus=1, nvml="broken"))
-
-
 @pytest.mark.parametrize(
     ("arguments", "variables", "has_color"),
     [

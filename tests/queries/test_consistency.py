@@ -117,7 +117,7 @@ MACHINE = {
 
 @on_simulated_gpus
 @pytest.mark.parametrize("calls", [100, pytest.param(5_000, marks=pytest.mark.slow)])
-def test_no_result_mixes_environments(calls: int) -> None:
+def test_each_result_belongs_to_one_environment(calls: int) -> None:
     wrong, distinct = evaluate_simulated(FLIPS, str(calls), variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, **MACHINE)
     assert wrong == {}
     # The results differ between the environments. Otherwise the test could not fail.
@@ -125,7 +125,7 @@ def test_no_result_mixes_environments(calls: int) -> None:
 
 
 @on_simulated_gpus
-def test_a_change_right_after_the_first_read_is_not_mixed_in() -> None:
+def test_environment_change_during_query_does_not_mix_results() -> None:
     wrong, without_read = evaluate_simulated(CHANGES, variables={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, **MACHINE)
     assert wrong == {}
     assert without_read == []

@@ -42,7 +42,7 @@ TYPES = [*KNOWN.split(), "a_plugin"]
         (device("cuda", -1), -1),
     ],
 )
-def test_the_index_of_an_argument(argument: Any, expected: int | None) -> None:
+def test_index_of_valid_device_argument(argument: Any, expected: int | None) -> None:
     assert device_argument.index(argument, "cuda") == expected
 
 
@@ -54,14 +54,14 @@ NO_DEVICES = ["", "0", "bogus", "cuda:", "cuda:01", "cuda:-1", "cuda:1.5", "CUDA
 
 
 @pytest.mark.parametrize("text", NO_DEVICES)
-def test_a_text_that_names_no_device(text: str) -> None:
+def test_invalid_device_string_raises(text: str) -> None:
     with pytest.raises(RuntimeError) as error:
         device_argument.index(text, "cuda")
     assert str(error.value) == NO_DEVICE.format(text)
 
 
 @pytest.mark.parametrize("device_type", TYPES)
-def test_the_type_must_be_the_accelerators(device_type: str) -> None:
+def test_other_device_type_raises(device_type: str) -> None:
     text, other = f"{device_type}:1", "xpu" if device_type == "cuda" else "cuda"
     assert device_argument.index(text, device_type) == 1
     mismatch = f"{device_type} doesn't match the current accelerator {other}."
@@ -88,18 +88,18 @@ def test_the_type_must_be_the_accelerators(device_type: str) -> None:
         device(None, None),
     ],
 )
-def test_an_object_that_names_no_device(argument: Any) -> None:
+def test_argument_of_wrong_type_raises(argument: Any) -> None:
     with pytest.raises(TypeError) as error:
         device_argument.index(argument, "cuda")
     assert str(error.value) == NO_TYPE.format(type(argument).__name__, repr(argument))
 
 
-def test_a_device_without_the_attribute_index_is_refused_for_its_count() -> None:
+def test_device_object_without_index_has_index_minus_1() -> None:
     assert device_argument.index(SimpleNamespace(type="cuda"), "cuda") == -1
 
 
 @pytest.mark.parametrize("argument", [None, "cuda", device("cuda", None)])
-def test_an_index_may_be_required(argument: Any) -> None:
+def test_missing_index_raises_if_required(argument: Any) -> None:
     assert device_argument.index(argument, "cuda") is None
     with pytest.raises(ValueError) as error:
         device_argument.index(argument, "cuda", optional=False)
@@ -111,7 +111,7 @@ def test_an_index_may_be_required(argument: Any) -> None:
     ("index", "count", "accelerator", "expected"),
     [(0, 1, "cuda", 0), (1, 2, "cuda", 1), (0, 0, "cpu", 0), (0, 1, "cpu", 0), (7, 1, "cpu", 0), (7, 0, "cpu", 0)],
 )
-def test_an_index_in_range(index: int, count: int, accelerator: str, expected: int) -> None:
+def test_index_in_range_is_returned(index: int, count: int, accelerator: str, expected: int) -> None:
     assert device_argument.check(index, count, accelerator) == expected
 
 
@@ -125,7 +125,7 @@ def test_an_index_in_range(index: int, count: int, accelerator: str, expected: i
         (-1, 1, "cpu", "1 cpu device is visible"),
     ],
 )
-def test_an_index_out_of_range(index: int, count: int, accelerator: str, visible: str) -> None:
+def test_index_out_of_range_raises(index: int, count: int, accelerator: str, visible: str) -> None:
     with pytest.raises(ValueError) as error:
         device_argument.check(index, count, accelerator)
     assert str(error.value) == f"Device index {index} is out of range: {visible}"

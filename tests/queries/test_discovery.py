@@ -108,7 +108,7 @@ FAILING: dict[str, tuple[dict[str, Any], str | None, int, str | None]] = {
 
 @on_simulated_gpus
 @pytest.mark.parametrize("name", FAILING)
-def test_whatever_fails(name: str, tmp_path: Path) -> None:
+def test_discovery_results_on_failing_machines(name: str, tmp_path: Path) -> None:
     machine, visible, count, reason = FAILING[name]
     variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     log = tmp_path / "log"
@@ -133,7 +133,7 @@ def test_whatever_fails(name: str, tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-def test_strict_shows_a_broken_driver(tmp_path: Path) -> None:
+def test_strict_availability_detects_broken_driver(tmp_path: Path) -> None:
     log = tmp_path / "log"
     output = evaluate_simulated(REPORT, gpus=2, driver="broken", log=log)
     # NVML works. Only the strict query initializes the driver, in a child process, and notices the failure.
@@ -173,7 +173,7 @@ STRICT = """
         (214, "is broken: {} returned CUDA_ERROR_ECC_UNCORRECTABLE (214)"),
     ],
 )
-def test_a_device_that_is_listed_but_unusable(code: int, state: str, tmp_path: Path) -> None:
+def test_strict_availability_detects_unusable_device(code: int, state: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     output = evaluate_simulated(
         STRICT, str(log), gpus=2, name=["One", "One"], errors={"cuDevicePrimaryCtxRetain@1": code}, log=log
@@ -195,7 +195,7 @@ FROZEN = """
 
 @on_simulated_gpus
 @pytest.mark.parametrize(("broken", "available"), [(0, True), (1, False)])
-def test_strictly_what_is_visible_here(broken: int, available: bool) -> None:
+def test_strict_availability_probes_only_visible_devices(broken: int, available: bool) -> None:
     errors = {f"cuDevicePrimaryCtxRetain@{broken}": 214}
     output, reason = evaluate_simulated(FROZEN, gpus=2, name=["Zero", "One"], errors=errors)
     assert output is available
@@ -219,7 +219,7 @@ nvmlDeviceGetMigMode = lambda handle: [0, 0] if handle == "more" else _mig(handl
 
 
 @on_simulated_gpus
-def test_a_device_that_only_nvml_knows(tmp_path: Path) -> None:
+def test_device_unknown_to_the_driver_is_unusable(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(ONE_MORE.format(original=str(original_pynvml())))
     environment = simulated_environment(gpus=2)
     environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
@@ -281,7 +281,7 @@ SEQUENCES = """
 
 
 @on_simulated_gpus
-def test_the_environment_is_followed_until_anybody_initializes_the_driver() -> None:
+def test_results_follow_environment_until_driver_is_initialized() -> None:
     output = evaluate_simulated(SEQUENCES, gpus=3)
     assert [wrong for wrong in output if wrong] == []
     assert len(output) == 30
@@ -298,7 +298,7 @@ COST = """
 
 
 @on_simulated_gpus
-def test_a_repeated_count_makes_the_same_calls_for_any_number_of_gpus() -> None:
+def test_repeated_count_costs_the_same_for_any_number_of_gpus() -> None:
     calls = set()
     for gpus in (0, 1, 8, 72, 100):
         count, listed, made, torch = evaluate_simulated(COST, gpus=gpus)
@@ -327,7 +327,7 @@ OTHER_ENVIRONMENTS = """
 
 
 @on_simulated_gpus
-def test_the_environment_of_a_process_to_be_started() -> None:
+def test_visible_devices_of_a_given_environment() -> None:
     first, second, third, fourth = evaluate_simulated(OTHER_ENVIRONMENTS, gpus=3)
     assert first == [[0, 1, 2], [2, 0], [1], [], [], [1]]
     assert second == [first, [1], 1]
@@ -368,7 +368,7 @@ MIXED = """
 
 @on_simulated_gpus
 @pytest.mark.parametrize("nvml", ["present", pytest.param("absent", marks=pytest.mark.slow)])
-def test_unlike_gpus_in_reversed_order(nvml: str, tmp_path: Path) -> None:
+def test_mixed_gpus_in_reversed_order(nvml: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = (
         MIXED
@@ -421,7 +421,7 @@ ENTRIES = """
 
 
 @on_simulated_gpus
-def test_an_entry_of_visible_devices_is_a_device_argument() -> None:
+def test_device_arguments_accept_entries_of_visible_devices() -> None:
     same, largest, digits, runtime, wrong = evaluate_simulated(ENTRIES, gpus=2, memory=["4GiB", "8GiB"])
     assert all(same)
     assert largest == 1

@@ -25,7 +25,7 @@ def test_queries_without_an_accelerator() -> None:
     assert acc.is_fork_safe() is True
 
 
-def test_the_reason_is_one_sentence_about_this_torch() -> None:
+def test_unavailable_reason_names_the_torch_build() -> None:
     reason = acc.unavailable_reason()
     assert reason
     assert "\n" not in reason
@@ -40,7 +40,7 @@ def test_the_reason_is_one_sentence_about_this_torch() -> None:
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "GPU-x", "MIG-", "\n", "x" * 10_000])
-def test_no_value_of_the_variable_makes_a_difference(value: str) -> None:
+def test_cuda_visible_devices_has_no_effect_without_gpus(value: str) -> None:
     with mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": value}):
         assert acc.device_count() == 0
         assert acc.is_available() is False
@@ -51,7 +51,7 @@ MONITORING = "utilization memory_usage device_memory_used temperature power_draw
 
 
 @pytest.mark.parametrize("name", [*MONITORING.split(), "list_gpu_processes"])
-def test_monitoring_says_why_there_is_nothing_to_read(name: str) -> None:
+def test_monitoring_raises_with_the_unavailable_reason(name: str) -> None:
     for device in (None, 0, 1, 7, "cpu", "cpu:1", torch.device("cpu")):
         with pytest.raises(RuntimeError) as error:
             getattr(acc, name)(device)
@@ -64,7 +64,7 @@ def test_monitoring_says_why_there_is_nothing_to_read(name: str) -> None:
         getattr(acc, name)(1.0)
 
 
-def test_launching() -> None:
+def test_launching_functions_without_an_accelerator() -> None:
     assert acc.communication_backend_name() == "gloo"
     assert acc.communication_backend_version() is None
     assert acc.export_envs() == ()

@@ -27,7 +27,7 @@ RETRY = """
 
 @on_simulated_gpus
 @pytest.mark.parametrize("late", ["nvml", "both"])
-def test_a_failed_start_is_cached_for_a_second_only(late: str, tmp_path: Path) -> None:
+def test_failed_library_load_is_cached_for_one_second(late: str, tmp_path: Path) -> None:
     environment = simulated_environment(gpus=2)
     driver, nvml = environment["LD_LIBRARY_PATH"].split(":")[:2]
     others = environment["LD_LIBRARY_PATH"].split(":")[2:]
@@ -73,7 +73,7 @@ def bare_python(environment: dict[str, str], *folders: Path) -> tuple[dict[str, 
 
 
 @simulated_driver
-def test_without_torch(tmp_path: Path) -> None:
+def test_queries_without_torch_installed(tmp_path: Path) -> None:
     environment, python = bare_python(simulated_environment(gpus=2), tmp_path / "site")
     results, modules, physical, celsius = evaluate(TORCHLESS, environment, python=python)
     reason = "torch is not installed in this Python; install it with 'pip install torch'"
@@ -103,7 +103,7 @@ def make_torch(folder: Path, version: str) -> Path:
         ("raise SystemError", 0, "torch is not installed in this Python; install it with 'pip install torch'"),
     ],
 )
-def test_the_build_is_read_without_importing_torch(version: str, count: int, reason: str | None, tmp_path: Path) -> None:
+def test_torch_build_is_read_without_importing_torch(version: str, count: int, reason: str | None, tmp_path: Path) -> None:
     folders = (tmp_path / "site", make_torch(tmp_path / "stand-in", version))
     environment, python = bare_python(simulated_environment(gpus=2), *folders)
     output = evaluate(
@@ -116,7 +116,7 @@ def test_the_build_is_read_without_importing_torch(version: str, count: int, rea
 
 
 @simulated_driver
-def test_without_the_binding(tmp_path: Path) -> None:
+def test_discovery_without_pynvml_uses_a_probe(tmp_path: Path) -> None:
     """Without nvidia-ml-py, one child process for each environment queries the driver."""
     environment, python = bare_python(simulated_environment(gpus=3, log=tmp_path / "log"), tmp_path / "site")
     (tmp_path / "site/pynvml.py").unlink()
@@ -146,7 +146,7 @@ def test_without_the_binding(tmp_path: Path) -> None:
 
 
 @simulated_driver
-def test_a_child_that_hangs(tmp_path: Path) -> None:
+def test_reason_names_hanging_or_missing_probe(tmp_path: Path) -> None:
     environment, python = bare_python(simulated_environment(gpus=1, nvml="absent"), tmp_path / "site")
     make_torch(tmp_path / "stand-in", "__version__ = '9.0'\ncuda = '13.9'\n")
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path / "stand-in")
@@ -185,7 +185,7 @@ def test_a_child_that_hangs(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-def test_arguments_that_name_no_device() -> None:
+def test_get_device_name_rejects_invalid_arguments() -> None:
     program = """
         import accelerator as acc
         def outcome(device):
@@ -208,7 +208,7 @@ def test_arguments_that_name_no_device() -> None:
 
 
 @on_simulated_gpus
-def test_versions() -> None:
+def test_driver_versions() -> None:
     program = "import accelerator as acc; print(json.dumps([acc.driver_version(), acc.driver_cuda_version()]))"
     assert evaluate_simulated(program, gpus=0) == ["590.44.01", [13, 2]]
     assert evaluate_simulated(program, nvml="absent") == [None, None]
@@ -216,7 +216,7 @@ def test_versions() -> None:
 
 
 @on_simulated_gpus
-def test_a_driver_that_is_old_for_this_torch() -> None:
+def test_driver_of_older_cuda_major_is_too_old() -> None:
     """A driver is too old if its CUDA major version is below torch's. The minor versions do not matter."""
     assert CUDA
     program = "import accelerator as acc; print(json.dumps(acc.device_count()))"

@@ -48,7 +48,7 @@ MEMORY = """
 """
 
 
-def test_memory_is_never_the_hosts() -> None:
+def test_unknown_gpu_memory_raises_instead_of_host_memory() -> None:
     """Without NVML the driver reports the total memory only. If a function of NVML fails, the error names it."""
     here, forked, torch = run_program(MEMORY, nvml="absent")
     assert here == forked
@@ -79,7 +79,7 @@ INITIALIZE = "import torch; torch.cuda.init()"
         pytest.param(INITIALIZE, "7.5", [False, True, False], marks=pytest.mark.slow),
     ],
 )
-def test_a_capability_that_nvml_does_not_tell(first: str, capability: str, floats: list[bool]) -> None:
+def test_capability_that_nvml_cannot_report(first: str, capability: str, floats: list[bool]) -> None:
     program = f"""
         {first}
         print(json.dumps([acc.compute_capability(), acc.visible_devices()[1].compute_capability,
@@ -90,7 +90,7 @@ def test_a_capability_that_nvml_does_not_tell(first: str, capability: str, float
     assert run_program(program, gpus=2, errors=errors, capability=capability) == [version, version, *floats]
 
 
-def test_an_extra_shutdown_heals_everywhere() -> None:
+def test_each_query_restarts_nvml_after_a_foreign_shutdown() -> None:
     program = """
         import pynvml
         def read():
@@ -118,7 +118,7 @@ def test_an_extra_shutdown_heals_everywhere() -> None:
     assert [read == reads[0] for read in reads] == [True] * len(reads)
 
 
-def test_no_nvml_error_escapes() -> None:
+def test_nvml_version_errors_return_none() -> None:
     program = """
         print(json.dumps([outcome(acc.device_count), outcome(acc.driver_cuda_version), outcome(acc.driver_version)]))
     """
@@ -127,7 +127,7 @@ def test_no_nvml_error_escapes() -> None:
 
 
 @pytest.mark.parametrize("error", ["nvmlDeviceGetHandleByIndex*@1:15", "nvmlDeviceGetMigMode@1:999"])
-def test_one_bad_gpu_leaves_the_others_answering(error: str) -> None:
+def test_failing_gpu_does_not_affect_other_gpus(error: str) -> None:
     program = """
         print(json.dumps([acc.device_count(), [outcome(lambda: acc.utilization(i)) for i in range(3)],
                           [d.name for d in acc.visible_devices()], [d.physical_index for d in acc.visible_devices()],
@@ -142,7 +142,7 @@ def test_one_bad_gpu_leaves_the_others_answering(error: str) -> None:
         assert "NVML_ERROR_GPU_IS_LOST, 15" in busy[1]
 
 
-def test_a_query_does_not_change_another_result() -> None:
+def test_strict_queries_do_not_change_other_results() -> None:
     program = """
         first = acc.device_count()
         devices = [d.name for d in acc.visible_devices()]
@@ -189,13 +189,13 @@ RECOVERS = """
         ("files", 3, "could be started"),
     ],
 )
-def test_a_failed_child_is_retried_after_a_second_and_leaves_nothing(cause: str, spare: int, says: str) -> None:
+def test_failed_probe_is_retried_after_one_second(cause: str, spare: int, says: str) -> None:
     first, reason, at_once, later, left = run_program(RECOVERS, cause, str(spare), gpus=2, nvml="absent")
     assert (first, at_once, later, left) == (0, 0, 2, False)
     assert says in reason
 
 
-def test_a_result_belongs_to_its_environment() -> None:
+def test_environment_changed_during_a_probe() -> None:
     """The environment changes while another thread waits for a slow child process."""
     program = """
         import threading
@@ -214,7 +214,7 @@ def test_a_result_belongs_to_its_environment() -> None:
     assert run_program(program, gpus=3, nvml="absent") == [[3], 1, 1, 1]
 
 
-def test_no_thread_reads_half_a_result() -> None:
+def test_concurrent_queries_raise_no_unexpected_error() -> None:
     program = """
         import threading
         sys.setswitchinterval(1e-5)
@@ -241,7 +241,7 @@ def test_no_thread_reads_half_a_result() -> None:
     assert run_program(program, gpus=2) == []
 
 
-def test_torch_s_refusal_counts() -> None:
+def test_bad_fork_known_to_torch_only() -> None:
     program = """
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import torch
@@ -255,7 +255,7 @@ def test_torch_s_refusal_counts() -> None:
     assert run_program(program, gpus=1) == [True, False, 1, False, "RuntimeError"]
 
 
-def test_busy_is_never_cached_and_strict_leaves_no_trace() -> None:
+def test_busy_device_is_not_cached() -> None:
     program = """
         def errors(code):
             os.environ["ACCELERATOR_SIM_ERRORS"] = f"cuDevicePrimaryCtxRetain:{code}" if code else ""
@@ -275,7 +275,7 @@ def test_busy_is_never_cached_and_strict_leaves_no_trace() -> None:
     assert run_program(program, gpus=2) == [False, None, True, True, 0, 2, True, 0]
 
 
-def test_a_device_of_one_s_own_is_not_busy() -> None:
+def test_exclusive_device_of_this_process_is_usable() -> None:
     """A GPU in exclusive mode is usable in the process that holds it."""
     program = """
         library, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -291,7 +291,7 @@ def test_a_device_of_one_s_own_is_not_busy() -> None:
 @pytest.mark.parametrize(
     "broken", ["def broken(:\n", "raise AttributeError('x')\n", "nvmlInit = 5\n", "import ctypes\n", "raise KeyError\n"]
 )
-def test_a_binding_that_is_broken(broken: str, tmp_path: Path) -> None:
+def test_broken_pynvml_module(broken: str, tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(broken)
     environment = simulated_environment(gpus=2)
     environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
@@ -303,7 +303,7 @@ def test_a_binding_that_is_broken(broken: str, tmp_path: Path) -> None:
     assert busy.startswith("RuntimeError: The utilization of device 0, Simulated GPU, cannot be read: ")
 
 
-def test_output_of_a_library_is_ignored(tmp_path: Path) -> None:
+def test_probe_ignores_output_of_libraries(tmp_path: Path) -> None:
     environment = simulated_environment(gpus=2, nvml="absent")
     environment["LD_PRELOAD"] += f":{noisy_library(tmp_path)}"
     program = """
@@ -326,7 +326,7 @@ def test_output_of_a_library_is_ignored(tmp_path: Path) -> None:
     assert results[3].startswith("the CUDA driver failed: cuInit returned CUDA_ERROR_UNKNOWN (999); ")
 
 
-def test_one_child_for_all_threads(tmp_path: Path) -> None:
+def test_concurrent_queries_share_one_probe(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = """
         import threading
@@ -348,7 +348,7 @@ def test_one_child_for_all_threads(tmp_path: Path) -> None:
     assert in_parent == in_all == 1
 
 
-def test_what_hides_every_device_needs_no_child() -> None:
+def test_no_probe_if_the_variable_hides_every_device() -> None:
     program = """
         from accelerator._machine import probe
         values = ["", "-1", "x", "0,0", "GPU-a,GPU-a"]
@@ -360,7 +360,7 @@ def test_what_hides_every_device_needs_no_child() -> None:
         assert run_program(program, gpus=2, name=["A", "B"], nvml=nvml) == [[[]] * 5, 0, 2, 1]
 
 
-def test_a_stored_failure_does_not_grow() -> None:
+def test_traceback_of_cached_failure_does_not_grow() -> None:
     program = """
         import traceback
         from accelerator._machine import nvml
@@ -377,7 +377,7 @@ def test_a_stored_failure_does_not_grow() -> None:
 
 
 @pytest.mark.slow
-def test_the_architectures_with_paths_of_any_type() -> None:
+def test_arch_list_with_a_pathlib_entry_in_sys_path() -> None:
     program = """
         import pathlib
         sys.path.append(pathlib.Path("/nowhere"))
@@ -386,7 +386,7 @@ def test_the_architectures_with_paths_of_any_type() -> None:
     assert run_program(program) == [True, True]
 
 
-def test_the_architectures_in_a_frozen_program() -> None:
+def test_arch_list_in_a_frozen_program() -> None:
     """In a frozen program, sys.executable is the program itself, which must not be started in place of Python."""
     program = """
         import torch
@@ -448,7 +448,7 @@ def test_wrong_types() -> None:
 
 
 @pytest.mark.parametrize("value", ["x" * 10_000, "0," * 4_999 + "0", "\udcff\udc80", "GPU-" + "a" * 10_000, "9" * 10_000])
-def test_long_and_undecodable_variables(value: str) -> None:
+def test_long_and_undecodable_values_hide_every_device(value: str) -> None:
     program = f"""
         os.environ["CUDA_VISIBLE_DEVICES"] = {value!r}
         strict = acc.is_available(strict=True)
@@ -461,7 +461,7 @@ def test_long_and_undecodable_variables(value: str) -> None:
         assert reason.isprintable()
 
 
-def test_what_no_environment_can_hold() -> None:
+def test_values_that_no_environment_can_hold() -> None:
     program = """
         values = "0\\0", "\\ud800", "0," + "1" * 300_000
         print(json.dumps([len(acc.visible_devices({"CUDA_VISIBLE_DEVICES": value})) for value in values]))
@@ -501,7 +501,7 @@ EACH_ERROR = """
 
 # 17 is one more than the number of codes, so the sample of every 17th cell covers every function and every code.
 @pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
-def test_every_function_of_nvml_with_every_code(step: int) -> None:
+def test_every_nvml_function_with_every_error_code(step: int) -> None:
     """A query returns the correct value or None, or its error names the device. The other GPU is not affected."""
     cells = [(f"{name}:{code}", name, False) for name in (*OF_MACHINE, *OF_DEVICE) for code in CODES]
     cells += [(f"{name}@1:{code}", name, True) for name in OF_DEVICE for code in CODES]

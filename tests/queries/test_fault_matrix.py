@@ -98,7 +98,7 @@ _totals: Counter[str] = Counter()
 
 @on_simulated_gpus
 @pytest.mark.parametrize(("nvml", "driver", "mig"), machines(), ids=lambda part: part.replace(" ", "-"))
-def test_no_result_is_wrong(
+def test_every_query_on_every_faulty_machine(
     nvml: str,
     driver: str,
     mig: str,

@@ -77,7 +77,7 @@ DATA_LOADER = (
 )
 
 
-def test_a_process_that_queried_can_fork_workers_that_use_the_accelerator(tmp_path: Path) -> None:
+def test_forked_workers_use_the_accelerator_after_queries(tmp_path: Path) -> None:
     log = tmp_path / "log"
     pid, events, ours, theirs, loaded, grandchild = evaluate_simulated(DATA_LOADER, str(log), gpus=2, log=log)
     assert not [line for line in events.splitlines() if line.startswith(f"{pid} ") and "nvml" not in line]
@@ -90,7 +90,7 @@ def test_a_process_that_queried_can_fork_workers_that_use_the_accelerator(tmp_pa
     assert initializations(log, pid) == []
 
 
-def test_a_child_begins_a_session_of_its_own_with_nvml(tmp_path: Path) -> None:
+def test_forked_child_initializes_nvml_again(tmp_path: Path) -> None:
     # NVML's session belongs to the process that started it. If a child used its parent's session, the simulated NVML would
     # report "uninitialized", which the package handles by a retry. Real NVML may behave differently.
     log = tmp_path / "log"
@@ -153,7 +153,7 @@ BAD_FORK = (
 )
 
 
-def test_a_child_of_a_process_with_an_initialized_driver(tmp_path: Path) -> None:
+def test_child_forked_after_driver_initialization_is_in_bad_fork(tmp_path: Path) -> None:
     log = tmp_path / "log"
     parent, (failures, output, monitored, pid) = evaluate_simulated(BAD_FORK, gpus=2, name=["Zero", "One"], log=log)
     # The driver was initialized without torch, so torch does not know it.
@@ -188,7 +188,7 @@ LATE = """
     ("initialize", "expected"),
     [("torch.cuda.init()", [True, False, False]), ("pass", [False, True, True])],
 )
-def test_imported_only_after_the_fork(initialize: str, expected: list[bool]) -> None:
+def test_package_imported_only_after_the_fork(initialize: str, expected: list[bool]) -> None:
     """The package was imported after the fork, so it relies on what torch knows."""
     assert evaluate_simulated(LATE.format(initialize=initialize), gpus=1) == expected
 
@@ -213,7 +213,7 @@ TORCHLESS = """
 """
 
 
-def test_without_torch_too() -> None:
+def test_forks_without_torch() -> None:
     read, clean, own, is_bad_fork, refused, torch = evaluate_simulated(TORCHLESS, gpus=2)
     assert read[:3] == [2, True, 31]
     # The parent's session of NVML does not work in the child, which starts its own.
@@ -249,7 +249,7 @@ FIRST_QUERIES = """
 
 
 @pytest.mark.parametrize("rounds", [2, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_fork_during_a_first_query(rounds: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fork_during_first_query_does_not_hang(rounds: int, capsys: pytest.CaptureFixture[str]) -> None:
     """A child inherits the lock of a module that a thread is importing, so a fork waits until the import is done."""
     forks, hangs = 0, 0
     for turn in range(rounds):
@@ -277,7 +277,7 @@ PIECES = """
 """
 
 
-def test_first_imports_are_short_pieces() -> None:
+def test_import_lock_covers_one_module_at_a_time() -> None:
     """Each import loads one module, because a fork waits for one import at most."""
     pieces = evaluate_simulated(PIECES, gpus=2)
     assert [(name, opened) for name, opened in pieces if len(opened) > 1] == []
@@ -306,7 +306,7 @@ FORKS_AT_ONCE = """
 """
 
 
-def test_threads_that_fork_at_once_leave_no_lock_held() -> None:
+def test_concurrent_forks_release_their_locks() -> None:
     """If a fork waits in vain for another fork, no lock stays held."""
     assert evaluate_simulated(FORKS_AT_ONCE, gpus=2) == [2]
 
@@ -328,7 +328,7 @@ THREADS = """
 """
 
 
-def test_a_fork_while_other_threads_query() -> None:
+def test_fork_while_other_threads_query() -> None:
     """The child inherits no lock that is held by a thread of its parent."""
     assert evaluate_simulated(THREADS, gpus=2) == [[2, 31, False]] * 20
 
@@ -351,6 +351,6 @@ LOADING = """
 """
 
 
-def test_libraries_loaded_while_other_threads_query() -> None:
+def test_concurrent_queries_and_library_loads_do_not_deadlock() -> None:
     """A search for the driver and a thread that loads a library do not wait for each other forever."""
     assert evaluate_simulated(LOADING, gpus=2, driver="absent") == [0, True]

@@ -100,15 +100,15 @@ TABLE: list[tuple[str | None, list[int]]] = [
 
 
 @pytest.mark.parametrize(("text", "expected"), TABLE)
-def test_table(text: str | None, expected: list[int]) -> None:
+def test_selection_of_each_table_row(text: str | None, expected: list[int]) -> None:
     assert chosen(text) == expected
 
 
-def test_ordinals_of_two_digits() -> None:
+def test_two_digit_ordinals() -> None:
     assert chosen("10,0,19", FOUR * 5) == [10, 0, 19]
 
 
-def test_a_single_gpu() -> None:
+def test_single_gpu() -> None:
     assert chosen("GPU-", FOUR[:1]) == [0]
     assert chosen("0,1", FOUR[:1]) == [0]
     assert chosen(None, []) == chosen("0", []) == chosen("GPU-", []) == []
@@ -165,7 +165,7 @@ def test_mig(text: str | None, gpus: list[Gpu], expected: list[Any]) -> None:
         ("MIG-a,0", "'MIG-a' matches no MIG instance, which ends the list"),
     ],
 )
-def test_the_entry_at_fault_is_named(text: str, problem: str) -> None:
+def test_problem_names_the_invalid_entry(text: str, problem: str) -> None:
     assert_problem(text, FOUR, problem)
 
 
@@ -178,17 +178,17 @@ def test_the_entry_at_fault_is_named(text: str, problem: str) -> None:
         (f"MIG-{A}/2/0", f"'MIG-{A}/2/0' matches no MIG instance, which ends the list"),
     ],
 )
-def test_the_mig_instance_at_fault_is_named(text: str, problem: str) -> None:
+def test_problem_names_the_invalid_mig_entry(text: str, problem: str) -> None:
     assert_problem(text, DIVIDED, problem)
 
 
-def test_the_only_gpu_is_named() -> None:
+def test_problem_of_an_ordinal_beyond_the_gpus() -> None:
     assert_problem("1", FOUR[:1], "'1' is beyond the only GPU of this machine, which ends the list")
     assert_problem("2", FOUR[:2], "'2' is beyond the 2 GPUs of this machine, which ends the list")
 
 
 @pytest.mark.parametrize("text", ["1", "GPU-b"])
-def test_a_gpu_without_instances_is_named(text: str) -> None:
+def test_problem_of_a_mig_gpu_without_instances(text: str) -> None:
     assert_problem(text, EMPTY, f"{text!r} is a GPU with MIG on and no instance, which ends the list")
 
 
@@ -196,7 +196,7 @@ def test_a_gpu_without_instances_is_named(text: str) -> None:
     ("length", "expected"),
     [(200, repr("x" * 200)), (201, repr("x" * 100) + "... (201 characters)")],
 )
-def test_long_texts_are_shortened(length: int, expected: str) -> None:
+def test_problem_shortens_long_entries(length: int, expected: str) -> None:
     assert grammar.quoted("x" * length) == expected
 
 
@@ -205,7 +205,7 @@ def test_long_texts_are_shortened(length: int, expected: str) -> None:
     [(None, False, False), ("", False, True), ("0", False, False), ("x", False, True), ("0,0", False, True), (A, True, False),
      ("MIG-a", True, False), ("xGPU-a", False, True), ("GPU-a,GPU-a", True, True)],
 )  # fmt: skip
-def test_what_a_text_needs(text: str | None, needs_uuids: bool, hides_all: bool) -> None:
+def test_needs_uuids_and_hides_all(text: str | None, needs_uuids: bool, hides_all: bool) -> None:
     assert (grammar.needs_uuids(text), grammar.hides_all(text)) == (needs_uuids, hides_all)
 
 
@@ -215,7 +215,7 @@ def assert_problem(text: str, gpus: list[Gpu], problem: str) -> None:
     assert f"{entry.text!r} {entry.problem}" == problem
 
 
-def test_every_entry_is_accounted_for() -> None:
+def test_each_entry_has_a_target_or_a_problem() -> None:
     def read(text: str) -> list[Any]:
         return [(entry.text, entry.target and entry.target.gpu, entry.problem) for entry in grammar.select(text, FOUR).entries]
 
@@ -345,7 +345,7 @@ ECONOMICAL = settings(
 @pytest.mark.parametrize("name", MACHINES)
 @settings(ECONOMICAL)
 @given(data=st.data())
-def test_generated_texts_against_the_driver(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
+def test_generated_values_select_the_drivers_devices(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
     machine = machines[name]
     batch = data.draw(st.lists(st.tuples(values(machine.uuids), ORDERS), min_size=BATCH, max_size=BATCH))
     for setting, (driver, _, _) in zip(batch, machine.evaluate(batch), strict=True):
@@ -354,7 +354,7 @@ def test_generated_texts_against_the_driver(name: str, machines: dict[str, Machi
 
 @simulated_driver
 @pytest.mark.parametrize("name", MACHINES)
-def test_the_table_against_the_driver(name: str, machines: dict[str, Machine]) -> None:
+def test_table_rows_select_the_drivers_devices(name: str, machines: dict[str, Machine]) -> None:
     """Every row agrees with the driver, after its UUIDs are replaced by those of the machine."""
     machine = machines[name]
     firsts = [gpu.uuid[4:6] for gpu in machine.gpus]
@@ -396,7 +396,7 @@ def torch_selection(value: str | None, gpus: list[Gpu]) -> list[int] | None:
 
 @settings(ECONOMICAL, max_examples=1000)
 @given(values([A, B, C, D]))
-def test_generated_texts_against_torch(value: str | None) -> None:
+def test_generated_values_select_torchs_devices(value: str | None) -> None:
     # torch's parser differs here: Python's str.strip removes more control characters, and its integers are unbounded.
     if value is not None and re.search(r"[\x1c-\x1f]|[0-9]{19}", value):
         return
@@ -407,7 +407,7 @@ def test_generated_texts_against_torch(value: str | None) -> None:
 
 @settings(ECONOMICAL, max_examples=200)
 @given(st.text(), st.lists(st.sampled_from([Gpu(""), Gpu("GPU-"), *FOUR, *DIVIDED, *EMPTY]), max_size=4))
-def test_no_text_raises(text: str, gpus: list[Gpu]) -> None:
+def test_generated_values_raise_nothing(text: str, gpus: list[Gpu]) -> None:
     selection = grammar.select(text, gpus)
     assert len(selection.targets) <= max(len(gpus), 1)
     listed = grammar.listed(text)
@@ -420,7 +420,7 @@ def test_no_text_raises(text: str, gpus: list[Gpu]) -> None:
 @pytest.mark.parametrize("name", ["plain", "many", "mig", "empty"])
 @settings(ECONOMICAL, max_examples=20)
 @given(data=st.data())
-def test_what_is_visible_follows_the_environment(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
+def test_visible_devices_follow_the_environment(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
     """A process whose environment changes agrees with a new process after each change."""
     machine = machines[name]
     # The GPUs of these machines are identical, so the order does not change the source of the count.
@@ -431,7 +431,7 @@ def test_what_is_visible_follows_the_environment(name: str, machines: dict[str, 
 
 @on_simulated_gpus
 @pytest.mark.parametrize("name", ["mixed", "mixed mig"])
-def test_unlike_gpus_follow_the_environment(name: str, machines: dict[str, Machine]) -> None:
+def test_mixed_gpus_follow_the_environment(name: str, machines: dict[str, Machine]) -> None:
     """If only the driver knows the order, a child process discovers it for each new setting."""
     settings = [
         (value, order) for value in (None, "1,0", "0", "x", machines[name].uuids[0][:6]) for order in (None, "PCI_BUS_ID")

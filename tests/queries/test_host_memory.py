@@ -66,14 +66,14 @@ def test_limits_of_ancestors_apply(groups: Path, parent: int | str, child: int, 
     assert figures() == expected
 
 
-def test_a_path_that_only_the_host_sees(groups: Path) -> None:
+def test_group_path_outside_the_container_uses_the_root_group(groups: Path) -> None:
     """In a container, the root of the mounted file system is the container's own group."""
     (groups / "cgroup").write_text("0::/docker/0123\n")
     write_v2(groups, "", 4 * GIB, GIB, 0)
     assert figures() == (3, 4)
 
 
-def test_version_1_subtracts_cached_files_of_all_groups_below(groups: Path) -> None:
+def test_version_1_subtracts_cached_files_of_subgroups(groups: Path) -> None:
     (groups / "cgroup").write_text("12:cpu,cpuacct:/job\n4:memory:/job\n0::/\n")
     write_v1(groups, "job", 16 * GIB, 10 * GIB, 4 * GIB)
     assert figures() == (16 - (10 - 4), 16)

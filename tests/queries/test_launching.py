@@ -28,7 +28,7 @@ BEYOND = """
 
 
 @on_simulated_gpus
-def test_ids_are_checked_against_this_machine() -> None:
+def test_ids_beyond_the_machines_devices_raise() -> None:
     inside, beyond, wrong = evaluate_simulated(BEYOND, gpus=2)
     assert inside == "1,0"
     assert beyond == "ValueError: Device 5 is out of range: this machine has 2"
@@ -36,7 +36,7 @@ def test_ids_are_checked_against_this_machine() -> None:
 
 
 @on_simulated_gpus
-def test_any_id_is_accepted_without_devices_here() -> None:
+def test_any_id_is_accepted_on_a_machine_without_devices() -> None:
     """The processes may run on another machine."""
     assert evaluate_simulated(BEYOND, gpus=0)[:2] == ["1,0", "5"]
 
@@ -68,7 +68,7 @@ STARTED = """
 
 
 @on_simulated_gpus
-def test_a_process_so_started_sees_the_devices_meant() -> None:
+def test_started_process_sees_the_selected_devices() -> None:
     results, names, quiet = evaluate_simulated(STARTED, gpus=3)
     assert len(results) == 12
     for value, ids, wanted, observed, output in results:
@@ -81,7 +81,7 @@ def test_a_process_so_started_sees_the_devices_meant() -> None:
 
 
 @on_simulated_gpus
-def test_a_torch_that_was_built_without_nccl() -> None:
+def test_no_backend_version_if_torch_is_built_without_nccl() -> None:
     program = """
         import torch
         import accelerator as acc
@@ -137,7 +137,7 @@ def other_environment(name: str, folder: Path) -> dict[str, str]:
         ("openreg", None, "gloo", []),
     ],
 )
-def test_each_vendor_has_its_own_variables(
+def test_variables_and_backend_of_each_vendor(
     name: str, variable: str | None, backend: str, prefixes: list[str], tmp_path: Path
 ) -> None:
     environment = other_environment(name, tmp_path)
@@ -169,7 +169,7 @@ MASKS = [
 ]
 
 
-def test_level_zero_s_masks_have_tiles(tmp_path: Path) -> None:
+def test_xpu_ids_select_tiles_of_the_affinity_mask(tmp_path: Path) -> None:
     environment = other_environment("xpu", tmp_path)
     program = f"""
         import accelerator as acc
@@ -187,7 +187,7 @@ def test_level_zero_s_masks_have_tiles(tmp_path: Path) -> None:
     assert (names, backend, prefixes) == (["ZE_AFFINITY_MASK"], "xccl", ["CCL", "ZE"])
 
 
-def test_the_backend_of_this_process_is_one_that_torch_has() -> None:
+def test_backend_of_this_process_is_available_in_torch() -> None:
     distributed = pytest.importorskip("torch.distributed")
     name = acc.communication_backend_name()
     if sys.platform == "linux":

@@ -35,7 +35,7 @@ M, N = "MIG-aaaa", "MIG-bbbb"
         ("", [], ""),
     ],
 )
-def test_ids_count_what_is_let_through(value: str | None, ids: list[Any], expected: str) -> None:
+def test_ids_index_the_entries_of_the_variable(value: str | None, ids: list[Any], expected: str) -> None:
     before = {"OTHER": "kept", **({} if value is None else {"CUDA_VISIBLE_DEVICES": value})}
     environment = dict(before)
     assert acc.set_visible_devices_envs(environment, ids) is environment
@@ -66,7 +66,7 @@ ODD_DIGITS = ("1_0", "+1", " 1 ", "01", "\u0661", "")
         ("4,5", [0, 0], "4,4 repeats a device, which would hide every device"),
     ],
 )
-def test_wrong_ids_change_nothing(value: str | None, ids: list[Any], message: str) -> None:
+def test_wrong_ids_raise_and_change_nothing(value: str | None, ids: list[Any], message: str) -> None:
     environment = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
     before = dict(environment)
     with pytest.raises(ValueError) as error:
@@ -103,7 +103,7 @@ def test_wrong_types_of_arguments(environment: Any, ids: Any, message: str) -> N
     ],
 )
 @pytest.mark.parametrize("whole_cards", [False, True])
-def test_tiles_of_masks(mask: str, expected: tuple[str, ...] | None, whole_cards: bool) -> None:
+def test_tiles_of_affinity_masks(mask: str, expected: tuple[str, ...] | None, whole_cards: bool) -> None:
     if whole_cards and mask == "1.10,1.9":
         expected = ("1.9,1.10",)
     assert launching._tiles(mask, whole_cards=whole_cards) == expected
@@ -117,7 +117,7 @@ def test_tiles_of_masks(mask: str, expected: tuple[str, ...] | None, whole_cards
         ("1,0.1", ("0.1", "1")),
     ],
 )
-def test_tiles_of_a_card_are_one_device(mask: str, expected: tuple[str, ...]) -> None:
+def test_whole_cards_group_the_tiles_of_a_card(mask: str, expected: tuple[str, ...]) -> None:
     assert launching._tiles(mask, whole_cards=True) == expected
 
 
@@ -142,7 +142,7 @@ def use_row(device_type: str, monkeypatch: pytest.MonkeyPatch, count: int = 0) -
         ("xpu", {"ZE_AFFINITY_MASK": "0.0,0.1,1.1", "ZE_FLAT_DEVICE_HIERARCHY": "FLAT"}, [0], "0.0"),
     ],
 )
-def test_variables_of_other_vendors(
+def test_ids_in_variables_of_other_vendors(
     device_type: str, variables: dict[str, str], ids: list[int], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     variable = use_row(device_type, monkeypatch)
@@ -160,7 +160,7 @@ def test_variables_of_other_vendors(
         ("xpu", {"ZE_AFFINITY_MASK": "0.1.2"}, [0], "ZE_AFFINITY_MASK='0.1.2' is not a list of devices; unset it"),
     ],
 )
-def test_wrong_variables_of_other_vendors(
+def test_wrong_ids_in_variables_of_other_vendors(
     device_type: str, variables: dict[str, str], ids: list[int], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_row(device_type, monkeypatch, count=3)
@@ -172,7 +172,7 @@ def test_wrong_variables_of_other_vendors(
 
 
 @pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
-def test_rocm_follows_cudas_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rocm_ids_index_either_visible_devices_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = accelerators.get_row("cuda", is_hip=True)
     monkeypatch.setattr(launching, "_row", lambda: row)
     monkeypatch.setattr(discovery_cache, "backend", lambda: rocm)
@@ -182,19 +182,19 @@ def test_rocm_follows_cudas_variable(variable: str, monkeypatch: pytest.MonkeyPa
     assert str(error.value) == f"Device 2 is out of range: {variable}='4,5' lists 2"
 
 
-def test_the_count_of_a_limited_process_says_nothing_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_not_checked_against_a_limited_count(monkeypatch: pytest.MonkeyPatch) -> None:
     variable = use_row("npu", monkeypatch, count=3)
     monkeypatch.setenv(variable, "0,1,2")
     assert acc.set_visible_devices_envs({}, [7])[variable] == "7"
 
 
-def test_values_of_variables_are_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_that_is_no_str_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong: Any = {use_row("npu", monkeypatch): 1}
     with pytest.raises(TypeError, match="The variable ASCEND_RT_VISIBLE_DEVICES must be a str, not int"):
         acc.set_visible_devices_envs(wrong, [0])
 
 
-def test_an_accelerator_without_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_without_visible_devices_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "_row", lambda: accelerators.get_row("mtia"))
     assert acc.visible_devices_envs() == ()
     with pytest.raises(RuntimeError) as error:
@@ -203,14 +203,16 @@ def test_an_accelerator_without_a_variable(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(("accelerator_type", "is_rocm"), [(None, False), ("cuda", False), ("cuda", True), ("xpu", False)])
-def test_the_row_of_this_torch(accelerator_type: str | None, is_rocm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vendor_row_of_this_torch(accelerator_type: str | None, is_rocm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery_cache, "current", lambda: SimpleNamespace(accelerator_type=accelerator_type))
     monkeypatch.setattr(torch_build, "is_rocm", lambda: is_rocm)
     assert launching._row() is accelerators.get_row(accelerator_type or "cuda", is_hip=is_rocm)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, ()), (1, ("NCCL",))])
-def test_nothing_is_forwarded_without_devices(count: int, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_variable_is_exported_without_devices(
+    count: int, expected: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     use_row("cuda", monkeypatch, count)
     assert acc.export_envs() == expected
 
@@ -244,7 +246,7 @@ def test_backend_names(device_type: str, platform: str, expected: str, monkeypat
 
 
 @pytest.mark.parametrize(("registered", "expected"), [("theirs", "theirs"), ("fake", "hccl")])
-def test_the_backend_that_a_plug_in_registered(registered: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_backend_registered_by_a_plugin(registered: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     use_device_type("npu", monkeypatch, npu=registered, cuda="nccl")
     assert acc.communication_backend_name() == expected
 
@@ -258,7 +260,7 @@ def test_other_backends_have_no_version(name: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("expected", [(2, 30, 1), None])
-def test_the_version_of_an_imported_torch(expected: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nccl_version_of_imported_torch(expected: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "communication_backend_name", lambda: "nccl")
     nccl = SimpleNamespace() if expected is None else SimpleNamespace(version=lambda: expected)
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(nccl=nccl)))  # type: ignore[arg-type]
@@ -277,7 +279,7 @@ def test_the_version_of_an_imported_torch(expected: tuple[int, ...] | None, monk
         ("no torch", "", "2.30.4", None),
     ],
 )
-def test_the_version_of_the_installed_package(
+def test_nccl_version_of_installed_package(
     cuda: str | None, package: str, installed: str | None, expected: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:

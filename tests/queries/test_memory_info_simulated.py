@@ -22,7 +22,7 @@ def _reset_limits() -> Iterator[None]:
         torch.cuda.set_per_process_memory_fraction(1.0, index)
 
 
-def test_free_and_total_are_torch_s() -> None:
+def test_free_and_total_equal_torchs() -> None:
     before = acc.available_memory(1)
     held = torch.empty(64 << 20, dtype=torch.uint8, device="cuda:1")
     for device in (None, 0, 1, "cuda:1", torch.device("cuda", 0)):
@@ -35,7 +35,7 @@ def test_free_and_total_are_torch_s() -> None:
     assert acc.mem_get_info(device=-1) == acc.mem_get_info() == torch.cuda.mem_get_info(1)
 
 
-def test_devices_that_share_the_host_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integrated_device_reports_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(is_integrated=1))
     monkeypatch.setattr(host_memory, "available", lambda: 4321)
     assert acc.available_memory() == 4321
@@ -43,7 +43,7 @@ def test_devices_that_share_the_host_s_memory(monkeypatch: pytest.MonkeyPatch) -
     assert acc.mem_get_info() == torch.cuda.mem_get_info()
 
 
-def test_limiting() -> None:
+def test_memory_fraction_limits_allocations() -> None:
     total = acc.total_memory(1)
     acc.set_per_process_memory_fraction(0.25, "cuda:1")
     assert acc.get_per_process_memory_fraction(1) == 0.25
@@ -65,13 +65,13 @@ def test_limiting() -> None:
     [(-0.1, ValueError), (1.1, ValueError), (2.0, ValueError), (math.nan, ValueError), (math.inf, ValueError),
      (1, TypeError), (True, TypeError), (None, TypeError), ("0.5", TypeError), (1j, TypeError)],
 )  # fmt: skip
-def test_no_fraction(fraction: Any, error: type[Exception]) -> None:
+def test_wrong_memory_fraction_raises(fraction: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="memory fraction"):
         acc.set_per_process_memory_fraction(fraction)
     assert acc.get_per_process_memory_fraction() == 1.0
 
 
-def test_running_out() -> None:
+def test_counters_and_memory_after_out_of_memory() -> None:
     """A failed allocation changes no allocated memory, and freed memory can be allocated again."""
     free, total = acc.get_memory_info(1)
     others = acc.memory_allocated(1), acc.memory_reserved(1)

@@ -71,7 +71,7 @@ EVERY_DEVICE = """
 """
 
 
-def test_every_field_of_every_device(tmp_path: Path) -> None:
+def test_every_field_before_and_after_initialization(tmp_path: Path) -> None:
     log = tmp_path / "log"
     results = monitored(EVERY_DEVICE, str(log), gpus=4, log=log)
     before, none, quiet, moved, events, after, current, equal, texts, used, device, pid, compared = results
@@ -93,7 +93,7 @@ def test_every_field_of_every_device(tmp_path: Path) -> None:
     assert device == [figures(3)[0], figures(2)[0]]
 
 
-def test_a_field_that_fails_is_missing_and_nothing_else() -> None:
+def test_failing_field_does_not_affect_other_fields() -> None:
     """The error names NVML's code. Other fields, other devices and telemetry() still work."""
     functions = {
         "nvmlDeviceGetUtilizationRates": [0, 1],
@@ -140,7 +140,7 @@ MEMORY = """
 """
 
 
-def test_memory_of_both_versions() -> None:
+def test_memory_of_both_nvml_versions() -> None:
     first, second, *_ = monitored(MEMORY)
     assert first == 0
     assert 256 * MIB <= second < 1024 * MIB
@@ -155,7 +155,7 @@ def test_memory_of_both_versions() -> None:
     assert together is None
 
 
-def test_a_device_that_shares_the_hosts_memory() -> None:
+def test_memory_usage_of_integrated_device_is_the_hosts() -> None:
     """If no version of the function supports the device, the figures are the host's."""
     for errors in ({"nvmlDeviceGetMemoryInfo*": 3}, {"nvmlDeviceGetMemoryInfo_v2": 13, "nvmlDeviceGetMemoryInfo": 3}):
         first, second, host, together, total, host_total, *_ = monitored(MEMORY, errors=errors)
@@ -175,13 +175,13 @@ ZEROS = """
 """
 
 
-def test_a_driver_that_returns_zeros() -> None:
+def test_zero_memory_from_nvml_means_host_memory() -> None:
     used, host, total, host_total = monitored(ZEROS)
     assert abs(used - host) < GIB
     assert total == host_total
 
 
-def test_processes_of_older_drivers() -> None:
+def test_processes_with_older_nvml_functions() -> None:
     *_, processes, together = monitored(MEMORY, errors={"nvmlDeviceGetComputeRunningProcesses_v3": 13})
     assert len(processes) == 1
     assert processes[0][2] >= 256 * MIB
@@ -194,7 +194,7 @@ def test_processes_of_older_drivers() -> None:
     assert processes[0][1] is None
 
 
-def test_processes_of_others(tmp_path: Path) -> None:
+def test_processes_lists_other_processes(tmp_path: Path) -> None:
     program = """
         def child():
             library, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
@@ -231,7 +231,7 @@ def test_mig_instances() -> None:
     assert [process[0] for process in processes] == [pid]
 
 
-def test_every_entry_of_both_lists() -> None:
+def test_telemetry_of_physical_and_visible_devices() -> None:
     """physical_devices() lists each GPU and then its MIG instances. Hidden devices can be monitored too."""
     program = """
         listed, observed = acc.physical_devices(), acc.visible_devices()
@@ -268,7 +268,7 @@ def test_every_entry_of_both_lists() -> None:
             assert (output, celsius) == ([None, None, *figures(1)[2:]] if gpu == 1 else figures(gpu), figures(gpu)[3])
 
 
-def test_wrong_devices_and_no_device() -> None:
+def test_monitoring_rejects_wrong_or_missing_devices() -> None:
     program = """
         given = [2, -1, "cuda:7", "cpu", "xpu:0", True, 1.5, b"cuda", "nonsense"]
         wrong = [[outcome(lambda: getattr(acc, name)(device)).split(":")[0] for device in given]
@@ -285,7 +285,7 @@ def test_wrong_devices_and_no_device() -> None:
     assert not torch
 
 
-def test_a_session_that_others_shut_down() -> None:
+def test_nvml_is_restarted_after_a_foreign_shutdown() -> None:
     """After one nvmlShutdown too many by another library, the package initializes NVML again."""
     program = """
         import pynvml
@@ -300,7 +300,7 @@ def test_a_session_that_others_shut_down() -> None:
     assert (single, name, count) == (31, "Simulated GPU", 2)
 
 
-def test_handles_after_a_fork(tmp_path: Path) -> None:
+def test_telemetry_after_a_fork(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = """
         parent = [telemetry(0), telemetry(1)]

@@ -68,7 +68,7 @@ RECOVERS = """
 
 
 @simulated_driver
-def test_a_gpu_that_failed_is_listed_again_after_a_second() -> None:
+def test_failed_gpu_is_retried_after_one_second() -> None:
     at_once, within_the_second, after, later = evaluate_simulated(RECOVERS, gpus=2)
     assert at_once[0] is None
     assert "GPU_IS_LOST" in at_once[1]
@@ -96,7 +96,7 @@ CLEARED = """
 @on_simulated_gpus
 @simulated_driver
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_session_that_ends_during_a_call(times: int) -> None:
+def test_nvml_shutdown_during_a_call_is_repaired(times: int) -> None:
     assert evaluate_simulated(CLEARED, str(times), gpus=2) == [20, 0]
 
 
@@ -125,6 +125,6 @@ def test_nvml_is_initialized_again_once_per_call() -> None:
 
 
 @pytest.mark.parametrize("bus", ["0000:3b:00.0", "00000000:3B:00.0", "3b:00.0", "00000000:3b:00.0"])
-def test_bus_ids_of_every_spelling(bus: str) -> None:
+def test_bus_ids_are_normalized(bus: str) -> None:
     padded = bus if bus.count(":") == 2 else f"0000:{bus}"
     assert nvml.plain_bus(padded) == "00000000:3B:00.0"

@@ -20,37 +20,37 @@ THROTTLING = {
 HARMLESS = {"idle": 0x1, "application clocks": 0x2, "sync boost": 0x10, "display clocks": 0x100}
 
 
-def returning(value: Any, monkeypatch: pytest.MonkeyPatch) -> nvml.Handle:
+def return_from_nvml(value: Any, monkeypatch: pytest.MonkeyPatch) -> nvml.Handle:
     monkeypatch.setattr(nvml_telemetry, "call", lambda function, *arguments, **options: value)
     return nvml.Handle(0)
 
 
 @pytest.mark.parametrize("bit", THROTTLING.values(), ids=THROTTLING)
-def test_each_reason_throttles(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nvml_telemetry.read(returning(bit, monkeypatch), "throttled") is True
+def test_throttling_clock_reasons_set_throttled(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nvml_telemetry.read(return_from_nvml(bit, monkeypatch), "throttled") is True
 
 
 @pytest.mark.parametrize("bit", [0, *HARMLESS.values()], ids=["none", *HARMLESS])
-def test_other_reasons_do_not(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nvml_telemetry.read(returning(bit, monkeypatch), "throttled") is False
+def test_harmless_clock_reasons_do_not_set_throttled(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nvml_telemetry.read(return_from_nvml(bit, monkeypatch), "throttled") is False
 
 
 @pytest.mark.parametrize("node", [0, 1, 31, 32, 63, 64, 100, 127, 1023])
-def test_the_numa_node_of_an_affinity_set(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numa_node_of_an_affinity_set(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
     words = [0] * 16
     words[node // 64] = 1 << node % 64
-    assert nvml_telemetry.read(returning(words, monkeypatch), "numa_node") == node
+    assert nvml_telemetry.read(return_from_nvml(words, monkeypatch), "numa_node") == node
 
 
 @pytest.mark.parametrize("words", [[0] * 16, [3] + [0] * 15, [1, 1] + [0] * 14])
-def test_no_or_several_nodes(words: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nvml_telemetry.read(returning(words, monkeypatch), "numa_node") is None
+def test_numa_node_is_none_for_no_or_several_nodes(words: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nvml_telemetry.read(return_from_nvml(words, monkeypatch), "numa_node") is None
 
 
 HANDLE, PEER = nvml.Handle(0), nvml.Handle(1)
 
 
-def answering(results: dict[tuple[Any, ...], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def set_nvml_results(results: dict[tuple[Any, ...], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Make NVML return the result for a function and its arguments, or raise it if it is an exception."""
 
     def call(function: str, *arguments: Any, **options: Any) -> Any:
@@ -63,9 +63,9 @@ def answering(results: dict[tuple[Any, ...], Any], monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(nvml_telemetry, "call", call)
 
 
-def test_the_temperature_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
     field = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=61))
-    answering({("nvmlDeviceGetFieldValues", HANDLE, (82,)): [field]}, monkeypatch)
+    set_nvml_results({("nvmlDeviceGetFieldValues", HANDLE, (82,)): [field]}, monkeypatch)
     assert nvml_telemetry.read(HANDLE, "memory_temperature") == 61
     field.nvmlReturn = 3
     with pytest.raises(NotSupported) as error:
@@ -75,22 +75,24 @@ def test_the_temperature_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("status", "expected"), [(0, True), (1, False), (5, False), (6, None)])
 def test_links_between_gpus(status: int, expected: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    answering({("nvmlDeviceGetP2PStatus", HANDLE, PEER, 2): status}, monkeypatch)
+    set_nvml_results({("nvmlDeviceGetP2PStatus", HANDLE, PEER, 2): status}, monkeypatch)
     assert nvml_telemetry.is_nvlink_connected(HANDLE, PEER) is expected
 
 
-def test_the_reasons_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_reasons_are_read_for_the_given_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml_telemetry, "_clock_event_reasons", {HANDLE: 0x4, PEER: 0}.__getitem__)
     assert [nvml_telemetry.read(handle, "throttled") for handle in (HANDLE, PEER)] == [True, False]
 
 
 def test_all_nodes_of_a_device_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    answering({("nvmlDeviceGetMemoryAffinity", HANDLE, 16, 0): [0, 0b100]}, monkeypatch)
+    set_nvml_results({("nvmlDeviceGetMemoryAffinity", HANDLE, 16, 0): [0, 0b100]}, monkeypatch)
     assert nvml_telemetry.read(HANDLE, "numa_node") == 66
 
 
-def test_texts_and_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    answering({("nvmlDeviceGetName", HANDLE): b"Some GPU", ("nvmlDeviceGetCudaComputeCapability", HANDLE): [9, 0]}, monkeypatch)
+def test_name_is_a_str_and_capability_a_tuple(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_nvml_results(
+        {("nvmlDeviceGetName", HANDLE): b"Some GPU", ("nvmlDeviceGetCudaComputeCapability", HANDLE): [9, 0]}, monkeypatch
+    )
     assert nvml_telemetry.read(HANDLE, "name") == "Some GPU"
     assert nvml_telemetry.read(HANDLE, "compute_capability") == (9, 0)
 
@@ -104,9 +106,9 @@ def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert str(error.value) == "NVML reports no memory for it"
 
 
-def test_processes_may_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_name_that_cannot_be_read_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     entries = [SimpleNamespace(pid=pid, usedGpuMemory=pid * 100) for pid in (1, 2, 3)]
     monkeypatch.setattr(nvml_telemetry, "_compute_processes", {HANDLE: entries}.get)
     name = "nvmlSystemGetProcessName"
-    answering({(name, 1): "python", (name, 2): NotSupported("x"), (name, 3): Failed("x")}, monkeypatch)
+    set_nvml_results({(name, 1): "python", (name, 2): NotSupported("x"), (name, 3): Failed("x")}, monkeypatch)
     assert nvml_telemetry.read(HANDLE, "processes") == [(1, "python", 100), (2, None, 200), (3, None, 300)]

@@ -30,7 +30,7 @@ LATE = """
 """
 
 
-def test_the_choice_of_the_cpu_after_initialization_changes_nothing() -> None:
+def test_cpu_backend_set_after_initialization_has_no_effect() -> None:
     for before, after, unset, current in evaluate_simulated(LATE, gpus=2):
         assert before[:6] == [2, True, "cuda:1", 1, "cuda:1", 2]
         assert after == before
@@ -62,7 +62,7 @@ EARLY = """
 """
 
 
-def test_the_choice_of_the_cpu_before_initialization_holds() -> None:
+def test_cpu_backend_set_before_initialization_is_used() -> None:
     without_query, with_query, unset = evaluate_simulated(EARLY, gpus=2)
     assert without_query == with_query == [0, 0, "cpu"]
     assert unset == [0, 2, "cuda"]

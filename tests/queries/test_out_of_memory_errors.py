@@ -93,7 +93,7 @@ def test_out_of_memory(exception: BaseException) -> None:
 
 
 @pytest.mark.parametrize("exception", NO, ids=repr)
-def test_something_else(exception: BaseException) -> None:
+def test_other_errors_are_not_out_of_memory(exception: BaseException) -> None:
     assert acc.is_out_of_memory_error(exception) is False
 
 
@@ -103,19 +103,19 @@ def test_no_exception(thing: Any) -> None:
         acc.is_out_of_memory_error(thing)
 
 
-def test_the_host_s_allocator() -> None:
+def test_host_allocator_error_is_out_of_memory() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert acc.is_out_of_memory_error(caught.value) is True
 
 
-def test_a_circle_of_causes_ends() -> None:
+def test_circular_causes_terminate() -> None:
     error, other = RuntimeError("one"), RuntimeError("other")
     error.__cause__, other.__cause__ = other, error
     assert acc.is_out_of_memory_error(error) is False
 
 
-def test_what_follows_by_chance_is_no_cause() -> None:
+def test_implicit_exception_context_is_ignored() -> None:
     with pytest.raises(ValueError) as caught:
         try:
             raise MemoryError

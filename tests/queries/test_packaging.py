@@ -45,7 +45,7 @@ def run_queries(folder: Path, name: str) -> list[object]:
 
 
 @on_simulated_gpus
-def test_vendored(tmp_path: Path) -> None:
+def test_vendored_package(tmp_path: Path) -> None:
     target = tmp_path / "project/mylib/_vendor"
     shutil.copytree(PACKAGE, target / "accelerator", ignore=shutil.ignore_patterns("__pycache__"))
     (target / "__init__.py").touch()
@@ -68,7 +68,7 @@ def test_vendored(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-def test_seeds_wait_in_order_where_it_is_vendored(tmp_path: Path) -> None:
+def test_queued_seeds_keep_their_order_in_a_vendored_package(tmp_path: Path) -> None:
     target = tmp_path / "mylib/_vendor"
     shutil.copytree(PACKAGE, target / "accelerator", ignore=shutil.ignore_patterns("__pycache__"))
     (target / "__init__.py").touch()
@@ -96,7 +96,7 @@ def test_seeds_wait_in_order_where_it_is_vendored(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-def test_zipped(tmp_path: Path) -> None:
+def test_zipped_package(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:
         for path in PYTHON_FILES:
             archive.write(ROOT / path, path)
@@ -104,7 +104,7 @@ def test_zipped(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-def test_a_path_of_one_s_own(tmp_path: Path) -> None:
+def test_probe_ignores_working_directory_and_pythonpath(tmp_path: Path) -> None:
     """A child process ignores modules in its parent's working directory, and the variables of Python."""
     (tmp_path / "json.py").write_text("raise SystemExit('not the json of the library')")
     (tmp_path / "ctypes.py").write_text("raise SystemExit('not the ctypes of the library')")

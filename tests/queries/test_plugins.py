@@ -88,7 +88,7 @@ def test_a_plugin_that_cannot_be_imported(plugin: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_a_broken_plugin_beside_gpus(tmp_path: Path) -> None:
+def test_broken_plugin_on_a_machine_with_gpus(tmp_path: Path) -> None:
     text, cause = BROKEN["raises"]
     (first, second), _, torch_free, message, later = query(text, tmp_path, simulated_environment(gpus=2))
     assert first == second
@@ -121,7 +121,7 @@ def test_a_plugin_that_hangs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_after_a_failed_import_of_torch_the_cause_is_still_named(tmp_path: Path) -> None:
+def test_reason_names_the_cause_of_a_failed_torch_import(tmp_path: Path) -> None:
     """A plug-in that fails may leave TORCH_DEVICE_BACKEND_AUTOLOAD=0 set, as torch_npu does. It then is not loaded again."""
     text = "import os\n\ndef load():\n    os.environ['TORCH_DEVICE_BACKEND_AUTOLOAD'] = '0'\n    raise OSError('libplanet.so')"
     install(text, tmp_path)
@@ -149,7 +149,7 @@ def test_after_a_failed_import_of_torch_the_cause_is_still_named(tmp_path: Path)
     assert errors == [reason, reason]
 
 
-def test_the_end_of_what_a_crashed_child_printed_is_quoted() -> None:
+def test_error_quotes_last_output_of_a_crashed_child() -> None:
     program = "import os\nos.write(2, b'start\\nWARNING\\nF0 Check failed:\\n  no library\\n== trace ==\\n)\\n')\nos._exit(1)"
     with pytest.raises(child_process.ChildError) as error:
         child_process.run(program, (), {}, subject="torch", deadline_s=60)
@@ -158,7 +158,7 @@ def test_the_end_of_what_a_crashed_child_printed_is_quoted() -> None:
     )
 
 
-def test_an_error_that_was_raised_again_is_named_once() -> None:
+def test_chained_error_is_described_once() -> None:
     def fail() -> None:
         try:
             raise ImportError("libplanet.so")
@@ -175,7 +175,7 @@ def test_an_error_that_was_raised_again_is_named_once() -> None:
 
 
 @pytest.mark.parametrize(("device_type", "calls"), [("xpu", 0), ("npu", 1)])
-def test_a_child_counts_if_counting_may_initialize(device_type: str, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_counts_if_torchs_count_may_initialize(device_type: str, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.xpu may initialize Level Zero to count its devices, which would break fork."""
     counted: list[None] = []
     module = SimpleNamespace(device_count=lambda: counted.append(None) or 2, is_initialized=lambda: False)
@@ -188,7 +188,7 @@ def test_a_child_counts_if_counting_may_initialize(device_type: str, calls: int,
     assert len(counted) == calls
 
 
-def test_another_environment_is_discovered_in_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_environment_is_discovered_in_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
     """If only torch knows the devices, a child process with the variables of that environment counts them."""
     masks: list[str | None] = []
 

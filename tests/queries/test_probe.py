@@ -47,7 +47,7 @@ def test_a_child_forked_during_a_probe_can_probe() -> None:
 
 
 @simulated_driver
-def test_another_thread_removes_a_variable_while_a_child_is_started() -> None:
+def test_variable_removed_while_a_probe_is_started() -> None:
     program = """
     from collections import UserDict
     from accelerator._machine import probe, torch_probe
@@ -68,7 +68,7 @@ def test_another_thread_removes_a_variable_while_a_child_is_started() -> None:
 
 
 @simulated_driver
-def test_a_program_is_read_while_tokenize_is_half_imported() -> None:
+def test_probe_runs_while_tokenize_is_partially_imported() -> None:
     program = """
     from types import ModuleType
     from accelerator._machine import probe

@@ -267,7 +267,7 @@ def test_memory_through_amdsmi(fakes: Path) -> None:
 
 
 @pytest.mark.parametrize("types", ["AmdSmiLinkType", "AmdSmiIoLinkType", None])
-def test_links_nodes_and_fans_through_amdsmi(types: str | None, fakes: Path) -> None:
+def test_links_numa_nodes_and_fan_speeds_through_amdsmi(types: str | None, fakes: Path) -> None:
     program = f"""
         import amdsmi
 
@@ -295,7 +295,7 @@ def test_links_nodes_and_fans_through_amdsmi(types: str | None, fakes: Path) -> 
 
 
 @pytest.mark.parametrize("broken", ["missing", "import", "init", "list"])
-def test_the_child_where_amdsmi_does_not_work(broken: str, fakes: Path, tmp_path: Path) -> None:
+def test_probe_replaces_failing_amdsmi(broken: str, fakes: Path, tmp_path: Path) -> None:
     program = """
         output = []
         for value in (None, "1", None, "1", "-1"):
@@ -321,14 +321,14 @@ def test_the_child_where_amdsmi_does_not_work(broken: str, fakes: Path, tmp_path
     assert str(pid) not in pids
 
 
-def test_neither_amdsmi_nor_runtime(fakes: Path) -> None:
+def test_reason_without_amdsmi_and_hip(fakes: Path) -> None:
     program = "print(json.dumps([acc.device_count(), acc.unavailable_reason(), acc.is_available()]))"
     count, reason, available = run_on_rocm(program, fakes, amdsmi=False, STAND_IN_NO_HIP="1")
     assert (count, available) == (0, False)
     assert reason.startswith("the ROCm runtime failed: hipInit returned hipErrorInvalidDevice (101); amdsmi does not work (")
 
 
-def test_strictly(fakes: Path) -> None:
+def test_strict_availability_on_rocm(fakes: Path) -> None:
     program = """
         output = [acc.is_available(), acc.is_available(strict=True), acc.unavailable_reason(strict=True)]
         os.environ["STAND_IN_BUSY"] = "1"
@@ -389,7 +389,7 @@ TORCH_PACKAGE = {
 
 
 @pytest.mark.parametrize("key", ["uuid", "bus"])
-def test_devices_stay_known_after_initialization(key: str, fakes: Path, tmp_path: Path) -> None:
+def test_visible_devices_are_unchanged_by_initialization(key: str, fakes: Path, tmp_path: Path) -> None:
     site = tmp_path / "initialized"
     shutil.copytree(fakes, site)
     for file, text in TORCH_PACKAGE.items():

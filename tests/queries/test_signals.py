@@ -48,12 +48,12 @@ HANDLER = """
     ],
     ids=["usable", "strict", "nvml broken", "unlike"],
 )
-def test_a_query_in_a_signal_handler_ends(query: str, handler: str, machine: dict[str, object]) -> None:
+def test_query_in_a_signal_handler_does_not_deadlock(query: str, handler: str, machine: dict[str, object]) -> None:
     assert discovery.evaluate_simulated(HANDLER, query, handler, gpus=2, **machine) is True
 
 
 @discovery.simulated_driver
-def test_a_handler_that_interrupts_first_imports_does_not_raise() -> None:
+def test_handler_that_interrupts_first_imports_does_not_raise() -> None:
     for _ in range(3):
         output = discovery.evaluate_simulated(HANDLER, "acc.usable_devices", "acc.usable_devices", "first", gpus=2)
         assert output is True
@@ -81,5 +81,5 @@ LIBRARY_LOCK = """
 
 @on_simulated_gpus
 @discovery.simulated_driver
-def test_a_handler_that_interrupts_nvml_s_binding_ends() -> None:
+def test_handler_that_interrupts_pynvml_does_not_deadlock() -> None:
     assert discovery.evaluate_simulated(LIBRARY_LOCK, gpus=2) == [31]

@@ -19,7 +19,7 @@ REPLACED = """
 
 
 @on_simulated_gpus
-def test_a_replaced_os_environ_is_followed() -> None:
+def test_queries_read_a_replaced_os_environ() -> None:
     assert evaluate_simulated(REPLACED, gpus=3) == [3, [1, 1, 1, 1], 2, [2, 0]]
 
 
@@ -53,7 +53,7 @@ APPEARS = """
 
 
 @on_simulated_gpus
-def test_refresh_shows_a_gpu_that_appears() -> None:
+def test_refresh_finds_a_new_gpu() -> None:
     assert evaluate_simulated(APPEARS, gpus=2) == [[1, 1, 2], 31, [1]]
 
 
@@ -82,7 +82,7 @@ DESCRIPTORS = """
 
 
 @on_simulated_gpus
-def test_without_descriptors_the_reason_is_the_descriptors() -> None:
+def test_reason_names_exhausted_file_descriptors() -> None:
     (count, reason), later = evaluate_simulated(DESCRIPTORS, gpus=2)
     assert count == 0
     assert "oo many open files" in reason
@@ -110,7 +110,7 @@ SUB_INTERPRETER = """
 @on_simulated_gpus
 @simulated_driver
 @pytest.mark.skipif(sys.version_info[:2] > (3, 12), reason="the module of sub-interpreters has another name")
-def test_queries_in_a_sub_interpreter_return(tmp_path: object) -> None:
+def test_queries_in_a_sub_interpreter_do_not_hang(tmp_path: object) -> None:
     count, available, reason, usable = evaluate_simulated(SUB_INTERPRETER, f"{tmp_path}/results", gpus=2)
     assert (count, available, usable) == (2, True, 0)
     assert "no child process could be started" in reason

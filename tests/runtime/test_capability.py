@@ -23,7 +23,7 @@ pytestmark = [
 on_one_gpu = pytest.mark.simulated_machine(gpus=1)
 
 
-def test_results_are_those_of_the_current_device(tmp_path: Path) -> None:
+def test_capability_results_follow_the_current_device(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("")
     environment = simulated_environment(
@@ -78,7 +78,7 @@ def _names_spawn(call: Callable[[], object]) -> bool:
 
 
 @on_one_gpu
-def test_children_forked_too_late_are_told_so() -> None:
+def test_functions_raise_in_child_forked_after_initialization() -> None:
     torch.cuda.init()
     child = os.fork()
     if child == 0:
@@ -121,13 +121,13 @@ def test_children_forked_too_late_are_told_so() -> None:
     [lambda: acc.FloatTensor([1]), lambda: acc.pin_memory(torch.ones(1)), lambda: acc.pin_empty(1), lambda: acc.create_graph()],
     ids=["FloatTensor", "pin_memory", "pin_empty", "create_graph"],
 )
-def test_what_needs_the_accelerator_initializes_it_through_torch(call: Callable[[], object]) -> None:
+def test_accelerator_functions_initialize_torch(call: Callable[[], object]) -> None:
     assert not acc.is_initialized()
     call()
     assert acc.is_initialized()
 
 
-def test_an_environment_that_changes_too_late_changes_nothing() -> None:
+def test_environment_changed_after_initialization_has_no_effect() -> None:
     """After initialization, functions still use the accelerator and all of its devices."""
     code = """
 import os, torch

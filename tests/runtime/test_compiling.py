@@ -23,12 +23,12 @@ def test_inductor_is_the_default() -> None:
 
 
 @pytest.mark.parametrize("name", ["eager", "aot_eager", "inductor", "eager_debug"])
-def test_known_names_are_taken(name: str) -> None:
+def test_known_backend_names_are_accepted(name: str) -> None:
     acc.set_compile_backend(name)
     assert acc.get_compile_backend() == name
 
 
-def test_functions_are_taken_and_work() -> None:
+def test_callable_backend_compiles() -> None:
     graphs = []
 
     def backend(module: torch.fx.GraphModule, inputs: object) -> object:
@@ -41,19 +41,19 @@ def test_functions_are_taken_and_work() -> None:
     assert len(graphs) == 1
 
 
-def test_unknown_names_are_refused_with_the_known_ones() -> None:
+def test_unknown_backend_raises_and_lists_known_backends() -> None:
     with pytest.raises(ValueError, match=r"'no_such_backend'.*inductor"):
         acc.set_compile_backend("no_such_backend")
     assert acc.get_compile_backend() == "inductor"
 
 
 @pytest.mark.parametrize("wrong", [None, 3, ["inductor"]])
-def test_other_types_are_refused(wrong: object) -> None:
+def test_backend_of_wrong_type_raises(wrong: object) -> None:
     with pytest.raises(TypeError, match="must be a str or a callable"):
         acc.set_compile_backend(wrong)  # type: ignore[arg-type]
 
 
-def test_the_usual_names_do_not_import_the_compiler() -> None:
+def test_setting_common_backends_does_not_import_dynamo() -> None:
     run(
         """
         import sys

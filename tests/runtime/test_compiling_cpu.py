@@ -8,7 +8,7 @@ import accelerator as acc
 from accelerator._machine import triton
 
 
-def test_triton_is_for_accelerators(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_is_not_supported_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for has_triton in (True, False):
         monkeypatch.setattr(triton, "is_usable", lambda has=has_triton: has)
         assert acc.is_triton_supported() is False

@@ -26,7 +26,7 @@ def test_triton_is_supported_if_it_is_installed(compute: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("has_triton", [True, False])
 @pytest.mark.parametrize("has_grouped", [True, False])
-def test_grouped_multiplication_is_torchs_on_hopper(
+def test_grouped_mm_of_torch_is_preferred_on_hopper(
     has_triton: bool, has_grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(triton, "is_usable", lambda: has_triton)

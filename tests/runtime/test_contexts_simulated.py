@@ -31,7 +31,7 @@ def current() -> int:
 
 
 @each
-def test_entered_while_it_is_entered(name: str) -> None:
+def test_context_is_reentrant(name: str) -> None:
     context = MAKE[name]()
     with context:
         torch.cuda.set_device(0)
@@ -48,7 +48,7 @@ def test_entered_while_it_is_entered(name: str) -> None:
 
 
 @each
-def test_left_in_another_order(name: str) -> None:
+def test_contexts_exited_out_of_order(name: str) -> None:
     first, second = MAKE[name](), acc.device_index(0)
     first.__enter__()
     second.__enter__()
@@ -61,7 +61,7 @@ def test_left_in_another_order(name: str) -> None:
 
 @each
 @pytest.mark.parametrize("made_here", [True, False])
-def test_one_object_in_several_threads(name: str, made_here: bool) -> None:
+def test_context_object_shared_by_threads(name: str, made_here: bool) -> None:
     made: list[AbstractContextManager[Any]] = []
     if made_here:
         made.append(MAKE[name]())
@@ -96,13 +96,13 @@ def test_one_object_in_several_threads(name: str, made_here: bool) -> None:
 
 
 @each
-def test_an_exception_leaves_it(name: str) -> None:
+def test_context_restores_after_an_exception(name: str) -> None:
     with pytest.raises(KeyError), MAKE[name]():
         raise KeyError
     assert current() == 0
 
 
-def test_an_index_out_of_range_raises_before_the_context_is_entered() -> None:
+def test_index_out_of_range_raises_at_construction() -> None:
     with pytest.raises(ValueError, match="Device index 9 is out of range: 2 cuda devices are visible"):
         acc.device_index(9)
     assert current() == 0

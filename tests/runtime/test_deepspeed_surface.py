@@ -98,7 +98,7 @@ NEVER = ("get_accelerator", "set_accelerator", "abstract_accelerator", "real_acc
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_is_a_public_function_that_takes_its_arguments(name: str) -> None:
+def test_deepspeed_methods_are_public_functions(name: str) -> None:
     assert name in acc.__all__
     function = getattr(acc, name)
     assert callable(function)
@@ -106,13 +106,13 @@ def test_every_method_is_a_public_function_that_takes_its_arguments(name: str) -
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_every_property_is_there_and_makes_something(name: str) -> None:
+def test_deepspeed_properties_are_public_callables(name: str) -> None:
     assert name in acc.__all__
     assert callable(getattr(acc, name))
 
 
 @pytest.mark.parametrize("name", NEVER)
-def test_deepspeeds_own_modules_fall_back_to_themselves(name: str) -> None:
+def test_names_of_deepspeeds_modules_are_not_importable(name: str) -> None:
     with pytest.raises(AttributeError):
         getattr(acc, name)
     with pytest.raises(ImportError):
@@ -121,7 +121,7 @@ def test_deepspeeds_own_modules_fall_back_to_themselves(name: str) -> None:
         exec(f"import accelerator.{name}")
 
 
-def test_no_public_name_is_a_submodules_but_random() -> None:
+def test_only_listed_public_names_equal_submodule_names() -> None:
     import pkgutil
 
     submodules = {module.name for module in pkgutil.iter_modules(acc.__path__)}

@@ -46,7 +46,7 @@ def test_counters() -> None:
 
 
 @pytest.mark.parametrize("name", ["reset_max_memory_allocated", "reset_max_memory_cached"])
-def test_resetting(name: str) -> None:
+def test_deprecated_resets_reset_peak_counters(name: str) -> None:
     torch.empty(30 << 20, dtype=torch.uint8, device="cuda:1")
     torch.cuda.empty_cache()
     assert acc.max_memory_allocated(1) > acc.memory_allocated(1)

@@ -9,7 +9,7 @@ import torch
 from tests.runtime.device_arguments import DIGITS_ARE_FINE, FUNCTIONS, HUGE, NEGATIVE, NEGATIVE_IS_FINE, WRONG, Index, raised
 
 
-def test_the_cpu() -> None:
+def test_every_function_accepts_cpu_devices() -> None:
     # Ranks with different indices share the CPU, so every index names the CPU.
     devices = [None, 0, 1, 3, *HUGE, "cpu", "cpu:0", "cpu:1", torch.device("cpu"), torch.device("cpu", 0), Index(0), Index(2)]
     for name, device in itertools.product(FUNCTIONS, devices):
@@ -24,7 +24,7 @@ def test_wrong_arguments() -> None:
             assert raised(name, device)[0] is error, (name, device)
 
 
-def test_another_accelerator() -> None:
+def test_cuda_devices_raise() -> None:
     for name, device in itertools.product(FUNCTIONS, ["cuda", "cuda:0", "cuda:7", torch.device("cuda", 0)]):
         assert raised(name, device) == (ValueError, "cuda doesn't match the current accelerator cpu."), (name, device)
 

@@ -29,7 +29,7 @@ def state() -> tuple[Any, ...]:
 
 
 @pytest.fixture(autouse=True)
-def _not_the_defaults() -> Iterator[None]:
+def _check_current_device_and_streams() -> Iterator[None]:
     """Make device 1 and new streams current, and check that the test leaves them current."""
     acc.init()
     for index in range(2):
@@ -57,7 +57,7 @@ def test_wrong_arguments() -> None:
             assert raised(name, device)[0] is error, (name, device)
 
 
-def test_the_cpu_is_another_type() -> None:
+def test_cpu_devices_raise() -> None:
     for name, device in calls(["cpu", "cpu:0", torch.device("cpu"), torch.device("cpu", 0)]):
         error, message = raised(name, device)
         assert error is ValueError, (name, device)
@@ -81,7 +81,7 @@ def test_negative() -> None:
             assert message.startswith(f"Device index {device} is out of range"), (name, device)
 
 
-def test_without_index() -> None:
+def test_device_without_index() -> None:
     for name, device in calls([None, "cuda", torch.device("cuda")]):
         if name in INDEX_IS_REQUIRED:
             error, message = raised(name, device)
@@ -98,7 +98,7 @@ def test_visible_devices_are_device_arguments() -> None:
     assert acc.set_visible_devices_envs({}, devices)["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
-def test_a_device_can_be_named_in_several_ways() -> None:
+def test_equivalent_device_arguments_give_equal_results() -> None:
     changing = ("get_device_properties", "device_index", "available_memory", "memory_stats", "memory_stats_as_nested_dict")
     for name, device in calls([1, "cuda:1", torch.device("cuda", 1), Index(1), acc.visible_devices()[1]]):
         result = FUNCTIONS[name](device)

@@ -10,7 +10,7 @@ import torch
 import accelerator as acc
 
 
-def test_there_is_one_device() -> None:
+def test_cpu_is_the_only_device() -> None:
     assert acc.current_device_index() == acc.current_device() == 0
     assert type(acc.current_device()) is int
     assert acc.current_accelerator(check_available=True) is None
@@ -23,12 +23,12 @@ def test_there_is_one_device() -> None:
     assert acc.current_device_index() == acc.current_device() == 0
 
 
-def test_current_device_is_no_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_current_device_ignores_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "3")
     assert acc.current_device() == 0
 
 
-def test_devices_as_values() -> None:
+def test_device_objects_and_names() -> None:
     assert acc.device() == acc.device(0) == acc.device(3) == acc.device("cpu") == torch.device("cpu")
     assert acc.device_name() == acc.device_name(0) == acc.device_name(7) == acc.current_device_name() == "cpu"
     assert acc.device_name("3") == "cpu"
@@ -36,7 +36,7 @@ def test_devices_as_values() -> None:
         assert torch.empty(1).device == torch.device("cpu")
 
 
-def test_contexts_do_nothing() -> None:
+def test_contexts_have_no_effect() -> None:
     context = acc.device_index(0)
     with context as nothing, context, acc.device_index("cpu"), acc.device_index(torch.ones(1)), acc.device_of(torch.ones(1)):
         assert nothing is None
@@ -46,13 +46,13 @@ def test_contexts_do_nothing() -> None:
 
 
 @pytest.mark.parametrize("obj", [None, 1, "cpu", torch.device("cpu")], ids=repr)
-def test_device_of_what_is_on_no_device(obj: Any) -> None:
+def test_device_of_rejects_non_tensors(obj: Any) -> None:
     with pytest.raises(TypeError, match="takes a tensor or a storage"):
         acc.device_of(obj)
 
 
 @pytest.mark.parametrize("device", [0, None, "cpu", "cpu:0", torch.device("cpu"), torch.ones(1)], ids=repr)
-def test_compiled(device: Any) -> None:
+def test_compiled_contexts_on_the_cpu(device: Any) -> None:
     def program(tensor: torch.Tensor, device: Any) -> tuple[Any, ...]:
         with acc.device_index(device), acc.device_of(tensor), acc.stream(None):
             return tensor + 1, acc.current_device_index(), acc.device(), acc.is_synchronized_device()
@@ -74,7 +74,7 @@ def test_peer_access() -> None:
     assert acc.can_device_access_peer(0, 0) is False
 
 
-def test_what_torch_was_built_for() -> None:
+def test_arch_list_and_gencode_flags() -> None:
     built_for_cuda = torch.version.cuda is not None
     assert bool(acc.get_arch_list()) == bool(acc.get_gencode_flags()) == built_for_cuda
 

@@ -22,7 +22,7 @@ def on_device_1() -> list[Any]:
 
 @pytest.mark.parametrize("set_current", [acc.set_device_index, acc.set_device])
 @pytest.mark.parametrize("device", WAYS, ids=repr)
-def test_setting(set_current: Callable[[Any], None], device: Any) -> None:
+def test_set_current_device(set_current: Callable[[Any], None], device: Any) -> None:
     set_current(device)
     assert torch.cuda.current_device() == 1
     assert acc.current_device_index() == acc.current_device() == 1
@@ -33,7 +33,7 @@ def test_setting(set_current: Callable[[Any], None], device: Any) -> None:
 
 
 @pytest.mark.parametrize("way", range(4))
-def test_context(way: int) -> None:
+def test_device_context_switches_and_restores(way: int) -> None:
     with acc.device_index(on_device_1()[way]) as nothing:
         assert nothing is None
         assert torch.cuda.current_device() == 1
@@ -45,7 +45,7 @@ def test_context(way: int) -> None:
     assert torch.cuda.current_device() == 0
 
 
-def test_context_overrides_what_is_set_inside() -> None:
+def test_context_exit_overrides_device_set_inside() -> None:
     with acc.device_index(1):
         acc.set_device_index(0)
     assert torch.cuda.current_device() == 0
@@ -56,7 +56,7 @@ def test_context_overrides_what_is_set_inside() -> None:
 
 
 @pytest.mark.parametrize("way", range(4))
-def test_context_within_itself(way: int) -> None:
+def test_reentrant_context(way: int) -> None:
     context = acc.device_index(on_device_1()[way])
     with context:
         acc.set_device_index(0)
@@ -71,7 +71,7 @@ def test_context_within_itself(way: int) -> None:
     assert torch.cuda.current_device() == 0
 
 
-def test_context_and_exceptions() -> None:
+def test_context_restores_on_exceptions() -> None:
     for exception in (ValueError, KeyboardInterrupt):
         with pytest.raises(exception), acc.device_index(1), acc.device_index(0):
             raise exception
@@ -84,7 +84,7 @@ def test_context_and_exceptions() -> None:
     assert torch.cuda.current_device() == 0
 
 
-def test_threads_have_current_devices_of_their_own() -> None:
+def test_each_thread_has_its_own_current_device() -> None:
     barrier = threading.Barrier(4)
 
     def work(offset: int) -> list[int]:
@@ -118,7 +118,7 @@ def test_device_of_a_typed_storage_does_not_warn(recwarn: pytest.WarningsRecorde
     assert not recwarn.list
 
 
-def test_device_of_things_elsewhere() -> None:
+def test_device_of_tensors_on_other_devices() -> None:
     acc.set_device_index(1)
     for obj in (torch.empty(1), torch.empty(1).untyped_storage(), torch.empty(1, device="meta")):
         with acc.device_of(obj):
@@ -129,12 +129,12 @@ def test_device_of_things_elsewhere() -> None:
 
 
 @pytest.mark.parametrize("obj", [None, 1, "cuda:1", torch.device("cuda", 1), [torch.ones(1)]], ids=repr)
-def test_device_of_what_is_on_no_device(obj: Any) -> None:
+def test_device_of_rejects_non_tensors(obj: Any) -> None:
     with pytest.raises(TypeError, match="takes a tensor or a storage"):
         acc.device_of(obj)
 
 
-def test_devices_as_values() -> None:
+def test_device_objects_and_names() -> None:
     assert acc.device() == torch.device("cuda")
     assert acc.device().index is None
     assert acc.device(1) == acc.device("cuda:1") == acc.device(device_index=torch.device("cuda", 1)) == torch.device("cuda", 1)
@@ -146,7 +146,7 @@ def test_devices_as_values() -> None:
     assert torch.empty(1, device=acc.device()).device == torch.device("cuda", 1)
 
 
-def test_a_device_value_as_context_is_the_factory_device() -> None:
+def test_device_as_context_sets_the_default_device() -> None:
     with acc.device(1):
         assert torch.cuda.current_device() == 0
         assert torch.empty(1).device == torch.device("cuda", 1)
@@ -176,7 +176,7 @@ def test_compiled_context(way: int) -> None:
 
 
 @pytest.mark.parametrize("device", [None, -1, "cuda"], ids=repr)
-def test_compiled_context_that_changes_nothing(device: Any) -> None:
+def test_compiled_context_with_current_device(device: Any) -> None:
     acc.set_device_index(1)
     assert compiled(device_in_context, torch.ones(2), device)[1].device == torch.device("cuda", 1)
     assert torch.cuda.current_device() == 1

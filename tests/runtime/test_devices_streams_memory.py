@@ -39,7 +39,7 @@ uninitialized = pytest.mark.simulated_machine(gpus=2)
 
 
 @uninitialized
-def test_nothing_initializes_that_says_so() -> None:
+def test_documented_functions_do_not_initialize() -> None:
     for device in (None, 0, 1, "cuda", "cuda:1", torch.device("cuda", 1)):
         assert acc.memory_allocated(device) == acc.max_memory_allocated(device) == 0
         assert acc.memory_reserved(device) == acc.max_memory_reserved(device) == 0
@@ -99,7 +99,7 @@ def test_nothing_initializes_that_says_so() -> None:
      "get_device_properties()", "can_device_access_peer(0, 1)", "cudart()", "external_stream(0)",
      "device_index(0).__enter__()"],
 )  # fmt: skip
-def test_what_initializes(call: str) -> None:
+def test_functions_that_initialize(call: str) -> None:
     assert not is_driver_initialized()
     eval(f"acc.{call}")
     assert acc.is_initialized()
@@ -144,7 +144,7 @@ def test_wrong_devices_before_initialization() -> None:
 
 
 @uninitialized
-def test_what_waits_takes_effect_at_initialization() -> None:
+def test_queued_calls_run_at_initialization() -> None:
     order: list[int] = []
     acc.lazy_call(lambda: order.append(1))
     acc.set_per_process_memory_fraction(0.5, 1)
@@ -168,7 +168,7 @@ def test_what_waits_takes_effect_at_initialization() -> None:
 
 
 @pytest.mark.simulated_machine(gpus=1, memory="1GiB")
-def test_running_out_of_one_gibibyte() -> None:
+def test_out_of_memory_on_a_gpu_with_one_gibibyte() -> None:
     held = torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
     with pytest.raises(Exception) as caught:
         torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
@@ -185,7 +185,7 @@ def test_running_out_of_one_gibibyte() -> None:
 
 
 @uninitialized
-def test_a_child_of_an_initialized_process_is_told() -> None:
+def test_functions_raise_in_bad_fork() -> None:
     acc.init()
     stream = acc.current_stream()
 
@@ -252,7 +252,7 @@ def test_a_child_of_an_initialized_process_is_told() -> None:
 
 
 @uninitialized
-def test_errors_are_no_reason_to_initialize() -> None:
+def test_invalid_calls_do_not_initialize() -> None:
     assert acc.device_count() == 2
     calls: list[tuple[Callable[[], object], Any]] = [
         (lambda: acc.FloatTensor(None), (TypeError, RuntimeError)),
@@ -296,7 +296,7 @@ def test_errors_are_no_reason_to_initialize() -> None:
 
 
 @uninitialized
-def test_contexts_initialize_when_they_are_entered() -> None:
+def test_context_initializes_when_entered() -> None:
     made = [acc.device_index(device) for device in (0, 1, "cuda:1", torch.device("cuda", 1))][-1]
     assert not acc.is_initialized()
     assert acc.is_fork_safe()
@@ -309,7 +309,7 @@ def test_contexts_initialize_when_they_are_entered() -> None:
 
 
 @uninitialized
-def test_a_context_entered_in_a_child_that_cannot_says_so() -> None:
+def test_entering_a_context_in_bad_fork_raises() -> None:
     made = acc.device_index(1)
     torch.cuda.init()
 
@@ -321,7 +321,7 @@ def test_a_context_entered_in_a_child_that_cannot_says_so() -> None:
 
 
 @uninitialized
-def test_a_device_of_another_type_shows_no_inner_error() -> None:
+def test_device_errors_hide_internal_exceptions() -> None:
     for prepare in (lambda: None, acc.init):
         prepare()
         for device in (torch.device("cpu"), "cpu", "bogus", 1.5):
@@ -334,7 +334,7 @@ def test_a_device_of_another_type_shows_no_inner_error() -> None:
 
 
 @uninitialized
-def test_the_state_follows_the_environment_until_the_accelerator_is_initialized() -> None:
+def test_runtime_state_follows_environment_until_initialization() -> None:
     before = state.current("cuda:1")
     assert before == ("cuda", 1, False)
     os.environ["ACCELERATOR_BACKEND"] = "cpu"
@@ -347,7 +347,7 @@ def test_the_state_follows_the_environment_until_the_accelerator_is_initialized(
 
 
 @uninitialized
-def test_the_classes_of_streams_follow_the_runtime_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_classes_follow_the_runtime_state(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_classes, of_the_cpu = (torch.Stream, torch.Event), (CPUStream, CPUEvent)
     for _ in range(2):
         assert (acc.Stream, acc.Event) == torch_classes
@@ -377,7 +377,7 @@ def test_the_classes_of_streams_follow_the_runtime_state(monkeypatch: pytest.Mon
 
 @uninitialized
 @pytest.mark.parametrize("variable", [("ACCELERATOR_BACKEND", "cpu"), ("CUDA_VISIBLE_DEVICES", "0")])
-def test_the_environment_changes_nothing_after_initialization(variable: tuple[str, str]) -> None:
+def test_results_ignore_environment_after_initialization(variable: tuple[str, str]) -> None:
     acc.init()
     os.environ.update([variable])
     assert acc.device_count() == 2
@@ -411,17 +411,17 @@ print(made.device)
 @pytest.mark.parametrize(
     "device", [slow("1"), "'cuda:1'", slow("torch.device('cuda', 1)"), slow("torch.empty(1, device='cuda:1')")]
 )
-def test_compiled_context_is_the_first_use_of_the_package(device: str) -> None:
+def test_compiled_context_initializes_the_accelerator(device: str) -> None:
     assert run(COMPILED.format(device=device, kind="cuda"), simulated_environment(gpus=2)) == "cuda:1\n"
 
 
 @pytest.mark.parametrize("device", ["0", slow("'cpu'"), slow("torch.device('cpu')"), slow("torch.ones(1)")])
-def test_compiled_context_is_the_first_use_on_the_cpu(device: str) -> None:
+def test_compiled_context_as_first_use_on_the_cpu(device: str) -> None:
     assert run(COMPILED.format(device=device, kind="cpu"), plain_environment(ACCELERATOR_BACKEND="cpu")) == "cpu\n"
 
 
 @uninitialized
-def test_the_environment_can_choose_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accelerator_backend_variable_selects_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATOR_BACKEND", "cpu")
     assert acc.device() == torch.device("cpu")
     assert acc.is_synchronized_device()

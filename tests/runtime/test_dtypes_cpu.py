@@ -10,7 +10,7 @@ import torch
 import accelerator as acc
 
 
-def test_every_result_is_a_bool() -> None:
+def test_dtype_support_is_a_bool() -> None:
     for result in (
         acc.is_bf16_supported(),
         acc.is_bf16_supported(False),
@@ -24,7 +24,7 @@ def test_every_result_is_a_bool() -> None:
     assert not acc.is_tf32_supported()
 
 
-def test_half_precision_follows_the_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_precision_follows_mkldnn_support(monkeypatch: pytest.MonkeyPatch) -> None:
     for has in (True, False):
         for name in ("_is_mkldnn_fp16_supported", "_is_mkldnn_bf16_supported"):
             monkeypatch.setattr(torch.ops.mkldnn, name, lambda has=has: has, raising=False)
@@ -32,7 +32,7 @@ def test_half_precision_follows_the_instructions(monkeypatch: pytest.MonkeyPatch
         assert acc.supported_dtypes() == [torch.float32, *([torch.float16] if has else []), torch.bfloat16]
 
 
-def test_amp_is_the_cpus() -> None:
+def test_amp_uses_the_cpu() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with acc.amp().autocast():

@@ -12,11 +12,11 @@ import accelerator as acc
 
 
 @pytest.mark.parametrize("including_emulation", [True, False])
-def test_bf16_is_as_torch_cuda_says(including_emulation: bool) -> None:
+def test_bf16_support_equals_torch_cuda(including_emulation: bool) -> None:
     assert acc.is_bf16_supported(including_emulation) is torch.cuda.is_bf16_supported(including_emulation) is True
 
 
-def test_the_other_results_are_bools_and_right() -> None:
+def test_fp16_fp64_and_tf32_are_supported() -> None:
     assert acc.is_fp16_supported() is True
     assert acc.is_fp64_supported() is True
     assert acc.is_tf32_supported() is True
@@ -24,14 +24,14 @@ def test_the_other_results_are_bools_and_right() -> None:
         assert torch.cuda.is_tf32_supported() is True
 
 
-def test_supported_dtypes_are_deepspeeds_list_and_new_each_time() -> None:
+def test_supported_dtypes_returns_a_new_list() -> None:
     first = acc.supported_dtypes()
     assert first == [torch.float32, torch.float16, torch.bfloat16]
     first.clear()
     assert len(acc.supported_dtypes()) == 3
 
 
-def test_amp_is_cuda_s_without_its_deprecated_classes() -> None:
+def test_amp_uses_cuda_without_warnings() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         amp = acc.amp()

@@ -65,7 +65,7 @@ def _imported() -> list[str]:
     return sys.modules["op_builder"].imported  # type: ignore[no-any-return]
 
 
-def test_registered_builders_are_found_and_made() -> None:
+def test_registered_builders_are_returned_and_created() -> None:
     class MineBuilder:
         pass
 
@@ -77,21 +77,21 @@ def test_registered_builders_are_found_and_made() -> None:
     assert first is not second
 
 
-def test_the_latest_registration_counts_and_comes_before_the_package(package: Path) -> None:
+def test_latest_registration_overrides_the_package(package: Path) -> None:
     acc.register_op_builder("AdamBuilder", dict)
     acc.register_op_builder("AdamBuilder", list)
     assert acc.get_op_builder("AdamBuilder") is list
     assert _imported() == []
 
 
-def test_wrong_registrations_are_refused() -> None:
+def test_wrong_registrations_raise() -> None:
     with pytest.raises(TypeError, match="callable"):
         acc.register_op_builder("MineBuilder", None)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be a str"):
         acc.register_op_builder(list, list)  # type: ignore[arg-type]
 
 
-def test_one_module_is_imported_for_one_name(package: Path) -> None:
+def test_get_op_builder_imports_only_the_builders_module(package: Path) -> None:
     assert acc.op_builder_dir() == f"op_builder{SUFFIX}"
     builder = acc.get_op_builder("AdamBuilder")
     assert builder.where == ("host" if SUFFIX else "device")
@@ -101,7 +101,7 @@ def test_one_module_is_imported_for_one_name(package: Path) -> None:
     assert _imported() == [f"op_builder{SUFFIX}.adam", "op_builder.cpu.host"]
 
 
-def test_a_builder_that_a_module_hands_on_is_found_there(package: Path) -> None:
+def test_reexported_builders_are_returned(package: Path) -> None:
     assert acc.get_op_builder("HandedBuilder").__module__ == "op_builder.parts"
     assert _imported().pop() == f"op_builder{SUFFIX}.handed"
     # In DeepSpeed too, the package for the CPU exports a builder that is defined in CUDA's.
@@ -110,26 +110,26 @@ def test_a_builder_that_a_module_hands_on_is_found_there(package: Path) -> None:
     assert _imported()[0] == f"op_builder{SUFFIX}.pages"
 
 
-def test_what_ranks_on_the_cpu_communicate_by_is_theirs_alone(package: Path) -> None:
+def test_comm_builder_exists_on_the_cpu_only(package: Path) -> None:
     builder = acc.get_op_builder("CommBuilder")
     assert (builder is not None) is bool(SUFFIX)
     assert _imported() == (["op_builder.cpu.comm"] if SUFFIX else [])
 
 
-def test_unknown_and_abstract_names_give_none(package: Path) -> None:
+def test_unknown_and_abstract_builders_are_none(package: Path) -> None:
     for name in ("NoSuchBuilder", "OpBuilder", "CUDAOpBuilder", "NotImplementedBuilder", "adam", ""):
         assert acc.get_op_builder(name) is None
         assert acc.create_op_builder(name) is None
     assert _imported() == []
 
 
-def test_a_module_that_cannot_be_imported_says_so(package: Path) -> None:
+def test_broken_builder_module_raises(package: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         acc.get_op_builder("BrokenBuilder")
 
 
 @pytest.mark.parametrize("imported", [False, True])
-def test_anothers_package_of_that_name_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: bool) -> None:
+def test_foreign_op_builder_package_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, imported: bool) -> None:
     _write(tmp_path / "op_builder" / "__init__.py", "")
     _write(tmp_path / "op_builder" / "adam.py", "class AdamBuilder: pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -139,7 +139,7 @@ def test_anothers_package_of_that_name_is_left_alone(tmp_path: Path, monkeypatch
     assert acc.get_op_builder("AdamBuilder") is None
 
 
-def test_a_package_in_the_working_directory_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_op_builder_in_working_directory_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path / "op_builder" / "__init__.py", "__deepspeed__ = True\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
@@ -147,7 +147,7 @@ def test_a_package_in_the_working_directory_is_not_imported(tmp_path: Path, monk
     assert "op_builder" not in sys.modules
 
 
-def test_the_package_may_call_it_while_it_is_being_imported(tmp_path: Path) -> None:
+def test_get_op_builder_while_the_package_is_imported(tmp_path: Path) -> None:
     # DeepSpeed's package does this for each of its builders.
     root = tmp_path / "deepspeed" / "ops" / "op_builder"
     _write(root.parent.parent / "__init__.py", "")
@@ -161,7 +161,7 @@ def test_the_package_may_call_it_while_it_is_being_imported(tmp_path: Path) -> N
     )
 
 
-def test_build_extension_is_torchs_and_asking_for_it_is_silent() -> None:
+def test_build_extension_returns_torchs_class_silently() -> None:
     from torch.utils.cpp_extension import BuildExtension
 
     assert acc.build_extension() is BuildExtension
@@ -183,7 +183,7 @@ def test_build_extension_is_torchs_and_asking_for_it_is_silent() -> None:
     assert printed == ""
 
 
-def test_several_threads_may_call_it_first() -> None:
+def test_first_build_extension_calls_from_several_threads() -> None:
     run(
         """
         import os, sys, threading, torch

@@ -18,10 +18,10 @@ import accelerator as acc
         lambda: acc.make_graphed_callables(lambda x: x, ()),
     ],
 )
-def test_graphs_are_refused(call: object) -> None:
+def test_graph_functions_raise(call: object) -> None:
     with pytest.raises(RuntimeError, match="need an accelerator"):
         call()  # type: ignore[operator]
 
 
-def test_nothing_is_being_captured() -> None:
+def test_no_stream_is_capturing() -> None:
     assert acc.is_current_stream_capturing() is False

@@ -22,13 +22,13 @@ def _first_device() -> Iterator[None]:
     torch.cuda.set_device(0)
 
 
-def _host_to(tensor: torch.Tensor, values: list[float]) -> None:
+def _copy_from_host(tensor: torch.Tensor, values: list[float]) -> None:
     tensor.copy_(torch.tensor(values))
 
 
 @pytest.mark.parametrize("index", [0, 1])
 @pytest.mark.parametrize("make", [acc.create_graph, acc.Graph, torch.cuda.CUDAGraph])
-def test_a_replay_copies_what_is_there_by_then(make: Any, index: int) -> None:
+def test_replay_copies_current_values(make: Any, index: int) -> None:
     torch.cuda.set_device(index)
     graph = make()
     source, target = torch.zeros(2, device="cuda"), torch.zeros(2, device="cuda")
@@ -40,13 +40,13 @@ def test_a_replay_copies_what_is_there_by_then(make: Any, index: int) -> None:
         target.copy_(source)
     assert torch.cuda.current_stream() == before
     assert acc.is_current_stream_capturing() is torch.cuda.is_current_stream_capturing() is False
-    _host_to(source, [3.0, 4.0])
+    _copy_from_host(source, [3.0, 4.0])
     assert target.tolist() == [0.0, 0.0]
     assert acc.replay_graph(graph) is None
     assert target.tolist() == [3.0, 4.0]
 
 
-def test_a_graph_is_of_the_public_class() -> None:
+def test_created_graph_is_an_instance_of_graph() -> None:
     class Named(acc.Graph):  # type: ignore[misc]
         name = "own"
 
@@ -57,7 +57,7 @@ def test_a_graph_is_of_the_public_class() -> None:
     assert isinstance(Named(), acc.Graph)
 
 
-def test_each_device_has_a_capture_stream_of_its_own_and_keeps_it() -> None:
+def test_each_device_reuses_its_own_capture_stream() -> None:
     streams = []
     for index in (0, 1, 0):
         torch.cuda.set_device(index)
@@ -68,7 +68,7 @@ def test_each_device_has_a_capture_stream_of_its_own_and_keeps_it() -> None:
     assert [stream.device_index for stream in streams] == [0, 1, 0]
 
 
-def test_capture_on_a_given_stream_and_in_a_given_pool() -> None:
+def test_capture_uses_given_stream_and_pool() -> None:
     pool, stream = acc.graph_pool_handle(), torch.cuda.Stream()
     first, second = acc.create_graph(), acc.create_graph()
     with acc.capture_to_graph(first, pool, stream):
@@ -80,7 +80,7 @@ def test_capture_on_a_given_stream_and_in_a_given_pool() -> None:
     assert kept.data_ptr() != other.data_ptr()
 
 
-def test_the_pool_of_the_graph_is_used_when_none_is_given() -> None:
+def test_capture_without_pool_uses_the_graphs_pool() -> None:
     pool = acc.graph_pool_handle()
     graph = acc.Graph(pool=pool)
     with acc.capture_to_graph(graph):
@@ -95,7 +95,7 @@ def test_the_pool_of_the_graph_is_used_when_none_is_given() -> None:
         assert tuple(graph.pool()) == tuple(used)
 
 
-def test_an_exception_ends_the_capture() -> None:
+def test_exception_ends_the_capture() -> None:
     with pytest.raises(ZeroDivisionError), acc.capture_to_graph(acc.create_graph()):
         torch.ones(1, device="cuda")
         _ = 1 / 0
@@ -104,19 +104,19 @@ def test_an_exception_ends_the_capture() -> None:
         torch.ones(1, device="cuda")
 
 
-def test_pool_handles_differ_and_are_torchs() -> None:
+def test_pool_handles_are_distinct_and_of_torchs_type() -> None:
     first, second = acc.graph_pool_handle(), acc.graph_pool_handle()
     assert first != second
     assert type(first) is type(torch.cuda.graph_pool_handle())
 
 
-def test_replaying_before_a_capture_is_an_error() -> None:
+def test_replay_before_capture_raises() -> None:
     with pytest.raises(RuntimeError):
         acc.replay_graph(acc.create_graph())
 
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
-def test_graphed_callables_have_the_results_shape_and_gradients() -> None:
+def test_graphed_callable_has_output_shape_and_gradients() -> None:
     module = torch.nn.LayerNorm(3, device="cuda")  # needs no cuBLAS, which simulated GPUs lack
     sample = torch.ones(4, 3, device="cuda", requires_grad=True)
     graphed = acc.make_graphed_callables(module, (sample,), num_warmup_iters=2)
@@ -127,7 +127,7 @@ def test_graphed_callables_have_the_results_shape_and_gradients() -> None:
     assert module.weight.grad.shape == (3,)
 
 
-def test_several_callables_come_back_in_order() -> None:
+def test_graphed_callables_keep_their_order() -> None:
     pool = acc.graph_pool_handle()
     made = acc.make_graphed_callables(
         (lambda x: x[:1].clone(), lambda x: x.clone()),
@@ -139,7 +139,7 @@ def test_several_callables_come_back_in_order() -> None:
         acc.make_graphed_callables(lambda x: x, (torch.ones(2, device="cuda"),), no_such_option=1)
 
 
-def captured_by_itself(graph: Any) -> AbstractContextManager[Any]:
+def capture_with_graph_context(graph: Any) -> AbstractContextManager[Any]:
     """Return a context that captures with the graph's own context manager, on a stream that can be captured."""
     stack = ExitStack()
     stack.enter_context(acc.stream(acc.Stream()))
@@ -147,11 +147,15 @@ def captured_by_itself(graph: Any) -> AbstractContextManager[Any]:
     return stack
 
 
-CAPTURES: list[Callable[[Any], AbstractContextManager[Any]]] = [acc.capture_to_graph, torch.cuda.graph, captured_by_itself]
+CAPTURES: list[Callable[[Any], AbstractContextManager[Any]]] = [
+    acc.capture_to_graph,
+    torch.cuda.graph,
+    capture_with_graph_context,
+]
 
 
-@pytest.mark.parametrize("capture", [acc.capture_to_graph, captured_by_itself])
-def test_the_work_before_a_capture_is_done(capture: Callable[[Any], AbstractContextManager[Any]]) -> None:
+@pytest.mark.parametrize("capture", [acc.capture_to_graph, capture_with_graph_context])
+def test_capture_waits_for_earlier_work(capture: Callable[[Any], AbstractContextManager[Any]]) -> None:
     before, begin = torch.cuda.Event(), time.monotonic()
     torch.cuda._sleep(200_000_000)  # on simulated GPUs, the argument is the time in nanoseconds
     before.record()
@@ -161,7 +165,7 @@ def test_the_work_before_a_capture_is_done(capture: Callable[[Any], AbstractCont
         torch.ones(1, device="cuda")
 
 
-def refused_in(capture: Callable[[Any], AbstractContextManager[Any]], mode: Any, *, in_another_thread: bool) -> bool:
+def unsafe_call_fails(capture: Callable[[Any], AbstractContextManager[Any]], mode: Any, *, in_another_thread: bool) -> bool:
     """Return whether a query of an event, which is unsafe during a capture, raises and invalidates the capture."""
     event, errors = torch.cuda.Event(), []
     event.record()
@@ -201,12 +205,12 @@ def refused_in(capture: Callable[[Any], AbstractContextManager[Any]], mode: Any,
     ("mode", "in_this_thread", "in_another"),
     [("default", True, True), ("global", True, True), ("thread_local", True, False), ("relaxed", False, False)],
 )
-def test_what_is_unsafe_is_as_the_mode_says(capture: Any, mode: str, in_this_thread: bool, in_another: bool) -> None:
-    assert refused_in(capture, mode, in_another_thread=False) is in_this_thread
-    assert refused_in(capture, mode, in_another_thread=True) is in_another
+def test_capture_error_mode_decides_which_calls_fail(capture: Any, mode: str, in_this_thread: bool, in_another: bool) -> None:
+    assert unsafe_call_fails(capture, mode, in_another_thread=False) is in_this_thread
+    assert unsafe_call_fails(capture, mode, in_another_thread=True) is in_another
 
 
-def test_the_face_is_that_of_torch_s_graph() -> None:
+def test_graph_has_the_interface_of_torch_accelerator_graph() -> None:
     ours = acc.Graph()
     assert isinstance(ours, acc.Graph)
     assert isinstance(ours, torch.cuda.CUDAGraph)

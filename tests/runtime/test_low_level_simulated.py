@@ -25,7 +25,7 @@ def test_init() -> None:
     assert torch.cuda.is_initialized()
 
 
-def test_lazy_call_is_at_once_now() -> None:
+def test_lazy_call_runs_immediately_once_initialized() -> None:
     called: list[int] = []
     assert acc.lazy_call(lambda: called.append(1)) is None
     assert called == [1]
@@ -34,7 +34,7 @@ def test_lazy_call_is_at_once_now() -> None:
 
 
 @pytest.mark.parametrize("callback", [None, 1, "print"])
-def test_lazy_call_of_no_function(callback: Any) -> None:
+def test_lazy_call_rejects_non_callables(callback: Any) -> None:
     with pytest.raises(TypeError, match="takes a callable"):
         acc.lazy_call(callback)
 
@@ -43,7 +43,7 @@ def test_ipc_collect() -> None:
     assert acc.ipc_collect() is None
 
 
-def test_cudart_is_torch_s() -> None:
+def test_cudart_equals_torchs() -> None:
     assert acc.cudart() is torch.cuda.cudart()
     assert acc.cudart().cudaMemGetInfo(1) == acc.get_memory_info(1)
 
@@ -55,7 +55,7 @@ def outcome(function: Any) -> Any:
         return type(error), str(error)
 
 
-def test_blas_handle_is_torch_s() -> None:
+def test_blas_handle_equals_torchs() -> None:
     # Both raise an error, because simulated GPUs have no cuBLAS.
     assert outcome(acc.current_blas_handle) == outcome(torch.cuda.current_blas_handle)
 
@@ -72,7 +72,7 @@ def test_sync_debug_mode() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode:UserWarning")
-def test_sync_debug_mode_works() -> None:
+def test_sync_debug_mode_error_raises_on_synchronization() -> None:
     acc.set_sync_debug_mode("error")
     with pytest.raises(RuntimeError, match="synchronizing"):
         torch.ones(1, device="cuda").item()
@@ -85,12 +85,12 @@ def test_sync_debug_mode_works() -> None:
     [(3, RuntimeError), (-1, RuntimeError), (2**70, RuntimeError), ("loud", RuntimeError), ("", RuntimeError),
      ("1", RuntimeError), (1.0, TypeError), (None, TypeError), (True, TypeError), (b"warn", TypeError)],
 )  # fmt: skip
-def test_no_sync_debug_mode(mode: Any, error: type[Exception]) -> None:
+def test_wrong_sync_debug_mode_raises(mode: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         acc.set_sync_debug_mode(mode)
     assert torch.cuda.get_sync_debug_mode() == 0
 
 
-def test_the_mode_that_is_set_is_set_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+def test_setting_the_current_sync_debug_mode_does_not_warn(recwarn: pytest.WarningsRecorder) -> None:
     acc.set_sync_debug_mode(0)
     assert not recwarn.list

@@ -33,7 +33,7 @@ def test_statistics_are_empty() -> None:
     assert acc.empty_cache() is acc.empty_host_cache() is None
 
 
-def test_the_host_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_info_is_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_memory, "available", lambda: 4321)
     total = host_memory.total()
     assert acc.get_memory_info() == acc.mem_get_info() == acc.mem_get_info(-1) == (4321, total)
@@ -41,7 +41,7 @@ def test_the_host_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert acc.total_memory() == total > 4321
 
 
-def test_there_is_no_limit() -> None:
+def test_memory_fraction_has_no_effect() -> None:
     assert acc.set_per_process_memory_fraction(0.5) is None
     assert acc.get_per_process_memory_fraction() == 1.0
     with pytest.raises(ValueError, match="memory fraction must be"):
@@ -72,7 +72,7 @@ def test_snapshots_are_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{"enabled": "everything"}, {"context": 1}, {"stacks": 1}, {"max_entries": 0}], ids=repr)
-def test_no_way_to_record(arguments: dict[str, Any]) -> None:
+def test_wrong_memory_history_arguments_raise(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must be one of|must be from"):
         acc.record_memory_history(**arguments)
 
@@ -82,12 +82,12 @@ def test_no_way_to_record(arguments: dict[str, Any]) -> None:
     [("memory_cached", (), 0), ("max_memory_cached", (0,), 0), ("reset_max_memory_cached", (), None),
      ("reset_max_memory_allocated", ("cpu",), None), ("current_device_idx", (), 0), ("set_device_idx", (0,), None)],
 )  # fmt: skip
-def test_old_names(name: str, arguments: tuple[Any, ...], result: Any) -> None:
+def test_deprecated_memory_and_device_names_warn(name: str, arguments: tuple[Any, ...], result: Any) -> None:
     with pytest.warns(FutureWarning, match="Use `"):
         assert getattr(acc, name)(*arguments) == result
 
 
-def test_mps_takes_the_fraction_and_has_its_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mps_fraction_and_memory_functions(monkeypatch: pytest.MonkeyPatch) -> None:
     fractions: list[tuple[float, ...]] = []
     monkeypatch.setattr(memory.state, "current", lambda *_, **__: RuntimeState("mps", None, is_initialized=True))
     monkeypatch.setattr(memory, "get_index", lambda: 0)

@@ -28,14 +28,14 @@ def _different_devices() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", COUNTERS)
-def test_counters_are_torch_s(name: str) -> None:
+def test_counters_equal_torchs(name: str) -> None:
     ours, theirs = getattr(acc, name), getattr(torch.cuda, name)
     for device in (None, 0, 1, "cuda:0", "cuda:1", torch.device("cuda", 0), torch.device("cuda")):
         assert ours(device) == theirs(device)
     assert ours() == theirs(1) > theirs(0) > 0
 
 
-def test_counters_differ() -> None:
+def test_counters_after_allocating_and_freeing() -> None:
     allocated, most, reserved, _ = (getattr(acc, name)(1) for name in COUNTERS)
     assert allocated == 3 << 20
     assert most == 33 << 20
@@ -43,7 +43,7 @@ def test_counters_differ() -> None:
 
 
 @pytest.mark.parametrize("name", ["memory_stats", "memory_stats_as_nested_dict"])
-def test_statistics_are_torch_s(name: str) -> None:
+def test_statistics_equal_torchs(name: str) -> None:
     # torch.cuda returns more statistics than torch.accelerator, which has no such function in torch 2.6.
     module = torch.accelerator if hasattr(torch.accelerator, name) else torch.cuda
     for device in (None, 0, 1, "cuda:0"):
@@ -53,7 +53,7 @@ def test_statistics_are_torch_s(name: str) -> None:
         assert type(ours) is type(theirs)
 
 
-def test_host_memory_stats_are_torch_s() -> None:
+def test_host_memory_stats_equal_torchs() -> None:
     if not hasattr(torch.cuda, "host_memory_stats"):
         assert acc.host_memory_stats() == OrderedDict()
         return
@@ -88,14 +88,14 @@ def test_host_memory_stats_nested_and_reset() -> None:
 
 
 @pytest.mark.parametrize("fraction", [1, 0, True, "1.0", None])
-def test_a_fraction_is_a_float_as_torch_wants_it(fraction: Any) -> None:
+def test_memory_fraction_that_is_no_float_raises(fraction: Any) -> None:
     for function in (acc.set_per_process_memory_fraction, torch.cuda.set_per_process_memory_fraction):
         with pytest.raises(TypeError):
             function(fraction)
 
 
 @pytest.mark.parametrize("reset", [acc.reset_peak_memory_stats, acc.reset_accumulated_memory_stats])
-def test_resetting_concerns_one_device(reset: Callable[..., None]) -> None:
+def test_reset_affects_one_device(reset: Callable[..., None]) -> None:
     def mutable(index: int) -> tuple[Any, ...]:
         everything = acc.memory_stats_as_nested_dict(index)["allocated_bytes"]["all"]
         return everything["peak"], everything["allocated"], everything["freed"]
@@ -113,7 +113,7 @@ def test_resetting_concerns_one_device(reset: Callable[..., None]) -> None:
     assert mutable(0) != other
 
 
-def test_emptying_the_cache() -> None:
+def test_empty_cache_releases_unused_memory() -> None:
     before = acc.memory_reserved(1)
     acc.empty_cache()
     assert acc.memory_allocated(1) == 3 << 20

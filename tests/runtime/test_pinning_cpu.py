@@ -8,7 +8,7 @@ import torch
 import accelerator as acc
 
 
-def test_pinning_returns_the_tensor_itself() -> None:
+def test_pin_memory_returns_the_same_tensor() -> None:
     tensor = torch.ones(3)
     assert acc.pin_memory(tensor) is tensor
     assert acc.pin_memory(tensor, align_bytes=4096) is tensor
@@ -19,7 +19,7 @@ def test_pinning_returns_the_tensor_itself() -> None:
         acc.pin_memory(tensor, -1)
 
 
-def test_empty_tensors_are_plain_ones() -> None:
+def test_pin_empty_returns_unpinned_tensors() -> None:
     tensor = acc.pin_empty(2, 3, dtype=torch.int16)
     assert (tensor.shape, tensor.dtype, tensor.device.type) == ((2, 3), torch.int16, "cpu")
     assert acc.pin_empty((4,)).dtype == torch.get_default_dtype()
@@ -31,13 +31,13 @@ def test_empty_tensors_are_plain_ones() -> None:
         acc.pin_empty_like(tensor, device="cuda")
 
 
-def test_registering_does_nothing() -> None:
+def test_register_host_memory_has_no_effect() -> None:
     tensor = torch.ones(8)
     assert acc.register_host_memory(tensor.data_ptr(), tensor.nbytes) is False
     assert acc.unregister_host_memory(tensor.data_ptr()) is None
 
 
-def test_without_a_copy_the_memory_is_new() -> None:
+def test_pin_memory_without_copy_allocates() -> None:
     tensor = torch.ones(2, 3, dtype=torch.int16)
     like, flat = acc.pin_memory(tensor, make_copy=False), acc.pin_memory(tensor, make_copy=False, match_shape=False)
     assert (like.shape, like.dtype) == ((2, 3), torch.int16)

@@ -26,7 +26,7 @@ def test_pinned_copies_hold_the_same_data() -> None:
 @pytest.mark.parametrize(
     "tensor", [torch.arange(6.0).view(2, 3), torch.arange(5), torch.tensor(3, dtype=torch.int8), torch.empty(0)]
 )
-def test_addresses_are_aligned_as_asked(tensor: torch.Tensor) -> None:
+def test_pin_memory_aligns_addresses(tensor: torch.Tensor) -> None:
     # Four buffers, because one may be aligned by chance.
     kept = [acc.pin_memory(tensor, align_bytes=1 << 21) for _ in range(4)]
     for pinned in kept:
@@ -35,14 +35,14 @@ def test_addresses_are_aligned_as_asked(tensor: torch.Tensor) -> None:
         assert tensor.numel() == 0 or acc.is_pinned(pinned)
 
 
-def test_what_cannot_be_pinned_is_an_error() -> None:
+def test_pin_memory_rejects_gpu_tensors_and_zero_alignment() -> None:
     with pytest.raises(RuntimeError, match="pin"):
         acc.pin_memory(torch.empty(1, device="cuda"))
     with pytest.raises(ValueError, match="align_bytes"):
         acc.pin_memory(torch.empty(1), 0)
 
 
-def test_empty_pinned_tensors() -> None:
+def test_pin_empty_returns_pinned_tensors() -> None:
     for tensor in (acc.pin_empty(2, 3, dtype=torch.int16), acc.pin_empty((2, 3), dtype=torch.int16)):
         assert (tensor.shape, tensor.dtype, tensor.device.type) == ((2, 3), torch.int16, "cpu")
         assert acc.is_pinned(tensor)
@@ -54,7 +54,7 @@ def test_empty_pinned_tensors() -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "meta", torch.device("cuda", 1)])
-def test_pinned_memory_is_the_cpus(device: object) -> None:
+def test_pin_empty_rejects_other_devices(device: object) -> None:
     with pytest.raises(ValueError, match="cpu"):
         acc.pin_empty(1, device=device)
     with pytest.raises(ValueError, match="cpu"):
@@ -76,13 +76,13 @@ def test_memory_can_be_registered_once_at_a_time() -> None:
     torch.zeros(2, device="cuda")  # would raise if the errors above were still pending in CUDA
 
 
-def test_no_alignment_is_asked_for() -> None:
+def test_default_alignment_is_one() -> None:
     assert acc.pin_memory_alignment() == 1
 
 
 @pytest.mark.parametrize("align", [1, 4096, 1 << 21])
 @pytest.mark.parametrize("default", ["cpu", "meta", "cuda", "cuda:1"])
-def test_the_default_device_has_no_say(default: str, align: int) -> None:
+def test_default_device_does_not_affect_pinning(default: str, align: int) -> None:
     tensor = torch.arange(6.0).view(2, 3)
     with torch.device(default):
         kept = [acc.pin_memory(tensor, align_bytes=align) for _ in range(4)]
@@ -95,7 +95,7 @@ def test_the_default_device_has_no_say(default: str, align: int) -> None:
         assert acc.is_pinned(made)
 
 
-def test_strides_are_kept_at_any_address() -> None:
+def test_pin_memory_keeps_strides() -> None:
     images = torch.arange(24.0).view(1, 2, 3, 4).contiguous(memory_format=torch.channels_last)
     transposed = torch.arange(6.0).view(2, 3).t()
     for tensor in (images, transposed):
@@ -106,7 +106,7 @@ def test_strides_are_kept_at_any_address() -> None:
                 assert pinned.data_ptr() % align == 0
 
 
-def test_without_a_copy_the_memory_is_new_and_pinned() -> None:
+def test_pin_memory_without_copy_allocates_pinned_memory() -> None:
     template = torch.ones(2, 3, dtype=torch.int16, device="cuda:1").t()
     like, flat = acc.pin_memory(template, make_copy=False), acc.pin_memory(template, make_copy=False, match_shape=False)
     assert (like.shape, flat.shape) == ((3, 2), (6,))
@@ -118,13 +118,13 @@ def test_without_a_copy_the_memory_is_new_and_pinned() -> None:
 
 @pytest.mark.parametrize("wrong", [None, 3, [1.0], "tensor"], ids=repr)
 @pytest.mark.parametrize("function", [acc.pin_memory, acc.is_pinned, acc.pin_empty_like, acc.on_accelerator])
-def test_what_is_no_tensor(function: Callable[[Any], Any], wrong: Any) -> None:
+def test_pinning_functions_reject_non_tensors(function: Callable[[Any], Any], wrong: Any) -> None:
     with pytest.raises(TypeError, match=rf"^{function.__name__}\(\) takes a tensor, not {type(wrong).__name__}$"):
         function(wrong)
 
 
 @pytest.mark.parametrize("wrong", [None, 1.5, "0", b""], ids=repr)
-def test_what_is_no_address(wrong: Any) -> None:
+def test_addresses_and_sizes_of_wrong_type_raise(wrong: Any) -> None:
     for call in (lambda: acc.register_host_memory(wrong, 1), lambda: acc.register_host_memory(0, wrong),
                  lambda: acc.unregister_host_memory(wrong)):  # fmt: skip
         with pytest.raises(TypeError) as caught:
@@ -133,14 +133,14 @@ def test_what_is_no_address(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1, 2**63, 2**70])
-def test_addresses_out_of_range(wrong: int) -> None:
+def test_addresses_and_sizes_out_of_range_raise(wrong: int) -> None:
     for call in (lambda: acc.register_host_memory(wrong, 1), lambda: acc.register_host_memory(0, wrong),
                  lambda: acc.unregister_host_memory(wrong)):  # fmt: skip
         with pytest.raises(ValueError, match="of memory must be from 0"):
             call()
 
 
-def test_an_expanded_tensor() -> None:
+def test_pin_memory_of_an_expanded_tensor() -> None:
     for align_bytes in (1, 4096):
         pinned = acc.pin_memory(torch.ones(1).expand(4), align_bytes)
         assert pinned.is_pinned()

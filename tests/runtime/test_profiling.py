@@ -51,7 +51,7 @@ def no_domains(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     profiling._domain.cache_clear()
 
 
-def test_ranges_without_a_domain_are_torchs(default: Stack, domains: dict[str, Stack]) -> None:
+def test_ranges_without_domain_use_torchs_nvtx(default: Stack, domains: dict[str, Stack]) -> None:
     acc.range_push("outer")
     acc.range_push("inner", category="ignored")
     assert default == ["outer", "inner"]
@@ -62,7 +62,7 @@ def test_ranges_without_a_domain_are_torchs(default: Stack, domains: dict[str, S
     assert domains == {}
 
 
-def test_domains_have_stacks_of_their_own(default: Stack, domains: dict[str, Stack]) -> None:
+def test_each_domain_has_its_own_stack(default: Stack, domains: dict[str, Stack]) -> None:
     acc.range_push("one", "A", "category")
     acc.range_push("two", domain="B")
     assert domains == {"A": ["one (category)"], "B": ["two"]}
@@ -74,7 +74,7 @@ def test_domains_have_stacks_of_their_own(default: Stack, domains: dict[str, Sta
 
 
 @pytest.mark.usefixtures("no_domains")
-def test_without_the_package_domains_fall_back_on_push_and_on_pop(default: Stack) -> None:
+def test_domains_without_nvtx_package_use_torchs_ranges(default: Stack) -> None:
     acc.range_push("one", "A", "category")
     assert default == ["one"]
     acc.range_pop("A")
@@ -82,7 +82,7 @@ def test_without_the_package_domains_fall_back_on_push_and_on_pop(default: Stack
 
 
 @pytest.mark.usefixtures("no_domains")
-def test_without_nvtx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_without_nvtx_have_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bindings, "nvtx", None)
     acc.range_push("one")
     acc.range_push("two", "A")
@@ -90,7 +90,7 @@ def test_without_nvtx_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     acc.range_pop()
 
 
-def test_torchs_own_nvtx_takes_ranges() -> None:
+def test_ranges_with_torchs_real_nvtx() -> None:
     assert (bindings.nvtx is not None) == (torch.version.cuda is not None)
     acc.range_push("one")
     acc.range_pop()
@@ -131,7 +131,7 @@ def test_compiled_code_has_no_ranges_and_no_graph_breaks(default: Stack) -> None
     assert default == []
 
 
-def test_deepspeed_is_told_that_domains_are_taken(default: Stack, domains: dict[str, Stack]) -> None:
+def test_supports_nvtx_domain(default: Stack, domains: dict[str, Stack]) -> None:
     assert acc.supports_nvtx_domain is True
     acc.range_push("step", domain="DeepSpeed")
     assert (default, domains) == ([], {"DeepSpeed": ["step"]})

@@ -8,7 +8,7 @@ import torch
 import accelerator as acc
 
 
-def test_properties_are_torch_s() -> None:
+def test_properties_equal_torchs() -> None:
     for index in range(2):
         ours, theirs = acc.get_device_properties(index), torch.cuda.get_device_properties(index)
         assert type(ours) is type(theirs)
@@ -20,7 +20,7 @@ def test_properties_are_torch_s() -> None:
 
 
 @pytest.mark.parametrize(("device", "peer"), [(0, 1), (1, 0), (0, 0), (1, 1), ("cuda:0", torch.device("cuda", 1))])
-def test_peer_access_is_torch_s(device: object, peer: object) -> None:
+def test_peer_access_equals_torchs(device: object, peer: object) -> None:
     assert acc.can_device_access_peer(device, peer) is torch.cuda.can_device_access_peer(device, peer)
 
 
@@ -30,7 +30,7 @@ def test_peer_access_of_the_current_device() -> None:
     assert acc.can_device_access_peer(1, None) is torch.cuda.can_device_access_peer(1, 1)
 
 
-def test_what_torch_was_built_for() -> None:
+def test_arch_list_and_gencode_flags() -> None:
     assert acc.get_arch_list() == torch.cuda.get_arch_list() != []
     assert acc.get_gencode_flags() == torch.cuda.get_gencode_flags() != ""
 

@@ -54,7 +54,7 @@ ORDERS = [
 
 
 @needs_cuda
-def test_what_waits_takes_effect_in_order(tmp_path: Path) -> None:
+def test_queued_random_calls_take_effect_in_order(tmp_path: Path) -> None:
     # The parent initializes nothing, so it can fork a fresh child for each case.
     on_two_gpus(
         f"""
@@ -77,7 +77,7 @@ for calls, expected in {ORDERS!r}:
 
 
 @needs_cuda
-def test_a_seed_that_differs_each_time_waits_too(tmp_path: Path) -> None:
+def test_nondeterministic_seeds_are_queued(tmp_path: Path) -> None:
     on_two_gpus(
         """
 acc.manual_seed_all(1)
@@ -103,7 +103,7 @@ assert first == second != 1, seeds()
 
 
 @needs_cuda
-def test_what_waits_is_a_copy_of_the_state(tmp_path: Path) -> None:
+def test_queued_rng_state_is_a_copy(tmp_path: Path) -> None:
     on_two_gpus(
         """
 given = state(9)
@@ -116,7 +116,7 @@ assert acc.initial_seed(1) == 9
 
 
 @needs_cuda
-def test_errors_come_at_the_call_and_leave_nothing_waiting(tmp_path: Path) -> None:
+def test_invalid_calls_raise_immediately_and_queue_nothing(tmp_path: Path) -> None:
     on_two_gpus(
         """
 waiting = len(torch.cuda._queued_calls)
@@ -145,7 +145,7 @@ assert is_uninitialized() and len(torch.cuda._queued_calls) == waiting
 
 
 @needs_cuda
-def test_what_waits_does_not_grow_with_the_number_of_calls(tmp_path: Path) -> None:
+def test_queue_does_not_grow_with_the_number_of_calls(tmp_path: Path) -> None:
     on_two_gpus(
         """
 def step(number):
@@ -168,7 +168,7 @@ assert is_uninitialized()
 
 
 @needs_cuda
-def test_fork_rng_keeps_what_else_waits(tmp_path: Path) -> None:
+def test_fork_rng_keeps_other_queued_calls(tmp_path: Path) -> None:
     printed = on_two_gpus(
         """
 with acc.fork_rng():
@@ -184,7 +184,7 @@ assert 6 not in seeds()
 
 
 @needs_cuda
-def test_fork_rng_restores_what_an_initialization_inside_would_have_found(tmp_path: Path) -> None:
+def test_fork_rng_restores_queued_seeds_if_initialized_inside(tmp_path: Path) -> None:
     on_two_gpus(
         """
 acc.manual_seed_all(1)
@@ -203,7 +203,7 @@ assert seeds() == [1, 9]
 
 
 @needs_cuda
-def test_forked_children_can_use_the_accelerator_after_all_of_it(tmp_path: Path) -> None:
+def test_random_functions_do_not_break_fork(tmp_path: Path) -> None:
     on_two_gpus(
         """
 acc.manual_seed_all(1); acc.manual_seed(2); acc.set_rng_state(state(9), 1)
@@ -221,7 +221,7 @@ assert acc.is_fork_safe()
 
 
 @needs_cuda
-def test_children_forked_too_late_are_told_so(tmp_path: Path) -> None:
+def test_random_functions_in_child_forked_after_initialization(tmp_path: Path) -> None:
     on_two_gpus(
         """
 torch.cuda.init()
@@ -250,14 +250,14 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @needs_cuda
-def test_default_generator_initializes_instead_of_failing(tmp_path: Path) -> None:
+def test_default_generator_initializes(tmp_path: Path) -> None:
     on_two_gpus(
         "\nassert len(torch.cuda.default_generators) == 0\nassert acc.default_generator(1).device == torch.device('cuda:1')",
         tmp_path,
     )
 
 
-def test_the_cpu_takes_over_where_it_is_asked_to() -> None:
+def test_accelerator_backend_cpu_uses_the_cpu_generator() -> None:
     code = """
 import torch
 import accelerator as acc
@@ -272,7 +272,7 @@ assert acc.default_generator() is torch.default_generator
 
 
 @pytest.mark.slow
-def test_every_way_to_import_the_module() -> None:
+def test_imports_of_random_return_one_module() -> None:
     for first in ("acc.random", "acc.manual_seed", "importlib.import_module('accelerator.random')"):
         run(
             f"""

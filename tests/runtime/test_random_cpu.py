@@ -8,7 +8,7 @@ import torch
 import accelerator as acc
 
 
-def test_seeding_draws_what_torch_draws() -> None:
+def test_seeded_draws_equal_torchs() -> None:
     for seed in (acc.manual_seed, acc.manual_seed_all):
         torch.manual_seed(5)
         theirs = torch.rand(4)
@@ -25,7 +25,7 @@ def test_random_seeds_differ() -> None:
     assert len(seeds) == 4
 
 
-def test_impossible_seeds_are_refused() -> None:
+def test_out_of_range_seeds_raise() -> None:
     for seed in (2**64, -(2**63) - 1):
         with pytest.raises((RuntimeError, ValueError)) as theirs:
             torch.Generator().manual_seed(seed)
@@ -35,7 +35,7 @@ def test_impossible_seeds_are_refused() -> None:
 
 
 @pytest.mark.parametrize("device", [None, 0, "cpu", "cpu:0", torch.device("cpu")])
-def test_states_go_round_with_every_name_of_the_cpu(device: object) -> None:
+def test_rng_state_round_trip(device: object) -> None:
     state = acc.get_rng_state(device)
     assert torch.equal(state, torch.get_rng_state())
     drawn = torch.rand(3)
@@ -44,7 +44,7 @@ def test_states_go_round_with_every_name_of_the_cpu(device: object) -> None:
     assert acc.default_generator(device) is torch.default_generator
 
 
-def test_all_states_are_one() -> None:
+def test_rng_state_all_is_one_state() -> None:
     states = acc.get_rng_state_all()
     assert len(states) == 1
     drawn = torch.rand(3)
@@ -55,7 +55,7 @@ def test_all_states_are_one() -> None:
 
 
 @pytest.mark.parametrize("device", [-1, "cuda", "cuda:0"])
-def test_other_devices_are_errors(device: object) -> None:
+def test_other_devices_raise(device: object) -> None:
     state = torch.get_rng_state()
     for call in (
         lambda: acc.initial_seed(device),
@@ -68,7 +68,7 @@ def test_other_devices_are_errors(device: object) -> None:
             call()
 
 
-def test_states_of_the_wrong_kind_are_errors() -> None:
+def test_wrong_rng_states_raise() -> None:
     for wrong in (torch.zeros(5056), None, b""):
         with pytest.raises(TypeError, match="ByteTensor"):
             acc.set_rng_state(wrong)
@@ -77,7 +77,7 @@ def test_states_of_the_wrong_kind_are_errors() -> None:
 
 
 @pytest.mark.parametrize("devices", [None, [], [0], ["cpu"]])
-def test_fork_rng_restores_the_cpu(devices: list[object] | None) -> None:
+def test_fork_rng_restores_the_cpu_state(devices: list[object] | None) -> None:
     before = torch.get_rng_state()
     with pytest.raises(ZeroDivisionError), acc.fork_rng(devices):
         acc.seed_all()

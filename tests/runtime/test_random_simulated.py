@@ -22,7 +22,7 @@ def _seeds() -> list[int]:
     return [generator.initial_seed() for generator in torch.cuda.default_generators]
 
 
-def test_manual_seed_seeds_the_current_device_only_and_not_the_cpu() -> None:
+def test_manual_seed_seeds_only_the_current_device() -> None:
     torch.cuda.manual_seed_all(1)
     torch.manual_seed(2)
     torch.cuda.set_device(1)
@@ -31,7 +31,7 @@ def test_manual_seed_seeds_the_current_device_only_and_not_the_cpu() -> None:
     assert torch.initial_seed() == 2
 
 
-def test_manual_seed_all_seeds_every_device_as_torch_cuda_does() -> None:
+def test_manual_seed_all_seeds_every_device() -> None:
     torch.manual_seed(2)
     assert acc.manual_seed_all(8) is None
     ours = [torch.cuda.get_rng_state(index) for index in range(2)]
@@ -42,7 +42,7 @@ def test_manual_seed_all_seeds_every_device_as_torch_cuda_does() -> None:
 
 
 @pytest.mark.parametrize("seed", [-1, -(2**63), 2**64 - 1, True, 3.0])
-def test_seeds_are_taken_as_torch_takes_them(seed: int) -> None:
+def test_manual_seed_accepts_torchs_seeds(seed: int) -> None:
     acc.manual_seed(seed)
     ours = torch.cuda.get_rng_state()
     torch.cuda.manual_seed(seed)
@@ -51,7 +51,7 @@ def test_seeds_are_taken_as_torch_takes_them(seed: int) -> None:
 
 @pytest.mark.parametrize("name", ["manual_seed", "manual_seed_all"])
 @pytest.mark.parametrize("seed", [2**64, -(2**63) - 1, "x", None])
-def test_impossible_seeds_are_refused_as_torch_refuses_them(name: str, seed: object) -> None:
+def test_impossible_seeds_raise_torchs_errors(name: str, seed: object) -> None:
     with pytest.raises(Exception) as theirs:
         getattr(torch.cuda, name)(seed)
     with pytest.raises(type(theirs.value)):
@@ -76,7 +76,7 @@ def test_seed_all_gives_every_device_the_same_new_seed() -> None:
 
 
 @pytest.mark.parametrize("device", [None, 1, "cuda", "cuda:1", torch.device("cuda", 1)])
-def test_initial_seed_and_state_are_those_of_torch_cuda(device: object) -> None:
+def test_initial_seed_and_rng_state_equal_torchs(device: object) -> None:
     acc.set_rng_state(_state(5), 0)
     acc.set_rng_state(_state(6), 1)
     where = "cuda" if device is None else device
@@ -112,7 +112,7 @@ def test_states_are_copies() -> None:
 
 
 @pytest.mark.parametrize("device", [None, 0, 1, "cuda:1", torch.device("cuda", 1), torch.device("cuda")])
-def test_set_rng_state_sets_what_torch_cuda_sets(device: object) -> None:
+def test_set_rng_state_equals_torchs(device: object) -> None:
     acc.manual_seed_all(0)
     acc.set_rng_state(_state(11), device)
     ours = torch.cuda.get_rng_state_all()
@@ -121,7 +121,7 @@ def test_set_rng_state_sets_what_torch_cuda_sets(device: object) -> None:
     assert all(map(torch.equal, ours, torch.cuda.get_rng_state_all()))
 
 
-def test_states_of_the_wrong_kind_are_refused_and_change_nothing() -> None:
+def test_wrong_rng_states_raise_and_change_nothing() -> None:
     acc.manual_seed_all(3)
     good = acc.get_rng_state()
     for wrong in (torch.zeros(16), [0] * 16, None, good.to("cuda")):
@@ -136,14 +136,14 @@ def test_states_of_the_wrong_kind_are_refused_and_change_nothing() -> None:
     assert _seeds() == [3, 3]
 
 
-def test_fewer_states_than_devices_leave_the_last_alone() -> None:
+def test_fewer_states_than_devices_keep_the_last_state() -> None:
     acc.manual_seed_all(3)
     acc.set_rng_state_all([_state(5)])
     assert _seeds() == [5, 3]
 
 
 @pytest.mark.parametrize("function", [acc.initial_seed, acc.get_rng_state, acc.default_generator])
-def test_devices_out_of_range_are_value_errors(function: object) -> None:
+def test_devices_out_of_range_raise_value_error(function: object) -> None:
     for device in (2, -1, "cuda:2", "cpu"):
         with pytest.raises(ValueError, match=r"out of range|doesn't match"):
             function(device)  # type: ignore[operator]
@@ -153,14 +153,14 @@ def test_devices_out_of_range_are_value_errors(function: object) -> None:
             acc.fork_rng([device])
 
 
-def test_default_generator_is_torchs_own() -> None:
+def test_default_generator_is_torchs() -> None:
     torch.cuda.set_device(1)
     assert acc.default_generator() is torch.cuda.default_generators[1]
     assert acc.default_generator(0) is torch.cuda.default_generators[0]
     assert acc.default_generator("cuda:0") is torch.cuda.default_generators[0]
 
 
-def test_fork_rng_restores_every_generator_on_exceptions_too() -> None:
+def test_fork_rng_restores_every_generator_after_exception() -> None:
     torch.manual_seed(1)
     acc.manual_seed_all(1)
     before = torch.get_rng_state()
@@ -174,7 +174,7 @@ def test_fork_rng_restores_every_generator_on_exceptions_too() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_fork_rng_restores_only_the_devices_that_are_named() -> None:
+def test_fork_rng_restores_only_given_devices() -> None:
     torch.manual_seed(1)
     with acc.fork_rng(index for index in ["cuda:1"]):
         acc.manual_seed_all(2)

@@ -23,7 +23,7 @@ def _no_history() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("abbreviated", [False, True])
-def test_summary_is_torch_s(abbreviated: bool) -> None:
+def test_summary_equals_torchs(abbreviated: bool) -> None:
     sizes = (512, 3 << 20, 900 << 20, 3 << 30)
     held = [torch.empty(size, dtype=torch.uint8, device="cuda:1") for size in sizes]
     del held[1]
@@ -34,7 +34,7 @@ def test_summary_is_torch_s(abbreviated: bool) -> None:
     assert acc.memory_summary() == torch.cuda.memory_summary(1)
 
 
-def test_segments_hold_what_was_allocated() -> None:
+def test_segments_contain_the_allocation() -> None:
     held = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
     (segment,) = (segment for segment in acc.memory_snapshot() if segment["device"] == 1)
     assert segment["allocated_size"] == held.nbytes
@@ -49,14 +49,14 @@ def test_segments_hold_what_was_allocated() -> None:
     assert not [segment for segment in acc.memory_snapshot() if segment["device"] == 1]
 
 
-def test_segments_without_the_history() -> None:
+def test_snapshot_without_traces() -> None:
     held = torch.empty(3 << 20, dtype=torch.uint8, device="cuda:1")
     if "include_traces" not in inspect.signature(torch.cuda.memory_snapshot).parameters:
         with pytest.raises(RuntimeError, match="does not take include_traces"):
             acc.memory_snapshot(include_traces=False)
         return
     acc.record_memory_history()
-    allocate_something_findable()
+    allocate_in_named_function()
     assert acc.memory_snapshot(include_traces=False) == acc.memory_snapshot() == acc.memory_snapshot(None, True)
     assert acc.memory_snapshot((0, 0), include_traces=False) == acc.memory_snapshot((0, 0))
     del held
@@ -77,14 +77,14 @@ def test_segments_of_a_pool() -> None:
     del inside, outside
 
 
-def allocate_something_findable() -> None:
+def allocate_in_named_function() -> None:
     torch.empty(11 << 20, dtype=torch.uint8, device="cuda:1")
 
 
-def test_history_is_in_the_file_and_the_viewer_opens_it(tmp_path: Path) -> None:
+def test_dumped_history_opens_in_the_viewer(tmp_path: Path) -> None:
     acc.record_memory_history(stacks="python", max_entries=1000)
     held = torch.empty(13 << 20, dtype=torch.uint8, device="cuda:1")
-    allocate_something_findable()
+    allocate_in_named_function()
     acc.dump_memory_snapshot(tmp_path / "ours.pickle")
     torch.cuda.memory._dump_snapshot(str(tmp_path / "theirs.pickle"))
     acc.record_memory_history(None)
@@ -94,24 +94,24 @@ def test_history_is_in_the_file_and_the_viewer_opens_it(tmp_path: Path) -> None:
     events = [event for event in ours["device_traces"][1] if event["action"] == "alloc"]
     assert {13 << 20, 11 << 20} <= {event["size"] for event in events}
     names = {frame["name"] for event in events for frame in event["frames"]}
-    assert "allocate_something_findable" in names
+    assert "allocate_in_named_function" in names
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "<script" in plot(ours).lower()
     del held
 
 
-def test_stopping() -> None:
+def test_stopped_history_records_no_events() -> None:
     acc.record_memory_history()
     acc.record_memory_history(None)
     before = len(torch.cuda.memory._snapshot()["device_traces"][1])
-    allocate_something_findable()
+    allocate_in_named_function()
     assert len(torch.cuda.memory._snapshot()["device_traces"][1]) == before
 
 
-def test_how_many_events_are_kept() -> None:
+def test_max_entries_limits_recorded_events() -> None:
     acc.record_memory_history(context=None, max_entries=3)
     for _ in range(5):
-        allocate_something_findable()
+        allocate_in_named_function()
     assert len(torch.cuda.memory._snapshot()["device_traces"][1]) == 3
 
 
@@ -123,14 +123,14 @@ def test_how_many_events_are_kept() -> None:
      ({"max_entries": True}, TypeError), ({"max_entries": None}, TypeError), ({"louder": True}, TypeError)],
     ids=repr,
 )  # fmt: skip
-def test_no_way_to_record(arguments: dict[str, Any], error: type[Exception]) -> None:
+def test_wrong_memory_history_arguments_raise(arguments: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         acc.record_memory_history(**arguments)
-    allocate_something_findable()
+    allocate_in_named_function()
     assert not any(torch.cuda.memory._snapshot()["device_traces"])
 
 
-def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+def test_dump_to_an_unwritable_file_raises(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No such file or directory"):
         acc.dump_memory_snapshot(tmp_path / "none" / "file.pickle")
     with pytest.raises(TypeError):

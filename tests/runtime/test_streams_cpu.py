@@ -11,7 +11,7 @@ import torch
 import accelerator as acc
 
 
-def test_there_is_one_stream() -> None:
+def test_current_stream_is_the_default_stream() -> None:
     assert acc.current_stream() == acc.default_stream() == acc.current_stream(0) == acc.default_stream("cpu")
     assert isinstance(acc.current_stream(), acc.Stream)
     assert isinstance(acc.Stream(), torch.Stream)
@@ -19,7 +19,7 @@ def test_there_is_one_stream() -> None:
     assert acc.synchronize() is None
 
 
-def test_contexts_do_nothing() -> None:
+def test_contexts_have_no_effect() -> None:
     context = acc.stream(acc.Stream())
     before = acc.current_stream()
     with context as nothing, context, acc.stream(None):
@@ -30,7 +30,7 @@ def test_contexts_do_nothing() -> None:
 
 
 @pytest.mark.parametrize("stream", [0, 1.5, "cpu", torch.device("cpu"), True, Ellipsis], ids=repr)
-def test_no_stream(stream: Any) -> None:
+def test_stream_of_wrong_type_raises(stream: Any) -> None:
     with pytest.raises(TypeError, match=r"takes a torch\.Stream or None"):
         acc.stream(stream)
     with pytest.raises(TypeError, match=r"takes a torch\.Stream"):
@@ -58,21 +58,21 @@ def test_events() -> None:
         begin.elapsed_time(acc.Event(enable_timing=True))
 
 
-def test_streams_of_others() -> None:
+def test_external_stream_raises() -> None:
     with pytest.raises(RuntimeError, match="under the CPU fallback"):
         acc.external_stream(0)
     with pytest.raises(TypeError):
         acc.external_stream(None)  # type: ignore[arg-type]
 
 
-def test_work_is_done_when_it_was_issued() -> None:
+def test_cpu_device_is_synchronized() -> None:
     assert acc.is_synchronized_device() is True
     assert acc.use_host_timers() is True
     assert acc.resolves_data_dependency() is True
     assert acc.handles_memory_backpressure() is True
 
 
-def test_initialization() -> None:
+def test_init_and_lazy_call_on_the_cpu() -> None:
     called: list[int] = []
     assert acc.init() is None
     assert acc.is_initialized() is False
@@ -83,7 +83,7 @@ def test_initialization() -> None:
 
 
 @pytest.mark.parametrize("function", [acc.cudart, acc.current_blas_handle])
-def test_libraries_of_cuda(function: Any) -> None:
+def test_cuda_libraries_raise(function: Any) -> None:
     with pytest.raises(RuntimeError, match="needs CUDA, but there is no accelerator"):
         function()
 

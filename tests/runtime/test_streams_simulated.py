@@ -35,7 +35,7 @@ CREATE: list[Callable[[int], torch.Stream]] = [
 
 @pytest.mark.parametrize("create", CREATE)
 @pytest.mark.parametrize("index", range(2))
-def test_context_restores(create: Callable[[int], torch.Stream], index: int) -> None:
+def test_context_restores_streams_and_device(create: Callable[[int], torch.Stream], index: int) -> None:
     torch.cuda.set_stream(torch.cuda.Stream(1))
     torch.cuda.set_stream(torch.cuda.Stream(0))
     before = state()
@@ -52,7 +52,7 @@ def test_context_restores(create: Callable[[int], torch.Stream], index: int) -> 
         assert state() == before
 
 
-def test_context_is_torch_s() -> None:
+def test_context_switches_like_torch_cuda_stream() -> None:
     """Nested contexts lead to the same states as those of torch.cuda.stream, also if the program changes streams inside."""
     first, second, third = torch.cuda.Stream(0), torch.cuda.Stream(1), torch.cuda.Stream(1)
 
@@ -74,7 +74,7 @@ def test_context_is_torch_s() -> None:
     assert observed(acc.stream) == observed(torch.cuda.stream)
 
 
-def test_context_restores_both_devices_whatever_happened_inside() -> None:
+def test_context_restores_streams_set_inside() -> None:
     torch.cuda.set_stream(torch.cuda.Stream(1))
     torch.cuda.set_stream(torch.cuda.Stream(0))
     before = state()
@@ -84,7 +84,7 @@ def test_context_restores_both_devices_whatever_happened_inside() -> None:
     assert state() == before
 
 
-def test_none_changes_nothing() -> None:
+def test_stream_context_with_none_has_no_effect() -> None:
     torch.cuda.set_device(1)
     before = state()
     with acc.stream(None):
@@ -92,7 +92,7 @@ def test_none_changes_nothing() -> None:
     assert state() == before
 
 
-def test_context_within_itself() -> None:
+def test_reentrant_context() -> None:
     other = acc.stream(torch.cuda.Stream(0))
     context = acc.stream(torch.cuda.Stream(1))
     before = state()
@@ -132,7 +132,7 @@ def test_context_shared_between_threads() -> None:
 
 
 @pytest.mark.parametrize("stream", [0, 1.5, "cuda:1", torch.device("cuda"), True, Ellipsis, torch.cuda.Stream], ids=repr)
-def test_no_stream(stream: Any) -> None:
+def test_stream_of_wrong_type_raises(stream: Any) -> None:
     before = state()
     with pytest.raises(TypeError, match=r"takes a torch\.Stream or None"):
         acc.stream(stream)
@@ -141,7 +141,7 @@ def test_no_stream(stream: Any) -> None:
     assert state() == before
 
 
-def test_stream_of_something_else() -> None:
+def test_stream_of_another_device_type_raises() -> None:
     cpu = torch.Stream("cpu")
     before = state()
     with pytest.raises(ValueError, match="cpu doesn't match the current accelerator cuda"):
@@ -151,7 +151,7 @@ def test_stream_of_something_else() -> None:
     assert state() == before
 
 
-def test_set_and_current() -> None:
+def test_set_stream_and_current_stream() -> None:
     stream = acc.Stream(acc.device(1))
     acc.set_stream(stream)
     assert acc.current_device_index() == 1
@@ -161,7 +161,7 @@ def test_set_and_current() -> None:
     assert isinstance(acc.current_stream(), acc.Stream)
 
 
-def test_default_stream_is_torch_s() -> None:
+def test_default_stream_equals_torchs() -> None:
     acc.set_stream(acc.Stream(acc.device(1)))
     for device, index in ((None, 1), (0, 0), (1, 1), ("cuda:0", 0), (torch.device("cuda"), 1)):
         ours, theirs = acc.default_stream(device), torch.cuda.default_stream(index)
@@ -188,12 +188,12 @@ def test_external_stream() -> None:
 
 
 @pytest.mark.parametrize("data_ptr", [None, 1.5, "0", b"0"])
-def test_external_stream_of_no_address(data_ptr: Any) -> None:
+def test_external_stream_rejects_non_integers(data_ptr: Any) -> None:
     with pytest.raises(TypeError):
         acc.external_stream(data_ptr)
 
 
-def test_the_device_works_by_itself() -> None:
+def test_gpu_is_not_synchronized() -> None:
     assert acc.is_synchronized_device() is False
     assert acc.use_host_timers() is False
     assert acc.resolves_data_dependency() is False
@@ -212,7 +212,7 @@ def test_synchronize_and_events() -> None:
     assert begin.elapsed_time(end) >= 0
 
 
-def test_a_negative_index_synchronizes_the_current_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_synchronize_of_negative_index(monkeypatch: pytest.MonkeyPatch) -> None:
     synchronized: list[int] = []
     acc.set_device_index(1)
     monkeypatch.setattr(streams, "_synchronize", synchronized.append)

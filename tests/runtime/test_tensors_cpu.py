@@ -22,7 +22,7 @@ import accelerator as acc
         ("LongTensor", torch.int64),
     ],
 )
-def test_data_goes_to_the_cpu(name: str, dtype: torch.dtype) -> None:
+def test_typed_tensors_are_on_the_cpu(name: str, dtype: torch.dtype) -> None:
     tensor = getattr(acc, name)([1, 2])
     assert (tensor.dtype, tensor.device.type, tensor.tolist()) == (dtype, "cpu", [1, 2])
     scalar = getattr(acc, name)(3)
@@ -39,6 +39,6 @@ def test_tensors_are_copied_without_a_warning() -> None:
     assert copy.tolist() == [1.0, 2.0]
 
 
-def test_on_accelerator_is_true_of_the_cpu_alone() -> None:
+def test_on_accelerator_is_true_for_cpu_tensors_only() -> None:
     assert acc.on_accelerator(torch.empty(1))
     assert not acc.on_accelerator(torch.empty(1, device="meta"))

@@ -29,7 +29,7 @@ def _first_device() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_data_goes_to_the_current_device(name: str) -> None:
+def test_typed_tensors_are_on_the_current_device(name: str) -> None:
     for index in (0, 1):
         torch.cuda.set_device(index)
         tensor = getattr(acc, name)([[1, 2, 3]])
@@ -39,7 +39,7 @@ def test_data_goes_to_the_current_device(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DTYPES)
-def test_a_number_is_a_value_and_no_size(name: str) -> None:
+def test_number_is_taken_as_value_not_size(name: str) -> None:
     tensor = getattr(acc, name)(3)
     assert tensor.shape == ()
     assert tensor.item() == 3

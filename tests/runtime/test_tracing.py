@@ -76,7 +76,7 @@ def state() -> tuple[Any, ...]:
     return *host, *settings, streams, generators
 
 
-def begin() -> tuple[Any, ...]:
+def set_initial_state() -> tuple[Any, ...]:
     """Reset the state before a program runs, and return it."""
     torch.default_generator.manual_seed(7)
     if torch.cuda.is_initialized():
@@ -86,7 +86,7 @@ def begin() -> tuple[Any, ...]:
     return state()
 
 
-def differences() -> list[str]:
+def find_differences() -> list[str]:
     """Return the functions that torch traces and this package does not, or with another value or state."""
     warnings.simplefilter("ignore")
     differing: list[str] = []
@@ -96,12 +96,12 @@ def differences() -> list[str]:
                 continue
             if (name in NOT_ON_THE_CPU and acc.device_count() == 0) or (name in NOT_ON_2_6 and on_2_6):
                 continue
-            begun = begin()
+            begun = set_initial_state()
             traces, theirs = traced(api, program)
             their_state = state()
             if not traces:
                 continue
-            assert begin() == begun or name == "init", name
+            assert set_initial_state() == begun or name == "init", name
             ours_traces, ours = traced(acc, program)
             our_state = state()
             if name in SEEDED_RANDOMLY:
@@ -116,13 +116,14 @@ def differences() -> list[str]:
 
 
 def _run_differences(environment: dict[str, str], prelude: str = "") -> list[str]:
-    code = f"import torch\n{prelude}\nfrom tests.runtime.test_tracing import differences\nprint('differing', differences())"
+    find = "from tests.runtime.test_tracing import find_differences\nprint('differing', find_differences())"
+    code = f"import torch\n{prelude}\n{find}"
     return run(code, environment, timeout=300).splitlines()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch")
-def test_all_that_torch_traces_with_two_devices() -> None:
+def test_calls_that_torch_traces_are_traced_on_two_devices() -> None:
     *lines, differing = _run_differences(simulated_environment(gpus=2), "torch.cuda.init(); torch.cuda.set_device(1)")
     assert differing == "differing []"
     # torch 2.6 traces few functions. Newer releases trace at least these.
@@ -133,11 +134,11 @@ def test_all_that_torch_traces_with_two_devices() -> None:
 
 
 @pytest.mark.slow
-def test_all_that_torch_traces_under_the_cpu_fallback() -> None:
+def test_calls_that_torch_traces_are_traced_on_the_cpu() -> None:
     assert _run_differences(plain_environment())[-1] == "differing []"
 
 
-def program_of_effects(tensor: torch.Tensor, side: Any) -> tuple[Any, ...]:
+def program_with_side_effects(tensor: torch.Tensor, side: Any) -> tuple[Any, ...]:
     acc.synchronize()
     acc.synchronize(0)
     with acc.device_index(0), acc.device_of(tensor), acc.stream(side):
@@ -154,15 +155,15 @@ def program_of_effects(tensor: torch.Tensor, side: Any) -> tuple[Any, ...]:
     return tensor + 1, inside, acc.is_available(), acc.device_count(), acc.device(0), vendor
 
 
-def test_one_program_traces_on_the_cpu_and_on_devices() -> None:
+def test_program_is_traced_on_cpu_and_cuda() -> None:
     code = """
     import sys, torch, accelerator as acc
-    from tests.runtime.test_tracing import program_of_effects
+    from tests.runtime.test_tracing import program_with_side_effects
     if sys.argv[1] == "cuda":
         torch.cuda.init()
     side = acc.Stream() if sys.argv[1] == "cuda" else None
-    eager = program_of_effects(torch.ones(2), side)
-    compiled = torch.compile(program_of_effects, backend="eager", fullgraph=True)(torch.ones(2), side)
+    eager = program_with_side_effects(torch.ones(2), side)
+    compiled = torch.compile(program_with_side_effects, backend="eager", fullgraph=True)(torch.ones(2), side)
     assert eager[0].tolist() == compiled[0].tolist() and eager[1:] == compiled[1:], (eager, compiled)
     print(compiled[2:4])
     """
@@ -172,7 +173,7 @@ def test_one_program_traces_on_the_cpu_and_on_devices() -> None:
 
 
 @pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch")
-def test_effects_come_at_every_call_and_not_while_tracing() -> None:
+def test_side_effects_run_at_each_call_of_compiled_code() -> None:
     run(
         """
         import torch, accelerator as acc
@@ -204,7 +205,7 @@ def test_effects_come_at_every_call_and_not_while_tracing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch for simulated GPUs")
-def test_what_replaces_calls_of_torch_is_traced() -> None:
+def test_replacements_of_torch_calls_are_traced() -> None:
     """The guide recommends these functions in place of traceable calls of torch, so they are traced too."""
     code = """
 import torch

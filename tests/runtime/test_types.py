@@ -91,7 +91,7 @@ def user_file() -> str:
     return HEADER + "\n".join(calls) + BY_HAND
 
 
-def test_a_users_file_has_every_public_name() -> None:
+def test_user_code_covers_every_public_name() -> None:
     text = user_file()
     assert [path for path, _ in public_names() if not re.search(rf"\b{re.escape(path)}\b", text)] == []
 
@@ -115,19 +115,19 @@ def test_type_hints_of_every_public_name() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mypy") is None, reason="needs mypy")
-def test_a_users_file_passes_mypy(tmp_path: Path) -> None:
+def test_user_code_passes_mypy(tmp_path: Path) -> None:
     file = tmp_path / "user.py"
     file.write_text(user_file())
     program = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(tmp_path / "cache"), str(file)]
     environment = {**os.environ, "MYPYPATH": str(ROOT)}
     checked = subprocess.run(program, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False, timeout=900)
-    assert "accelerator" in checked.stdout or checked.returncode == 0, checked.stderr
+    assert checked.returncode in (0, 1), checked.stderr  # 1: there are errors, which may be in other files
     assert [line for line in checked.stdout.splitlines() if line.startswith("user.py")] == []
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("pyright") is None, reason="needs pyright")
-def test_a_users_file_passes_pyright(tmp_path: Path) -> None:
+def test_user_code_passes_pyright(tmp_path: Path) -> None:
     (tmp_path / "user.py").write_text(user_file())
     (tmp_path / "pyrightconfig.json").write_text(json.dumps({"extraPaths": [str(ROOT)], "typeCheckingMode": "strict"}))
     program = [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, "--outputjson", "-p", str(tmp_path)]

@@ -51,6 +51,7 @@ SAMPLES, RUNS = 40, 8  # an entry has up to thousands of samples
 ALSO_REFUSED = {
     "convolution": "uint8 int8 int16 int32 int64",
     "native_dropout": "bool uint8 int8 int16 int32 int64",
+    "_upsample_bicubic2d_aa": "uint8",
     "max_pool2d_with_indices": "uint8 int8 int16 int32 int64",
 }
 # These ops support every type. The database has no entries for them.

@@ -164,6 +164,22 @@ def buckets(place: Place) -> bool:
     return True
 
 
+def nan_check(place: Place, dtype: str) -> list[str]:
+    """With TORCH_NCCL_NAN_CHECK=1, a kernel compiled into torch examines what a rank sends."""
+    _start(place)
+    reports = []
+    for value in (1.0, float("inf"), -float("inf"), float("nan")):
+        tensor = torch.ones(1001)
+        tensor[1000] = value
+        sent = tensor.to(getattr(torch, dtype)).cuda()
+        try:
+            dist.all_gather_into_tensor(torch.empty_like(sent), sent)
+            reports.append("sent")
+        except RuntimeError as error:
+            reports.append(str(error).splitlines()[0])
+    return reports
+
+
 def version(place: Place) -> list[Any]:
     import accelerator as acc
 

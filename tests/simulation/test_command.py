@@ -67,13 +67,13 @@ def test_options_may_be_repeated() -> None:
         ("--no-compute --fill nan --no-triton --compile triton", ["0", "nan", "0", "triton"]),
     ],
 )
-def test_what_memory_and_kernels_do(options: str, expected: list[str]) -> None:
+def test_options_set_compute_fill_and_compile_variables(options: str, expected: list[str]) -> None:
     names = (f"ACCELERATOR_SIM_{name}" for name in ("COMPUTE", "FILL", "TRITON", "COMPILE"))
     assert simulate(*options.split(), "--", "printenv", *names).stdout.split() == expected
 
 
 @takes_cuda_build
-def test_a_name_may_have_commas() -> None:
+def test_gpu_name_may_contain_commas() -> None:
     program = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetName(n.nvmlDeviceGetHandleByIndex(1)))"
     assert simulate("--gpus", "2", "--name", "Foo, Bar", "--", sys.executable, "-c", program).stdout == "Foo, Bar\n"
 
@@ -83,12 +83,12 @@ def test_a_name_may_have_commas() -> None:
     ("command", "status"),
     [("exit 0", 0), ("exit 7", 7), ("kill -KILL $$", 137), ("kill -TERM $$", 143), ("kill -INT $$", 130)],
 )
-def test_status_of_the_command(command: str, status: int) -> None:
+def test_exit_status_is_the_commands(command: str, status: int) -> None:
     assert simulate("--", "/bin/sh", "-c", command).returncode == status
 
 
 @takes_cuda_build
-def test_a_caller_that_ignores_the_end_of_children() -> None:
+def test_exit_status_if_the_caller_ignores_sigchld() -> None:
     # If SIGCHLD is ignored, the kernel discards the exit status of children. Child processes inherit this setting.
     program = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.executable, sys.argv[1:])"
     done = python(program, sys.executable, "-c", SIMULATE, "--", "/bin/sh", "-c", "exit 7", env=dict(os.environ))
@@ -96,7 +96,7 @@ def test_a_caller_that_ignores_the_end_of_children() -> None:
 
 
 @takes_cuda_build
-def test_input_and_output_belong_to_the_command() -> None:
+def test_output_and_later_arguments_are_the_commands() -> None:
     done = simulate("sh", "-c", 'echo "$@" >&2; echo out', "sh", "--", "--gpus", "-h")
     assert (done.stdout, done.stderr) == ("out\n", "-- --gpus -h\n")
 
@@ -132,7 +132,7 @@ def test_wrong_usage(arguments: list[str], status: int, message: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_help_says_what_computes() -> None:
+def test_help_lists_every_option() -> None:
     done = simulate("--help")
     assert done.returncode == 0
     assert "torch's ops compute" in done.stdout
@@ -154,7 +154,7 @@ def test_help_fits_80_columns() -> None:
         ("cuda: str | None = None; xpu = '2025'", "XPU"),
     ],
 )
-def test_torch_without_cuda_is_refused(version: str, built_for: str, tmp_path: Path) -> None:
+def test_torch_without_cuda_is_an_error(version: str, built_for: str, tmp_path: Path) -> None:
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "__init__.py").write_text("raise SystemExit('torch was imported')")
@@ -175,7 +175,7 @@ def test_state_is_shared_and_removed() -> None:
 
 @takes_cuda_build
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_are_handed_on(signal_number: signal.Signals) -> None:
+def test_signals_are_forwarded_to_the_command(signal_number: signal.Signals) -> None:
     program = f"import signal, sys; signal.signal({int(signal_number)}, lambda *_: (print('tidied up'), sys.exit(5))); "
     program += "print('ready', flush=True); signal.pause()"
     command = [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", program]
@@ -188,7 +188,7 @@ def test_signals_are_handed_on(signal_number: signal.Signals) -> None:
 
 
 @takes_cuda_build
-def test_interrupting_at_the_terminal_reaches_the_command_once() -> None:
+def test_terminal_interrupt_reaches_the_command_once() -> None:
     import pty
 
     # A handler may run only once for two signals. sigtimedwait returns each signal with its sender.
@@ -261,7 +261,7 @@ def cache_with_a_blank(directory: Path) -> dict[str, str]:
         (cache_with_a_blank, "without blanks", 1),
     ],
 )
-def test_obstacles_are_named(obstacle: Callable[[Path], dict[str, str]], message: str, lines: int, tmp_path: Path) -> None:
+def test_error_names_the_obstacle(obstacle: Callable[[Path], dict[str, str]], message: str, lines: int, tmp_path: Path) -> None:
     done = simulate("--", "/bin/true", **{"XDG_CACHE_HOME": str(tmp_path), **obstacle(tmp_path)})
     assert done.returncode == 2
     assert done.stdout == ""
@@ -272,7 +272,7 @@ def test_obstacles_are_named(obstacle: Callable[[Path], dict[str, str]], message
 
 
 @takes_cuda_build
-def test_the_folder_of_a_killed_simulation_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_next_simulation_removes_folder_of_a_killed_one(tmp_path: Path) -> None:
     command = [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", "import os; print(os.getpid(), flush=True); input()"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     killed = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

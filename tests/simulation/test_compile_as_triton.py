@@ -38,7 +38,7 @@ print("right")
 """
 
 
-def test_inductors_triton_code_runs_in_the_interpreter(tmp_path: Path) -> None:
+def test_triton_interpreter_runs_inductors_code(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     env = simulated_environment({"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}, compile="triton")
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)

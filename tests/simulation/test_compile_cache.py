@@ -26,7 +26,7 @@ print(round(result.item(), 4), x.device, round(float(x.grad.abs().sum()), 4))
 """
 
 
-def test_a_second_process_compiles_nothing_and_no_file_is_elsewhere(tmp_path: Path) -> None:
+def test_second_process_uses_the_compile_cache(tmp_path: Path) -> None:
     folders = {name: tmp_path / name for name in ("home", "temporary", "work", "cache")}
     for folder in folders.values():
         folder.mkdir()

@@ -71,7 +71,7 @@ dist.destroy_process_group()
 """
 
 
-def test_two_ranks(tmp_path: Path) -> None:
+def test_compiled_collectives_on_two_ranks(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     arguments = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "program.py")]
     env = simulated_environment({"OMP_NUM_THREADS": "1"}, gpus=2, state=tmp_path / "state")

@@ -92,7 +92,7 @@ def test_another_plugin_is_still_loaded(tmp_path: Path) -> None:
     assert (tmp_path / "loaded").exists()  # by a child process, because only the plug-in knows if it provides an accelerator
 
 
-def test_isolated_python_has_no_kernels_and_says_so() -> None:
+def test_isolated_python_reports_missing_kernels() -> None:
     done = python(ADDS, "-I", env=simulated_environment(gpus=1))
     assert done.returncode == 1
     assert "operation not supported" in done.stderr
@@ -100,7 +100,7 @@ def test_isolated_python_has_no_kernels_and_says_so() -> None:
     assert "kernel " in done.stderr
 
 
-def test_without_computing_launches_succeed() -> None:
+def test_launches_succeed_with_compute_disabled() -> None:
     program = "import torch, sys; torch.ones(2, device='cuda') + 1; "
     program += "assert not [name for name in sys.modules if '_accelerator_simulation' in name]"
     env = simulated_environment(gpus=1, compute=False)
@@ -109,13 +109,13 @@ def test_without_computing_launches_succeed() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_an_inner_simulation_replaces_the_outer_one() -> None:
+def test_nested_simulation_removes_the_outer_plugin() -> None:
     inner = environment(1, compute=False, base=environment(2))
     assert "_plugin" not in inner.get("PYTHONPATH", "")
     assert environment(1, base={"PYTHONPATH": "/mine"})["PYTHONPATH"].endswith("_plugin:/mine")
 
 
-def test_kernels_that_cannot_be_loaded_leave_torch_importable(tmp_path: Path) -> None:
+def test_torch_can_be_imported_if_kernels_fail_to_load(tmp_path: Path) -> None:
     import shutil
 
     from accelerator.simulation import _environment
@@ -132,7 +132,7 @@ def test_kernels_that_cannot_be_loaded_leave_torch_importable(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_vendored_package_computes(tmp_path: Path) -> None:
+def test_kernels_of_a_vendored_package_compute(tmp_path: Path) -> None:
     import shutil
 
     shutil.copytree(REPOSITORY / "accelerator", tmp_path / "mylib/_vendor/acc", ignore=shutil.ignore_patterns("__pycache__"))
@@ -149,7 +149,7 @@ def test_a_vendored_package_computes(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_run_time_compiled_kernels_are_refused_by_name() -> None:
+def test_error_names_the_run_time_compiled_kernel() -> None:
     program = """
         import torch, ctypes
         torch.cuda.init()
@@ -170,7 +170,7 @@ def test_run_time_compiled_kernels_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--no-compute"]])
-def test_the_command_line(flags: list[str]) -> None:
+def test_no_compute_option_sets_the_environment(flags: list[str]) -> None:
     command = [sys.executable, "-m", "accelerator", "simulate", *flags, "--", sys.executable, "-c"]
     program = "import os; print(os.environ['ACCELERATOR_SIM_COMPUTE'], '_plugin' in os.environ.get('PYTHONPATH', ''))"
     done = subprocess.run([*command, program], cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)

@@ -28,7 +28,7 @@ def random_bytes(count: int) -> torch.Tensor:
 
 
 class TestDevices:
-    def test_properties_describe_the_machine(self) -> None:
+    def test_properties_equal_the_machine_description(self) -> None:
         assert torch.cuda.device_count() == 2
         for device in range(2):
             properties = torch.cuda.get_device_properties(device)
@@ -41,13 +41,13 @@ class TestDevices:
         first, second = (str(torch.cuda.get_device_properties(device).uuid) for device in range(2))
         assert first[0] != second[0]
 
-    def test_current_device_belongs_to_the_thread(self) -> None:
+    def test_each_thread_has_a_current_device(self) -> None:
         torch.cuda.set_device(1)
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(torch.cuda.current_device).result() == 0
         assert torch.cuda.current_device() == 1
 
-    def test_device_guard_restores(self) -> None:
+    def test_device_guard_restores_the_device(self) -> None:
         with torch.cuda.device(1):
             assert torch.cuda.current_device() == 1
         assert torch.cuda.current_device() == 0
@@ -57,19 +57,19 @@ class TestDevices:
             torch.cuda.set_device(2)
         assert torch.cuda.current_device() == 0
 
-    def test_devices_reach_each_other_but_not_themselves(self, runtime: ctypes.CDLL) -> None:
+    def test_peer_access(self, runtime: ctypes.CDLL) -> None:
         can_access = ctypes.c_int(-1)
         assert torch.cuda.can_device_access_peer(0, 1)
         assert runtime.cudaDeviceCanAccessPeer(ctypes.byref(can_access), 1, 1) == 0
         assert can_access.value == 0
 
-    def test_last_error_stays_until_it_is_fetched(self, runtime: ctypes.CDLL) -> None:
+    def test_get_last_error_clears_the_error(self, runtime: ctypes.CDLL) -> None:
         assert runtime.cudaSetDevice(7) == 101
         assert runtime.cudaPeekAtLastError() == 101
         assert runtime.cudaGetLastError() == 101
         assert runtime.cudaGetLastError() == 0
 
-    def test_last_error_belongs_to_the_thread(self, runtime: ctypes.CDLL) -> None:
+    def test_last_error_is_thread_local(self, runtime: ctypes.CDLL) -> None:
         assert runtime.cudaSetDevice(7) == 101
         with ThreadPoolExecutor(1) as pool:
             assert pool.submit(runtime.cudaPeekAtLastError).result() == 0
@@ -92,7 +92,7 @@ class TestDevices:
         assert torch.cuda.current_device() == 0
         assert driver.cuDevicePrimaryCtxRelease_v2(1) == 0
 
-    def test_base_names_resolve_to_second_versions(self, driver: ctypes.CDLL) -> None:
+    def test_get_proc_address_returns_second_versions(self, driver: ctypes.CDLL) -> None:
         function, status = ctypes.c_void_p(), ctypes.c_int(-1)
         assert driver.cuGetProcAddress_v2(b"cuMemAlloc", ctypes.byref(function), 12000, 0, ctypes.byref(status)) == 0
         assert function.value == ctypes.cast(driver.cuMemAlloc_v2, ctypes.c_void_p).value
@@ -103,7 +103,7 @@ class TestDevices:
 
 class TestMemory:
     @pytest.fixture(autouse=True)
-    def nothing_left_over(self) -> None:
+    def free_unused_memory(self) -> None:
         # Tensors that other tests left in reference cycles must not be freed while a test measures memory.
         gc.collect()
         torch.cuda.empty_cache()
@@ -128,7 +128,7 @@ class TestMemory:
         assert torch.cuda.mem_get_info(0)[0] == free
         assert torch.cuda.mem_get_info(1)[0] <= 8 * GIB - tensor.numel()
 
-    def test_capacity_runs_out(self) -> None:
+    def test_out_of_memory_error(self) -> None:
         ooms = torch.cuda.memory_stats()["num_ooms"]
         tensor = torch.empty(6 * GIB, dtype=torch.uint8, device="cuda")
         with pytest.raises(torch.cuda.OutOfMemoryError) as error:
@@ -141,7 +141,7 @@ class TestMemory:
         # The allocator frees the cached 6 GiB to make this allocation possible.
         assert torch.empty(7 * GIB, dtype=torch.uint8, device="cuda").numel() == 7 * GIB
 
-    def test_memory_is_lazy(self) -> None:
+    def test_allocation_uses_no_host_memory_until_written(self) -> None:
         with open("/proc/self/statm") as file:
             before = int(file.read().split()[1])
         tensor = torch.empty(4 * GIB, dtype=torch.uint8, device="cuda")
@@ -157,7 +157,7 @@ class TestMemory:
         assert torch.cuda.mem_get_info()[0] == free
 
     @pytest.mark.parametrize("threshold", [0, 2 * MIB, 2**64 - 1])
-    def test_a_pool_keeps_up_to_its_release_threshold(self, runtime: ctypes.CDLL, threshold: int) -> None:
+    def test_pool_release_threshold(self, runtime: ctypes.CDLL, threshold: int) -> None:
         release_threshold, reserved, reserved_high, used, used_high = 4, 5, 6, 7, 8
         pool = ctypes.c_void_p()
         assert runtime.cudaDeviceGetDefaultMemPool(ctypes.byref(pool), 0) == 0
@@ -209,27 +209,27 @@ class TestMemory:
 
 
 class TestCopies:
-    def test_round_trip_through_both_devices(self) -> None:
+    def test_copy_through_both_devices(self) -> None:
         data = random_bytes(5 * MIB + 3)
         there = data.to("cuda:0").to("cuda:1")
         assert there.device == torch.device("cuda:1")
         assert torch.equal(there.to("cuda:0").cpu(), data)
 
-    def test_pinned_memory_without_blocking(self) -> None:
+    def test_non_blocking_copies_of_pinned_memory(self) -> None:
         data = random_bytes(MIB).pin_memory()
         result = torch.empty(MIB, dtype=torch.uint8, pin_memory=True)
         result.copy_(data.to("cuda", non_blocking=True), non_blocking=True)
         torch.cuda.synchronize()
         assert torch.equal(result, data)
 
-    def test_two_dimensional(self, runtime: ctypes.CDLL) -> None:
+    def test_two_dimensional_copy(self, runtime: ctypes.CDLL) -> None:
         data, result = random_bytes(40).view(4, 10), torch.zeros(4, 3, dtype=torch.uint8)
         stored = data.cuda()
         arguments = (result.data_ptr(), 3, stored.data_ptr() + 2, 10, 3, 4, 2, 0)
         assert runtime.cudaMemcpy2DAsync(*map(ctypes.c_size_t, arguments)) == 0
         assert torch.equal(result, data[:, 2:5])
 
-    def test_beyond_the_end_is_an_error(self, runtime: ctypes.CDLL) -> None:
+    def test_copy_beyond_the_end_is_an_error(self, runtime: ctypes.CDLL) -> None:
         # Allocate several blocks, so that the memory behind the tested one may be another block.
         tensor, data = [torch.empty(20 * MIB, dtype=torch.uint8, device="cuda") for _ in range(4)][-1], random_bytes(16)
         base, size = ctypes.c_void_p(), ctypes.c_size_t()
@@ -243,10 +243,10 @@ class TestCopies:
         assert runtime.cudaMemcpy(ctypes.c_void_p(end - 16), source, ctypes.c_size_t(16), 1) == 0
         assert runtime.cudaGetLastError() == 1
 
-    def test_fill(self, runtime: ctypes.CDLL) -> None:
-        tensor = torch.empty(1000, dtype=torch.uint8, device="cuda")
+    def test_memset(self, runtime: ctypes.CDLL) -> None:
+        tensor = torch.zeros(1000, dtype=torch.uint8, device="cuda")
         assert runtime.cudaMemset(ctypes.c_void_p(tensor.data_ptr()), 7, ctypes.c_size_t(999)) == 0
-        assert tensor.cpu()[:999].eq(7).all()
+        assert tensor.tolist() == [7] * 999 + [0]
 
 
 class Pointer(ctypes.Structure):
@@ -265,7 +265,7 @@ class TestHostMemory:
         assert runtime.cudaPointerGetAttributes(ctypes.byref(pointer), ctypes.c_void_p(address)) == 0
         return pointer
 
-    def test_pinned_tensors_know_it(self) -> None:
+    def test_pinned_tensors_report_it(self) -> None:
         tensor = torch.empty(10)
         assert not tensor.is_pinned()
         assert tensor.pin_memory().is_pinned()
@@ -280,7 +280,7 @@ class TestHostMemory:
         device = self.attributes(runtime, there.data_ptr())
         assert (device.type, device.device, device.host_address) == (2, 1, None)
 
-    def test_registration(self) -> None:
+    def test_host_register(self) -> None:
         tensor = torch.empty(10_000)
         cudart = torch.cuda.cudart()
         assert int(cudart.cudaHostRegister(tensor.data_ptr(), tensor.nbytes, 0)) == 0
@@ -294,7 +294,7 @@ class TestHostMemory:
 
 
 class TestKernels:
-    def test_kernels_take_no_time_on_the_stream(self) -> None:
+    def test_kernels_complete_immediately(self) -> None:
         tensor = torch.ones(10, device="cuda", requires_grad=True)
         (tensor * 2).sum().backward()
         assert tensor.grad is not None

@@ -71,7 +71,7 @@ class TestRecurrentCells:
         compare(step, *inputs, drawn(3, 5, dtype=dtype, seed=7), *weights)
 
     @pytest.mark.parametrize("only", ["hidden", "cell"])
-    def test_gradient_of_one_of_two_states(self, only: str) -> None:
+    def test_gradient_of_one_lstm_state(self, only: str) -> None:
         cell = nn.LSTMCell(4, 5)
 
         def step(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
@@ -81,7 +81,7 @@ class TestRecurrentCells:
         compare(step, drawn(3, 4), drawn(3, 5), drawn(3, 5, seed=1))
 
 
-def by_hand(
+def reference_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -134,14 +134,16 @@ def inputs(queries: int = 7, keys: int = 7, shared: int = 4, dtype: torch.dtype 
 @pytest.mark.parametrize("name", KERNELS)
 class TestAttentionKernels:
     def test_plain(self, name: str) -> None:
-        compare(KERNELS[name], *inputs(5, 9), reference=by_hand, tolerance=1e-6)
+        compare(KERNELS[name], *inputs(5, 9), reference=reference_attention, tolerance=1e-6)
 
     def test_scaled(self, name: str) -> None:
         kernel = KERNELS[name]
-        compare(lambda *x: kernel(*x, scale=0.3), *inputs(), reference=lambda *x: by_hand(*x, scale=0.3), tolerance=1e-6)
+        compare(
+            lambda *x: kernel(*x, scale=0.3), *inputs(), reference=lambda *x: reference_attention(*x, scale=0.3), tolerance=1e-6
+        )
 
-    def test_shared_keys(self, name: str) -> None:
-        compare(KERNELS[name], *inputs(shared=2), reference=by_hand, tolerance=1e-6)
+    def test_grouped_query_heads(self, name: str) -> None:
+        compare(KERNELS[name], *inputs(shared=2), reference=reference_attention, tolerance=1e-6)
 
     @pytest.mark.parametrize("keys", [7, 11])
     def test_causal(self, name: str, keys: int) -> None:
@@ -151,14 +153,14 @@ class TestAttentionKernels:
         compare(
             lambda *x: kernel(*x, is_causal=True),
             *inputs(7, keys),
-            reference=lambda *x: by_hand(*x, causal=causal),
+            reference=lambda *x: reference_attention(*x, causal=causal),
             tolerance=1e-6,
         )
 
     def test_half_types(self, name: str) -> None:
-        compare(KERNELS[name], *inputs(dtype=torch.bfloat16), reference=by_hand, tolerance=0.05)
+        compare(KERNELS[name], *inputs(dtype=torch.bfloat16), reference=reference_attention, tolerance=0.05)
 
-    def test_dropout_drops_the_same_in_the_backward(self, name: str) -> None:
+    def test_dropout_backward_uses_the_forward_mask(self, name: str) -> None:
         kernel = KERNELS[name]
 
         def again(*x: torch.Tensor) -> torch.Tensor:
@@ -177,7 +179,7 @@ class TestAttentionKernels:
         assert output.mean().item() == pytest.approx(1, abs=0.05)
         assert output.std().item() > 0.01
 
-    def test_layout_of_results(self, name: str) -> None:
+    def test_result_has_the_strides_of_the_query(self, name: str) -> None:
         q, k, v = (t.cuda().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for t in inputs())
         output = KERNELS[name](q, k, v)
         assert output.stride() == q.stride()
@@ -195,11 +197,11 @@ class TestAttentionKernelsWithBias:
             compare(
                 lambda *x: kernel(*x, kept.to(x[0].device)),
                 *inputs(5, 9),
-                reference=lambda *x: by_hand(*x, kept),
+                reference=lambda *x: reference_attention(*x, kept),
                 tolerance=1e-6,
             )
             return
-        compare(KERNELS[name], *inputs(5, 9), bias, reference=by_hand, tolerance=1e-6)
+        compare(KERNELS[name], *inputs(5, 9), bias, reference=reference_attention, tolerance=1e-6)
 
     def test_query_without_keys_has_zero_output(self, name: str) -> None:
         bias = torch.zeros(2, 4, 7, 7, dtype=torch.float64)
@@ -221,7 +223,7 @@ class TestAttention:
         "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
     )
     @pytest.mark.parametrize("causal", [True, False])
-    def test_each_kernel(self, backend: SDPBackend, causal: bool) -> None:
+    def test_each_sdpa_backend(self, backend: SDPBackend, causal: bool) -> None:
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
@@ -287,7 +289,7 @@ class TestPackedAttention:
 
     def one_by_one(self, *rows: torch.Tensor, **options: Any) -> torch.Tensor:
         parts = [
-            by_hand(*(t[begin:end].transpose(0, 1).unsqueeze(0) for t in rows), **options)[0].transpose(0, 1)
+            reference_attention(*(t[begin:end].transpose(0, 1).unsqueeze(0) for t in rows), **options)[0].transpose(0, 1)
             for begin, end in zip(self.STARTS, self.STARTS[1:], strict=False)
         ]
         return torch.cat(parts)
@@ -320,7 +322,14 @@ class TestPackedAttention:
             actual = aten._efficient_attention_forward(*turned, bias, None, None, None, None, 0.0, 0, True)
             return actual[0].transpose(1, 2)
 
-        compare(attend, drawn(2, 4, 6, 8), drawn(2, 4, 9, 8), drawn(2, 4, 9, 8, seed=1), drawn(2, 4, 6, 9), reference=by_hand)
+        compare(
+            attend,
+            drawn(2, 4, 6, 8),
+            drawn(2, 4, 9, 8),
+            drawn(2, 4, 9, 8, seed=1),
+            drawn(2, 4, 6, 9),
+            reference=reference_attention,
+        )
 
     @pytest.mark.skipif(
         not hasattr(aten, "_cudnn_attention_forward"), reason="torch 2.6 has cuDNN's attention for batches alone"
@@ -348,7 +357,7 @@ class TestPackedAttention:
         assert torch.equal(out, expected)
         assert torch.equal(actual, logsumexp)
 
-    def test_dropout_differs_between_sequences_and_repeats_in_the_backward(self) -> None:
+    def test_dropout_mask_differs_between_sequences(self) -> None:
         def attend(*rows: torch.Tensor) -> torch.Tensor:
             torch.cuda.manual_seed(1)
             starts = torch.tensor((0, 3, 6), dtype=torch.int32, device="cuda")
@@ -370,14 +379,14 @@ class TestPackedAttention:
         mask = torch.empty(1, 1, 6, 6, device="cuda")
         torch._fill_mem_eff_dropout_mask_(mask, 0.3, seed.item(), offset.item())
         kept = (mask.cpu() > 0.3) / 0.7
-        torch.testing.assert_close(output.cpu(), by_hand(q, k, v, kept=kept))
+        torch.testing.assert_close(output.cpu(), reference_attention(q, k, v, kept=kept))
 
 
 class TestBatchNorm:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("affine", [True, False])
     @pytest.mark.parametrize("counted", [True, False])
-    def test_statistics_of_parts_are_those_of_the_whole(self, dtype: torch.dtype, affine: bool, counted: bool) -> None:
+    def test_sync_batch_norm_of_parts_equals_batch_norm(self, dtype: torch.dtype, affine: bool, counted: bool) -> None:
         """Call the ops of SyncBatchNorm with two parts of a batch. The op with counts takes parts of unequal size."""
         whole = drawn(8, 3, 4, dtype=dtype) + 1
         grad = drawn(8, 3, 4, dtype=dtype, seed=1)
@@ -421,7 +430,7 @@ class TestBatchNorm:
             close(sum(r[3] for r in reduced), expected_grads[2])
 
     @pytest.mark.parametrize("training", [True, False])
-    def test_cudnn_name(self, training: bool) -> None:
+    def test_cudnn_batch_norm(self, training: bool) -> None:
         def norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> Any:
             mean, var = torch.full((3,), 0.5, device=x.device), torch.full((3,), 2.0, device=x.device)
             if x.is_cuda:
@@ -481,7 +490,7 @@ class TestSoftmaxFromHalfToFloat:
         backward.out(grad, out, -1, torch.float16, **{"grad_input" if name == "softmax" else "out": into})
         assert torch.equal(into, backward(grad, out, -1, torch.float16))
 
-    def test_other_types_are_not_converted(self, name: str) -> None:
+    def test_conversion_of_other_types_raises(self, name: str) -> None:
         x = drawn(3, 5, dtype=torch.bfloat16).cuda()
         with pytest.raises(RuntimeError, match="conversion is supported for Half type only"):
             getattr(aten, f"_{name}")(x, -1, True)
@@ -548,7 +557,7 @@ class TestScaledProducts:
         actual = torch._scaled_mm(left.cuda(), right.cuda(), a.cuda(), b.cuda(), out_dtype=torch.bfloat16)
         torch.testing.assert_close(actual.cpu(), ((left.float() * a) @ (right.float() * b)).bfloat16())
 
-    def test_result_in_8_bits_stays_in_range(self) -> None:
+    def test_float8_result_saturates(self) -> None:
         left, right = self.quantized()
         one, large = torch.tensor(1.0).cuda(), torch.tensor(1e6).cuda()
         actual = torch._scaled_mm(left.cuda(), right.cuda(), one, large, out_dtype=torch.float8_e4m3fn)
@@ -570,7 +579,7 @@ class TestScaledProducts:
         assert torch._scaled_mm(left.cuda(), right.cuda(), one, one, out=out, **options) is out
         assert torch.equal(out.float().cpu(), (left.float() @ right.float() * 0.5).to(torch.float8_e4m3fn).float())
 
-    def test_unknown_scales_are_refused(self) -> None:
+    def test_unknown_scales_raise(self) -> None:
         left, right = self.quantized()
         for dtype in (torch.bfloat16, torch.float64):
             with pytest.raises(NotImplementedError, match=f"_scaled_mm with scales of {dtype} is not simulated"):
@@ -633,7 +642,7 @@ class TestConvolutions:
         actual = op(x.cuda(), weight.cuda(), [3] * dimensions, bias.cuda(), *lists)
         torch.testing.assert_close(actual.cpu(), convolve(x, weight, bias, groups=4, **options))
 
-    def test_cudnn_names(self) -> None:
+    def test_cudnn_convolutions(self) -> None:
         x, weight, bias, z = drawn(2, 4, 7, 7), drawn(6, 2, 3, 3), drawn(6), drawn(2, 6, 4, 4)
         here = [t.cuda() for t in (x, weight, bias, z)]
         plain = F.conv2d(x, weight, None, 2, 1, 1, 2)
@@ -649,7 +658,7 @@ class TestConvolutions:
         turned = torch.cudnn_convolution_transpose(here[3], here[1], [1, 1], [0, 0], [2, 2], [1, 1], 2, False, False, False)
         torch.testing.assert_close(turned.cpu(), F.conv_transpose2d(z, weight, None, 2, 1, 0, 2))
 
-    def test_grids(self) -> None:
+    def test_cudnn_grid_sampler(self) -> None:
         def sample(x: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
             if x.is_cuda:
                 return torch.cudnn_grid_sampler(x, torch.cudnn_affine_grid_generator(theta, 2, 3, 5, 6))
@@ -667,7 +676,7 @@ INTO = {
 
 @pytest.mark.parametrize("name", INTO)
 @pytest.mark.parametrize("shape", [(0,), None], ids=["empty", "fitting"])
-def test_results_in_out(name: str, shape: tuple[int, ...] | None) -> None:
+def test_out_argument_holds_the_result(name: str, shape: tuple[int, ...] | None) -> None:
     arguments = [value.cuda() if isinstance(value, torch.Tensor) else value for value in INTO[name]()]
     operation = getattr(aten, name)
     expected = operation(*arguments)
@@ -685,7 +694,54 @@ def test_fourier_transforms_of_expanded_tensors(name: str) -> None:
     torch.testing.assert_close(actual.cpu(), function(element.repeat(4, 4, 16)))
 
 
-def test_ctc_loss_is_torchs_own() -> None:
+def _running(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return weight.detach().clone(), weight.detach().abs()
+
+
+_COMPUTED_AS_FLOAT: dict[str, Callable[..., Any]] = {
+    "batch_norm": lambda x, w, b: torch.native_batch_norm(x, w, b, *_running(w), True, 0.3, 1e-5),
+    "batch_norm_in_evaluation": lambda x, w, b: torch.native_batch_norm(x, w, b, *_running(w), False, 0.3, 1e-5),
+    "batch_norm_without_parameters": lambda x, w, b: torch.native_batch_norm(x, None, None, None, None, True, 0.3, 1e-5),
+    "layer_norm": lambda x, w, b: torch.native_layer_norm(x, (6,), w, b, 1e-5),
+    "layer_norm_without_parameters": lambda x, w, b: torch.native_layer_norm(x, (6,), None, None, 1e-5),
+    "grid": lambda x, w, b: aten.grid_sampler_2d(x[None, None], x[None, :, :2, None].expand(-1, -1, -1, 2) / 4, 0, 0, True),
+    "grid_3d": lambda x, w, b: aten.grid_sampler_3d(
+        x[None, None, None], x[None, :, :2, None, None].expand(-1, -1, -1, -1, 3) / 4, 0, 0, True
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", _COMPUTED_AS_FLOAT)
+def test_half_types_are_computed_as_float_and_rounded_once(name: str, dtype: torch.dtype) -> None:
+    arguments = [drawn(48, 6, dtype=dtype), *(drawn(6, dtype=dtype, seed=seed) for seed in (1, 2))]
+
+    def run(as_float: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        here = [(tensor.float() if as_float else tensor).cuda().requires_grad_() for tensor in arguments]
+        outputs = tensors(_COMPUTED_AS_FLOAT[name](*here))
+        weights = drawn(*outputs[0].shape, dtype=dtype, seed=9).to(outputs[0])
+        gradients = torch.autograd.grad(outputs[0], here, weights, allow_unused=True)
+        return outputs, [gradient for gradient in gradients if gradient is not None]
+
+    (output, *statistics), gradients = run(as_float=False)
+    (float_output, *float_statistics), float_gradients = run(as_float=True)
+    assert torch.equal(output, float_output.to(dtype))
+    torch.testing.assert_close(statistics, float_statistics)
+    rounded = [gradient.to(dtype) for gradient in float_gradients]
+    torch.testing.assert_close(gradients, rounded, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_batch_norm_updates_statistics_in_half_types(dtype: torch.dtype) -> None:
+    x, mean, variance = drawn(8, 3, dtype=dtype), torch.zeros(3, dtype=dtype), torch.ones(3, dtype=dtype)
+    here = mean.cuda(), variance.cuda()
+    expected = mean.float(), variance.float()
+    F.batch_norm(x.cuda(), *here, training=True, momentum=0.5)
+    F.batch_norm(x.float(), *expected, training=True, momentum=0.5)
+    torch.testing.assert_close([t.cpu() for t in here], [t.to(dtype) for t in expected])
+
+
+def test_ctc_loss_does_not_use_cudnn() -> None:
     def loss(scores: torch.Tensor) -> torch.Tensor:
         # For int32 targets on the host and blank 0, torch would choose cuDNN.
         targets, lengths = torch.tensor([1, 2, 2, 1, 3, 2], dtype=torch.int32), torch.tensor([3, 3], dtype=torch.int32)

@@ -55,7 +55,7 @@ def export_and_import(exporter: str, importer: str) -> tuple[list[Any], list[Any
     return first, second, json.loads(last)
 
 
-def test_a_handle_of_freed_memory_is_refused() -> None:
+def test_ipc_handle_of_freed_memory_is_invalid() -> None:
     exporter = """
         freed = made(cuda, "cudaMalloc", MIB)
         stale = export(freed)
@@ -76,7 +76,7 @@ def test_a_handle_of_freed_memory_is_refused() -> None:
     assert kept
 
 
-def test_a_stale_handle_does_not_reach_another_file(tmp_path: Path) -> None:
+def test_stale_ipc_handle_does_not_open_another_file(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"kept" * MIB)
     exporter = f"""
@@ -103,7 +103,7 @@ def test_a_stale_handle_does_not_reach_another_file(tmp_path: Path) -> None:
     assert file.read_bytes() == b"kept" * MIB
 
 
-def test_exporting_loses_no_concurrent_write() -> None:
+def test_ipc_export_keeps_concurrent_writes() -> None:
     program = (
         IMPORT
         + """
@@ -137,7 +137,7 @@ report(len(lost))
     assert evaluate(program) == [0]
 
 
-def test_memory_is_shared_both_ways() -> None:
+def test_ipc_memory_is_shared_in_both_directions() -> None:
     exporter = """
         block = made(cuda, "cudaMalloc", MIB)
         assert cuda("cudaMemset", block, 1, MIB) == 0
@@ -159,7 +159,7 @@ def test_memory_is_shared_both_ways() -> None:
 
 
 @pytest.mark.parametrize("limit", ["RLIMIT_NOFILE", "RLIMIT_FSIZE"])
-def test_memory_without_a_heap(limit: str) -> None:
+def test_memory_without_a_heap_file(limit: str) -> None:
     program = (
         IMPORT
         + f"""
@@ -194,7 +194,7 @@ def test_freed_memory_is_returned_to_the_host() -> None:
 
 
 @pytest.mark.parametrize(("fill", "content"), [("zero", "00"), ("nan", "ff")])
-def test_content_of_new_memory(fill: str, content: str) -> None:
+def test_fill_setting_initializes_new_memory(fill: str, content: str) -> None:
     program = """
         blocks = [made(cuda, "cudaMalloc", MIB), made(cuda, "cudaMallocAsync", MIB, None)]
         blocks.append(made(cu, "cuMemAddressReserve", 2 * MIB, 0, 0, 0))
@@ -222,7 +222,7 @@ def test_fresh_tensors_are_nan(settings: str) -> None:
     assert run(program, child) == "True 3.0\n" * 4
 
 
-def test_pinned_memory_has_the_hosts_budget() -> None:
+def test_pinned_memory_is_limited_by_host_memory() -> None:
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
     program = f"""
         half, most = {size} // 2, {size} - 16 * MIB
@@ -239,7 +239,7 @@ def test_pinned_memory_has_the_hosts_budget() -> None:
     assert evaluate(program) == [[0, 2, 2, 2, 0, 0, 0], 0]
 
 
-def test_processes_share_the_budget_of_pinned_memory(tmp_path: Path) -> None:
+def test_processes_share_the_pinned_memory_limit(tmp_path: Path) -> None:
     size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
     program = f"""
         most = {size} - 16 * MIB

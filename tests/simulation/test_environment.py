@@ -38,7 +38,7 @@ def test_public_names() -> None:
     assert dir(accelerator.simulation) == accelerator.simulation.__all__
 
 
-def test_importing_is_free(tmp_path: Path) -> None:
+def test_importing_loads_no_modules_and_writes_no_files(tmp_path: Path) -> None:
     program = "import sys, accelerator; before = set(sys.modules); import accelerator.simulation; "
     program += "print({'ctypes', 'subprocess', 'torch', 'pynvml'} & (set(sys.modules) - before))"
     # -S skips the site module, because installed packages may use it to import modules in every process.
@@ -108,13 +108,13 @@ def test_a_value_for_each_gpu() -> None:
     assert values == {"NAMES": "A;B, C", "CAPABILITIES": "8.6,9.0", "SPEEDS": "1,-2,3", "MIG": "off,0,7"}
 
 
-def test_links_and_nodes() -> None:
+def test_nvlink_numa_and_clock_reasons() -> None:
     assert [variable("NVLINK", 3, nvlink=value) for value in (True, [0, 0, None])] == ["0", "0,0,off"]
     assert [variable("NUMA", 3, numa=value) for value in (1, None, [0, 63, (1, 2)])] == ["2", "0", f"1,{2**63},6"]
     assert variable("CLOCK_REASONS", 2, clock_reasons=[0, 0x44]) == "0,68"
 
 
-def test_failures() -> None:
+def test_errors_of_driver_and_nvml() -> None:
     assert variable("ERRORS") is None
     assert variable("ERRORS", driver="broken") == "cuInit:999"
     assert variable("ERRORS", nvml="broken") == "nvmlInit*:9"
@@ -132,7 +132,7 @@ def test_driver_version() -> None:
 
 
 @pytest.mark.parametrize("argument", ["state", "log"])
-def test_a_file_that_cannot_be_written(argument: str, tmp_path: Path) -> None:
+def test_unwritable_state_or_log_file_raises(argument: str, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no/file"):
         with pytest.raises(ValueError, match=f"{argument} must be a file that can be written to, not"):
             environment(**{argument: path})
@@ -179,7 +179,7 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"errors": {f"f{i}": 1 for i in range(61)}}, "errors has 61 entries"),
     ],
 )
-def test_impossible_values(arguments: dict[str, Any], message: str) -> None:
+def test_impossible_values_raise(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         environment(**arguments)
     assert "\n" not in str(caught.value)
@@ -219,7 +219,7 @@ def test_wrong_types(arguments: dict[str, Any], message: str) -> None:
 # environment(): libraries
 
 
-def test_base_is_kept_and_not_changed() -> None:
+def test_base_environment_is_extended_but_not_modified() -> None:
     base = {"PATH": "/bin", "LD_PRELOAD": "/x/liba.so /y/libb.so", "LD_LIBRARY_PATH": "/lib:"}
     before = dict(base)
     child = environment(base=base)
@@ -230,7 +230,7 @@ def test_base_is_kept_and_not_changed() -> None:
     assert environment()["HOME"] == os.environ["HOME"]
 
 
-def test_the_time_to_wait_for_a_rank_is_the_users() -> None:
+def test_nccl_timeout_of_the_user_is_kept() -> None:
     base = {"ACCELERATOR_SIM_NCCL_TIMEOUT": "5", "ACCELERATOR_SIM_MIG": "1"}
     child = environment(base=base)
     assert child["ACCELERATOR_SIM_NCCL_TIMEOUT"] == "5"
@@ -250,7 +250,7 @@ def test_triton_and_caches_of_compiled_code(monkeypatch: pytest.MonkeyPatch) -> 
     assert by_user["TRITON_INTERPRET"] == "1"
 
 
-def test_nesting_replaces() -> None:
+def test_nested_environment_replaces_the_outer_one() -> None:
     base = {"LD_PRELOAD": "/x/liba.so", "LD_LIBRARY_PATH": "/lib"}
     outer = environment(4, driver="broken", log="log", state="state", base=base)
     other_version = "/home/me/.cache/accelerator/simulation-0123456789abcdef"
@@ -260,7 +260,7 @@ def test_nesting_replaces() -> None:
     assert environment(2, base=environment(3, base={})) == environment(2, base={})
 
 
-def test_nesting_in_a_process() -> None:
+def test_nested_simulation_in_a_child_process() -> None:
     program = "import subprocess, sys; from tests.support import environment; "
     program += "print(environment(2)['LD_PRELOAD'] == environment(2, base={})['LD_PRELOAD']); "
     program += "sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]], env=environment(2)))"
@@ -269,7 +269,7 @@ def test_nesting_in_a_process() -> None:
     assert done.stdout.split() == ["True", "2"], done.stderr
 
 
-def test_both_names_of_the_driver_are_one_library() -> None:
+def test_both_driver_names_load_one_library() -> None:
     program = (
         "import ctypes; a, b = (ctypes.CDLL(name) for name in ('libcuda.so', 'libcuda.so.1')); print(a._handle == b._handle)"
     )
@@ -279,7 +279,7 @@ def test_both_names_of_the_driver_are_one_library() -> None:
 @pytest.mark.parametrize(
     ("argument", "library"), [("driver", "libcuda.so.1"), ("driver", "libcuda.so"), ("nvml", "libnvidia-ml.so.1")]
 )
-def test_absence_hides_a_real_library(argument: str, library: str, tmp_path: Path) -> None:
+def test_absent_driver_hides_a_real_library(argument: str, library: str, tmp_path: Path) -> None:
     root = Path(environment()["LD_LIBRARY_PATH"].split(":")[0]).parent
     shutil.copy(next(root.glob(f"[dn]*/{library}")), tmp_path)
     base = {**plain(), "LD_LIBRARY_PATH": str(tmp_path)}
@@ -295,7 +295,7 @@ def test_is_simulated_inside(machine: dict[str, Any]) -> None:
     assert python(PRINT_IS_SIMULATED, env=environment(**machine, base=plain())).stdout == "True\n"
 
 
-def test_is_simulated_goes_by_the_process() -> None:
+def test_is_simulated_ignores_later_environment_changes() -> None:
     # The variables without the libraries make no simulation, and removing the variables does not end one.
     inside = environment(base=plain())
     variables = {key: value for key, value in inside.items() if key.startswith("ACCELERATOR_SIM_")}
@@ -303,7 +303,7 @@ def test_is_simulated_goes_by_the_process() -> None:
     assert python("import os; os.environ.clear(); " + PRINT_IS_SIMULATED, env=inside).stdout == "True\n"
 
 
-def test_why_not(tmp_path: Path) -> None:
+def test_unavailable_reason(tmp_path: Path) -> None:
     program = "from accelerator import simulation; print(simulation.unavailable_reason())\n"
     program += "try: simulation.environment(); print('given')\nexcept RuntimeError as error: print(error)"
     (tmp_path / "torch").mkdir()
@@ -320,7 +320,7 @@ def test_why_not(tmp_path: Path) -> None:
     assert python(program, env=bare).stdout == f"{cpu}\n" * 2
 
 
-def test_in_a_zip_application(tmp_path: Path) -> None:
+def test_build_from_a_zip_archive(tmp_path: Path) -> None:
     archive = shutil.make_archive(str(tmp_path / "application"), "zip", REPOSITORY, "accelerator")
     done = subprocess.run(
         [sys.executable, "-c", BUILD],
@@ -333,7 +333,7 @@ def test_in_a_zip_application(tmp_path: Path) -> None:
     assert Path(done.stdout.strip(), "driver/libcuda.so.1").is_file(), done.stderr
 
 
-def test_is_simulated_here() -> None:
+def test_is_simulated_in_this_process() -> None:
     maps = Path("/proc/self/maps").read_text()
     assert is_simulated() == ("/accelerator/simulation-" in maps)
 
@@ -347,7 +347,7 @@ def compilations(directory: Path) -> int:
     return calls.read_text().count(" -o ") if calls.exists() else 0
 
 
-def test_the_second_build_does_nothing(tmp_path: Path) -> None:
+def test_second_build_compiles_nothing(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     first = python(BUILD, env=env)
     assert first.returncode == 0, first.stderr
@@ -363,7 +363,7 @@ def test_the_second_build_does_nothing(tmp_path: Path) -> None:
     assert (root / "driver/libcuda.so.1").is_file()
 
 
-def test_a_compiler_that_does_not_start(tmp_path: Path) -> None:
+def test_compiler_that_does_not_start(tmp_path: Path) -> None:
     broken = tmp_path / "cc"
     broken.write_bytes(b"\x7fELF, and no more")
     broken.chmod(0o755)
@@ -371,13 +371,13 @@ def test_a_compiler_that_does_not_start(tmp_path: Path) -> None:
     assert f"RuntimeError: the C compiler {broken} does not start: Exec format error" in done.stderr
 
 
-def test_a_build_needs_no_compiler_later(tmp_path: Path) -> None:
+def test_existing_build_needs_no_compiler(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     built = python(BUILD, env=env).stdout
     assert python(BUILD, env={**env, "PATH": "/nowhere", "CC": "no-such-compiler"}).stdout == built
 
 
-def test_a_directory_for_machines_without_a_compiler(tmp_path: Path) -> None:
+def test_prebuilt_directory_needs_no_compiler(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "accelerator", "simulate", "--build", str(tmp_path / "prebuilt")]
     compiler = {**plain(), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     built = subprocess.run(command, env=compiler, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
@@ -431,7 +431,7 @@ def leave_a_killed_build(root: Path) -> None:
     [truncate, open_a_library, open_a_directory, open_the_cache, replace_by_a_link, leave_a_killed_build],
     ids=lambda harm: harm.__name__,
 )
-def test_a_build_that_cannot_be_trusted_is_replaced(harm: Callable[[Path], None], tmp_path: Path) -> None:
+def test_untrusted_build_is_replaced(harm: Callable[[Path], None], tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     root = Path(python(BUILD, env=env).stdout.strip())
     sound = (root / "driver/libcuda.so.1").read_bytes()
@@ -445,7 +445,7 @@ def test_a_build_that_cannot_be_trusted_is_replaced(harm: Callable[[Path], None]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
-def test_the_cache_of_another_user(tmp_path: Path) -> None:
+def test_cache_owned_by_another_user_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "home/.cache/accelerator").mkdir(parents=True)
     env = {**plain(), "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
     env["CC"] = str(make_compiler(tmp_path, FAKE_BUILD))
@@ -460,7 +460,7 @@ def test_the_cache_of_another_user(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files away")
 @pytest.mark.parametrize("theirs_is", ["directory", "link"])
-def test_somebody_was_there_first(theirs_is: str, tmp_path: Path) -> None:
+def test_cache_directory_created_by_another_user_is_an_error(theirs_is: str, tmp_path: Path) -> None:
     """The owner of the directory that contains the cache could replace the cache after it was checked."""
     (tmp_path / "tmp").mkdir()
     (tmp_path / "tmp").chmod(0o1777)
@@ -480,7 +480,7 @@ def test_somebody_was_there_first(theirs_is: str, tmp_path: Path) -> None:
     assert "belongs to another user" in python(BUILD, env=env).stderr.splitlines()[-1]
 
 
-def test_the_first_use_prints_one_line(tmp_path: Path) -> None:
+def test_first_build_prints_one_line(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     first, second = python(BUILD, env=env), python(BUILD, env=env)
     assert re.fullmatch(r"accelerator: compiling the simulated driver, about \d+ s, once\n", first.stderr)
@@ -490,7 +490,7 @@ def test_the_first_use_prints_one_line(tmp_path: Path) -> None:
     assert closed.stdout == first.stdout
 
 
-def test_builds_at_once(tmp_path: Path) -> None:
+def test_concurrent_builds_compile_once(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     with ThreadPoolExecutor(4) as pool:
         jobs = [pool.submit(python, BUILD, env=env) for _ in range(4)]

@@ -24,7 +24,7 @@ def late(name):
     while True:
         time.sleep(0.01)
 
-class AtTheVeryEnd:
+class RunAtExit:
     def __init__(self):
         self.me = self  # a reference cycle, which the finalization collects
     def __del__(self):
@@ -38,11 +38,11 @@ class AtTheVeryEnd:
 for name in (b"pt_autograd_0", b"pt_other"):
     threading.Thread(target=late, args=[name], daemon=True).start()
 started.wait()
-AtTheVeryEnd()
+RunAtExit()
 """
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="from 3.14 on Python lets every such thread sleep")
-def test_a_late_autograd_thread_sleeps_instead_of_unwinding() -> None:
+def test_autograd_thread_at_exit_sleeps_instead_of_unwinding() -> None:
     done = python(LATE_THREADS, env=simulated_environment())
     assert (done.returncode, done.stdout, done.stderr) == (0, "['pt_autograd_0']", "")

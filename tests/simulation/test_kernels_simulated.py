@@ -95,7 +95,7 @@ class TestArguments:
                 assert torch.equal(there.cpu(), here)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int32, torch.int64, torch.bool])
-    def test_scalars_in_every_position(self, dtype: torch.dtype) -> None:
+    def test_scalars_in_every_argument_position(self, dtype: torch.dtype) -> None:
         ops = ops_that_take_scalars()
         assert len(ops) > 100
         for op, positions in ops:
@@ -105,7 +105,7 @@ class TestArguments:
                 assert there == here, (op, values)
 
     @pytest.mark.parametrize("op", ["add_", "logical_xor_", "logical_and_", "eq_", "atan2_", "clamp_min_"])
-    def test_a_tensor_is_not_resized_in_place(self, op: str) -> None:
+    def test_in_place_op_does_not_resize(self, op: str) -> None:
         for device in ("cpu", "cuda"):
             x = torch.ones(3, 1, device=device)
             with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
@@ -121,7 +121,7 @@ class TestArguments:
         torch.testing.assert_close(x.cpu(), torch.ones(1).addbmm_(one, other))
         assert neighbor.item() == 1
 
-    def test_defaults_are_those_of_the_op(self) -> None:
+    def test_loss_uses_the_default_reduction(self) -> None:
         x, y = torch.randn(5), torch.randn(5)
         for loss in (F.smooth_l1_loss, F.huber_loss, F.mse_loss):
             for _ in range(2):
@@ -130,7 +130,7 @@ class TestArguments:
     def test_remainder_by_a_scalar(self) -> None:
         assert (torch.arange(200, device="cuda") % 97).cpu().equal(torch.arange(200) % 97)
 
-    def test_conjugates_in_place(self) -> None:
+    def test_conj_physical_in_place(self) -> None:
         x = torch.randn(5, dtype=torch.complex64)
         assert torch.equal(x.cuda().conj_physical_().cpu(), x.conj_physical())
 
@@ -140,19 +140,19 @@ class TestArguments:
         torch.mode(x.cuda(), 1, out=(values, indices))
         assert (values.tolist(), indices.tolist()) == tuple(result.tolist() for result in torch.mode(x, 1))
 
-    def test_strides_survive(self) -> None:
+    def test_result_strides_equal_the_cpus(self) -> None:
         both(lambda x: x * 2, torch.randn(2, 3, 4).permute(2, 0, 1))
         both(torch.exp, torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
         both(lambda x: x.max(0).values * x, torch.randn(4, 3, 2).permute(0, 2, 1))
         both(lambda x: x.expand(4, 3).exp(), torch.randn(1, 3))
 
-    def test_layout_in_storage_survives(self) -> None:
+    def test_views_with_offsets_and_strides(self) -> None:
         base = torch.arange(24.0)
         for view in (base[5:17:3], base.view(4, 6)[1:, ::2], base.as_strided((3, 3), (1, 2), 4)):
             there = base.cuda().as_strided(view.size(), view.stride(), view.storage_offset())
             assert (there + 1).cpu().equal(view + 1)
 
-    def test_out_that_starts_inside_its_storage(self) -> None:
+    def test_out_with_a_storage_offset(self) -> None:
         """The CPU's kernel gets an alias of the whole storage, because it may have to resize the result."""
         whole = torch.zeros(4, 6, device="cuda")
         torch.add(torch.ones(2, 3, device="cuda"), 1, out=whole[1:3, 2:5])
@@ -160,7 +160,7 @@ class TestArguments:
         expected[1:3, 2:5] = 2
         assert torch.equal(whole.cpu(), expected)
 
-    def test_conjugates_and_negatives(self) -> None:
+    def test_conjugate_and_negative_views(self) -> None:
         z = torch.randn(5, 5, dtype=torch.complex64)
         there = z.cuda()
         assert torch.equal((there.conj() * 2).cpu(), z.conj() * 2)
@@ -173,7 +173,7 @@ class TestArguments:
                 solution.cpu(), torch.linalg.solve_triangular(z.conj().imag, torch.ones(5, 1), upper=True), rtol=1e-3, atol=1e-3
             )
 
-    def test_writing_in_place_and_into_views(self) -> None:
+    def test_in_place_ops_on_views(self) -> None:
         there, here = torch.zeros(6, device="cuda"), torch.zeros(6)
         for tensor in (there, here):
             tensor[1:4].add_(2).mul_(3)
@@ -181,7 +181,7 @@ class TestArguments:
             tensor[tensor > 6] -= 1
         assert there.cpu().equal(here)
 
-    def test_an_outer_product_for_which_torch_has_a_triton_kernel(self) -> None:
+    def test_bmm_outer_product(self) -> None:
         both(torch.bmm, torch.randn(3, 4, 1), torch.randn(3, 1, 5))
 
     def test_zeroing_a_large_part(self) -> None:
@@ -191,7 +191,7 @@ class TestArguments:
         assert whole[1:].zero_().sum() == 0
         assert whole[0, 1::2].eq(1).all()
 
-    def test_out_of_every_size(self) -> None:
+    def test_out_is_resized_if_needed(self) -> None:
         x = torch.randn(4, 4, device="cuda")
         wanted = x.cpu() + 1
         empty, fitting, strided = (
@@ -206,7 +206,7 @@ class TestArguments:
             small = torch.add(x, 1, out=torch.empty(2, device="cuda"))
         assert torch.equal(small.cpu(), wanted)
 
-    def test_out_that_is_a_view_grows_as_on_a_gpu(self) -> None:
+    def test_out_that_is_a_view_is_resized(self) -> None:
         whole = torch.zeros(64, device="cuda")
         part = whole[:4]
         with pytest.warns(UserWarning, match="resized"):
@@ -214,7 +214,7 @@ class TestArguments:
         assert part.size() == (100,)
         assert part.eq(2).all()
 
-    def test_modes_get_only_the_users_calls(self) -> None:
+    def test_function_modes_get_only_calls_of_the_user(self) -> None:
         calls = []
 
         class Mode(torch.overrides.TorchFunctionMode):
@@ -230,7 +230,7 @@ class TestArguments:
         with torch.device("cuda:1"):
             assert (x * 2).device == x.device
 
-    def test_modes_do_not_get_calls_of_compiled_code(self) -> None:
+    def test_function_modes_get_no_calls_of_compiled_code(self) -> None:
         """torch disables a mode while it handles a call from Python, but not while compiled code runs."""
         calls = []
 
@@ -246,7 +246,7 @@ class TestArguments:
         assert calls == []
         assert y.tolist() == [9.0] * 3
 
-    def test_autocast_of_the_cpu_does_not_reach_in(self) -> None:
+    def test_cpu_autocast_does_not_affect_gpu_ops(self) -> None:
         x = torch.randn(4, 4)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             there = x.cuda() @ x.cuda()
@@ -255,30 +255,30 @@ class TestArguments:
 
 
 class TestDevices:
-    def test_tensors_on_two_devices_are_refused(self) -> None:
+    def test_tensors_on_two_devices_raise(self) -> None:
         x, y = torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")
         for call in (lambda: x + y, lambda: torch.outer(x, y), lambda: torch.cat([x, y]), lambda: x.add_(y)):
             with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
                 call()
 
-    def test_tensors_of_the_host_are_refused(self) -> None:
+    def test_host_tensors_raise(self) -> None:
         x, y = torch.ones(3, 3, device="cuda"), torch.ones(3, 3)
         for call in (lambda: x + y, lambda: x @ y, lambda: torch.where(x > 0, y, x), lambda: F.linear(y, x)):
             with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
                 call()
 
-    def test_scalars_of_the_host_are_accepted(self) -> None:
+    def test_host_scalars_are_accepted(self) -> None:
         x = torch.ones(3, device="cuda")
         assert (x + torch.tensor(2.0)).tolist() == [3.0] * 3
         assert torch.where(x > 0, torch.tensor(5.0), x).tolist() == [5.0] * 3
 
-    def test_indices_of_the_host_are_accepted(self) -> None:
+    def test_host_indices_are_accepted(self) -> None:
         x = torch.arange(5.0, device="cuda")
         assert x[torch.tensor([4, 0])].tolist() == [4.0, 0.0]
         x[torch.tensor([1, 2])] = torch.tensor([9.0, 8.0], device="cuda")
         assert x.tolist() == [0.0, 9.0, 8.0, 3.0, 4.0]
 
-    def test_results_are_where_the_arguments_are(self) -> None:
+    def test_results_are_on_the_arguments_device(self) -> None:
         x = torch.ones(3, device="cuda:1")
         for result in (x + 1, x + x, x.cumsum(0), *x.max(0)):
             assert result.device == torch.device("cuda:1")
@@ -293,7 +293,7 @@ class TestDevices:
         there.copy_(x.to("cuda:0").t())
         assert torch.equal(there.cpu(), x.t().to(dtype))
 
-    def test_a_side_stream(self) -> None:
+    def test_op_on_a_side_stream_waits_for_its_stream(self) -> None:
         x = torch.randn(4, 4, device="cuda")
         stream = torch.cuda.Stream()
         begin = time.monotonic()
@@ -305,7 +305,7 @@ class TestDevices:
         event.synchronize()
         torch.testing.assert_close(y.cpu(), x.cpu() @ x.cpu())
 
-    def test_threads(self) -> None:
+    def test_ops_in_several_threads(self) -> None:
         x = torch.randn(16, 16)
         wanted, wrong = x @ x, []
 
@@ -322,7 +322,7 @@ class TestDevices:
 
 
 class TestRandom:
-    def test_states_repeat(self) -> None:
+    def test_restored_rng_state_repeats_draws(self) -> None:
         x = torch.ones(1000, device="cuda")
         state = torch.cuda.get_rng_state()
         first = [F.dropout(x), torch.rand(5, device="cuda"), torch.randperm(9, device="cuda"), torch.bernoulli(x / 2)]
@@ -331,7 +331,7 @@ class TestRandom:
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
         assert not torch.equal(F.dropout(x), first[0])
 
-    def test_seeds_repeat_and_differ(self) -> None:
+    def test_equal_seeds_repeat_and_other_seeds_differ(self) -> None:
         def draw(seed: int, device: str = "cuda") -> list[float]:
             torch.cuda.manual_seed_all(seed)
             return torch.randn(4, device=device).tolist()
@@ -357,7 +357,7 @@ class TestRandom:
         masks = [tuple(F.dropout(x).tolist()) for _ in range(8)]
         assert len(set(masks)) == len(masks)
 
-    def test_the_generator_of_the_caller(self) -> None:
+    def test_generator_argument_is_used(self) -> None:
         generator = torch.Generator("cuda").manual_seed(5)
         default = torch.cuda.get_rng_state()
         first = torch.randn(4, device="cuda", generator=generator)
@@ -367,7 +367,7 @@ class TestRandom:
         with pytest.raises(RuntimeError, match="Expected a 'cuda' device type for generator"):
             torch.randn(4, device="cuda", generator=torch.Generator())
 
-    def test_the_cpus_generator_is_left_alone(self) -> None:
+    def test_cpu_generator_is_not_used(self) -> None:
         before = torch.get_rng_state()
         F.dropout(torch.ones(9, device="cuda"))
         torch.rand(3, device="cuda")
@@ -376,7 +376,7 @@ class TestRandom:
     @pytest.mark.parametrize(
         "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
     )
-    def test_dropout_has_a_generator_of_its_own(self, backend: SDPBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_dropout_does_not_use_the_cpu_generator(self, backend: SDPBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         """Dropout does not use the CPU's default generator, from which another thread could draw meanwhile."""
         monkeypatch.delattr(sys.modules["_accelerator_simulation._kernels.random"], "draw")
         x = torch.ones(2, 2, 8, 8, device="cuda", dtype=torch.float16)
@@ -387,7 +387,7 @@ class TestRandom:
         with sdpa_kernel(backend):
             assert F.scaled_dot_product_attention(x, x, x, dropout_p=0.5).unique().numel() > 1
 
-    def test_dropout_is_what_it_says(self) -> None:
+    def test_dropout_probability_and_gradient(self) -> None:
         x = torch.ones(10_000, device="cuda", requires_grad=True)
         y = F.dropout(x, 0.25)
         assert 0.72 < (y != 0).float().mean().item() < 0.78
@@ -396,7 +396,7 @@ class TestRandom:
 
 
 class TestCudnn:
-    def test_flag_is_what_the_program_sets(self) -> None:
+    def test_cudnn_enabled_flag(self) -> None:
         cudnn, x = torch.backends.cudnn, torch.ones(2, device="cuda")
         assert cudnn.enabled
         assert cudnn.is_acceptable(x)
@@ -426,7 +426,7 @@ class TestWorkspaces:
         call()
         return torch.cuda.memory_allocated(device) - before
 
-    def test_once_for_each_device_stream_and_thread(self) -> None:
+    def test_one_workspace_per_device_stream_and_thread(self) -> None:
         size = 32 * 1024**2 if torch.cuda.get_device_capability() == (9, 0) else 8_519_680
         x, there = torch.ones(2, 2, device="cuda"), torch.ones(2, 2, device="cuda:1")
         assert self.allocated_by(lambda: x @ x) == size
@@ -442,7 +442,9 @@ class TestWorkspaces:
         assert self.allocated_by(torch._C._cuda_clearCublasWorkspaces) == -3 * size
 
     @pytest.mark.parametrize(("configuration", "kib"), [(":4096:8", 32768), (":16:8", 128), (":128:8:64:16:32:32", 3072)])
-    def test_configured_size(self, monkeypatch: pytest.MonkeyPatch, configuration: str, kib: int) -> None:
+    def test_workspace_size_follows_the_configuration(
+        self, monkeypatch: pytest.MonkeyPatch, configuration: str, kib: int
+    ) -> None:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", configuration)
         x = torch.ones(2, device="cuda")
         assert self.allocated_by(lambda: torch.dot(x, x)) == kib * 1024
@@ -453,7 +455,7 @@ class TestWorkspaces:
 
 
 class TestGraphs:
-    def test_each_replay_computes(self) -> None:
+    def test_replay_computes_current_values(self) -> None:
         layer, x = nn.Linear(4, 4).cuda(), torch.zeros(2, 4, device="cuda")
         graph = torch.cuda.CUDAGraph()
         with torch.no_grad(), torch.cuda.graph(graph):
@@ -482,7 +484,7 @@ class TestGraphs:
         assert again.real[0].item() == pytest.approx(math.e, rel=1e-2)
         assert z.real[0].item() == pytest.approx(math.exp(math.e), rel=1e-2)
 
-    def test_memory_of_a_freed_argument(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_replay_after_an_argument_was_freed_raises(self, capfd: pytest.CaptureFixture[str]) -> None:
         x = torch.ones(1_000_000, device="cuda")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -497,7 +499,7 @@ class TestGraphs:
         assert y.shape == (1_000_000,)
         assert "an argument of aten::add.Tensor was freed" in capfd.readouterr().err
 
-    def test_nothing_runs_while_capturing(self) -> None:
+    def test_captured_ops_run_only_at_replay(self) -> None:
         one = torch.ones(3, device="cuda")
         x = torch.zeros(3, device="cuda").add_(one)  # only later calls of an op take the fast path
         graph = torch.cuda.CUDAGraph()
@@ -549,7 +551,7 @@ class TestGraphs:
             graph.replay()
             torch.testing.assert_close(loss.cpu(), wanted)
 
-    def test_waiting_for_a_result_ends_the_capture(self) -> None:
+    def test_synchronizing_op_during_capture_raises(self) -> None:
         x = torch.ones(3, device="cuda")
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         with pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(graph, pool=pool):
@@ -559,7 +561,7 @@ class TestGraphs:
         except RuntimeError:  # torch 2.6 does not notice the end of the capture, on real GPUs either
             torch._C._cuda_endAllocateCurrentStreamToPool(0, pool)
 
-    def test_computations_go_with_their_graph(self) -> None:
+    def test_captured_computations_are_freed_with_the_graph(self) -> None:
         import sys
 
         held = sys.modules["_accelerator_simulation._kernels.capture"]._computations
@@ -579,7 +581,7 @@ class TestGraphs:
         assert len(held) <= before + 1
         kept.replay()
 
-    def test_an_error_at_a_replay_is_an_error(self, capfd: pytest.CaptureFixture[str]) -> None:
+    def test_op_error_at_replay_raises(self, capfd: pytest.CaptureFixture[str]) -> None:
         x, index = torch.ones(3, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -596,12 +598,12 @@ class TestNotSimulated:
         with pytest.raises(NotImplementedError, match="aten::_cslt_compress is not simulated"):
             torch.ops.aten._cslt_compress(torch.ones(4, 4, device="cuda"))
 
-    def test_op_without_cuda_kernel_keeps_torchs_error(self) -> None:
+    def test_op_without_cuda_kernel_raises_torchs_error(self) -> None:
         with pytest.raises(NotImplementedError, match="Could not run"):
             torch.histogram(torch.ones(4, device="cuda"), 3)
 
 
-class TestParts:
+class TestSparseAndNested:
     def test_sparse(self) -> None:
         here = torch.eye(4).mul(torch.arange(1, 5)).to_sparse()
         x = torch.randn(4, 4)
@@ -632,8 +634,33 @@ class TestParts:
             copy.deepcopy(layer).cuda()(there).to_padded_tensor(0.0).cpu(), layer(here).to_padded_tensor(0.0)
         )
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    def test_an_encoder_in_evaluation_packs_padded_sequences(self, dtype: torch.dtype) -> None:
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        here = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True).eval().to(dtype)
+        there = copy.deepcopy(here).cuda()
+        x = torch.randn(2, 4, 8, dtype=dtype)
+        is_padding = torch.tensor([[False] * 4, [False] * 2 + [True] * 2])
+        with torch.no_grad():
+            expected = here(x, src_key_padding_mask=is_padding)
+            actual = there(x.cuda(), src_key_padding_mask=is_padding.cuda())
+        tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+        torch.testing.assert_close(actual.cpu(), expected, rtol=tolerance, atol=tolerance)
 
-def test_training_equals_the_cpus() -> None:
+    def test_gradients_of_layer_norm_of_nested_tensors(self) -> None:
+        layer = nn.LayerNorm(3)
+        gradients = []
+        for device in ("cpu", "cuda"):
+            parts = [torch.linspace(-1, 2, n * 3).reshape(n, 3).square().to(device).requires_grad_() for n in (2, 4)]
+            nested = torch.nested.as_nested_tensor(parts)
+            result = copy.deepcopy(layer).to(device)(nested).to_padded_tensor(0.0)
+            weights = torch.linspace(0, 1, result.numel(), device=device).view_as(result)
+            gradients.append([gradient.cpu() for gradient in torch.autograd.grad((result * weights).sum(), parts)])
+        torch.testing.assert_close(gradients[1], gradients[0])
+
+
+def test_training_losses_equal_the_cpus() -> None:
     def make() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(
@@ -657,7 +684,7 @@ def test_training_equals_the_cpus() -> None:
     assert losses[0][-1] < losses[0][0] / 2
 
 
-def test_a_thread_calls_an_op_while_another_describes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_calls_of_an_op_in_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autograd's threads, one for each device, may call an op for the first time at the same time."""
     dispatch = sys.modules["_accelerator_simulation._kernels.dispatch"]
     x = torch.ones(3, device="cuda")
@@ -675,16 +702,40 @@ def test_a_thread_calls_an_op_while_another_describes_it(monkeypatch: pytest.Mon
     assert [result.tolist() for result in results] == [x.cpu().sin().tolist()] * 2
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_batch_norm_with_weights_of_the_inputs_type_and_float_statistics(dtype: torch.dtype) -> None:
+    x = torch.randn(6, 3, dtype=dtype, device="cuda")
+    module, reference = nn.BatchNorm1d(3).cuda(), nn.BatchNorm1d(3).cuda()
+    for name in ("weight", "bias"):
+        setattr(module, name, nn.Parameter(getattr(module, name).to(dtype)))
+    for training in (True, False):
+        inputs = [x.clone().requires_grad_() for _ in range(2)]
+        results = [m.train(training)(i) for m, i in zip((module, reference), inputs, strict=True)]
+        for result in results:
+            result.square().sum().backward()
+        assert torch.equal(*results)
+        torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+        assert module.weight.grad.dtype == dtype
+        torch.testing.assert_close(module.weight.grad.float(), reference.weight.grad, rtol=0.02, atol=0.1)
+    assert torch.equal(module.running_var, reference.running_var)
+    # Its backward works for channels that are next to each other in memory, and then only.
+    images = torch.randn(2, 3, 4, 4, dtype=dtype, device="cuda", requires_grad=True)
+    two_dimensional = nn.BatchNorm2d(3).cuda()
+    two_dimensional.weight = nn.Parameter(two_dimensional.weight.to(dtype))
+    two_dimensional.bias = nn.Parameter(two_dimensional.bias.to(dtype))
+    two_dimensional(images.contiguous(memory_format=torch.channels_last)).sum().backward()
+    with pytest.raises(RuntimeError, match="Expected running_mean to have type"):
+        two_dimensional(images).sum().backward()
+
+
 @pytest.mark.parametrize("op", [torch.native_batch_norm, torch._native_batch_norm_legit])
 @pytest.mark.parametrize(("dtype", "length"), [(torch.float32, 5), (torch.float16, 5), (torch.float32, 100_000)])
-def test_batch_norm_in_evaluation_returns_the_statistics_that_it_used(
-    op: Callable[..., Any], dtype: torch.dtype, length: int
-) -> None:
+def test_batch_norm_in_evaluation_returns_running_statistics(op: Callable[..., Any], dtype: torch.dtype, length: int) -> None:
     x = torch.randn(4, 3, length, dtype=dtype, device="cuda", requires_grad=True)
     weight, bias, mean, variance = (torch.rand(3, dtype=dtype, device="cuda") + 0.5 for _ in range(4))
     result, saved_mean, saved_invstd = op(x, weight, bias, mean, variance, False, 0.1, 1e-5)
-    assert torch.equal(saved_mean, mean)
-    torch.testing.assert_close(saved_invstd, (variance + 1e-5).rsqrt())
+    assert torch.equal(saved_mean, mean.float())  # CUDA saves the statistics of half types as float
+    torch.testing.assert_close(saved_invstd, (variance.float() + 1e-5).rsqrt())
     torch.testing.assert_close(result, F.batch_norm(x, mean, variance, weight, bias))
     (gradient,) = torch.autograd.grad(result.sum(), x)
     torch.testing.assert_close(gradient, (weight * (variance + 1e-5).rsqrt()).view(3, 1).expand_as(gradient))

@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 aten = torch.ops.aten
-aliases: Any = sys.modules["_accelerator_simulation._kernels.aliases"]
-dispatch: Any = sys.modules["_accelerator_simulation._kernels.dispatch"]
+# Missing on a GPU that is not simulated, where this module is collected too.
+aliases: Any = sys.modules.get("_accelerator_simulation._kernels.aliases")
+dispatch: Any = sys.modules.get("_accelerator_simulation._kernels.dispatch")
 
 Function = Callable[[torch.Tensor], Any]
 # Functions of a tensor of 8 x 6 x 40 x 40 floats. The results of the first table are computed in device memory. Those of the
@@ -61,7 +62,6 @@ COPIED: dict[str, Function] = {
     "divided_integers": lambda x: x.int() / x.int(),
     "half": lambda x: x.half() + x.half(),
     "complex": lambda x: torch.complex(x, x) * torch.complex(x, x),
-    "half_batch_norm": lambda x: F.batch_norm(x.bfloat16(), None, None, training=True),
     "mixed_batch_norm": lambda x: F.batch_norm(x.bfloat16(), torch.zeros(6).to(x), torch.ones(6).to(x), training=True),
 }
 
@@ -87,7 +87,7 @@ def test_values(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPUTED_IN_PLACE)
-def test_no_result_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_results_are_not_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = random_tensor(8, 6, 40, 40).cuda()
     function = COMPUTED_IN_PLACE[name]
     function(x)
@@ -100,7 +100,7 @@ def test_no_result_is_copied(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert result is not None
 
 
-def test_errors_are_torchs() -> None:
+def test_fast_path_raises_torchs_errors() -> None:
     x = random_tensor(300, 200).cuda()
     x + x, x @ x.t()  # later calls take the fast path
     with pytest.raises(RuntimeError, match="must match the size"):
@@ -176,7 +176,7 @@ def test_lists_on_two_devices() -> None:
         torch.cat(xs)
 
 
-def test_which_decompositions_large_results_replace() -> None:
+def test_large_result_kernels_replace_one_decomposition() -> None:
     """Such a kernel must return what the decomposition does. `test_kernels_simulated` compares both sizes of batch norm."""
     large_results = sys.modules["_accelerator_simulation._kernels.large_results"]
     decompositions = sys.modules["_accelerator_simulation._kernels.decompositions"]

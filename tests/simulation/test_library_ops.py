@@ -81,7 +81,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("loaded_by", "own"), [("load_library", ""), ("import", ""), ("load_library", "other, acc_test")])
-def test_a_library_of_c_plus_plus(library: Path, loaded_by: str, own: str) -> None:
+def test_ops_of_a_cpp_extension(library: Path, loaded_by: str, own: str) -> None:
     env = simulated_environment({"ACCELERATOR_SIM_OWN_KERNELS": own})
     command = [sys.executable, "-c", PROGRAM, os.fspath(library), loaded_by]
     done = subprocess.run(command, env=env, capture_output=True, text=True)

@@ -77,7 +77,7 @@ def evaluate(program: str, major: int = 13, **machine: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("major", [12, 13])
-def test_a_block_of_a_pool_is_freed_once(major: int) -> None:
+def test_second_free_of_a_pool_block_is_an_error(major: int) -> None:
     program = """
         threshold = c_uint64(2**40)
         pool = made(cuda, "cudaDeviceGetDefaultMemPool", c_int(0))
@@ -92,7 +92,7 @@ def test_a_block_of_a_pool_is_freed_once(major: int) -> None:
     assert evaluate(program, major) == [[0, 1, 1, 1, 0, 0], True]
 
 
-def test_a_freed_block_of_a_pool_is_no_memory() -> None:
+def test_use_of_a_freed_pool_block_is_an_error() -> None:
     program = """
         threshold = c_uint64(2**40)
         pool = made(cuda, "cudaDeviceGetDefaultMemPool", c_int(0))
@@ -105,7 +105,7 @@ def test_a_freed_block_of_a_pool_is_no_memory() -> None:
     assert evaluate(program) == [[1, 1, 1]]
 
 
-def test_the_driver_frees_a_block_of_a_pool() -> None:
+def test_driver_frees_a_pool_block() -> None:
     program = """
         before = free_bytes()
         block = made(cuda, "cudaMallocAsync", MIB, None)
@@ -118,7 +118,7 @@ def test_the_driver_frees_a_block_of_a_pool() -> None:
     assert evaluate(program) == [[0, 1, 1], 0, 0]
 
 
-def test_only_reserved_addresses_are_mapped() -> None:
+def test_mapping_unreserved_addresses_is_an_error() -> None:
     program = """
         host = mmap.mmap(-1, 8 * MIB)
         host[:4] = b"kept"
@@ -138,7 +138,7 @@ def test_only_reserved_addresses_are_mapped() -> None:
     assert evaluate(program) == [[1, 1, 1, 1, 1, 1, 1, 0, 1], "kept"]
 
 
-def test_a_handle_is_released_as_often_as_it_is_held() -> None:
+def test_memory_handle_reference_count() -> None:
     program = """
         before = free_bytes()
         handle = made(cu, "cuMemCreate", 2 * MIB, byref(properties()), 0)
@@ -157,7 +157,7 @@ def test_a_handle_is_released_as_often_as_it_is_held() -> None:
     assert evaluate(program) == [[0, 1, 0, 1, 0, 1, 1, 1], ["07070707", 2 * MIB], 0]
 
 
-def test_a_reservation_is_freed_whole_and_unmapped() -> None:
+def test_reservation_must_be_unmapped_and_freed_whole() -> None:
     program = """
         handle = made(cu, "cuMemCreate", 2 * MIB, byref(properties()), 0)
         reserved = made(cu, "cuMemAddressReserve", 4 * MIB, 0, 0, 0)
@@ -174,7 +174,7 @@ def test_a_reservation_is_freed_whole_and_unmapped() -> None:
     assert evaluate(program) == [[1, 1, 1, 0, 1, 1, 1, 1, 0, 1]]
 
 
-def test_a_wrong_range_of_mappings_changes_nothing() -> None:
+def test_wrong_mapping_range_changes_nothing() -> None:
     program = """
         reserved = made(cu, "cuMemAddressReserve", 6 * MIB, 0, 0, 0)
         for offset in (0, 2 * MIB):
@@ -192,7 +192,7 @@ def test_a_wrong_range_of_mappings_changes_nothing() -> None:
     assert evaluate(program) == [[1, 1, 0, 1, 1, 101, 1, 1, 1, 1, 1, 1], True]
 
 
-def test_ranges_that_wrap_around() -> None:
+def test_ranges_that_overflow_the_address_space() -> None:
     program = """
         block = made(cuda, "cudaMalloc", MIB)
         data = ctypes.create_string_buffer(16)
@@ -209,7 +209,7 @@ def test_ranges_that_wrap_around() -> None:
     assert evaluate(program) == [[1, 1, 1, 0, 1, 1, 1, 1, 1, 1]]
 
 
-def test_host_memory_that_is_not_there() -> None:
+def test_unmapped_host_memory_is_an_error() -> None:
     program = """
         block = made(cuda, "cudaMalloc", MIB)
         assert cuda("cudaMemset", block, 7, MIB) == 0
@@ -230,7 +230,7 @@ def test_host_memory_that_is_not_there() -> None:
 
 
 @on_simulated_gpus
-def test_a_sleep_of_any_length(capfd: pytest.CaptureFixture[str]) -> None:
+def test_sleep_of_extreme_lengths(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     program = """
         import torch

@@ -31,7 +31,7 @@ def test_memory_is_released_at_exec(tmp_path: Path) -> None:
     assert run(f"PRELUDE = {PRELUDE!r}\n" + textwrap.dedent(program), child) == [[64 * MIB], [0], 0]
 
 
-def test_memory_after_exec_is_the_new_programs(tmp_path: Path) -> None:
+def test_memory_after_exec_counts_only_the_new_program(tmp_path: Path) -> None:
     program = f"""
         allocate({64 * MIB})
         after = PRELUDE + "allocate({32 * MIB}); n.nvmlInit(); report({USED})"
@@ -41,7 +41,7 @@ def test_memory_after_exec_is_the_new_programs(tmp_path: Path) -> None:
     assert run(f"PRELUDE = {PRELUDE!r}\n" + textwrap.dedent(program), child) == [32 * MIB]
 
 
-def test_a_forked_child_does_not_release_its_parents_memory(tmp_path: Path) -> None:
+def test_forked_child_does_not_release_its_parents_memory(tmp_path: Path) -> None:
     program = f"""
         allocate({64 * MIB})
         read, write = os.pipe()
@@ -70,7 +70,7 @@ __attribute__((destructor)) static void release(void)
 """
 
 
-def test_memory_that_is_freed_late_is_nobody_elses(tmp_path: Path) -> None:
+def test_memory_freed_by_destructors_is_released_once(tmp_path: Path) -> None:
     for name in ("before.so", "after.so"):  # the order of loading determines the order of destructors
         compiled(LATE, tmp_path / name, "-shared", "-fPIC")
     child = simulated_environment(memory="1GiB", state=tmp_path / "state")
@@ -107,14 +107,14 @@ def refused(state: Path, reason: str, **machine: Any) -> bool:
     return (done.stdout, done.stderr) == (OPERATING_SYSTEM_ERROR, expected)
 
 
-def test_a_state_in_an_ordinary_file_is_refused(tmp_path: Path) -> None:
+def test_state_file_of_another_program_is_rejected(tmp_path: Path) -> None:
     for content in (b"a letter\n", b"x" * 10_000, b"\0" * 10_000, b"x" * 1_000_000):
         (tmp_path / "letter").write_bytes(content)
         assert refused(tmp_path / "letter", "it is another program's file")
         assert (tmp_path / "letter").read_bytes() == content
 
 
-def test_a_state_that_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_state_path_that_is_no_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "target").touch()
@@ -129,7 +129,7 @@ def test_a_state_that_is_no_file_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_state_of_another_machine_is_refused(tmp_path: Path) -> None:
+def test_state_of_another_machine_is_rejected(tmp_path: Path) -> None:
     state = tmp_path / "state"
     assert python(CU_INIT, env=environment(2, memory="1GiB", state=state, base=SANITIZERS)).stdout == "0\n"
     content = state.read_bytes()
@@ -140,7 +140,7 @@ def test_a_state_of_another_machine_is_refused(tmp_path: Path) -> None:
     assert python(CU_INIT, env=environment(2, memory="1GiB", name="Other", state=state, base=SANITIZERS)).stdout == "0\n"
 
 
-def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
+def test_state_of_another_version_is_rejected(tmp_path: Path) -> None:
     state = tmp_path / "state"
     assert python(CU_INIT, env=environment(state=state, base=SANITIZERS)).stdout == "0\n"
     content = bytearray(state.read_bytes())
@@ -150,7 +150,7 @@ def test_a_state_of_another_version_is_refused(tmp_path: Path) -> None:
     assert state.read_bytes() == content
 
 
-def test_an_unusable_state_is_reported_once(tmp_path: Path) -> None:
+def test_unusable_state_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "letter").write_text("a letter")
     program = """
         import pynvml as n
@@ -163,7 +163,7 @@ def test_an_unusable_state_is_reported_once(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr.count("\n")) == (0, 1)
 
 
-def test_processes_that_start_at_once_share_one_state(tmp_path: Path) -> None:
+def test_concurrently_started_processes_share_one_state(tmp_path: Path) -> None:
     program = PRELUDE + f"kept = allocate({64 * MIB}); report(1); sys.stdin.read()"
     child = simulated_environment(state=tmp_path / "state")
     command = [sys.executable, "-c", program]
@@ -178,7 +178,7 @@ def test_processes_that_start_at_once_share_one_state(tmp_path: Path) -> None:
             user.communicate("")
 
 
-def test_a_replaced_library_path_is_named() -> None:
+def test_replaced_library_path_is_reported() -> None:
     program = "import ctypes; print(ctypes.CDLL(None).cudaGetDeviceCount(ctypes.byref(ctypes.c_int())))"
     inside = environment()
     replaced = subprocess.run(

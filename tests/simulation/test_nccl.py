@@ -34,6 +34,8 @@ COUNTS_AND_TYPES = [
 ]
 """Every type with every number of ranks. Without the slow tests, each type with one number of ranks."""
 RANKS = [sys.executable, "-m", "tests.simulation.nccl_ranks"]
+NAN_CHECK = {"TORCH_NCCL_NAN_CHECK": "1", "TORCH_DIST_NAN_CHECK": "1"}
+"""The second one is for torch's default process group from 2.15 on."""
 
 
 class Ranks:
@@ -64,7 +66,7 @@ class Ranks:
         assert self.process.wait(timeout=30) == 0
 
 
-def left_behind() -> list[str]:
+def find_abandoned_files() -> list[str]:
     """Return communicators' files that no process uses. Other programs may use NCCL on this machine."""
     places = {Path("/dev/shm"), Path(tempfile.gettempdir()), Path("/tmp")}
     return [str(path) for place in places for path in place.glob("accelerator-nccl-*") if is_abandoned(path)]
@@ -98,9 +100,9 @@ def torch_ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _check_no_files_remain() -> Iterator[None]:
     yield
-    assert left_behind() == []
+    assert find_abandoned_files() == []
 
 
 class TestResults:
@@ -113,7 +115,7 @@ class TestResults:
         assert ranks.run("collective.movements", count, type_code=type_code) == [5 * (4 * count + 3)] * count
 
     @pytest.mark.parametrize("count", [1, pytest.param(16, marks=pytest.mark.slow)])
-    def test_one_rank_and_sixteen(self, ranks: Ranks, count: int) -> None:
+    def test_results_with_one_and_sixteen_ranks(self, ranks: Ranks, count: int) -> None:
         assert ranks.run("collective.reductions", count, type_code=7) == [5 * 13] * count
         assert ranks.run("collective.movements", count, type_code=7) == [5 * (4 * count + 3)] * count
 
@@ -134,15 +136,15 @@ class TestResults:
         assert first["7 3"][:5] == ["2.0", "2.0", "-inf", "5.99999978589949e-08", "-0.0"]
         assert first["6 3"][0] == first["9 3"][0] == first["10 3"][0] == "2.0"
 
-    def test_every_small_float(self, ranks: Ranks) -> None:
+    def test_reductions_of_every_half(self, ranks: Ranks) -> None:
         assert ranks.run("collective.halves", 2) == [True, True]
 
     @pytest.mark.parametrize("count", [2, 3])
-    def test_sums_with_factors(self, ranks: Ranks, count: int) -> None:
+    def test_sums_with_scaling_factors(self, ranks: Ranks, count: int) -> None:
         assert ranks.run("collective.factors", count) == [14] * count
 
     @pytest.mark.parametrize(("count", "rounds"), [(2, 400), (4, 200), pytest.param(16, 100, marks=pytest.mark.slow)])
-    def test_again_and_again(self, ranks: Ranks, count: int, rounds: int) -> None:
+    def test_repeated_all_reduces_are_correct_and_fast(self, ranks: Ranks, count: int, rounds: int) -> None:
         # A wait without a wakeup lasts 100 ms. The fastest of many is shorter, even on a busy machine.
         assert min(ranks.run("collective.iterate", count, count=rounds)) < 0.1
 
@@ -153,18 +155,18 @@ class TestMessages:
         assert ranks.run("collective.ring", count, size=size, rounds=3) == [True] * count
 
     @pytest.mark.parametrize(("count", "size"), [(1, 300_000), (2, 300_000), (4, 100_000)])
-    def test_all_to_all_at_once(self, ranks: Ranks, count: int, size: int) -> None:
+    def test_simultaneous_all_to_all_messages(self, ranks: Ranks, count: int, size: int) -> None:
         assert ranks.run("collective.cross", count, size=size) == [True] * count
 
     @pytest.mark.parametrize("count", [2, 3])
-    def test_a_group_of_everything(self, ranks: Ranks, count: int) -> None:
+    def test_group_of_collectives_and_messages(self, ranks: Ranks, count: int) -> None:
         assert ranks.run("collective.mixed_group", count) == [True] * count
 
-    def test_a_sender_that_has_left(self, ranks: Ranks) -> None:
+    def test_message_of_a_rank_that_has_exited(self, ranks: Ranks) -> None:
         assert ranks.run("collective.eager", 2) == [0, 4950]
 
     @pytest.mark.parametrize("threads", [False, True])
-    def test_several_devices_of_one_process(self, ranks: Ranks, threads: bool) -> None:
+    def test_several_communicators_in_one_process(self, ranks: Ranks, threads: bool) -> None:
         assert ranks.run("collective.one_process", 1, threads=threads) == [True]
 
 
@@ -178,14 +180,14 @@ class TestCommunicators:
             [0, 2, 4, None, 6],
         ]
 
-    def test_several_unique_ids(self, ranks: Ranks) -> None:
+    def test_init_with_several_unique_ids(self, ranks: Ranks) -> None:
         assert ranks.run("communicator.scalable", 3) == [3] * 3
 
-    def test_many(self, ranks: Ranks) -> None:
+    def test_many_communicators(self, ranks: Ranks) -> None:
         assert ranks.run("communicator.many", 2, count=60) == [2 * sum(range(60)) + 2 * 15] * 2
 
     @pytest.mark.parametrize("flags", [0, 1])
-    def test_shrinking_without_a_dead_rank(self, ranks: Ranks, flags: int) -> None:
+    def test_shrinking_a_live_communicator(self, ranks: Ranks, flags: int) -> None:
         reports = ranks.reports("communicator.shrink", 3, flags=flags)
         code = REMOTE_ERROR if flags else 0
         assert [report.get("value") for report in reports] == [[code, 0, 2, 2], [code, 1, 2, 2], None]
@@ -193,11 +195,11 @@ class TestCommunicators:
     def test_growing(self, ranks: Ranks) -> None:
         assert ranks.run("communicator.grow", 3) == [[0, 3, 3], [1, 3, 3], [2, 3, 3]]
 
-    def test_the_life_of_a_communicator(self, ranks: Ranks) -> None:
+    def test_communicator_lifecycle(self, ranks: Ranks) -> None:
         expected = [INVALID_USAGE, 1, 2, INVALID_USAGE, 2, INVALID_USAGE, INVALID_ARGUMENT, INVALID_ARGUMENT, 0, 0, 2]
         assert ranks.run("communicator.life", 2) == [expected] * 2
 
-    def test_revoking_ends_the_waits_of_others(self, ranks: Ranks) -> None:
+    def test_revoke_ends_waits_of_other_ranks(self, ranks: Ranks) -> None:
         _, (code, text) = ranks.run("communicator.revoke_ends_waits", 2)
         assert code == REMOTE_ERROR
         assert "rank 0 has revoked" in text
@@ -210,7 +212,7 @@ class TestCommunicators:
 
 
 class TestMisuse:
-    def test_calls_that_do_not_match(self, ranks: Ranks) -> None:
+    def test_mismatched_calls_are_an_error_on_every_rank(self, ranks: Ranks) -> None:
         for *reports, total in ranks.run("communicator.mismatch", 2):
             assert all(code == later == again == INVALID_USAGE for code, _, later, again in reports), reports
             assert total == 2
@@ -230,13 +232,13 @@ class TestMisuse:
             assert report["code"] == INVALID_USAGE
             assert "ranks 0 and 1 use the same one" in report["text"]
 
-    def test_ranks_that_disagree_about_the_size_of_the_world(self, ranks: Ranks) -> None:
+    def test_mismatched_world_sizes_are_an_error(self, ranks: Ranks) -> None:
         reports = ranks.reports("communicator.different_counts", 2, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "1"})
         assert reports[1]["code"] == INVALID_USAGE
         assert "rank 1 says that there are 3 ranks, rank 0 says 2" in reports[1]["text"]
 
 
-class TestDeath:
+class TestRankFailures:
     """Ranks check every 100 ms that the others live. Without this check a rank would wait until its alarm kills it."""
 
     @pytest.mark.parametrize("during", ["idle", "collective", "send", "receive"])
@@ -249,7 +251,7 @@ class TestDeath:
             assert code == asynchronous == again == REMOTE_ERROR
             assert "the process of rank 2 is gone" in text
 
-    def test_a_rank_killed_while_others_are_still_to_come(self, ranks: Ranks) -> None:
+    def test_rank_killed_during_initialization(self, ranks: Ranks) -> None:
         # Rank 2 joins after rank 0 has given up, and finds no other rank.
         waiting, dead, late = ranks.reports("communicator.killed_at_the_start", 3)
         assert waiting["value"][0] == late["value"][0] == REMOTE_ERROR
@@ -257,12 +259,12 @@ class TestDeath:
         assert dead == {"exit": -9}
         assert "rank 0 did not start" in late["value"][1]
 
-    def test_a_rank_that_leaves_fails_only_who_waits_for_it(self, ranks: Ranks) -> None:
+    def test_exited_rank_fails_only_ranks_that_wait_for_it(self, ranks: Ranks) -> None:
         expected = [[REMOTE_ERROR, REMOTE_ERROR], [0, 0], []]
         assert ranks.run("communicator.leaves", 3) == expected
 
     @pytest.mark.parametrize(("late", "what"), [("start", "the communicator's start"), ("collective", "AllReduce")])
-    def test_a_rank_that_never_comes(self, ranks: Ranks, late: str, what: str) -> None:
+    def test_missing_rank_times_out(self, ranks: Ranks, late: str, what: str) -> None:
         *waiting, absent = ranks.reports("communicator.never_comes", 3, late=late)
         texts = [report["value"] for report in waiting]
         assert all(code == REMOTE_ERROR for code, _ in texts), texts
@@ -280,16 +282,16 @@ class TestDeath:
             assert code == REMOTE_ERROR
             assert "rank 0 has aborted" in text or "rank 0 left" in text
 
-    def test_the_next_communicator_removes_what_was_left(self, ranks: Ranks) -> None:
+    def test_next_communicator_removes_abandoned_files(self, ranks: Ranks) -> None:
         (report,) = ranks.reports("communicator.abandon", 1)
         assert report == {"exit": -9}
-        assert len(left_behind()) == 1
+        assert len(find_abandoned_files()) == 1
         ranks.run("communicator.scalable", 2)
-        assert left_behind() == []
+        assert find_abandoned_files() == []
 
 
 class TestMemory:
-    def test_no_shared_memory_anywhere(self, ranks: Ranks) -> None:
+    def test_exhausted_shared_memory_is_an_error(self, ranks: Ranks) -> None:
         reports = ranks.reports("communicator.short_of_memory", 2, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "0.5"}, limit=65536)
         code, text = reports[0]["value"]
         assert code == SYSTEM_ERROR
@@ -323,7 +325,7 @@ class TestTorch:
     def test_collectives(self, ranks: Ranks, count: int) -> None:
         assert ranks.run("torch.collectives", count) == [True] * count
 
-    def test_one_process(self, ranks: Ranks) -> None:
+    def test_process_group_of_one_process(self, ranks: Ranks) -> None:
         assert ranks.run("torch.one_process", 1) == [True]
 
     def test_objects(self, ranks: Ranks) -> None:
@@ -346,6 +348,14 @@ class TestTorch:
         # The eager call reduces, the capture does not, and each of two replays does.
         assert ranks.run("torch.graph", 2) == [[2.0, 0.0, 6.0, 10.0]] * 2
 
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "float8_e4m3fn", "float8_e5m2"])
+    def test_nan_check(self, torch_ranks: Ranks, dtype: str) -> None:
+        (reports,) = torch_ranks.run("torch.nan_check", 1, NAN_CHECK, dtype=dtype)
+        assert reports[0] == "sent"
+        assert "device-side assert triggered" in reports[-1]
+        if dtype != "float8_e4m3fn":  # it has no infinity, so the conversion makes a NaN
+            assert reports[1:3] == ["sent"] * 2
+
     def test_version(self, ranks: Ranks) -> None:
         ((of_torch, of_accelerator, of_library),) = ranks.run("torch.version", 1)
         assert of_torch == of_accelerator
@@ -356,14 +366,14 @@ class TestPendingWork:
     """A collective returns at once. Its streams and events are pending until every rank has called it."""
 
     @pytest.mark.parametrize("count", [2, 4])
-    def test_a_message_that_the_other_rank_waits_for(self, torch_ranks: Ranks, count: int) -> None:
+    def test_message_beside_pending_work(self, torch_ranks: Ranks, count: int) -> None:
         assert torch_ranks.run("pending.message_beside_work", count) == [True] * count
 
     @pytest.mark.parametrize("count", [2, 4])
     def test_queries(self, torch_ranks: Ranks, count: int) -> None:
         assert torch_ranks.run("pending.pending", count) == [True] * count
 
-    def test_what_touches_pending_memory_waits(self, torch_ranks: Ranks) -> None:
+    def test_access_to_pending_memory_waits(self, torch_ranks: Ranks) -> None:
         waited, _ = torch_ranks.run("pending.waits", 2)
         assert len(waited) == 11
         assert all(seconds >= 0.2 for seconds in waited.values()), waited
@@ -379,7 +389,7 @@ class TestPendingWork:
     def test_two_communicators_at_once(self, torch_ranks: Ranks, count: int) -> None:
         assert torch_ranks.run("pending.overlap", count) == [True] * count
 
-    def test_a_collective_takes_the_result_of_another_communicator(self, torch_ranks: Ranks) -> None:
+    def test_collective_on_the_result_of_another_communicator(self, torch_ranks: Ranks) -> None:
         assert torch_ranks.run("pending.chain", 2) == [True] * 2
 
     def test_a_stream_destroyed_with_pending_work(self, torch_ranks: Ranks) -> None:
@@ -391,7 +401,7 @@ class TestPendingWork:
     def test_graphs(self, torch_ranks: Ranks) -> None:
         assert torch_ranks.run("pending.graphs", 2) == [True] * 2
 
-    def test_a_fork_beside_a_collective(self, torch_ranks: Ranks) -> None:
+    def test_fork_during_a_collective(self, torch_ranks: Ranks) -> None:
         assert torch_ranks.run("pending.fork_beside_work", 2) == [True] * 2
 
 
@@ -415,7 +425,7 @@ class TestWatchdog:
         assert last["value"] is None
 
     @TWO_AND_FOUR
-    def test_no_error_handling(self, torch_ranks: Ranks, count: int) -> None:
+    def test_async_error_handling_disabled(self, torch_ranks: Ranks, count: int) -> None:
         variables = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
         assert torch_ranks.run("pending.no_handling", count, variables) == [True] * count
 
@@ -441,5 +451,5 @@ class TestWatchdog:
             assert "timeout" in text or "remote process" in text, "which of the two differs between versions of torch"
 
     @pytest.mark.parametrize("wait", ["kernel", "to_host"])
-    def test_ctrl_c(self, torch_ranks: Ranks, wait: str) -> None:
+    def test_keyboard_interrupt_ends_waits(self, torch_ranks: Ranks, wait: str) -> None:
         assert torch_ranks.run("pending.interrupted", 2, wait=wait) == [True] * 2

@@ -31,7 +31,7 @@ def query(fields: str, *options: str, **machine: Any) -> list[list[str]]:
     return [line.split(", ") for line in done.stdout.splitlines()]
 
 
-def test_the_figures_are_those_of_nvml() -> None:
+def test_query_returns_nvmls_values() -> None:
     program = """
         report([[n.nvmlDeviceGetName(h), str(n.nvmlDeviceGetIndex(h)), n.nvmlDeviceGetUUID(h), n.nvmlDeviceGetPciInfo(h).busId,
                  str(n.nvmlDeviceGetMemoryInfo(h).total >> 20), str(n.nvmlDeviceGetMemoryInfo(h).free >> 20),
@@ -60,7 +60,7 @@ def test_power_limits() -> None:
     assert query(limits) == [["200.00", "700.00", "700.00", "700.00"]]
 
 
-def test_errors_of_nvml_show() -> None:
+def test_nvml_errors_are_shown() -> None:
     errors = {"nvmlDeviceGetPowerUsage@1": 15, "nvmlDeviceGetFanSpeed@1": 3, "nvmlDeviceGetTemperature@1": 999}
     assert query("power.draw,fan.speed,temperature.gpu", gpus=2, errors=errors) == [
         ["60.00", "25", "30"],
@@ -69,12 +69,12 @@ def test_errors_of_nvml_show() -> None:
 
 
 @pytest.mark.parametrize("field", ["index", "uuid", "pci.bus_id"])
-def test_one_gpu_is_chosen(field: str) -> None:
+def test_query_of_one_gpu(field: str) -> None:
     (name,) = query(field, gpus=3)[1]
     assert query("index", f"--id={name}", gpus=3) == [["1"]]
 
 
-def test_list_with_instances() -> None:
+def test_list_of_mig_instances() -> None:
     lines = smi("-L", gpus=2, mig=[None, 2]).stdout.splitlines()
     assert [line.partition("UUID")[0] for line in lines] == [
         "GPU 0: Simulated GPU (",
@@ -133,7 +133,7 @@ int main(void)
 """
 
 
-def test_as_many_processes_as_there_are(tmp_path: Path) -> None:
+def test_more_than_256_processes(tmp_path: Path) -> None:
     child = environment(state=tmp_path / "state")
     done = subprocess.run([compiled(CROWD, tmp_path / "crowd")], env=child, capture_output=True, text=True, timeout=DEADLINE)
     assert (done.returncode, done.stdout) == (0, "257\n"), done.stderr
@@ -182,6 +182,6 @@ def test_wrong_usage() -> None:
 
 
 @pytest.mark.parametrize("machine", [{"driver": "absent"}, {"nvml": "absent"}])
-def test_there_is_none_without_a_driver(machine: dict[str, Any]) -> None:
+def test_nvidia_smi_is_absent_without_a_driver(machine: dict[str, Any]) -> None:
     inside = environment(base={"PATH": "/bin"})
     assert environment(base=inside, **machine)["PATH"] == "/bin"

@@ -19,7 +19,7 @@ pytestmark = [linux_only, pytest.mark.torch_free]
 # The session
 
 
-def test_everything_needs_initialization() -> None:
+def test_functions_require_initialization() -> None:
     assert evaluate_uninitialized("report([code(n._LoadNvmlLibrary), code(n.nvmlDeviceGetCount), code(n.nvmlShutdown)])") == [
         0,
         1,
@@ -38,7 +38,7 @@ def test_initialization_is_counted() -> None:
     assert evaluate(program) == [0, 0, 0, 1, 0]
 
 
-def test_old_spellings() -> None:
+def test_unversioned_function_names() -> None:
     program = """
         library, count = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.c_uint()
         codes = [library[name]() for name in ("nvmlInit", "nvmlInit_v2", "nvmlShutdown")]
@@ -180,7 +180,7 @@ def test_no_gpu() -> None:
     assert evaluate("report([n.nvmlDeviceGetCount(), code(n.nvmlDeviceGetHandleByIndex, 0)])", 0) == [0, 2]
 
 
-def test_every_gpu_is_shown_whatever_cuda_may_see() -> None:
+def test_nvml_ignores_cuda_visible_devices() -> None:
     child = simulated_environment(gpus=3)
     child["CUDA_VISIBLE_DEVICES"] = "1"
     assert run("n.nvmlInit(); report(n.nvmlDeviceGetCount())", child) == 3
@@ -196,7 +196,7 @@ def test_identity() -> None:
     assert evaluate(program, 3, **machine) == [["Big", 0, 0, [9, 0], 8 * GIB], small, ["Small", 2, 2, *small[3:]]]
 
 
-def test_uuids_are_unlike_and_find_their_gpus() -> None:
+def test_uuids_are_unique_and_map_to_their_gpus() -> None:
     program = """
         uuids = [n.nvmlDeviceGetUUID(h) for h in handles()]
         report([uuids, [n.nvmlDeviceGetIndex(n.nvmlDeviceGetHandleByUUID(u)) for u in uuids],
@@ -210,7 +210,7 @@ def test_uuids_are_unlike_and_find_their_gpus() -> None:
     assert codes == [6, 6]
 
 
-def test_pci_addresses_find_their_gpus() -> None:
+def test_pci_addresses_map_to_their_gpus() -> None:
     program = """
         rows = []
         for handle in handles():
@@ -227,7 +227,7 @@ def test_pci_addresses_find_their_gpus() -> None:
     assert codes == [6, 2]
 
 
-def test_old_forms_of_the_pci_address() -> None:
+def test_pci_info_of_older_structure_versions() -> None:
     program = """
         library, filled = ctypes.CDLL("libnvidia-ml.so.1"), []
         for function in (library.nvmlDeviceGetPciInfo, library.nvmlDeviceGetPciInfo_v2):
@@ -239,7 +239,7 @@ def test_old_forms_of_the_pci_address() -> None:
     assert evaluate(program, 2) == [["0000:02:00.0", 2, 32], ["0000:02:00.0", 2, 52]]
 
 
-def test_every_function_that_the_binding_knows_is_there() -> None:
+def test_every_function_of_the_binding_is_exported() -> None:
     program = """
         library = ctypes.CDLL("libnvidia-ml.so.1")
         report([name for name in names if not hasattr(library, name)])
@@ -252,7 +252,7 @@ def test_every_function_that_the_binding_knows_is_there() -> None:
     )
 
 
-def test_what_is_not_simulated_says_so() -> None:
+def test_unsimulated_functions_return_not_supported() -> None:
     program = """
         library, gpus = ctypes.CDLL("libnvidia-ml.so.1"), handles()
         calls = [(n.nvmlDeviceGetSerial, gpus[0]), (n.nvmlDeviceGetSerial, gpus[1]), (n.nvmlDeviceGetSerial, None),
@@ -276,7 +276,7 @@ def test_architecture(capability: str, architecture: int) -> None:
 # Telemetry
 
 
-def test_figures_differ_between_gpus() -> None:
+def test_telemetry_differs_between_gpus() -> None:
     program = """
         report([[n.nvmlDeviceGetUtilizationRates(h).gpu, n.nvmlDeviceGetUtilizationRates(h).memory,
                  n.nvmlDeviceGetTemperature(h, 0), n.nvmlDeviceGetTemperatureV(h, 0), n.nvmlDeviceGetPowerUsage(h),
@@ -310,7 +310,7 @@ def test_versioned_structures() -> None:
     assert evaluate(program) == [25, 25]
 
 
-def test_more_figures_differ_between_gpus() -> None:
+def test_fan_and_field_values_differ_between_gpus() -> None:
     program = """
         fields = [n.NVML_FI_DEV_MEMORY_TEMP, n.NVML_FI_DEV_POWER_INSTANT, n.NVML_FI_DEV_POWER_CURRENT_LIMIT, 1]
         report([[n.nvmlDeviceGetFanSpeed(h), n.nvmlDeviceGetFanSpeed_v2(h, 0), n.nvmlDeviceGetNumFans(h),
@@ -322,7 +322,7 @@ def test_more_figures_differ_between_gpus() -> None:
     ]
 
 
-def test_what_holds_the_clocks_back() -> None:
+def test_clock_event_reasons() -> None:
     program = """
         report([[n.nvmlDeviceGetCurrentClocksEventReasons(h), n.nvmlDeviceGetCurrentClocksThrottleReasons(h)]
                 for h in handles()])
@@ -330,7 +330,7 @@ def test_what_holds_the_clocks_back() -> None:
     assert evaluate(program, 2, clock_reasons=[0, 0x44]) == [[0, 0], [0x44, 0x44]]
 
 
-def test_each_new_function_can_be_made_to_fail() -> None:
+def test_errors_can_be_injected_into_each_newer_function() -> None:
     program = """
         g, h = handles()
         report([code(f, *a) for f, a in [

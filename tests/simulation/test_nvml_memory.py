@@ -53,7 +53,7 @@ def test_memory_in_use() -> None:
     assert during[0] == during[1] == after[0] + GIB
 
 
-def test_memory_too_full_for_the_reserve() -> None:
+def test_full_memory_has_no_reserve() -> None:
     program = f"""
         kept = allocate({1000 * MIB})
         info = n.nvmlDeviceGetMemoryInfo(n.nvmlDeviceGetHandleByIndex(0), n.nvmlMemory_v2)
@@ -92,7 +92,7 @@ def test_every_version_of_the_process_list() -> None:
     assert new == [[[pid, memory, 2**32 - 1, 2**32 - 1]]] * 2
 
 
-def test_processes_of_a_machine_see_each_other(tmp_path: Path) -> None:
+def test_processes_of_one_machine_are_listed_to_each_other(tmp_path: Path) -> None:
     child = simulated_environment(gpus=2, state=tmp_path / "state")
     program = PRELUDE + f"kept = allocate({GIB}, 1); report(os.getpid()); sys.stdout.flush(); sys.stdin.read()"
     program_of_observer = """
@@ -112,7 +112,7 @@ def test_processes_of_a_machine_see_each_other(tmp_path: Path) -> None:
     assert run(program_of_observer, child) == [[], []]
 
 
-def test_reading_does_not_load_the_driver() -> None:
+def test_nvml_queries_do_not_load_the_driver() -> None:
     program = """
         h = n.nvmlDeviceGetHandleByIndex(0)
         n.nvmlDeviceGetMemoryInfo(h), n.nvmlDeviceGetComputeRunningProcesses(h)
@@ -137,7 +137,7 @@ def test_mig_mode(capability: str, mig: int | None, expected: object) -> None:
     ("mig", "indices"),
     [(0, []), (1, [0]), (3, [0, 2, 4]), (4, [0, 2, 4, 6]), (5, [0, 1, 2, 3, 4]), (7, list(range(7)))],
 )
-def test_instances_and_holes(mig: int, indices: list[int]) -> None:
+def test_mig_instance_indices_and_ids(mig: int, indices: list[int]) -> None:
     program = """
         gpu = n.nvmlDeviceGetHandleByIndex(0)
         devices = instances(gpu)
@@ -219,7 +219,7 @@ def test_memory_and_processes_of_an_instance() -> None:
 
 
 @pytest.mark.parametrize("bytes", [MIB, 8 * GIB - MIB])
-def test_the_driver_has_as_much_free(bytes: int) -> None:
+def test_free_memory_equals_the_drivers(bytes: int) -> None:
     program = f"""
         cuda, _ = allocate({bytes})
         free, total = ctypes.c_size_t(), ctypes.c_size_t()

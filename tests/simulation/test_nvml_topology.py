@@ -31,18 +31,18 @@ def p2p(capability: str, gpus: int, **machine: Any) -> Any:
         ([None, 5, None], []),
     ],
 )
-def test_linked_pairs(nvlink: Any, linked: list[tuple[int, int]]) -> None:
+def test_nvlink_connects_the_configured_pairs(nvlink: Any, linked: list[tuple[int, int]]) -> None:
     possible = [[0 if (min(a, b), max(a, b)) in linked else 5 for b in range(3)] for a in range(3)]
     assert p2p("NVLINK", 3, nvlink=nvlink) == possible
 
 
-def test_pci_reaches_every_gpu() -> None:
+def test_pci_peer_access_between_all_gpus() -> None:
     assert p2p("PCI", 2) == [[0, 0], [0, 0]]
     # READ is not tested: the binding's constant for it is a tuple by mistake.
     assert p2p("WRITE", 2) == [[0, 0], [0, 0]]
 
 
-def test_links_lead_to_the_other_gpus_of_the_group() -> None:
+def test_links_connect_the_gpus_of_a_group() -> None:
     program = """
         ends = []
         for gpu in handles():
@@ -64,7 +64,7 @@ def test_links_lead_to_the_other_gpus_of_the_group() -> None:
     ]
 
 
-def test_wrong_links() -> None:
+def test_invalid_links_are_an_error() -> None:
     program = """
         gpu = n.nvmlDeviceGetHandleByIndex(0)
         report([code(n.nvmlDeviceGetNvLinkState, gpu, 36), code(n.nvmlDeviceGetNvLinkRemotePciInfo, gpu, 36),
@@ -90,7 +90,7 @@ def test_memory_affinity(numa: Any, nodes: list[int | None]) -> None:
 
 
 @pytest.mark.parametrize("numa", [0, 63])
-def test_a_program_can_bind_itself_to_the_processors(numa: int) -> None:
+def test_cpu_affinity_can_be_set(numa: int) -> None:
     program = """
         words = n.nvmlDeviceGetCpuAffinity(n.nvmlDeviceGetHandleByIndex(0), 16)
         cpus = [64 * word + bit for word in range(16) for bit in range(64) if words[word] >> bit & 1]
@@ -102,7 +102,7 @@ def test_a_program_can_bind_itself_to_the_processors(numa: int) -> None:
     assert len(cpus) <= (os.cpu_count() or 1) or numa == 0
 
 
-def test_processors_of_an_unknown_node() -> None:
+def test_cpu_affinity_of_an_unknown_node() -> None:
     program = "report([code(n.nvmlDeviceGetCpuAffinity, handles()[0], 1), code(n.nvmlDeviceGetCpuAffinity, handles()[0], 0)])"
     assert evaluate(program, numa=None) == [3, 2]
 
@@ -118,7 +118,7 @@ def test_topology() -> None:
     assert evaluate(program, 4, numa=[0, 0, 1]) == [[0, 40, 50, 50], [[1], [2, 3], [], []]]
 
 
-def test_the_driver_knows_the_node_too() -> None:
+def test_driver_reports_the_numa_node() -> None:
     program = """
         cuda, value, values = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), []
         assert cuda.cuInit(0) == 0

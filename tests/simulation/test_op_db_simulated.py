@@ -52,7 +52,7 @@ def sample() -> list[str]:
     return sorted({*names[::SAMPLE_STEP], *REGRESSIONS} & set(names))
 
 
-def assert_right(names: list[str]) -> None:
+def assert_expected_outcomes(names: list[str]) -> None:
     entries = operators.entries()
     unexpected = {}
     for name in names:
@@ -63,13 +63,13 @@ def assert_right(names: list[str]) -> None:
 
 
 def test_sample_of_operators() -> None:
-    assert_right(sample())
+    assert_expected_outcomes(sample())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_operator(chunk: int) -> None:
-    assert_right(sorted(set(operators.entries()) - set(sample()))[chunk::CHUNKS])
+    assert_expected_outcomes(sorted(set(operators.entries()) - set(sample()))[chunk::CHUNKS])
 
 
 def test_lists_name_existing_entries() -> None:

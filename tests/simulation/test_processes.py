@@ -9,22 +9,22 @@ import sys
 import textwrap
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import run, simulated_environment
+from tests.support.discovery import compiled
 from tests.support.simulation import allocator_variables, linux_only
 from tests.support.simulation_driver import DRIVER, evaluate, needs_cuda_torch
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = linux_only
 
 GIB = 2**30
 MIB = 2**20
 RESERVE = 64 * MIB  # memory that the driver of a GPU of 1 GiB reserves
+HELD_LOCK = Path(__file__).with_name("held_lock.c")
 
 
 def events(log: Path) -> list[str]:
@@ -33,12 +33,12 @@ def events(log: Path) -> list[str]:
 
 
 class TestInitialization:
-    def test_counting_before_initialization_is_an_error_and_initializes_nothing(self, tmp_path: Path) -> None:
+    def test_count_before_initialization_is_an_error(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         assert evaluate("report(count(), count(), cuda.cuInit(0), count())", gpus=2, log=log) == [[3, -1], [3, -1], 0, [0, 2]]
         assert events(log) == ["cuInit"]
 
-    def test_initializing_twice_happens_once(self, tmp_path: Path) -> None:
+    def test_second_cu_init_has_no_effect(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         assert evaluate("report(cuda.cuInit(0), cuda.cuInit(0), cuda.cuInit(1))", log=log) == [0, 0, 1]
         assert events(log) == ["cuInit"]
@@ -64,7 +64,7 @@ class TestInitialization:
         assert events(log) == []
 
     @needs_cuda_torch
-    def test_looking_at_devices_makes_no_context(self, tmp_path: Path) -> None:
+    def test_device_queries_create_no_context(self, tmp_path: Path) -> None:
         log = tmp_path / "log"
         program = "import torch; torch.cuda.is_available(); torch.cuda.init(); torch.cuda.get_device_properties(1)"
         run(program, simulated_environment(gpus=2, log=log))
@@ -87,7 +87,7 @@ class TestInitialization:
             ("torch.empty(3, device='cuda:1').to('cuda:0')", ["context 1", "context 0"]),
         ],
     )
-    def test_contexts_are_made_only_on_touched_devices(self, tmp_path: Path, program: str, contexts: list[str]) -> None:
+    def test_contexts_are_created_only_on_used_devices(self, tmp_path: Path, program: str, contexts: list[str]) -> None:
         log = tmp_path / "log"
         run(f"import torch; {program}", simulated_environment(gpus=2, log=log))
         assert [event for event in events(log) if event.startswith("context")] == contexts
@@ -104,12 +104,12 @@ def in_child(function):
     return json.loads(os.read(reading, 1000))
 """
 
-    def test_a_child_of_an_initialized_process_is_refused(self) -> None:
+    def test_driver_fails_in_child_of_an_initialized_process(self) -> None:
         program = "cuda.cuInit(0); report(in_child(lambda: (cuda.cuInit(0), count(), allocate(1))), count())"
         assert evaluate(self.CHILD + program, gpus=2) == [[3, [3, -1], 3], [0, 2]]
 
     @pytest.mark.parametrize("major", [12, 13])
-    def test_the_runtime_refuses_too(self, major: int) -> None:
+    def test_runtime_fails_in_child_of_an_initialized_process(self, major: int) -> None:
         program = f"""
 runtime = ctypes.CDLL("libcudart.so.{major}")
 device = ctypes.c_int()
@@ -120,15 +120,28 @@ report(calls(), in_child(calls))
 """
         assert evaluate(self.CHILD + program) == [[0, 0, 0], [3, 3, 3]]
 
-    def test_a_child_forked_before_is_not(self) -> None:
+    def test_driver_works_in_child_forked_before_initialization(self) -> None:
         assert evaluate(self.CHILD + "report(in_child(lambda: (cuda.cuInit(0), count())))", gpus=2) == [[0, [0, 2]]]
 
-    def test_a_process_without_devices_breaks_no_fork(self) -> None:
+    def test_cu_init_without_devices_does_not_break_fork(self) -> None:
         program = "cuda.cuInit(0); report(in_child(lambda: cuda.cuInit(0)))"
         assert evaluate(self.CHILD + program, gpus=0) == [100]
 
+    @pytest.mark.parametrize(
+        ("library", "call"),
+        [
+            ("libnccl.so.2", "ncclGetLastError"),
+            ("libcudart.so.12", "__cudaRegisterFunction"),
+            ("libcudart.so.13", "__cudaRegisterVar"),
+            ("libcudart.so.13", "interrupt"),
+        ],
+    )
+    def test_a_lock_that_another_thread_holds_is_free_in_the_child(self, tmp_path: Path, library: str, call: str) -> None:
+        program = compiled(HELD_LOCK.read_text(), tmp_path / "held_lock", "-rdynamic", "-pthread")
+        assert subprocess.run([program, library, call], env=simulated_environment(), check=False).returncode == 0
+
     @needs_cuda_torch
-    def test_torch_refuses_to_initialize_again(self) -> None:
+    def test_torch_raises_in_child_of_an_initialized_process(self) -> None:
         program = """
             import os, sys, torch
             torch.empty(1, device="cuda")
@@ -144,7 +157,7 @@ report(calls(), in_child(calls))
         assert "Cannot re-initialize CUDA in forked subprocess" in run(program, simulated_environment())
 
     @needs_cuda_torch
-    def test_counting_with_the_runtime_alone_breaks_fork(self) -> None:
+    def test_runtime_device_count_breaks_fork(self) -> None:
         program = """
             import os, sys, torch
             assert torch._C._cuda_getDeviceCount() == 2
@@ -162,7 +175,7 @@ report(calls(), in_child(calls))
         assert "initialization error" in error or "Cannot re-initialize" in error
 
     @needs_cuda_torch
-    def test_a_child_forked_before_initialization_works(self) -> None:
+    def test_torch_works_in_child_forked_before_initialization(self) -> None:
         program = """
             import os, sys, torch
             assert torch.cuda.device_count() == 1
@@ -176,17 +189,17 @@ report(calls(), in_child(calls))
 
 class TestFailures:
     @pytest.mark.parametrize(("errors", "code"), [("cuInit:999", 999), ("cuI*:802", 802), ("cuInitialize:1", 0)])
-    def test_initialization(self, errors: str, code: int, tmp_path: Path) -> None:
+    def test_injected_cu_init_errors(self, errors: str, code: int, tmp_path: Path) -> None:
         log = tmp_path / "log"
         assert evaluate("report(cuda.cuInit(0))", errors=errors, log=log) == [code]
         assert events(log) == ([] if code else ["cuInit"])
 
-    def test_one_gpu_of_two(self) -> None:
+    def test_error_of_one_gpu(self) -> None:
         program = "cuda.cuInit(0); report(use(0), allocate(1), use(1), allocate(1))"
         assert evaluate(program, gpus=2, errors="cuMemAlloc_v2@1:2") == [0, 0, 0, 2]
         assert evaluate(program, gpus=2, errors="cuDevicePrimaryCtxRetain@1:46") == [0, 0, 46, 0]
 
-    def test_gpus_are_named_physically(self) -> None:
+    def test_errors_name_physical_gpus(self) -> None:
         program = "cuda.cuInit(0); report(use(0), use(1))"
         assert evaluate(program, {"CUDA_VISIBLE_DEVICES": "1,0"}, gpus=2, errors="cuDevicePrimaryCtxRetain@1:2") == [2, 0]
 
@@ -200,7 +213,7 @@ class TestFailures:
             ("cudaDeviceSynchronize@1:700", "torch.cuda.synchronize(0); torch.cuda.synchronize(1)", "illegal memory"),
         ],
     )
-    def test_torch_reports_them(self, errors: str, program: str, message: str) -> None:
+    def test_torch_reports_injected_errors(self, errors: str, program: str, message: str) -> None:
         source = f"import torch\ntry: {program}\nexcept RuntimeError as error: print(error)"
         assert message in run(source, simulated_environment(gpus=2, errors=errors))
 
@@ -213,7 +226,7 @@ class TestFailures:
 
     @needs_cuda_torch
     @pytest.mark.parametrize(("machine", "message"), DRIVERS)
-    def test_torch_says_what_is_wrong_with_the_driver(self, machine: dict[str, Any], message: str) -> None:
+    def test_torch_reports_driver_problems(self, machine: dict[str, Any], message: str) -> None:
         program = """
             import warnings, torch
             warnings.simplefilter("ignore")
@@ -226,7 +239,7 @@ class TestFailures:
         assert message in run(program, simulated_environment(**machine))
 
     @needs_cuda_torch
-    def test_a_failed_initialization_stays_failed(self) -> None:
+    def test_failed_initialization_is_not_retried(self) -> None:
         program = """
             import ctypes, os, torch
             runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.split('.')[0]}")
@@ -241,7 +254,7 @@ class TestFailures:
 class TestSharedMachine:
     """Processes that share a state file share the memory of the machine."""
 
-    def test_memory_of_other_processes_counts(self, tmp_path: Path) -> None:
+    def test_memory_of_other_processes_is_counted(self, tmp_path: Path) -> None:
         environment = simulated_environment(memory="1GiB", state=tmp_path / "state")
         source = DRIVER + f"cuda.cuInit(0); report(use(0), allocate({600 * MIB}), free())\nsys.stdin.read()"
         command = [sys.executable, "-c", source]
@@ -254,7 +267,7 @@ class TestSharedMachine:
             other.stdin.close()
         assert json.loads(run(program, environment)) == [GIB - RESERVE, 0, 0]
 
-    def test_memory_comes_back_when_a_process_is_killed(self, tmp_path: Path) -> None:
+    def test_memory_of_a_killed_process_is_released(self, tmp_path: Path) -> None:
         environment = simulated_environment(memory="1GiB", state=tmp_path / "state")
         source = DRIVER + f"cuda.cuInit(0); use(0); report(allocate({GIB}))\nsys.stdin.read()"
         command = [sys.executable, "-c", source]
@@ -270,7 +283,7 @@ class TestSharedMachine:
                 pass
             assert json.loads(run(program, environment)) == [GIB - RESERVE, 0]
 
-    def test_without_a_state_file_each_process_has_the_machine_to_itself(self) -> None:
+    def test_processes_without_state_file_do_not_share_memory(self) -> None:
         assert evaluate(f"cuda.cuInit(0); report(use(0), allocate({GIB}), allocate(1))", memory="1GiB") == [0, 0, 2]
 
 
@@ -299,7 +312,7 @@ def read(offset):
 cuda.cuMemAddressReserve(ctypes.byref(base), size(16 * MIB), size(0), size(0), size(0))
 """
 
-    def test_physical_memory_is_charged_once_and_until_its_last_use(self) -> None:
+    def test_physical_memory_is_counted_once_until_last_unmap(self) -> None:
         program = """
 report(base.value % (2 * MIB), create(MIB), create(4 * MIB), free(), map(handle, 0), map(handle, 4 * MIB), free(),
        cuda.cuMemsetD32Async(at(0), 7, size(MIB), None), read(8 * MIB - 4), map(handle, 0)[0],
@@ -316,7 +329,7 @@ report(base.value % (2 * MIB), create(MIB), create(4 * MIB), free(), map(handle,
             *(0, 2, 0),
         ]
 
-    def test_a_shared_descriptor_is_the_same_memory(self) -> None:
+    def test_imported_descriptor_is_the_same_memory(self) -> None:
         program = """
 report(create(4 * MIB), cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), handle, 1, size(0)),
        cuda.cuMemImportFromShareableHandle(ctypes.byref(imported), ctypes.c_void_p(descriptor.value), 1), free(),
@@ -325,7 +338,7 @@ report(create(4 * MIB), cuda.cuMemExportToShareableHandle(ctypes.byref(descripto
         mapped = [0, 0]
         assert evaluate(self.PROGRAM + program, memory="1GiB") == [0, 0, 0, GIB - RESERVE - 4 * MIB, mapped, mapped, 0, [0, 5]]
 
-    def test_what_cannot_be_imported_leaves_no_descriptor(self) -> None:
+    def test_failed_import_leaves_no_descriptor(self) -> None:
         program = """
 empty = os.memfd_create("empty")
 before = os.listdir("/proc/self/fd")

@@ -132,7 +132,7 @@ EVERY_OUTCOME = """
 
 
 @on_simulated_gpus
-def test_everything_arrives_as_in_a_normal_run(tmp_path: Path) -> None:
+def test_reports_equal_those_of_a_normal_run(tmp_path: Path) -> None:
     write(tmp_path, EVERY_OUTCOME)
     normal = start(tmp_path, "--junitxml=normal.xml", "-rA")
     marked = start(tmp_path, "--junitxml=marked.xml", "-rA", MARKED="1")
@@ -154,7 +154,7 @@ def test_everything_arrives_as_in_a_normal_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_machines_of_their_own(tmp_path: Path) -> None:
+def test_each_mark_runs_on_its_own_machine(tmp_path: Path) -> None:
     write(
         tmp_path,
         """
@@ -203,7 +203,7 @@ def test_machines_of_their_own(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-def test_processes_that_end_early(tmp_path: Path) -> None:
+def test_crash_or_exit_of_a_test_process(tmp_path: Path) -> None:
     write(
         tmp_path,
         """
@@ -246,7 +246,7 @@ def test_processes_that_end_early(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_collecting_that_initializes_the_driver(tmp_path: Path) -> None:
+def test_collection_that_initializes_the_driver_is_an_error(tmp_path: Path) -> None:
     write(
         tmp_path,
         """
@@ -267,7 +267,7 @@ def test_collecting_that_initializes_the_driver(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_what_cannot_be_collected_there(tmp_path: Path) -> None:
+def test_collection_failure_on_the_simulated_machine(tmp_path: Path) -> None:
     write(
         tmp_path,
         """
@@ -304,7 +304,7 @@ def test_what_cannot_be_collected_there(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_a_server_that_ends(tmp_path: Path) -> None:
+def test_tests_after_the_end_of_their_server(tmp_path: Path) -> None:
     write(
         tmp_path,
         """
@@ -346,7 +346,7 @@ def test_a_server_that_ends(tmp_path: Path) -> None:
 
 @on_simulated_gpus
 @pytest.mark.parametrize("method", ["signal", pytest.param("thread", marks=pytest.mark.slow)])
-def test_a_timeout_of_pytest_timeout(method: str, tmp_path: Path) -> None:
+def test_pytest_timeout_on_a_simulated_machine(method: str, tmp_path: Path) -> None:
     pytest.importorskip("pytest_timeout")
     write(
         tmp_path,
@@ -377,7 +377,7 @@ def test_a_timeout_of_pytest_timeout(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_stopping(tmp_path: Path) -> None:
+def test_maxfail_and_pytest_exit(tmp_path: Path) -> None:
     write(
         tmp_path,
         """
@@ -407,7 +407,7 @@ def test_stopping(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_pdb_opens_in_place_on_such_a_machine(tmp_path: Path) -> None:
+def test_pdb_opens_in_place_on_a_matching_machine(tmp_path: Path) -> None:
     write(
         tmp_path,
         """
@@ -454,14 +454,14 @@ def test_pdb_opens_in_place_on_such_a_machine(tmp_path: Path) -> None:
         ({"gpus": 2, "errors": {"cuInit": 3}, "numa": None}, "simulate has no option for this mark's errors, numa: "),
     ],
 )
-def test_the_note_for_pdb_names_the_machine(arguments: dict[str, object], expected: str) -> None:
+def test_pdb_note_names_the_machine(arguments: dict[str, object], expected: str) -> None:
     from accelerator.simulation._pytest import debugging
 
     assert expected in debugging.note(arguments, "t.py::test[a b]")
 
 
 @on_simulated_gpus
-def test_the_options_in_the_note_describe_the_machine_of_the_mark() -> None:
+def test_options_in_pdb_note_equal_the_marks_machine() -> None:
     import inspect
     import json
     import shlex
@@ -544,7 +544,7 @@ SESSION = """
 
 @on_simulated_gpus
 @pytest.mark.parametrize("workers", [[], ["-n2"]])
-def test_a_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None:
+def test_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None:
     write(tmp_path, SESSION)
     (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--ours')\n")
     done = start(tmp_path, "--simulate-gpus=2", "--ours", "x", *workers, "-rPs", PYTEST_ADDOPTS="--simulate-memory 3GiB")
@@ -557,7 +557,7 @@ def test_a_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None
 
 
 @on_simulated_gpus
-def test_started_by_a_program(tmp_path: Path) -> None:
+def test_session_started_by_pytest_main(tmp_path: Path) -> None:
     write(
         tmp_path,
         "import accelerator as acc\ndef test_it():\n    assert acc.device_count() == 2\ndef test_not():\n    assert 0\n",
@@ -587,7 +587,7 @@ print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, ob
 
 
 @on_simulated_gpus
-def test_a_crash_of_the_session(tmp_path: Path) -> None:
+def test_crash_of_the_session(tmp_path: Path) -> None:
     write(tmp_path, "import os\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
     assert start(tmp_path, "--simulate-gpus", "1").returncode == 128 + 9
 
@@ -620,7 +620,7 @@ def test_wrong_machines(arguments: list[str], message: str, tmp_path: Path) -> N
 
 
 @on_simulated_gpus
-def test_a_wrong_mark_fails_its_test_alone(tmp_path: Path) -> None:
+def test_wrong_mark_fails_only_its_test(tmp_path: Path) -> None:
     messages = {
         "simulated_machine(gpus=200)": "simulated_machine: gpus must be between 0 and 128, not 200",
         "simulated_machine(compute='no')": "simulated_machine: compute must be True or False, not 'no'",
@@ -643,7 +643,7 @@ def test_a_wrong_mark_fails_its_test_alone(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-def test_a_plug_in_that_a_conftest_loads(tmp_path: Path) -> None:
+def test_plugin_loaded_by_conftest_is_an_error(tmp_path: Path) -> None:
     write(tmp_path, "def test_it():\n    pass\n")
     (tmp_path / "conftest.py").write_text(f"pytest_plugins = ['{PLUGIN}']\n")
     command = [sys.executable, "-m", "pytest", "--simulate-gpus", "2", "--rootdir", str(tmp_path)]
@@ -653,7 +653,7 @@ def test_a_plug_in_that_a_conftest_loads(tmp_path: Path) -> None:
     assert f"add '-p {PLUGIN}'" in done.stderr
 
 
-def test_machines_that_cannot_be_simulated_skip(tmp_path: Path) -> None:
+def test_tests_are_skipped_if_simulation_is_unavailable(tmp_path: Path) -> None:
     write(tmp_path, "import pytest\n@pytest.mark.simulated_machine(gpus=2)\ndef test_it():\n    raise AssertionError\n")
     torch = tmp_path / "path" / "torch"
     torch.mkdir(parents=True)
@@ -667,7 +667,7 @@ def test_machines_that_cannot_be_simulated_skip(tmp_path: Path) -> None:
     assert "cannot simulate GPUs: torch 2.9.1" in refused.stderr
 
 
-def test_nothing_is_done_unasked(tmp_path: Path) -> None:
+def test_unused_plugin_imports_nothing_more(tmp_path: Path) -> None:
     write(
         tmp_path,
         """
@@ -683,7 +683,7 @@ def test_nothing_is_done_unasked(tmp_path: Path) -> None:
     assert counts(done) == {"passed": 1}, done.stdout
 
 
-def test_what_it_costs_unasked(tmp_path: Path) -> None:
+def test_import_time_of_the_unused_plugin(tmp_path: Path) -> None:
     program = f"""
 import sys, time
 import pytest, _pytest.terminal, _pytest.python

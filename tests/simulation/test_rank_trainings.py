@@ -46,7 +46,7 @@ class Deep(nn.Module):
         return self.body(x)[:, :5]
 
 
-def on_the_cpu(make: Callable[[], nn.Module], data: tuple[torch.Tensor, torch.Tensor]) -> training_ranks.Training:
+def train_on_the_cpu(make: Callable[[], nn.Module], data: tuple[torch.Tensor, torch.Tensor]) -> training_ranks.Training:
     """Return the losses and the first gradients of the same training in this process."""
     torch.manual_seed(0)
     model = make()
@@ -74,9 +74,9 @@ GRADIENT_TOLERANCES = {"fsdp2_mixed": 0.02}
 
 
 @pytest.mark.parametrize("name", training_ranks.TRAININGS)
-def test_losses_and_gradients_are_those_of_one_process(ranks: list[dict[str, Any]], name: str) -> None:
+def test_losses_and_gradients_equal_one_process(ranks: list[dict[str, Any]], name: str) -> None:
     make, data = MODELS[name]() if name in MODELS else (trainings.Language, training_ranks.batch())
-    expected = on_the_cpu(make, data)
+    expected = train_on_the_cpu(make, data)
     largest = max(float(gradient.abs().max()) for gradient in expected.gradients.values())
     names: set[str] = set()
     worst = {"losses": 0.0, "gradients": 0.0}

@@ -90,7 +90,7 @@ class TestDeterminism:
         torch.use_deterministic_algorithms(False)
 
     @pytest.mark.parametrize("name", NONDETERMINISTIC)
-    def test_nondeterministic_op(self, name: str) -> None:
+    def test_nondeterministic_op_raises(self, name: str) -> None:
         call = NONDETERMINISTIC[name]
         call()
         torch.use_deterministic_algorithms(True)
@@ -100,7 +100,7 @@ class TestDeterminism:
         with pytest.warns(UserWarning, match="does not have a deterministic implementation"):
             call()
 
-    def test_documented_ops_raise(self) -> None:
+    def test_exactly_the_documented_ops_raise(self) -> None:
         """Each op raises if and only if this version's documentation says so. Versions of torch differ in these ops."""
         calls = {
             "torch.cumsum": lambda: tensor(4).cumsum(0),
@@ -128,7 +128,7 @@ class TestDeterminism:
         for name in calls.keys() - documented:
             calls[name]()
 
-    def test_other_ops_run(self) -> None:
+    def test_deterministic_ops_run(self) -> None:
         torch.use_deterministic_algorithms(True)
         x = tensor(4)
         assert x.median().item() <= x.max().item()
@@ -140,7 +140,7 @@ class TestDeterminism:
             F.conv2d(tensor(1, 1, 4, 4), tensor(1, 1, 2, 2))
 
     @pytest.mark.skipif(VERSION >= (2, 15), reason="torch 2.15 sets cuBLAS's workspace by itself")
-    def test_products_need_a_workspace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_deterministic_matmul_requires_cublas_workspace(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
         torch.use_deterministic_algorithms(True)
         with pytest.raises(RuntimeError, match="it uses CuBLAS and you have CUDA"):
@@ -182,7 +182,7 @@ class TestSyncDebugMode:
         torch.cuda.set_sync_debug_mode("default")
 
     @pytest.mark.parametrize("name", SYNCHRONIZING)
-    def test_synchronizing_op(self, name: str) -> None:
+    def test_synchronizing_op_raises(self, name: str) -> None:
         x = torch.ones(3, device="cuda")
         SYNCHRONIZING[name](x)
         torch.cuda.set_sync_debug_mode("error")
@@ -193,7 +193,7 @@ class TestSyncDebugMode:
             SYNCHRONIZING[name](x)
 
     @pytest.mark.parametrize("name", NOT_SYNCHRONIZING)
-    def test_other_op(self, name: str) -> None:
+    def test_non_synchronizing_op_runs(self, name: str) -> None:
         x = torch.ones(3, device="cuda")
         torch.cuda.set_sync_debug_mode("error")
         NOT_SYNCHRONIZING[name](x)
@@ -249,7 +249,7 @@ class TestCapture:
 
 
 class TestArguments:
-    def test_values_of_the_host_are_not_put(self) -> None:
+    def test_index_put_of_host_values_raises(self) -> None:
         x, index = torch.zeros(3, device="cuda"), torch.tensor([1])
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
             x.index_put_((index.cuda(),), torch.ones(1))
@@ -259,12 +259,12 @@ class TestArguments:
         x[index.cuda()] = 3.0
         assert x.tolist() == [0.0, 3.0, 0.0]
 
-    def test_host_tensors_are_not_indexed_by_device_tensors(self) -> None:
+    def test_indexing_host_tensor_by_device_tensor_raises(self) -> None:
         message = r"indices should be either on cpu or on the same device as the indexed tensor \(cpu\)"
         with pytest.raises(RuntimeError, match=message):
             torch.ones(3)[torch.tensor([1], device="cuda")]
 
-    def test_assertions(self) -> None:
+    def test_assert_async(self) -> None:
         torch._assert_async(torch.ones(1, device="cuda"))
         torch._assert_async(torch.ones(1, device="cuda"), "message")
         with pytest.raises(RuntimeError):
@@ -302,7 +302,7 @@ class TestQuantized:
         for function in (torch.relu, lambda q: F.max_pool2d(q, 2), lambda q: F.adaptive_avg_pool2d(q, 2), lambda q: q[0]):
             torch.testing.assert_close(function(there).cpu().dequantize(), function(here).dequantize())
 
-    def test_ops_without_cuda_kernel_keep_torchs_error(self) -> None:
+    def test_quantized_op_without_cuda_kernel_raises_torchs_error(self) -> None:
         q = torch.quantize_per_tensor(tensor(4), 0.1, 0, torch.qint8)
         with pytest.raises(NotImplementedError, match=r"aten::add.*QuantizedCUDA"):
             q + q

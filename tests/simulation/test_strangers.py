@@ -31,7 +31,7 @@ GPUTIL = "import GPUtil; GPUtil.showUtilization(); print(*[gpu.name for gpu in G
         ("torch", ["-m", "torch.utils.collect_env"]),
     ],
 )
-def test_a_tool_of_others(module: str, arguments: list[str], mig: int | None) -> None:
+def test_third_party_tool_runs(module: str, arguments: list[str], mig: int | None) -> None:
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed")
     if module == "torch" and mig and BUILD is not None and BUILD.version.startswith("2.6."):

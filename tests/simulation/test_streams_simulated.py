@@ -45,7 +45,7 @@ class TestStreams:
         idle.synchronize()
         assert_busy_for(0.1, begin, busy)
 
-    def test_waiting_for_an_event_passes_the_delay_on(self) -> None:
+    def test_wait_event_delays_the_stream(self) -> None:
         first, second = torch.cuda.Stream(), torch.cuda.Stream()
         begin = time.monotonic()
         with torch.cuda.stream(first):
@@ -109,14 +109,14 @@ class TestEvents:
         assert end.query()
         assert 30 <= start.elapsed_time(end) <= (time.monotonic() - begin) * 1000
 
-    def test_elapsed_time_without_work_is_the_time_between(self) -> None:
+    def test_elapsed_time_without_work_is_host_time(self) -> None:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
         time.sleep(0.02)
         end.record()
         assert start.elapsed_time(end) >= 20
 
-    def test_unrecorded_and_unreached_events(self, runtime: ctypes.CDLL) -> None:
+    def test_queries_of_unrecorded_and_pending_events(self, runtime: ctypes.CDLL) -> None:
         start, end, milliseconds = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_float()
         assert runtime.cudaEventCreate(ctypes.byref(start)) == runtime.cudaEventCreate(ctypes.byref(end)) == 0
         assert runtime.cudaEventQuery(start) == 0, "an event that was never recorded is complete"
@@ -163,7 +163,7 @@ class TestEvents:
         for event in events:
             assert runtime.cudaEventDestroy(event) == 0
 
-    def test_an_exported_event_gives_its_descriptor_back(self, runtime: ctypes.CDLL) -> None:
+    def test_destroyed_ipc_event_closes_its_descriptor(self, runtime: ctypes.CDLL) -> None:
         def descriptors() -> int:
             return len(os.listdir("/proc/self/fd"))
 
@@ -204,7 +204,7 @@ class TestGraphs:
         yield
         runtime.cudaGetLastError()
 
-    def test_replay_copies_again(self) -> None:
+    def test_replay_copies_current_host_values(self) -> None:
         source, target = torch.zeros(1000, pin_memory=True), torch.empty(1000, device="cuda")
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -215,14 +215,14 @@ class TestGraphs:
             torch.cuda.synchronize()
             assert target.cpu().eq(value).all()
 
-    def test_captured_work_is_not_done_at_capture(self) -> None:
+    def test_captured_copy_does_not_run_at_capture(self) -> None:
         source, target = torch.ones(10, pin_memory=True), torch.ones(10).cuda()
         source.fill_(2)
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             target.copy_(source, non_blocking=True)
         assert target.cpu().eq(1).all()
 
-    def test_captured_time_passes_at_replay(self) -> None:
+    def test_captured_sleep_runs_at_replay(self) -> None:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             torch.cuda._sleep(30 * MILLISECOND)
@@ -232,7 +232,7 @@ class TestGraphs:
         torch.cuda.synchronize()
         assert time.monotonic() - begin >= 0.03
 
-    def test_streams_that_fork_and_join(self) -> None:
+    def test_capture_of_forked_and_joined_streams(self) -> None:
         source, target = torch.zeros(10, pin_memory=True), torch.zeros(10).cuda()
         side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -245,7 +245,7 @@ class TestGraphs:
         graph.replay()
         assert target.cpu().eq(9).all()
 
-    def test_a_graph_releases_its_user_objects(self, runtime: ctypes.CDLL) -> None:
+    def test_destroyed_graph_releases_its_user_objects(self, runtime: ctypes.CDLL) -> None:
         move, destroyed = 1, []
         destroy = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(destroyed.append)
         stream, graph, user_object = torch.cuda.Stream(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -270,7 +270,7 @@ class TestGraphs:
             assert runtime.cudaGraphDestroy(graph) == 0
         return error
 
-    def test_a_stream_that_does_not_join_back_is_an_error(self, runtime: ctypes.CDLL) -> None:
+    def test_capture_of_unjoined_stream_is_an_error(self, runtime: ctypes.CDLL) -> None:
         stream, side = torch.cuda.Stream(), torch.cuda.Stream()
         for joins_back, error in ((True, 0), (False, 904)):
             self.begin(runtime, stream)
@@ -307,7 +307,7 @@ class TestGraphs:
         ("mode", "own_call", "other_call"), [("global", 900, 900), ("thread local", 900, 0), ("relaxed", 0, 0)]
     )
     @pytest.mark.parametrize("in_other_thread", [False, True])
-    def test_unsafe_calls_depend_on_the_mode(
+    def test_capture_mode_decides_which_calls_fail(
         self, runtime: ctypes.CDLL, mode: str, own_call: int, other_call: int, in_other_thread: bool
     ) -> None:
         stream, graph, pointer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -324,7 +324,7 @@ class TestGraphs:
         assert runtime.cudaFree(pointer) == 0
         assert runtime.cudaStreamDestroy(stream) == 0
 
-    def test_the_wrong_stream_or_thread_does_not_end_a_capture(self, runtime: ctypes.CDLL) -> None:
+    def test_end_capture_on_the_wrong_stream_or_thread(self, runtime: ctypes.CDLL) -> None:
         stream, other, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         event = ctypes.c_void_p()
         assert runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
@@ -344,7 +344,7 @@ class TestGraphs:
             assert runtime.cudaStreamDestroy(handle) == 0
         assert runtime.cudaEventDestroy(event) == 0
 
-    def test_allocations_during_capture_stay(self) -> None:
+    def test_memory_allocated_during_capture_is_kept(self) -> None:
         graph, source = torch.cuda.CUDAGraph(), torch.full((1000,), 6.0).pin_memory()
         with torch.cuda.graph(graph):
             inside = torch.empty(1000, device="cuda")
@@ -352,6 +352,6 @@ class TestGraphs:
         graph.replay()
         assert inside.cpu().eq(6).all()
 
-    def test_an_empty_graph_is_noticed(self) -> None:
+    def test_empty_graph_warns(self) -> None:
         with pytest.warns(UserWarning, match="(?i)graph is empty"), torch.cuda.graph(torch.cuda.CUDAGraph()):
             pass

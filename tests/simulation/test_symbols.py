@@ -89,7 +89,7 @@ def test_driver_and_nvml_have_no_version_node(simulated: set[Symbol]) -> None:
     assert {symbol.version for symbol in ours} == {""}
 
 
-def test_nothing_but_the_interface_is_exported(simulated: set[Symbol]) -> None:
+def test_only_interface_names_are_exported(simulated: set[Symbol]) -> None:
     exported = {symbol.name for symbol in simulated}
     names = r"cuda[A-Z]|__cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|p?nccl[A-Z]|accelerator_sim"
     interface = re.compile(names + r"|lib.*\.so\.\d+$|pthread_exit$")
@@ -101,7 +101,7 @@ NATIVE = Path(_build.__file__).parent / "native"
 REPLACED = {"libcudart.so.12", "libcudart.so.13", "libcupti.so.13", "libnccl.so.2"}
 
 
-def listed(name: str) -> set[str]:
+def read_listed_names(name: str) -> set[str]:
     """Return the names in a list that tests/simulation/exported_names.py wrote."""
     text = (NATIVE / f"names_{name}.h").read_text()
     return set(re.findall(r"^(?:NAME|DEVICE_NAME|VARIANT)\((\w+)", text, re.MULTILINE))
@@ -132,21 +132,21 @@ def test_all_names_of_the_replaced_libraries_are_exported(torch_directory: Path,
     ],
 )
 def test_all_listed_names_are_exported(name: str, node: str, count: int, simulated: set[Symbol]) -> None:
-    names = listed(name)
+    names = read_listed_names(name)
     assert len(names) > count
     assert {Symbol(function, node) for function in names} - simulated == set()
 
 
-def test_no_simulated_function_is_missing_in_the_lists(simulated: set[Symbol]) -> None:
+def test_exported_functions_are_all_listed(simulated: set[Symbol]) -> None:
     # A misspelled function would be exported in addition to the stub with the right name.
-    names = set().union(*map(listed, ("cudart_12", "cudart_13", "cupti_13", "cuda", "nvml", "nccl")))
+    names = set().union(*map(read_listed_names, ("cudart_12", "cudart_13", "cupti_13", "cuda", "nvml", "nccl")))
     ours = {
         symbol.name for symbol in simulated if re.match("(__)?cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|p?nccl[A-Z]", symbol.name)
     }
     assert ours - names == set()
 
 
-def test_what_is_not_simulated_is_not_supported() -> None:
+def test_unsimulated_functions_return_error_codes() -> None:
     program = """
         import ctypes, json, sys
         driver, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
@@ -168,7 +168,7 @@ def test_what_is_not_simulated_is_not_supported() -> None:
     assert codes == uninitialized + runtimes + [801, 801, 3, 3, 2, 15, 5, 4]
 
 
-def test_a_variant_does_what_its_function_does() -> None:
+def test_per_thread_stream_variants_work() -> None:
     program = """
         import ctypes, json
         runtime, address, data = ctypes.CDLL("libcudart.so.13"), ctypes.c_void_p(), ctypes.create_string_buffer(b"data")
@@ -181,7 +181,7 @@ def test_a_variant_does_what_its_function_does() -> None:
     assert json.loads(run(program, simulated_environment())) == [[0, 0, 0], "data"]
 
 
-def test_entry_points_by_name_are_the_simulated_ones() -> None:
+def test_get_proc_address_returns_simulated_functions() -> None:
     # CUDA 13 also has a cuCtxGetDevice_v2 with other parameters. It is not simulated, so the name gives the first version.
     program = """
         import ctypes, json
@@ -199,6 +199,6 @@ def test_entry_points_by_name_are_the_simulated_ones() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
-def test_a_library_with_kernels_of_its_own_loads() -> None:
+def test_bitsandbytes_library_loads() -> None:
     program = "from bitsandbytes import cextension; print(type(cextension.lib).__name__)"
     assert run(program, simulated_environment()) == "CudaBNBNativeLibrary\n"

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from accelerator.simulation._values import runs_compiled_code
 from tests.simulation import trainings
 from tests.simulation.trainings import assert_same_losses, train
 
@@ -93,18 +94,20 @@ class TestTransformer:
     def test_encoder(self, norm_first: bool) -> None:
         compare(partial(trainings.Encoder, norm_first), trainings.tokens())
 
-    def test_hand_written(self) -> None:
+    def test_hand_written_transformer(self) -> None:
         compare(trainings.Language, trainings.tokens())
 
     @pytest.mark.parametrize("off", SWITCHES[:3])
     @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-    def test_each_switch_off(self, switches: Callable[[str, bool], None], off: str, dtype: torch.dtype | None) -> None:
+    def test_training_with_one_sdp_kernel_disabled(
+        self, switches: Callable[[str, bool], None], off: str, dtype: torch.dtype | None
+    ) -> None:
         expected = train(trainings.Language, trainings.tokens(), "cpu")
         switches(off, False)
         compare(trainings.Language, trainings.tokens(), 0.02 if dtype else 1e-4, expected, autocast=dtype)
 
     @pytest.mark.parametrize("on", SWITCHES)
-    def test_each_switch_alone(self, switches: Callable[[str, bool], None], on: str) -> None:
+    def test_training_with_only_one_sdp_kernel_enabled(self, switches: Callable[[str, bool], None], on: str) -> None:
         expected = train(trainings.Language, trainings.tokens(), "cpu")
         for name in SWITCHES:
             switches(name, name == on)
@@ -115,13 +118,13 @@ class TestTransformer:
     @pytest.mark.parametrize(
         "backend", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
     )
-    def test_each_kernel_named(self, backend: SDPBackend) -> None:
+    def test_training_with_each_sdp_kernel_selected(self, backend: SDPBackend) -> None:
         expected = train(trainings.Language, trainings.tokens(), "cpu")
         with sdpa_kernel(backend):
             losses_on_gpu = train(trainings.Language, trainings.tokens(), "cuda", autocast=torch.bfloat16)
         assert_same_losses(losses_on_gpu, expected, 0.02)
 
-    def test_attention_with_dropout_repeats_and_learns(self) -> None:
+    def test_training_with_attention_dropout_is_reproducible(self) -> None:
         make = partial(trainings.Language, dropout=0.3)
         first, again = (train(make, trainings.tokens(), "cuda") for _ in range(2))
         without = train(trainings.Language, trainings.tokens(), "cuda")
@@ -157,7 +160,7 @@ class TestMixedPrecision:
         losses_on_gpu = train(make, trainings.tokens(), "cuda", autocast=torch.float16, scaler=torch.amp.GradScaler("cuda"))
         assert_same_losses(losses_on_gpu, expected, 0.05)
 
-    def test_too_large_scale_is_halved(self) -> None:
+    def test_too_large_loss_scale_is_reduced(self) -> None:
         scaler = torch.amp.GradScaler("cuda", init_scale=2.0**30)
         losses = train(trainings.Language, trainings.tokens(), "cuda", autocast=torch.float16, scaler=scaler, steps=20)
         assert 1 < scaler.get_scale() < 2.0**30
@@ -189,7 +192,7 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 class TestOptimizers:
     @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=[name for name, _ in OPTIMIZERS])
     @pytest.mark.parametrize("way", ["default", "foreach", "fused", "single"])
-    def test_each(self, name: str, options: dict[str, Any], way: str) -> None:
+    def test_each_optimizer(self, name: str, options: dict[str, Any], way: str) -> None:
         optimizer_class = getattr(torch.optim, name)
         if way != "default":
             options = {**options, **({"foreach": False} if way == "single" else {way: True})}
@@ -221,7 +224,7 @@ class TestOptimizers:
 
 class TestCaptured:
     @pytest.mark.parametrize("make", [trainings.Language, partial(trainings.Recurrent, nn.LSTM)], ids=["transformer", "lstm"])
-    def test_whole_step(self, make: Callable[[], nn.Module]) -> None:
+    def test_captured_training_step(self, make: Callable[[], nn.Module]) -> None:
         inputs, target = trainings.tokens()
         batches = [(inputs.roll(n, 0), target.roll(n, 0)) for n in range(trainings.STEPS)]
 
@@ -296,6 +299,24 @@ class TestCompiled:
             warnings.simplefilter("ignore")
             losses_on_gpu = train(make, data, "cuda", wrap=lambda model: torch.compile(model, backend=backend))
         assert_same_losses(losses_on_gpu, expected)
+
+    def test_the_code_of_the_simulation_is_not_traced(self) -> None:
+        """Dynamo gives up a frame that breaks the graph in a loop, and watches what the ops in it call."""
+
+        @torch.compile(backend="eager")
+        def function(x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                torch._dynamo.graph_break()
+                x = x.softmax(-1) + torch.arange(4, device="cuda")
+            return x
+
+        torch.compiler.reset()
+        assert function(torch.ones(4, 4, device="cuda")).sum().item() == pytest.approx(28)
+
+    def test_triton_is_said_to_work_if_it_does(self) -> None:
+        from torch.utils._triton import has_triton
+
+        assert has_triton() == runs_compiled_code(torch.__version__)
 
 
 class TestTwoDevices:

@@ -52,7 +52,7 @@ def test_add(dtype: torch.dtype) -> None:
     torch.testing.assert_close(add(x, y), x + y)
 
 
-def test_memory_beside_a_view_stays() -> None:
+def test_launch_on_a_view_changes_only_the_view() -> None:
     memory = torch.full((300,), 7.0, device=CUDA)
     view = memory[100:200]
     x = randn(100)
@@ -62,7 +62,7 @@ def test_memory_beside_a_view_stays() -> None:
     assert memory[200:].eq(7).all()
 
 
-def test_tensors_of_the_host_are_refused() -> None:
+def test_host_tensors_raise() -> None:
     x = randn(4)
     with pytest.raises(ValueError, match="cpu tensor"):
         _add[(1,)](x, x, torch.empty(4), 4, BLOCK=64)
@@ -71,7 +71,7 @@ def test_tensors_of_the_host_are_refused() -> None:
     assert torch.equal(pinned, x.cpu() * 2)
 
 
-def test_a_captured_graph_launches_at_each_replay() -> None:
+def test_replay_launches_the_kernel() -> None:
     x, y = randn(100), randn(100)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -83,7 +83,7 @@ def test_a_captured_graph_launches_at_each_replay() -> None:
 
 
 @pytest.mark.slow
-def test_fullgraph_says_how_to_compile_a_launch() -> None:
+def test_fullgraph_error_explains_how_to_compile_a_launch() -> None:
     x = randn(100)
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"without fullgraph=True, or put the launch into a torch\.library"):
         torch.compile(add, fullgraph=True, backend="eager")(x, x)
@@ -159,7 +159,7 @@ def test_a_kernel_wrapped_outside_a_triton_op() -> None:
 
 
 @pytest.mark.slow
-def test_a_launch_is_a_graph_break_in_compiled_code() -> None:
+def test_launch_in_compiled_code() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return product(add(x.sin(), y), x) * 2
 
@@ -173,7 +173,7 @@ def _scale(x, out, factor, SIZE: tl.constexpr):
     tl.store(out + place, tl.load(x + place) * factor.to(tl.float32))
 
 
-def test_an_argument_of_type_float_is_a_float32() -> None:
+def test_python_float_argument_is_float32() -> None:
     x = randn(16, dtype=torch.float16)
     out = torch.empty(16, device=CUDA)
     _scale[(1,)](x, out, 0.1, SIZE=16)
@@ -398,7 +398,7 @@ def _grouped_product(lefts, rights, outs, sizes, groups, SIZE: tl.constexpr):
         tl.store(out + place, tl.dot(tl.load(left + place, mask=inside, other=0.0), tl.load(right + place)), mask=inside)
 
 
-def test_grouped_products_by_addresses() -> None:
+def test_grouped_products_with_pointer_tensors() -> None:
     lefts = [randn(rows, 16) for rows in (16, 5, 9)]
     rights = [randn(16, 16) for _ in lefts]
     outs = [torch.empty_like(left) for left in lefts]
@@ -431,7 +431,7 @@ def _transposed_by_descriptors(x, scales, out, rows, columns, BLOCK: tl.constexp
     target.store([column, row], tl.trans(source.load([row, column])) * scale)
 
 
-def test_blocks_with_scales() -> None:
+def test_block_scaled_transpose() -> None:
     x, scales = randn(20, 36), randn(2, 3)
     out = torch.empty(36, 20, device=CUDA)
     # Newer versions of Triton refuse block pointers. The interpreter of 3.4 accepts only descriptors whose strides are
@@ -463,7 +463,7 @@ def _persistent(x, out, size, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(out + index, tl.load(x + index, mask=index < size) * 2 + block, mask=index < size)
 
 
-def test_a_persistent_loop() -> None:
+def test_persistent_kernel() -> None:
     x = randn(450)
     out = torch.empty_like(x)
     _persistent[(3,)](x, out, 450, PROGRAMS=3, BLOCK=64)
@@ -471,7 +471,7 @@ def test_a_persistent_loop() -> None:
 
 
 @pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.8's Triton links its launcher with libcuda.so, which CI lacks")
-def test_without_triton_a_kernel_is_refused() -> None:
+def test_launch_without_triton_raises() -> None:
     program = f"import sys; sys.path.insert(0, {__file__!r}.rpartition('/tests/')[0]); import pytest, torch\n"
     program += "import tests.simulation.test_triton_simulated as t\n"
     program += "try:\n    t.add(t.randn(4), t.randn(4))\nexcept Exception as error:\n    print(type(error).__name__, error)\n"

@@ -77,10 +77,10 @@ class TestVisibleDevices:
         wanted = [uuids[gpu].removeprefix("GPU-").replace("-", "") for gpu in expected]
         assert evaluate(program, variables, gpus=4) == [0 if wanted else 100, wanted]
 
-    def test_one_gpu_makes_the_shortest_prefix_unique(self) -> None:
+    def test_shortest_prefix_is_unique_with_one_gpu(self) -> None:
         assert evaluate("cuda.cuInit(0); report(count())", {"CUDA_VISIBLE_DEVICES": "GPU-"}, gpus=1) == [[0, 1]]
 
-    def test_a_prefix_that_two_gpus_share_is_ambiguous(self) -> None:
+    def test_prefix_shared_by_two_gpus_is_ambiguous(self) -> None:
         uuids = [uuid_of(gpu, gpus=17) for gpu in (0, 16)]
         shared = os.path.commonprefix(uuids)  # noqa: RUF071 - the common characters are wanted
         assert len(shared) == len("GPU-") + 1
@@ -91,13 +91,13 @@ class TestVisibleDevices:
         ("order", "expected"),
         [(None, [2, 0, 3, 1]), ("FASTEST_FIRST", [2, 0, 3, 1]), ("PCI_BUS_ID", [0, 1, 2, 3]), ("pci_bus_id", [2, 0, 3, 1])],
     )
-    def test_order(self, uuids: list[str], order: str | None, expected: list[int]) -> None:
+    def test_cuda_device_order(self, uuids: list[str], order: str | None, expected: list[int]) -> None:
         program = "cuda.cuInit(0); report(*[uuid(i) for i in range(4)])"
         variables = {"CUDA_DEVICE_ORDER": order} if order else {}
         listed = evaluate(program, variables, gpus=4, speed=[5, 1, 9, 5])
         assert listed == [uuids[gpu].removeprefix("GPU-").replace("-", "") for gpu in expected]
 
-    def test_ordinals_count_in_cudas_order(self, uuids: list[str]) -> None:
+    def test_ordinals_follow_cudas_device_order(self, uuids: list[str]) -> None:
         listed = evaluate("cuda.cuInit(0); report(uuid(0))", {"CUDA_VISIBLE_DEVICES": "0"}, gpus=4, speed=[0, 0, 0, 1])
         assert listed == [uuids[3].removeprefix("GPU-").replace("-", "")]
 
@@ -128,7 +128,7 @@ class TestMig:
             ([0, 0], None, None),
         ],
     )
-    def test_one_instance_and_nothing_else(
+    def test_at_most_one_mig_instance_is_visible(
         self, mig: list[int | None], visible: str | None, expected: tuple[int, int | None] | None
     ) -> None:
         variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
@@ -136,14 +136,14 @@ class TestMig:
         assert error == (0 if expected else 100)
         assert listed == ([self.hex_of(uuid_of(*expected, gpus=2, mig=mig))] if expected else [])
 
-    def test_instances_by_uuid(self) -> None:
+    def test_mig_instances_by_uuid(self) -> None:
         machine: dict[str, Any] = {"gpus": 2, "mig": 3}
         # NVML's index of the third instance of a GPU is 4.
         third = uuid_of(1, 4, **machine)
         for value in (third, third[:16], f"{third},{uuid_of(0, 0, **machine)}"):
             assert evaluate(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": value}, **machine) == [0, [self.hex_of(third)]]
 
-    def test_instances_by_their_old_name(self) -> None:
+    def test_mig_instances_by_legacy_name(self) -> None:
         machine: dict[str, Any] = {"gpus": 2, "mig": 2}
         name = f"MIG-{uuid_of(1, **machine)}/2/0"
         second = self.hex_of(uuid_of(1, 2, **machine))
@@ -151,7 +151,7 @@ class TestMig:
         assert evaluate(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": name[:-1]}, **machine) == [100, []]
         assert evaluate(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": name.replace("/2/", "/3/")}, **machine) == [100, []]
 
-    def test_an_instance_has_an_eighth_of_the_memory(self) -> None:
+    def test_mig_instance_has_an_eighth_of_the_memory(self) -> None:
         program = "cuda.cuInit(0); report(use(0), allocate(GIB), free(), allocate(1))".replace("GIB", str(GIB))
         assert evaluate(program, mig=2, memory="8GiB") == [0, 0, 0, 2]
 

@@ -22,7 +22,7 @@ def resident():
 @needs_cuda_torch
 @pytest.mark.parametrize("settings", ["", "expandable_segments:True"])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_tensor(settings: str, shared: bool) -> None:
+def test_zeroing_a_tensor(settings: str, shared: bool) -> None:
     # Sharing copies the memory to a file, so the shared tensor is smaller.
     size = 32 * MIB if shared else 2**36
     program = (
@@ -45,7 +45,7 @@ print(part[1:].cpu().any().item(), freed > 24 << 20)
     assert done == "0 True\n"
 
 
-def test_private_memory() -> None:
+def test_zeroing_private_memory() -> None:
     program = (
         RESIDENT
         + f"""

@@ -36,6 +36,22 @@ MODES: dict[str, dict[str, Any]] = {
 SOME_MODES = [mode if mode in ("plain", "contiguous+cpu") else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES]
 
 
+def allocated() -> int:
+    """Return the bytes that are allocated on the GPU after a garbage collection, rounded to 64 KiB."""
+    gc.collect()
+    return round(torch.cuda.memory_allocated() / 65536) * 65536
+
+
+def allocated_after_backward() -> int:
+    """Return the allocated bytes without the tensors of the last backward.
+
+    The device's autograd thread may free its last tensors after backward has returned, but does so before the next backward.
+    The rounding hides the scalars of that one.
+    """
+    torch.ones((), device="cuda", requires_grad=True).mul(1).backward()
+    return allocated()
+
+
 class Keeper(nn.Module):
     """Keeps an intermediate in an attribute, as models do that report attention weights or router logits."""
 

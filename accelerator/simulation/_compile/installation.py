@@ -19,10 +19,11 @@ __all__ = ["install"]
 def install() -> None:
     """Prepare this process for compiled code. Imports and initializes nothing."""
     library_ops.install()
+    after_import("torch._dynamo.trace_rules", dynamo.hook_trace_rules)
     if not runs_compiled_code(torch.__version__):
         after_import("torch._inductor.compile_fx", inductor.refuse)
+        after_import("torch.utils._triton", _report_that_triton_does_not_work)
         return
-    after_import("torch._dynamo.trace_rules", dynamo.hook_trace_rules)
     after_import("triton._utils", _silence_fusion_warning)
     if os.environ.get("ACCELERATOR_SIM_COMPILE") == "cpp":
         after_import("torch._inductor.compile_fx", inductor.hook)
@@ -34,6 +35,11 @@ def install() -> None:
         after_import("torch._dynamo.variables.builder", dynamo.hook_builder)
         after_import("torch._library.triton", triton_op.hook_wrap_triton)
         after_import("torch.export._trace", triton_op.hook_decomposition)
+
+
+def _report_that_triton_does_not_work(triton_utils: Any) -> None:
+    """Programs and PyTorch's tests leave out their compiled part if ``has_triton()`` is False."""
+    triton_utils.has_triton = lambda: False
 
 
 def _silence_fusion_warning(triton_utils: Any) -> None:

@@ -210,7 +210,7 @@ class Call:
         if isinstance(value, _Tensor):
             if value.device.type != "cpu":
                 return value
-            is_dense = self.op.is_dense and value.layout is torch.strided
+            is_dense = self.op.is_dense and value.layout is torch.strided and not value.is_nested
             return to_device(value, self.device) if is_dense else to_device_by_parts(value, self.device)
         if isinstance(value, (list, tuple)):
             return [self._to_device(item) for item in value]

@@ -43,6 +43,7 @@ _ERROR_NAMES = {
     "igammac": "igammac_cuda",
     "upsample_bilinear2d": "upsample_bilinear2d_out_frame",
     "upsample_bicubic2d": "upsample_bicubic2d_out_frame",
+    "_upsample_bicubic2d_aa": "upsample_bilinear2d_out_frame",
     "_upsample_bilinear2d_aa": "upsample_bilinear2d_out_frame",
     "native_dropout": "fused_dropout",
     "native_dropout_backward": "masked_scale",

@@ -66,7 +66,10 @@ _OTHER_LAYOUTS = (
     (
         torch._C.DispatchKey.NestedTensorCUDA,
         torch._C.DispatchKey.NestedTensorCPU,
-        _names("bmm bmm.out to_padded_tensor _nested_tensor_softmax_with_shape softmax.int _softmax native_layer_norm matmul"),
+        _names(
+            "bmm bmm.out to_padded_tensor _nested_tensor_softmax_with_shape softmax.int _softmax native_layer_norm matmul"
+            " native_layer_norm_backward _transform_bias_rescale_qkv"
+        ),
     ),
     (
         torch._C.DispatchKey.QuantizedCUDA,

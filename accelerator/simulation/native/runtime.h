@@ -68,7 +68,7 @@ struct stream {
     bool is_unjoined;        /* the capture's first stream does not yet wait for all of this work */
 };
 
-enum work_type { WORK_KERNEL, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_COMPUTATION };
+enum work_type { WORK_KERNEL, WORK_NAN_CHECK, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_COMPUTATION };
 
 /* One piece of work. It is done at once, or added to a graph and done at each launch of the graph. */
 struct work {
@@ -77,6 +77,11 @@ struct work {
         struct {
             int64_t duration;
         } kernel;
+        struct {
+            const struct float_type *type;
+            const char *data;
+            size_t count;
+        } nan_check;
         struct {
             char *target;
             const char *source;
@@ -166,8 +171,16 @@ bool graph_append(struct graph *graph, const struct work *work);
 struct node *graph_last_node(struct graph *graph); /* NULL if the graph is empty */
 void graph_release(struct graph *graph);
 
+/* runtime_nan.c */
+const struct float_type *nan_check_type(const char *kernel); /* the type that a kernel checks, or NULL for others */
+cudaError_t check_for_nan(const struct float_type *type, const char *data, size_t count);
+
 /* runtime_kernel.c */
 void computation_released(uint64_t id);
+void reset_kernel_lock(void);
+
+/* runtime_symbol.c */
+void reset_symbol_lock(void);
 
 /* runtime_stream.c. The table of functions that the driver calls. */
 const struct sim_runtime *accelerator_sim_runtime(void);

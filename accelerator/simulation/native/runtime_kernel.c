@@ -1,4 +1,4 @@
-/* The CUDA runtime: kernels compiled into the program. They do not run.
+/* The CUDA runtime: kernels compiled into the program. Only two of them run.
  *
  * On a machine that computes, kernel overrides in Python do the work of torch's ops. A launch that arrives here would
  * leave memory uncomputed, so it fails and prints the name of the kernel. Other machines launch kernels that do nothing.
@@ -22,20 +22,30 @@ struct dim3 {
 /* Libraries register their kernels in any thread. Guards all tables of this file. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* torch.cuda._sleep launches a kernel that spins for a number of clock cycles. Nothing else keeps a simulated stream busy.
- * The instances of this kernel, by the addresses of their host functions. */
-enum { MAX_SPIN_KERNELS = 16, MAX_THREADS_PER_BLOCK = 1024 };
-static const void *spin_kernels[MAX_SPIN_KERNELS];
-static int spin_kernel_count;
-
-static bool is_spin_kernel(const void *function)
+void reset_kernel_lock(void)
 {
-    bool is_spin = false;
+    pthread_mutex_init(&lock, NULL);
+}
+
+/* torch.cuda._sleep launches a kernel that spins for a number of clock cycles. Nothing else keeps a simulated stream busy.
+ * The other kernel that runs checks for NaN. Their instances, by the addresses of their host functions. */
+enum { MAX_SIMULATED_KERNELS = 64, MAX_THREADS_PER_BLOCK = 1024 };
+struct simulated_kernel {
+    const void *function;
+    const struct float_type *checked; /* NULL: the kernel spins */
+};
+static struct simulated_kernel simulated_kernels[MAX_SIMULATED_KERNELS];
+static int simulated_kernel_count;
+
+static const struct simulated_kernel *find_simulated_kernel(const void *function)
+{
+    const struct simulated_kernel *found = NULL;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < spin_kernel_count && !is_spin; i++)
-        is_spin = spin_kernels[i] == function;
+    for (int i = 0; i < simulated_kernel_count && !found; i++)
+        if (simulated_kernels[i].function == function)
+            found = &simulated_kernels[i];
     pthread_mutex_unlock(&lock);
-    return is_spin;
+    return found;
 }
 
 /* The names of all kernels, for the message about one that does not run. The texts belong to the program. */
@@ -157,9 +167,10 @@ EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *de
 {
     (void)handle, (void)device_function, (void)thread_limit, (void)thread, (void)block, (void)block_size,
         (void)grid_size, (void)warp_size;
+    const struct float_type *checked = nan_check_type(name);
     pthread_mutex_lock(&lock);
-    if (spin_kernel_count < MAX_SPIN_KERNELS && strstr(name, "spin_kernel"))
-        spin_kernels[spin_kernel_count++] = function;
+    if ((checked || strstr(name, "spin_kernel")) && simulated_kernel_count < MAX_SIMULATED_KERNELS)
+        simulated_kernels[simulated_kernel_count++] = (struct simulated_kernel){function, checked};
     else if (computes())
         record_name(function, name);
     pthread_mutex_unlock(&lock);
@@ -205,11 +216,18 @@ static cudaError_t launch(const void *function, struct dim3 grid, struct dim3 bl
         return ERROR_INVALID_DEVICE_FUNCTION;
     if (threads == 0 || threads > MAX_THREADS_PER_BLOCK || grid.x == 0 || grid.y == 0 || grid.z == 0)
         return ERROR_INVALID_CONFIGURATION;
-    bool is_spin = is_spin_kernel(function);
-    if (!is_spin && computes())
+    const struct simulated_kernel *kernel = find_simulated_kernel(function);
+    if (!kernel && computes())
         return refuse(function);
-    int64_t cycles = is_spin ? *(const int64_t *)arguments[0] : 0;
-    return submit(stream, &(struct work){.type = WORK_KERNEL, .kernel = {cycles > 0 ? cycles : 0}});
+    struct work work = {.type = WORK_KERNEL};
+    if (kernel && kernel->checked && computes()) {
+        work.type = WORK_NAN_CHECK;
+        work.nan_check.type = kernel->checked;
+        work.nan_check.data = *(const char *const *)arguments[0];
+        work.nan_check.count = *(const size_t *)arguments[1];
+    } else if (kernel && !kernel->checked && *(const int64_t *)arguments[0] > 0)
+        work.kernel.duration = *(const int64_t *)arguments[0];
+    return submit(stream, &work);
 }
 
 EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,

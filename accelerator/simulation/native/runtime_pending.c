@@ -27,10 +27,13 @@ static void init_locks(void)
     pthread_mutex_init(&lock, NULL);
 }
 
-/* The threads that finish the work do not exist in a child. */
+/* The threads that finish the work do not exist in a child, nor do those that hold a lock. A child may load libraries, which
+ * register kernels and symbols; other calls that take a lock are refused. */
 static void reset_in_child(void)
 {
     init_locks();
+    reset_kernel_lock();
+    reset_symbol_lock();
     while (waiting) {
         waiting->count = 0;
         waiting = waiting->next;

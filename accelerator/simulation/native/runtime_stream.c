@@ -87,6 +87,8 @@ cudaError_t run(struct stream *stream, const struct work *work)
         if (work->kernel.duration > 0)
             delay_stream(stream, add_saturated(reached_at(stream), work->kernel.duration));
         break;
+    case WORK_NAN_CHECK:
+        return check_for_nan(work->nan_check.type, work->nan_check.data, work->nan_check.count);
     case WORK_COPY:
         copy(work);
         break;

@@ -14,6 +14,11 @@ struct symbol {
 static struct symbol *symbols;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
+void reset_symbol_lock(void)
+{
+    pthread_mutex_init(&lock, NULL);
+}
+
 EXPORT void __cudaRegisterVar(void **handle, char *host_variable, char *device_address, const char *name, int external,
                               size_t size, int constant, int global)
 {

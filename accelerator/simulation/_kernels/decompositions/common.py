@@ -17,6 +17,15 @@ def widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to(compute_type(tensor.dtype))
 
 
+def widened_or_none(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else widened(tensor)
+
+
+def is_half(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has a type that a CUDA kernel computes as float."""
+    return tensor.dtype in _WIDER
+
+
 def write(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """Write a result to an ``out=`` tensor, which is resized if its shape differs."""
     if out.shape != result.shape:

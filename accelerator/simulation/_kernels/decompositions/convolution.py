@@ -1,13 +1,14 @@
-"""Depthwise convolutions, cuDNN's convolutions, and cuDNN's sampling of grids."""
+"""Depthwise convolutions, cuDNN's convolutions, and sampling of grids."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .common import write
+from .common import widened, write
 
 _aten = torch.ops.aten
 
@@ -89,6 +90,24 @@ def with_add_and_relu(
     return result.add_(z, alpha=1 if alpha is None else alpha).relu_()
 
 
+def _sampling(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return an op that samples half types as float, as CUDA's kernel does."""
+
+    def sample(input: Tensor, grid: Tensor, *options: Any) -> Tensor:
+        result = op(widened(input), widened(grid), *options)
+        return result.to(input.dtype)
+
+    return sample
+
+
+def _sampling_backward(op: Callable[..., Any]) -> Callable[..., Any]:
+    def backward(grad_output: Tensor, input: Tensor, grid: Tensor, *options: Any) -> tuple[Tensor | None, Tensor | None]:
+        grad_input, grad_grid = op(widened(grad_output), widened(input), widened(grid), *options)
+        return None if grad_input is None else grad_input.to(input.dtype), grad_grid.to(grid.dtype)
+
+    return backward
+
+
 # cuDNN interpolates bilinearly, pads with zeros, and maps -1 and 1 to the centers of the corner pixels.
 _BILINEAR, _ZEROS, _ALIGN_CORNERS = 0, 0, True
 
@@ -118,6 +137,10 @@ DECOMPOSITIONS = {
     "aten::cudnn_convolution_transpose": transposed,
     "aten::cudnn_convolution_relu": with_relu,
     "aten::cudnn_convolution_add_relu": with_add_and_relu,
+    "aten::grid_sampler_2d": _sampling(_aten.grid_sampler_2d),
+    "aten::grid_sampler_2d_backward": _sampling_backward(_aten.grid_sampler_2d_backward),
+    "aten::grid_sampler_3d": _sampling(_aten.grid_sampler_3d),
+    "aten::grid_sampler_3d_backward": _sampling_backward(_aten.grid_sampler_3d_backward),
     "aten::cudnn_grid_sampler": sample_grid,
     "aten::cudnn_grid_sampler_backward": sample_grid_backward,
     "aten::cudnn_affine_grid_generator": affine_grid,

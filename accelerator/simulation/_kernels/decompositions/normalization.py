@@ -1,13 +1,20 @@
-"""Batch norm, batch norm across processes, and the backward of the fused RMS norm."""
+"""Batch norm, batch norm across processes, layer norm, and the backward of the fused RMS norm.
+
+CUDA's kernels compute half types as float and save the statistics as float. The CPU's kernels round some intermediate values,
+and save the statistics in the parameters' type.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .common import compute_type, widened, write
+from .common import compute_type, is_half, widened, widened_or_none, write
+
+_aten = torch.ops.aten
 
 
 def _per_channel(statistic: Tensor, like: Tensor) -> Tensor:
@@ -40,6 +47,18 @@ def with_statistics(
     return results[0], running_mean.clone(), invstd
 
 
+def _raise_if_only_statistics_are_float(input: Tensor, weight: Tensor | None, running: Tensor | None) -> None:
+    """Raise the error of CUDA's kernel for contiguous inputs, which needs statistics of the type of its weights."""
+    if weight is not None and running is not None and input.dtype == weight.dtype and running.dtype == torch.float32:
+        name = "Half" if weight.dtype == torch.float16 else "BFloat16"
+        raise RuntimeError(f"Expected running_mean to have type {name} but got Float")
+
+
+def _is_channels_last(tensor: Tensor) -> bool:
+    is_flat = tensor.is_contiguous() and tensor.stride(1) == 1
+    return is_flat or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
 def _batch_norm(kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     def batch_norm(
         input: Tensor,
@@ -51,10 +70,76 @@ def _batch_norm(kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callabl
         momentum: float,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        if is_half(input):
+            mean, var = widened_or_none(running_mean), widened_or_none(running_var)
+            wide_weight, wide_bias = widened_or_none(weight), widened_or_none(bias)
+            results = batch_norm(input.float(), wide_weight, wide_bias, mean, var, training, momentum, eps)
+            for running, updated in ((running_mean, mean), (running_var, var)):
+                if training and running is not None and updated is not None and running is not updated:
+                    running.copy_(updated)
+            return results[0].to(input.dtype), results[1], results[2]
         results = kernel(input, weight, bias, running_mean, running_var, training, momentum, eps)
         return results if training else with_statistics(results, running_mean, running_var, eps)
 
     return batch_norm
+
+
+_backward: Any = torch._C._get_operation_overload("aten::native_batch_norm_backward", "")[0]  # faster than torch.ops.aten
+
+
+def batch_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_invstd: Tensor | None,
+    train: bool,
+    eps: float,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)
+    if not is_half(input):
+        return _backward(*tensors, train, eps, output_mask)
+    if output_mask[0] and (train or any(output_mask[1:])) and not _is_channels_last(input):
+        _raise_if_only_statistics_are_float(input, weight, running_mean)
+    grads = _backward(*map(widened_or_none, tensors), train, eps, output_mask)
+    return _rounded(grads, (input, weight, weight))
+
+
+def layer_norm(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    if not is_half(input):
+        return torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
+    wide_weight, wide_bias = widened_or_none(weight), widened_or_none(bias)
+    output, mean, rstd = torch.native_layer_norm(input.float(), normalized_shape, wide_weight, wide_bias, eps)
+    return output.to(input.dtype), mean, rstd
+
+
+def layer_norm_backward(
+    grad_out: Tensor,
+    input: Tensor,
+    normalized_shape: list[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    rest = (mean, rstd, weight, bias)
+    if not is_half(input):
+        return _aten.native_layer_norm_backward(grad_out, input, normalized_shape, *rest, output_mask)
+    wide = map(widened_or_none, rest)
+    grads = _aten.native_layer_norm_backward(grad_out.float(), input.float(), normalized_shape, *wide, output_mask)
+    return _rounded(grads, (input, weight, bias))
+
+
+def _rounded(grads: tuple[Tensor | None, ...], models: tuple[Tensor | None, Tensor | None, Tensor | None]) -> Any:
+    """Return gradients in the types of the tensors that they belong to."""
+    pairs = zip(grads, models, strict=True)
+    return tuple(grad if grad is None or model is None else grad.to(model.dtype) for grad, model in pairs)
 
 
 def stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -176,6 +261,9 @@ def rms_norm_backward(
 DECOMPOSITIONS = {
     "aten::native_batch_norm": _batch_norm(torch.native_batch_norm),
     "aten::_native_batch_norm_legit": _batch_norm(torch._native_batch_norm_legit),
+    "aten::native_batch_norm_backward": batch_norm_backward,
+    "aten::native_layer_norm": layer_norm,
+    "aten::native_layer_norm_backward": layer_norm_backward,
     "aten::batch_norm_stats": stats,
     "aten::batch_norm_elemt": elemt,
     "aten::batch_norm_elemt.out": elemt_out,

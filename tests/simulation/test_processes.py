@@ -136,7 +136,7 @@ report(calls(), in_child(calls))
             ("libcudart.so.13", "interrupt"),
         ],
     )
-    def test_a_lock_that_another_thread_holds_is_free_in_the_child(self, tmp_path: Path, library: str, call: str) -> None:
+    def test_lock_held_during_fork_is_free_in_the_child(self, tmp_path: Path, library: str, call: str) -> None:
         program = compiled(HELD_LOCK.read_text(), tmp_path / "held_lock", "-rdynamic", "-pthread")
         assert subprocess.run([program, library, call], env=simulated_environment(), check=False).returncode == 0
 

@@ -300,7 +300,7 @@ class TestCompiled:
             losses_on_gpu = train(make, data, "cuda", wrap=lambda model: torch.compile(model, backend=backend))
         assert_same_losses(losses_on_gpu, expected)
 
-    def test_the_code_of_the_simulation_is_not_traced(self) -> None:
+    def test_dynamo_does_not_trace_the_simulation(self) -> None:
         """Dynamo gives up a frame that breaks the graph in a loop, and watches what the ops in it call."""
 
         @torch.compile(backend="eager")
@@ -313,7 +313,7 @@ class TestCompiled:
         torch.compiler.reset()
         assert function(torch.ones(4, 4, device="cuda")).sum().item() == pytest.approx(28)
 
-    def test_triton_is_said_to_work_if_it_does(self) -> None:
+    def test_has_triton_depends_on_the_torch_version(self) -> None:
         from torch.utils._triton import has_triton
 
         assert has_triton() == runs_compiled_code(torch.__version__)

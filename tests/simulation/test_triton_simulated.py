@@ -104,6 +104,20 @@ def test_a_constant_annotated_with_text() -> None:
     assert torch.equal(out, x * 2)
 
 
+@triton.jit
+def _copy_while(x, out, size, limit, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    for step in range(2):
+        inside = (step < limit) & (index < size)
+        tl.store(out + index + step * size, tl.load(x + index, mask=inside), mask=inside)
+
+
+def test_a_mask_of_a_scalar_and_a_block() -> None:
+    x, out = randn(100), torch.zeros(200, device=CUDA)
+    _copy_while[(2,)](x, out, 100, 1, BLOCK=64)
+    assert torch.equal(out, torch.cat([x, torch.zeros_like(x)]))
+
+
 def _autotuned_multiply() -> Any:
     return triton.autotune([triton.Config({"BLOCK": size}) for size in (32, 64)], key=["size"])(_multiply)
 

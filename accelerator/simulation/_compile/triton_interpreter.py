@@ -71,6 +71,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     _read_written_annotations(executor)
     hook_bfloat16(interpreter)
     _let_scalars_be_indices(interpreter)
+    _keep_type_of_scalars(interpreter)
     _convert_floats(interpreter)
     kernel: Any = interpreter.InterpretedFunction
     if hasattr(kernel, "run"):
@@ -106,6 +107,20 @@ def _let_scalars_be_indices(interpreter: Any) -> None:
         tensor.__index__ = index
 
     interpreter._patch_lang_tensor = patch_tensor_and_index
+
+
+def _keep_type_of_scalars(interpreter: Any) -> None:
+    """Let a scalar that becomes a block keep its type: for the interpreter, a comparison has the type of what is compared."""
+    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    splat = builder.create_splat
+
+    def create_splat(self: Any, *args: Any) -> Any:
+        block = splat(self, *args)
+        scalar = next(each for each in args if isinstance(each, handle))
+        block.data = block.data.astype(scalar.data.dtype, copy=False)
+        return block
+
+    builder.create_splat = create_splat
 
 
 def _convert_floats(interpreter: Any) -> None:

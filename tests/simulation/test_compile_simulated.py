@@ -171,7 +171,7 @@ def test_custom_ops_run_their_cuda_kernels() -> None:
     compare(function, randn(3, 4), fullgraph=True)
 
 
-def test_a_custom_op_defined_again() -> None:
+def test_redefined_custom_op() -> None:
     def define(*functions: Callable[..., Any]) -> None:
         for function in functions:
             op: Any = torch.library.custom_op("accelerator_test::again", function, mutates_args=())

@@ -635,7 +635,7 @@ class TestSparseAndNested:
         )
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_an_encoder_in_evaluation_packs_padded_sequences(self, dtype: torch.dtype) -> None:
+    def test_encoder_in_evaluation_packs_padded_sequences(self, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
         layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
         here = nn.TransformerEncoder(layer, 2, enable_nested_tensor=True).eval().to(dtype)

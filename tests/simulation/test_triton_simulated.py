@@ -98,7 +98,7 @@ def _multiply(x, out, size, factor, BLOCK: "tl.constexpr"):  # noqa: UP037
     tl.store(out + index, tl.load(x + index, mask=index < size) * factor, mask=index < size)
 
 
-def test_a_constant_annotated_with_text() -> None:
+def test_text_annotation_makes_a_constant() -> None:
     x, out = randn(100), randn(100)
     _multiply[(2,)](x, out, 100, 2.0, BLOCK=64)
     assert torch.equal(out, x * 2)
@@ -112,7 +112,7 @@ def _copy_while(x, out, size, limit, BLOCK: tl.constexpr):
         tl.store(out + index + step * size, tl.load(x + index, mask=inside), mask=inside)
 
 
-def test_a_mask_of_a_scalar_and_a_block() -> None:
+def test_mask_from_a_scalar_and_a_block() -> None:
     x, out = randn(100), torch.zeros(200, device=CUDA)
     _copy_while[(2,)](x, out, 100, 1, BLOCK=64)
     assert torch.equal(out, torch.cat([x, torch.zeros_like(x)]))
@@ -143,7 +143,7 @@ def test_compiled_code_calls_a_triton_op_as_one_op(backend: str, autotuned: bool
     torch.testing.assert_close((result, out), (wanted, expected))
 
 
-def test_a_kernel_wrapped_outside_a_triton_op() -> None:
+def test_wrapped_kernel_outside_a_triton_op() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     def function(x: torch.Tensor) -> torch.Tensor:

@@ -168,7 +168,7 @@ def draw_memory(axes: Any, figures: Any) -> None:
 
 def draw_operations(axes: Any, figures: Any) -> None:
     rows = [row for row in figures if row["unit"] == "µs"]
-    axes.barh([row["what"] for row in rows], [row["minimum"] for row in rows], xerr=[row["spread"] for row in rows])
+    axes.barh([row["name"] for row in rows], [row["minimum"] for row in rows], xerr=[row["spread"] for row in rows])
     axes.invert_yaxis()
     axes.set(xlabel="µs more than on the CPU")
 

@@ -120,7 +120,7 @@ struct attachment {
     char *path; /* NULL once the file is unlinked */
     int file;
     int references;
-    bool is_here[MAX_RANKS]; /* the rank belongs to this process */
+    _Atomic bool is_here[MAX_RANKS]; /* the rank belongs to this process */
     struct shared_state *shared;
 };
 

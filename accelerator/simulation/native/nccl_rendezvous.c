@@ -314,8 +314,9 @@ static ncclResult_t become_member(struct comm *comm, struct attachment *attachme
     if (member->state != MEMBER_ABSENT || !lock_byte(attachment->file, comm->rank))
         return fail(ncclInvalidUsage, "there are two ranks %d with this unique id", comm->rank);
     memcpy(member->gpu, comm->gpu, UUID_SIZE);
-    member->state = MEMBER_PRESENT;
+    /* First, because a present rank of this process would count as gone: a process does not see its own locks. */
     attachment->is_here[comm->rank] = true;
+    member->state = MEMBER_PRESENT;
     attachment->references++;
     comm->attachment = attachment;
     comm->shared = shared;

@@ -42,6 +42,7 @@ int cudaEventQuery(void *event);
 int cudaDeviceSynchronize(void);
 
 static ncclUniqueId first_id, second_id;
+static pthread_barrier_t submitted;
 static _Atomic bool is_done;
 static void *_Atomic watched_comms[RANKS], *_Atomic watched_events[RANKS];
 
@@ -117,9 +118,10 @@ static void *run_rank(void *argument)
     CHECK(cudaDeviceSynchronize());
     watched_comms[rank] = NULL;
     CHECK(ncclCommDestroy(comms[0]));
-    /* Rank 0 does not submit this work, so only the abort ends it. */
+    /* Rank 0 does not submit this work, so only the abort ends it. Work that is submitted after an abort is refused. */
     if (rank != 0)
         CHECK(ncclAllReduce(device[1], device[1], COUNT, FLOAT32, SUM, comms[1], streams[1]));
+    pthread_barrier_wait(&submitted);
     CHECK(ncclCommAbort(comms[1]));
     CHECK(cudaStreamSynchronize(streams[1]));
     for (int side = 0; side < 2; side++) {
@@ -150,6 +152,7 @@ int main(void)
     pthread_t ranks[RANKS], watcher;
     CHECK(ncclGetUniqueId(&first_id));
     CHECK(ncclGetUniqueId(&second_id));
+    pthread_barrier_init(&submitted, NULL, RANKS);
     for (size_t rank = 0; rank < RANKS; rank++)
         pthread_create(&ranks[rank], NULL, run_rank, (void *)rank);
     pthread_create(&watcher, NULL, watch, NULL);

@@ -84,9 +84,6 @@ def _batch_norm(kernel: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Callabl
     return batch_norm
 
 
-_backward: Any = torch._C._get_operation_overload("aten::native_batch_norm_backward", "")[0]  # faster than torch.ops.aten
-
-
 def batch_norm_backward(
     grad_out: Tensor,
     input: Tensor,
@@ -101,10 +98,10 @@ def batch_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     tensors = (grad_out, input, weight, running_mean, running_var, save_mean, save_invstd)
     if not is_half(input):
-        return _backward(*tensors, train, eps, output_mask)
+        return _aten.native_batch_norm_backward(*tensors, train, eps, output_mask)
     if output_mask[0] and (train or any(output_mask[1:])) and not _is_channels_last(input):
         _raise_if_only_statistics_are_float(input, weight, running_mean)
-    grads = _backward(*map(widened_or_none, tensors), train, eps, output_mask)
+    grads = _aten.native_batch_norm_backward(*map(widened_or_none, tensors), train, eps, output_mask)
     return _rounded(grads, (input, weight, weight))
 
 

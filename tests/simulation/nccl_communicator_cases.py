@@ -316,6 +316,33 @@ def killed_at_the_start(place: Place) -> list[Any]:
     return report
 
 
+def dead_creator(place: Place, end: str, rank: int) -> list[Any]:
+    """Join as the given rank of two with the unique id of a process that has ended. The other rank never joins."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writing, bytes(unique_id()))
+        os._exit(0)
+    identifier = UniqueId.from_buffer_copy(os.read(reading, ctypes.sizeof(UniqueId)))
+    if end == "zombie":
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    else:
+        os.waitpid(child, 0)
+    if end == "other_namespace":
+        identifier = with_number_replaced(identifier, os.stat("/proc/self/ns/pid").st_ino)
+    if end == "reused_pid":  # this process has the creator's pid, but started at another time
+        start_time = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        identifier = with_number_replaced(unique_id(), start_time)
+    return refused(Comm.of, identifier, rank, 2)
+
+
+def with_number_replaced(identifier: UniqueId, number: int) -> UniqueId:
+    """Return a unique id in which another number stands for a number of 64 bits."""
+    old, new = number.to_bytes(8, "little"), (number - 1).to_bytes(8, "little")
+    assert bytes(identifier).count(old) == 1
+    return UniqueId.from_buffer_copy(bytes(identifier).replace(old, new))
+
+
 def leaves(place: Place) -> list[int]:
     """The last rank leaves after a collective. Rank 0 calls another collective and waits for it. The others call nothing."""
     comm, failed = place.comm(), Path(place.store)

@@ -259,6 +259,22 @@ class TestRankFailures:
         assert dead == {"exit": -9}
         assert "rank 0 did not start" in late["value"][1]
 
+    @pytest.mark.parametrize("rank", [0, 1])
+    @pytest.mark.parametrize("end", ["reaped", "zombie", "reused_pid"])
+    def test_unique_id_of_a_process_that_has_ended(self, ranks: Ranks, end: str, rank: int) -> None:
+        variables = {"ACCELERATOR_SIM_NCCL_TIMEOUT": "5"}
+        ((code, text),) = ranks.run("communicator.dead_creator", 1, variables, end=end, rank=rank)
+        assert code == REMOTE_ERROR
+        assert f"rank {rank}: process " in text
+        assert "which created the unique id, is gone" in text
+
+    def test_unique_id_of_another_pid_namespace(self, ranks: Ranks) -> None:
+        # A process cannot see whether the creator lives, so it waits.
+        variables = {"ACCELERATOR_SIM_NCCL_TIMEOUT": "0.5"}
+        ((code, text),) = ranks.run("communicator.dead_creator", 1, variables, end="other_namespace", rank=1)
+        assert code == REMOTE_ERROR
+        assert "rank 0 did not start the communicator within 0.5 s" in text
+
     def test_exited_rank_fails_only_ranks_that_wait_for_it(self, ranks: Ranks) -> None:
         expected = [[REMOTE_ERROR, REMOTE_ERROR], [0, 0], []]
         assert ranks.run("communicator.leaves", 3) == expected

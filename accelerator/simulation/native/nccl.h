@@ -60,6 +60,13 @@ typedef struct {
     char internal[128];
 } ncclUniqueId;
 
+/* What a unique id contains. */
+struct id_content {
+    unsigned char name[ID_SIZE]; /* random */
+    int pid;                     /* of the creator; 0: unknown, because the ranks computed the id */
+    uint64_t start_time, pid_namespace; /* tell the creator from other processes with the same pid */
+};
+
 /* The first members of the caller's structure, in every version of NCCL. */
 typedef struct {
     size_t size;
@@ -169,7 +176,7 @@ struct queue {
 struct comm {
     _Atomic uint32_t magic;
     int fork_generation;
-    unsigned char id[ID_SIZE];
+    struct id_content id;
     int rank, ranks, device;
     unsigned char gpu[UUID_SIZE];
     struct attachment *attachment;
@@ -223,10 +230,14 @@ const struct sim_pending *pending_runtime(void);
 ncclResult_t device_malloc(void **address, size_t size);
 ncclResult_t device_free(void *address);
 
+/* nccl_id.c */
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
+ncclResult_t read_id(const ncclUniqueId *id, struct id_content *content);
+ncclResult_t check_creator(const struct comm *comm); /* fails if the process that created the unique id is gone */
+
 /* nccl_rendezvous.c */
 extern int fork_generation; /* how many forks separate this process from the first one */
 
-void new_id(unsigned char id[ID_SIZE]);
 /* Rank 0 creates the file; other ranks open it. Sets `is_done` to false if the file does not exist yet. */
 ncclResult_t attach(struct comm *comm, bool *is_done);
 void detach(struct comm *comm, enum member_state state);
@@ -289,11 +300,9 @@ ncclResult_t check_comm(const struct comm *comm);
 ncclResult_t check_config(const ncclConfig_t *config);
 ncclResult_t check_rank(int rank, int ranks);
 ncclResult_t not_null(const void *pointer, const char *name);
-ncclResult_t read_id(const ncclUniqueId *id, unsigned char bytes[ID_SIZE]);
 ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm *parent, struct joining **joining);
 ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueId *id, int rank, const ncclConfig_t *config);
 void stop_operations(struct comm *comm);
-ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 void reset_retired_lock(void);
 ncclResult_t join_all(struct joining **joinings, size_t count);
 void abandon_joining(struct joining *joining);

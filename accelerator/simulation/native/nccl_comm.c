@@ -1,4 +1,4 @@
-/* NCCL: communicators: unique ids, initialization, destruction, properties. */
+/* NCCL: communicators: initialization, destruction, properties. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -7,9 +7,8 @@
 #include <time.h>
 
 #define COMM_MAGIC 0x6d6d6f63u
-#define ID_MAGIC "accsim\n" /* eight bytes with the final zero */
 
-enum { ID_MAGIC_SIZE = 8, CONFIG_MAGIC = (int)0xcafebeef };
+enum { CONFIG_MAGIC = (int)0xcafebeef };
 
 /* Destroyed communicators stay allocated, so that a late call with one gets an error. */
 static struct comm *retired_comms;
@@ -72,25 +71,6 @@ void retire(struct comm *comm)
     pthread_mutex_unlock(&retired_lock);
 }
 
-/* ---- Unique ids. ---- */
-
-EXPORT ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
-{
-    RETURN_IF_ERROR(not_null(id, "id"));
-    memset(id, 0, sizeof *id);
-    memcpy(id->internal, ID_MAGIC, ID_MAGIC_SIZE);
-    new_id((unsigned char *)id->internal + ID_MAGIC_SIZE);
-    return ncclSuccess;
-}
-
-ncclResult_t read_id(const ncclUniqueId *id, unsigned char bytes[ID_SIZE])
-{
-    if (memcmp(id->internal, ID_MAGIC, ID_MAGIC_SIZE) != 0)
-        return fail(ncclInvalidArgument, "the unique id is not from this library; pass the result of ncclGetUniqueId");
-    memcpy(bytes, id->internal + ID_MAGIC_SIZE, ID_SIZE);
-    return ncclSuccess;
-}
-
 /* ---- Initialization. ---- */
 
 void abandon_joining(struct joining *joining)
@@ -131,7 +111,7 @@ static ncclResult_t try_to_join(struct joining *joining, bool with_check, bool *
     if (!joining->is_attached)
         RETURN_IF_ERROR(attach(comm, &joining->is_attached));
     if (!joining->is_attached)
-        return ncclSuccess;
+        return with_check ? check_creator(comm) : ncclSuccess;
     struct shared_state *shared = comm->shared;
     *is_complete = shared->attached == comm->ranks;
     if (*is_complete)
@@ -145,7 +125,7 @@ static ncclResult_t try_to_join(struct joining *joining, bool with_check, bool *
         if (state == MEMBER_PRESENT && is_process_gone(comm, rank) && shared->members[rank].state == MEMBER_PRESENT)
             return break_communicator(comm, GONE, rank, "the communicator's start");
     }
-    return ncclSuccess;
+    return with_check ? check_creator(comm) : ncclSuccess;
 }
 
 static ncclResult_t wait_for_members(struct joining **joinings, size_t count)
@@ -230,12 +210,12 @@ ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm 
 ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueId *id, int rank, const ncclConfig_t *config)
 {
     struct joining *joining;
-    unsigned char bytes[ID_SIZE] = {0};
+    struct id_content content;
     RETURN_IF_ERROR(check_rank(rank, ranks));
     RETURN_IF_ERROR(check_config(config));
-    RETURN_IF_ERROR(read_id(id, bytes));
+    RETURN_IF_ERROR(read_id(id, &content));
     RETURN_IF_ERROR(new_joining(handle, rank, ranks, NULL, &joining));
-    memcpy(joining->comm->id, bytes, ID_SIZE);
+    joining->comm->id = content;
     return submit_joining(joining);
 }
 

@@ -14,7 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -50,16 +49,6 @@ static void reset_in_child(void)
 __attribute__((constructor)) static void watch_forks(void)
 {
     pthread_atfork(NULL, NULL, reset_in_child);
-}
-
-void new_id(unsigned char id[ID_SIZE])
-{
-    size_t done = 0;
-    while (done < ID_SIZE) {
-        ssize_t count = getrandom(id + done, ID_SIZE - done, 0);
-        if (count > 0)
-            done += (size_t)count;
-    }
 }
 
 static void format_name(const unsigned char id[ID_SIZE], char name[2 * ID_SIZE + 1])
@@ -330,7 +319,7 @@ ncclResult_t attach(struct comm *comm, bool *is_done)
 {
     char name[2 * ID_SIZE + 1];
     ncclResult_t result = ncclSuccess;
-    format_name(comm->id, name);
+    format_name(comm->id.name, name);
     pthread_mutex_lock(&lock);
     struct attachment *attachment = find_attachment(name);
     if (!attachment && comm->rank == 0)

@@ -94,14 +94,14 @@ static uint64_t mix(uint64_t state, uint64_t word)
 }
 
 /* The same words give the same id on every rank. */
-static void derive_id(unsigned char id[ID_SIZE], const struct comm *parent, const uint64_t *words, size_t count)
+static void derive_id(struct id_content *id, const struct comm *parent, const uint64_t *words, size_t count)
 {
     uint64_t halves[2];
-    memcpy(halves, parent->id, sizeof halves);
+    memcpy(halves, parent->id.name, sizeof halves);
     for (size_t i = 0; i < count; i++)
         for (int half = 0; half < 2; half++)
             halves[half] = mix(halves[half] + (uint64_t)half, words[i]);
-    memcpy(id, halves, sizeof halves);
+    memcpy(id->name, halves, sizeof halves);
 }
 
 /* Computes rank, size and id of the new communicator from the exchanged records. */
@@ -122,7 +122,7 @@ static ncclResult_t resolve_joining(struct joining *joining)
             comm->rank += other->key < joining->mine.key || (other->key == joining->mine.key && rank < parent->rank);
         }
         const uint64_t words[] = {'s', joining->exchange_count, (uint64_t)joining->mine.color};
-        derive_id(comm->id, parent, words, 3);
+        derive_id(&comm->id, parent, words, 3);
         return ncclSuccess;
     }
     int root = 0;
@@ -130,7 +130,7 @@ static ncclResult_t resolve_joining(struct joining *joining)
         root++;
     if (root == parent->ranks)
         return fail(ncclInvalidUsage, "no rank passed the unique id of the grown communicator");
-    return read_id(&joining->all[root].id, comm->id);
+    return read_id(&joining->all[root].id, &comm->id);
 }
 
 ncclResult_t exchange_records(struct joining **joinings, size_t count)
@@ -208,7 +208,7 @@ static ncclResult_t shrink(struct comm *parent, const int *excluded, int count, 
         joining->comm->ranks += !is_excluded[rank];
         joining->comm->rank += !is_excluded[rank] && rank < parent->rank;
     }
-    derive_id(joining->comm->id, parent, words, (size_t)parent->ranks + 2);
+    derive_id(&joining->comm->id, parent, words, (size_t)parent->ranks + 2);
     return submit_joining(joining);
 }
 

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "config.h"
+#include "process.h"
 
 static const char magic[8] = "ACCSIM\n";
 enum { VERSION = 1, MAX_ROWS = 4096 };
@@ -183,50 +184,30 @@ static void unlock(struct sim_state *state)
     pthread_mutex_unlock(&state->lock);
 }
 
-/* Returns false if the process does not exist or is a zombie. `image` identifies the program by the addresses of its code
- * and stack, because exec keeps the process id; it is 0 without the permission to read them. */
-static bool read_process(pid_t pid, uint64_t *image)
+/* Identifies the program that the process runs; 0 without the permission to know. */
+static uint64_t image_of(const struct process *process)
 {
-    char path[32], text[1024];
-    *image = 0;
-    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
-    int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return errno != ENOENT;
-    ssize_t length = read(file, text, sizeof text - 1);
-    close(file);
-    if (length <= 0)
-        return false;
-    text[length] = '\0';
-    const char *field = strrchr(text, ')'); /* the second one */
-    if (!field)
-        return true;
-    if (field[2] == 'Z' || field[2] == 'X')
-        return false;
-    uint64_t code_start = 0, stack_start = 0; /* fields 26 and 28 */
-    for (int position = 3; position <= 28 && field && (field = strchr(field + 1, ' ')); position++) {
-        code_start = position == 26 ? strtoull(field, NULL, 10) : code_start;
-        stack_start = position == 28 ? strtoull(field, NULL, 10) : stack_start;
-    }
-    *image = stack_start ? stack_start ^ code_start << 1 : 0;
-    return true;
+    return process->stack_start ? process->stack_start ^ process->code_start << 1 : 0;
 }
 
 static uint64_t own_image(void)
 {
     static _Atomic uint64_t image; /* a forked child has the same */
-    uint64_t own = image;
-    if (own == 0 && read_process(getpid(), &own))
-        image = own;
-    return own;
+    struct process process;
+    if (image == 0 && read_process(getpid(), &process))
+        image = image_of(&process);
+    return image;
 }
 
 static bool is_alive(const struct row *row)
 {
-    uint64_t image;
+    struct process process;
     if (row->pid == getpid())
         return row->image == own_image();
-    return read_process(row->pid, &image) && (image == 0 || row->image == 0 || image == row->image);
+    if (!read_process(row->pid, &process))
+        return false;
+    uint64_t image = image_of(&process);
+    return image == 0 || row->image == 0 || image == row->image;
 }
 
 static bool row_matches(const struct row *row, int gpu, int instance)

@@ -321,9 +321,15 @@ def dead_creator(place: Place, end: str, rank: int) -> list[Any]:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.write(writing, bytes(unique_id()))
+        identifier = unique_id()
+        os.write(writing, bytes(identifier))
+        if end == "killed_rank":
+            Comm.of(identifier, 1 - rank, 2)
         os._exit(0)
     identifier = UniqueId.from_buffer_copy(os.read(reading, ctypes.sizeof(UniqueId)))
+    if end == "killed_rank":
+        wait_for_file(Path(f"/dev/shm/accelerator-nccl-{bytes(identifier)[8:24].hex()}"))
+        os.kill(child, signal.SIGKILL)
     if end == "zombie":
         os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     else:
@@ -333,7 +339,9 @@ def dead_creator(place: Place, end: str, rank: int) -> list[Any]:
     if end == "reused_pid":  # this process has the creator's pid, but started at another time
         start_time = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
         identifier = with_number_replaced(unique_id(), start_time)
-    return refused(Comm.of, identifier, rank, 2)
+    report = refused(Comm.of, identifier, rank, 2)
+    Comm.of(unique_id(), 0, 1).destroy()  # removes the file of a killed rank
+    return report
 
 
 def with_number_replaced(identifier: UniqueId, number: int) -> UniqueId:

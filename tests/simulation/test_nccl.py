@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import simulated_environment
-from tests.support.simulation import linux_only
+from tests.support.simulation import REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
 
 if TYPE_CHECKING:
@@ -259,8 +259,10 @@ class TestRankFailures:
         assert dead == {"exit": -9}
         assert "rank 0 did not start" in late["value"][1]
 
-    @pytest.mark.parametrize("rank", [0, 1])
-    @pytest.mark.parametrize("end", ["reaped", "zombie", "reused_pid"])
+    @pytest.mark.parametrize(
+        ("end", "rank"),
+        [(end, rank) for end in ("reaped", "zombie", "reused_pid") for rank in (0, 1)] + [("killed_rank", 1)],
+    )
     def test_unique_id_of_a_process_that_has_ended(self, ranks: Ranks, end: str, rank: int) -> None:
         variables = {"ACCELERATOR_SIM_NCCL_TIMEOUT": "5"}
         ((code, text),) = ranks.run("communicator.dead_creator", 1, variables, end=end, rank=rank)
@@ -419,6 +421,20 @@ class TestPendingWork:
 
     def test_fork_during_a_collective(self, torch_ranks: Ranks) -> None:
         assert torch_ranks.run("pending.fork_beside_work", 2) == [True] * 2
+
+
+@pytest.mark.slow
+def test_elastic_restarts() -> None:
+    """torchrun starts the ranks again after each death, and the last attempt ends with the right weights."""
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "2"]
+    command = [sys.executable, *torchrun, "-m", "tests.simulation.elastic_rank"]
+    environment = simulated_environment({"OMP_NUM_THREADS": "1"}, gpus=2)
+    child = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=280, check=False)
+    assert child.returncode == 0, child.stderr[-6000:]
+    expected = 1.0
+    for step in range(4):
+        expected -= 0.25 * ((1 + step) + (2 + step))
+    assert child.stdout.splitlines() == [json.dumps({"restarts": 2, "weights": [expected] * 4})]
 
 
 TWO_AND_FOUR = pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])

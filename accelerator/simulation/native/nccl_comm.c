@@ -216,6 +216,12 @@ ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueId *id, 
     RETURN_IF_ERROR(read_id(id, &content));
     RETURN_IF_ERROR(new_joining(handle, rank, ranks, NULL, &joining));
     joining->comm->id = content;
+    ncclResult_t result = check_creator(joining->comm); /* first, because its file may still be there */
+    if (result != ncclSuccess) {
+        abandon_joining(joining);
+        free(joining);
+        return result;
+    }
     return submit_joining(joining);
 }
 

@@ -9,8 +9,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .buffers import Buffers
@@ -59,20 +58,19 @@ class Settings:
     context_fn: ContextFn | None = None
     buffers: Buffers | None = None
 
-    @cached_property
-    def keeps_arguments(self) -> bool:
-        """Whether arguments are kept as they are, neither partitioned nor offloaded."""
-        return not (self.partition_activations or self.checkpoint_in_cpu)
+    # Whether arguments are kept as they are, neither partitioned nor offloaded.
+    keeps_arguments: bool = field(init=False)
+    # Whether a ``Region`` surrounds each run of a function.
+    measures: bool = field(init=False)
+    # Whether values are compared, not only metadata.
+    debug: bool = field(init=False)
 
-    @cached_property
-    def measures(self) -> bool:
-        """Whether a ``Region`` surrounds each run of a function."""
-        return self.synchronize or self.profile
-
-    @cached_property
-    def debug(self) -> bool:
-        """Whether values are compared, not only metadata."""
-        return self.determinism_check == "debug"
+    def __post_init__(self) -> None:
+        # Fields rather than properties: a checkpoint reads them each time, and Dynamo cannot trace a ``cached_property`` before
+        # Python 3.12, where it takes a lock.
+        object.__setattr__(self, "keeps_arguments", not (self.partition_activations or self.checkpoint_in_cpu))
+        object.__setattr__(self, "measures", self.synchronize or self.profile)
+        object.__setattr__(self, "debug", self.determinism_check == "debug")
 
 
 current = Settings()

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -490,57 +489,3 @@ def test_disabled_saved_tensor_hooks_raise() -> None:
 def test_import_does_not_import_dynamo() -> None:
     code = "import sys, accelerator.checkpointing; assert 'torch._dynamo' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
-
-
-@pytest.mark.parametrize("variant", ["plain", "keywords", "watched", "tracker", "nested"])
-def test_under_compile(variant: str) -> None:
-    torch._dynamo.reset()
-    layer = nn.Linear(4, 4)
-    if variant == "watched":
-        checkpointing.configure(profile=True)
-    tracker = checkpointing.get_cuda_rng_tracker()
-    if variant == "tracker":
-        tracker.add("stream", 7)
-
-    def function(a: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-        if variant == "tracker":
-            with tracker.fork("stream"):
-                return torch.nn.functional.dropout(layer(a).sin(), 0.5).exp()
-        return layer(a).sin().exp() * scale
-
-    def outer(a: torch.Tensor) -> torch.Tensor:
-        return checkpointing.checkpoint(function, a).cos()
-
-    def model(a: torch.Tensor, ckpt: Checkpoint) -> torch.Tensor:
-        a = a * 2
-        if variant == "nested":
-            return ckpt(outer, a) * 3
-        return ckpt(function, a, **({"scale": 2.0} if variant == "keywords" else {})) * 3
-
-    def gradients(run: Callable[..., torch.Tensor], ckpt: Checkpoint) -> list[torch.Tensor]:
-        if variant == "tracker":
-            tracker.reset()
-            tracker.add("stream", 7)
-        a = x(2, 4)
-        out = run(a, ckpt)
-        return [out, *torch.autograd.grad(out.sum(), [a, layer.weight])]
-
-    try:
-        expected = gradients(model, none)
-        compiled = torch.compile(model, backend="eager")
-        for results in (gradients(compiled, checkpointing.checkpoint), gradients(compiled, checkpointing.checkpoint)):
-            for one, other in zip(expected, results, strict=True):
-                torch.testing.assert_close(one, other)
-    finally:
-        tracker.reset()
-        torch._dynamo.reset()
-
-
-def test_compiled_function_inside_a_checkpoint() -> None:
-    torch._dynamo.reset()
-    layer = nn.Linear(4, 4)
-    compiled = torch.compile(lambda a: layer(a).sin().exp(), backend="aot_eager")
-    a, b = x(2, 4), x(2, 4)
-    checkpointing.checkpoint(compiled, a).sum().backward()
-    layer(b).sin().exp().sum().backward()
-    torch.testing.assert_close(a.grad, b.grad)

@@ -259,19 +259,3 @@ def test_debug_determinism_check_is_rejected() -> None:
     contexts = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [])
     with pytest.raises(ValueError, match="debug"):
         checkpointing.configure(context_fn=contexts, determinism_check="debug")
-
-
-def test_under_compile() -> None:
-    torch._dynamo.reset()
-    checkpointing.configure(
-        context_fn=functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [aten.sin.default])
-    )
-
-    def model(h: torch.Tensor) -> torch.Tensor:
-        return checkpointing.checkpoint(lambda g: g.sin().exp(), h * 2) * 3
-
-    x = leaf()
-    (expected,) = torch.autograd.grad(((x * 2).sin().exp() * 3).sum(), x)
-    (results,) = torch.autograd.grad(torch.compile(model, backend="aot_eager")(x).sum(), x)
-    torch.testing.assert_close(results, expected)
-    torch._dynamo.reset()

@@ -17,19 +17,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ._pytest.keys import IN_PLACE, SERVER_NAME, WRONG_MARK
+
 if TYPE_CHECKING:
     from ._pytest import machines, session
 
 _session: pytest.StashKey[session.SimulatedSession] = pytest.StashKey()
 _machines: pytest.StashKey[machines.Machines] = pytest.StashKey()
-
-WRONG_MARK: pytest.StashKey[str] = pytest.StashKey()
-"""The error in a test's mark. The set-up of the test raises it."""
-
-IN_PLACE: pytest.StashKey[bool] = pytest.StashKey()
-"""Set if a test with a simulated machine runs in this process, for a debugger."""
-
-SERVER_NAME = "accelerator-simulated-machine"
 
 _MARKS = (
     "min_gpus(n): skip the test if fewer than n GPUs are visible (accelerator)",
@@ -114,6 +108,15 @@ def _require_gpus(item: pytest.Item) -> None:
         if count < needed:
             reason = "" if count else f": {discovery.unavailable_reason()}"
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPUs, {count or 'none'} visible{reason}"))
+
+
+@pytest.hookimpl(hookwrapper=True, trylast=True)  # the innermost wrapper: pytest-cov's combines the data after this one
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, None, None]:
+    """End the simulated machines after the last test, so that plug-ins of this session can read what they wrote."""
+    yield
+    assigned = session.config.stash.get(_machines, None)
+    if assigned is not None:
+        assigned.close()
 
 
 @pytest.hookimpl(tryfirst=True)

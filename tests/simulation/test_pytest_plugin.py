@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -203,45 +204,78 @@ def test_each_mark_runs_on_its_own_machine(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-def test_crash_or_exit_of_a_test_process(tmp_path: Path) -> None:
+def test_ends_of_test_processes(tmp_path: Path) -> None:
+    """Each way in which the process can end, in and after each phase; and what becomes of the test's own processes."""
     write(
         tmp_path,
         """
-        import os, signal
+        import multiprocessing, os, signal, time
         import pytest
 
         pytestmark = pytest.mark.simulated_machine(gpus=1)
+        ENDS = {"status0": lambda: os._exit(0), "status3": lambda: os._exit(3), "SIGSEGV": lambda: os.kill(os.getpid(), 11)}
 
         @pytest.fixture
-        def dying():
-            yield
-            os.kill(os.getpid(), signal.SIGKILL)
+        def phase(request):
+            phase, end = request.param
+            if phase == "setup":
+                ENDS[end]()
+            yield phase
+            if phase == "teardown":
+                ENDS[end]()
 
-        def test_crash():
-            print("printed before")
-            os.kill(os.getpid(), signal.SIGSEGV)
+        PHASES = [(phase, end) for phase in ("setup", "call", "teardown", "after") for end in ENDS]
 
-        def test_after_it():
+        @pytest.mark.parametrize("phase", PHASES, indirect=True, ids="-".join)
+        def test_ends(phase, request):
+            print("printed before the end of", request.node.name)
+            if phase == "call":
+                ENDS[request.node.callspec.params["phase"][1]]()
+
+        def test_after_them():
             print("nothing of another test")
             assert 0
 
-        def test_leaves():
-            os.write(2, b"written before\\n")
-            os._exit(0)
+        def sleep():
+            time.sleep(30)
 
-        def test_late(dying):
-            pass
+        @pytest.mark.parametrize("passes", [True, False])
+        @pytest.mark.parametrize("method", ["fork", "spawn"])
+        def test_daemons(method, passes):
+            context = multiprocessing.get_context(method)
+            children = [context.Process(target=sleep, daemon=True) for _ in range(3)]
+            for child in children:
+                child.start()
+            with open("daemons", "a") as file:
+                file.writelines(f"{child.pid}\\n" for child in children)
+            assert passes
         """,
     )
-    done = start(tmp_path, "--junitxml=result.xml")
-    assert counts(done) == {"failed": 3, "passed": 1, "error": 1}, done.stdout
-    by_name = dict(results(tmp_path / "result.xml"))
-    assert "ended by SIGSEGV in its call" in str(by_name["test_it.test_crash"])
-    assert "ended with status 0 in its call" in str(by_name["test_it.test_leaves"])
-    assert "ended by SIGKILL in its teardown" in str(by_name["test_it.test_late"])
+    (tmp_path / "conftest.py").write_text(
+        "import os\ndef pytest_runtest_logfinish(nodeid):\n"
+        "    if os.environ.get('ACCELERATOR_SIM_GPUS') and 'after-' in nodeid:\n"
+        "        import test_it; test_it.ENDS[nodeid.rstrip(']').rpartition('-')[2]]()\n"
+    )
+    done = start(tmp_path, "--junitxml=result.xml", "-p", "no:randomly")
+    reported = {name.rpartition(".")[2]: parts for name, parts in results(tmp_path / "result.xml")}
+    ends = {"status0": "with status 0", "status3": "with status 3", "SIGSEGV": "by SIGSEGV"}
+    for end, text in ends.items():
+        for phase, kind in (("setup", "error"), ("call", "failure"), ("teardown", "error")):
+            problem = f"The test's process ended {text} in its {phase} and did not report more."
+            assert [(part[0], part[2]) for part in reported[f"test_ends[{phase}-{end}]"]] == [(kind, problem)]
+        problems = [(part[0], part[2]) for part in reported[f"test_ends[after-{end}]"]]
+        after = f"The test's process ended {text} in its teardown and did not report more."
+        assert problems == ([] if end == "status0" else [("error", after)])
     output = done.stdout
-    assert output.index("printed before") < output.index("nothing of another test") < output.index("written before")
-    assert output.count("printed before") == output.count("written before") == 1
+    before = [output.index(f"printed before the end of test_ends[call-{end}]") for end in ends]
+    assert before == sorted(before)
+    own = output[output.index("___ test_after_them ___") :]
+    assert own.partition("test_daemons")[0].count("printed before") == 0
+    assert counts(done) == {"failed": 6, "passed": 8, "error": 8}, done.stdout
+    daemons = [Path("/proc", line, "stat") for line in (tmp_path / "daemons").read_text().split()]
+    assert len(daemons) == 12
+    # A process that has ended stays in state Z as long as the system's first process does not wait for it.
+    assert [path for path in daemons if path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"] == []
 
 
 @pytest.mark.slow
@@ -675,8 +709,9 @@ def test_unused_plugin_imports_nothing_more(tmp_path: Path) -> None:
 
         def test_it(request):
             assert "accelerator.simulation.pytest_plugin" in sys.modules
-            unwanted = {"torch", "pynvml", "accelerator.simulation._pytest", "accelerator.discovery"}
-            assert not unwanted & set(sys.modules)
+            assert not {"torch", "pynvml", "accelerator.discovery"} & set(sys.modules)
+            used = [name for name in sys.modules if name.startswith("accelerator.simulation._pytest.")]
+            assert used == ["accelerator.simulation._pytest.keys"]
         """,
     )
     done = start(tmp_path)
@@ -701,3 +736,62 @@ print(min(plugin for plugin, _ in costs) / min(other for _, other in costs))
     command = [sys.executable, "-c", program]
     ratio = float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
     assert ratio < 1.0
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n2"], marks=pytest.mark.slow)])
+def test_pytest_cov_counts_lines_that_run_on_machines(workers: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("pytest_cov")
+    library = write(
+        tmp_path,
+        """
+        import os
+
+        GPUS = os.environ.get("ACCELERATOR_SIM_GPUS")
+        if GPUS == "1":
+            ON_ONE = "at collection"
+        if GPUS == "5":
+            ON_FIVE = "no such machine"
+
+        def one():
+            return "one"
+
+        def two():
+            return "two"
+
+        def here():
+            return "here"
+
+        def never():
+            return "never"
+        """,
+        "library.py",
+    )
+    write(
+        tmp_path,
+        """
+        import pytest
+        import library
+
+        @pytest.mark.simulated_machine(1)
+        def test_one():
+            assert library.one()
+
+        @pytest.mark.simulated_machine(2)
+        def test_two():
+            assert library.two()
+
+        def test_here():
+            assert library.here()
+        """,
+    )
+    # "parallel" makes coverage delete the data of other processes when it starts, unless it appends.
+    (tmp_path / ".coveragerc").write_text("[run]\nparallel = true\n[report]\nshow_missing = true\n")
+    done = start(tmp_path, *workers, "--cov=library", "--cov-report=json:lines.json", "-p", "no:randomly")
+    assert counts(done) == {"passed": 3}, done.stdout + done.stderr
+    measured = json.loads((tmp_path / "lines.json").read_text())["files"]["library.py"]
+    lines = library.read_text().splitlines()
+    missing = [lines[number - 1].strip() for number in measured["missing_lines"]]
+    assert missing == ['ON_FIVE = "no such machine"', 'return "never"'], done.stdout + done.stderr
+    assert [path.name for path in tmp_path.glob(".coverage.*")] == []
+    assert "Warning" not in done.stdout + done.stderr

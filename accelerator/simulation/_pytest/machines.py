@@ -20,9 +20,9 @@ from typing import Any
 import pytest
 
 from .._environment import environment, unavailable_reason
-from ..pytest_plugin import IN_PLACE, WRONG_MARK
 from . import debugging, python
 from .channel import Channel, Order, Outcome
+from .keys import IN_PLACE, WRONG_MARK
 
 # A server holds torch and the test modules in memory: the least recently used one ends before a fifth starts.
 _MAXIMUM_SERVERS = 4
@@ -118,13 +118,14 @@ class Machines:
             keywords = {**keywords, "state": Path(self._directory.name, f"state{self._started}")}
         config = self._config
         factory: Any = getattr(config, "_tmp_path_factory", None)
+        directory = config.invocation_params.dir
         order = Order(
             arguments=[os.fspath(argument) for argument in config.invocation_params.args],
             paths=list(self._paths[machine]),
             basetemp=factory and str(factory.getbasetemp() / f"simulated{self._started}"),
-            workerinput=getattr(config, "workerinput", {"workerid": "master", "workercount": 1, "testrunuid": ""}),
+            workerinput=getattr(config, "workerinput", None) or _workerinput(directory),
         )
-        return _Server(order, environment(*arguments, **keywords), config.invocation_params.dir)
+        return _Server(order, environment(*arguments, **keywords), directory)
 
     def _pass_on(self, item: pytest.Item, outcome: Outcome, duration: float) -> None:
         """Forward the reports of a test, and report how its process ended if they are incomplete.
@@ -172,6 +173,13 @@ class Machines:
         if self._directory is not None:
             self._directory.cleanup()
             self._directory = None
+
+
+def _workerinput(directory: Path) -> dict[str, Any]:
+    """Return what a worker of pytest-xdist gets from its session, for a server of a session without workers."""
+    # pytest-cov adds its own entries: by these the worker knows that it writes its data where the session reads them.
+    of_coverage = {"cov_master_host": socket.gethostname(), "cov_master_topdir": str(directory), "cov_master_rsync_roots": []}
+    return {"workerid": "master", "workercount": 1, "testrunuid": "", **of_coverage}
 
 
 class _Server:

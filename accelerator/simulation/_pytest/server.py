@@ -13,14 +13,15 @@ import sys
 import tempfile
 import traceback
 import warnings
-from typing import IO, Any
+from collections.abc import Generator
+from typing import IO, Any, NoReturn
 
 import pytest
 from _pytest.terminal import TerminalReporter
 
 from ... import discovery
-from ..pytest_plugin import SERVER_NAME
 from .channel import Channel, Order, Outcome
+from .keys import SERVER_NAME
 
 # Options that concern the session and are off in a server.
 _SESSION_OPTIONS: dict[str, Any] = {
@@ -79,6 +80,14 @@ class _Server:
         self._config: Any = None
         self._terminal: Any = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115  # open as long as the server
         self._records: IO[bytes] | None = None  # set in the process of a test
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_load_initial_conftests(self, early_config: pytest.Config) -> Generator[None, None, None]:
+        """Let pytest-cov, which starts now, keep the data that the session and its other machines have written."""
+        options = early_config.known_args_namespace
+        if hasattr(options, "cov_append"):
+            options.cov_append = True
+        yield
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: Any) -> None:
@@ -161,17 +170,19 @@ class _Server:
         out, err = capture.read_global_capture()
         return out + terminal, err
 
-    def _become_test(self, item: pytest.Item, records: IO[bytes]) -> None:
+    def _become_test(self, item: pytest.Item, records: IO[bytes]) -> NoReturn:
         """Run a test in the forked process, then exit."""
         status = 1
         try:
             self._records = records
             self._channel.close()
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
-            status = 0
-        except pytest.exit.Exception as leaving:
-            self._record("exit", (leaving.msg, leaving.returncode))
+            try:
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+                status = 0
+            except pytest.exit.Exception as leaving:
+                self._record("exit", (leaving.msg, leaving.returncode))
+            _save_coverage()
         except BaseException:  # raised by pytest or a plug-in, not by the test
             traceback.print_exc()
         finally:
@@ -202,3 +213,11 @@ class _Server:
         location_in_file = warning_message.filename, warning_message.lineno
         rest = {"when": when, "nodeid": nodeid, "location": location}
         self._record("warning", (pickled, str(warning_message.message), location_in_file, rest))
+
+
+def _save_coverage() -> None:
+    """Save the lines that a test ran, if they are measured: os._exit skips coverage's own function for the exit."""
+    coverage = sys.modules.get("coverage")
+    measurement = coverage and coverage.Coverage.current()
+    if measurement is not None:
+        measurement.save()

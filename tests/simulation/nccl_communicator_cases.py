@@ -376,9 +376,12 @@ def never_comes(place: Place, late: str) -> list[Any]:
             return [0, ""]
         os.environ["ACCELERATOR_SIM_NCCL_TIMEOUT"] = "0.5"
         return refused(place.comm)
-    comm = place.comm()
+    parent = place.comm()
+    os.environ["ACCELERATOR_SIM_NCCL_TIMEOUT"] = "2"  # a communicator reads it when it is created
+    comm = parent.split(0, 0)
+    assert comm
     comm.total()
-    os.environ["ACCELERATOR_SIM_NCCL_TIMEOUT"] = "0.5"
+    os.environ["ACCELERATOR_SIM_NCCL_TIMEOUT"] = "0.001"
     if last:
         wait_for_file(failed)
     report = refused(comm.total)
@@ -401,6 +404,26 @@ def abort(place: Place) -> list[Any]:
     if place.rank == 1:
         wait_for_file(Path(place.store))
     return refused(comm.total)
+
+
+def abort_after_death(place: Place) -> list[int]:
+    """The last rank dies. A second thread of the others aborts while the first waits for the stream."""
+    comm, tensor = place.comm(), torch.zeros(4)
+    comm.total()
+    if place.rank == place.ranks - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def abort() -> None:
+        while not comm.asynchronous_error():
+            time.sleep(0.01)
+        comm.abort()
+
+    aborting = threading.Thread(target=abort)
+    comm.submit(nccl.ncclAllReduce, pointer(tensor), pointer(tensor), ctypes.c_size_t(4), FLOAT32, 0)
+    aborting.start()
+    codes = [loaded_runtime().cudaStreamSynchronize(None)]
+    aborting.join()
+    return [*codes, loaded_runtime().cudaStreamQuery(None)]
 
 
 def abandon(place: Place) -> None:

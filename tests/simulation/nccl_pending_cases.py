@@ -115,6 +115,29 @@ def pending(place: Place) -> bool:
     return True
 
 
+def block_current_stream(place: Place) -> bool | None:
+    """Block a stream, and not the host, until works over gloo and nccl end. Return None before torch 2.9."""
+    store = start(place)
+    group = dist.new_group(backend="gloo")
+    on_host, on_device = torch.full((1000,), float(place.rank + 1)), ranks_tensor(place)
+    if not hasattr(dist.Work, "block_current_stream"):
+        return None
+    if is_last(place):
+        store.wait([f"blocked {rank}" for rank in range(place.ranks - 1)])
+    work = dist.all_reduce(on_host, group=group, async_op=True)
+    work.block_current_stream()
+    if not is_last(place):
+        assert not torch.cuda.current_stream().query()
+        store.set(f"blocked {place.rank}", "")
+    reduction = dist.all_reduce(on_device, async_op=True)
+    reduction.block_current_stream()
+    torch.cuda.synchronize()
+    assert work.is_completed()
+    assert (on_host == total(place)).all()
+    assert (on_device.cpu() == total(place)).all()
+    return True
+
+
 WAITS: dict[str, Callable[[torch.Tensor], object]] = {
     "kernel": lambda tensor: tensor + 1,
     "in_place": lambda tensor: tensor.zero_(),

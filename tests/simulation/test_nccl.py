@@ -281,12 +281,14 @@ class TestRankFailures:
         expected = [[REMOTE_ERROR, REMOTE_ERROR], [0, 0], []]
         assert ranks.run("communicator.leaves", 3) == expected
 
-    @pytest.mark.parametrize(("late", "what"), [("start", "the communicator's start"), ("collective", "AllReduce")])
-    def test_missing_rank_times_out(self, ranks: Ranks, late: str, what: str) -> None:
+    @pytest.mark.parametrize(
+        ("late", "what", "seconds"), [("start", "the communicator's start", "0.5"), ("collective", "AllReduce", "2")]
+    )
+    def test_missing_rank_times_out(self, ranks: Ranks, late: str, what: str, seconds: str) -> None:
         *waiting, absent = ranks.reports("communicator.never_comes", 3, late=late)
         texts = [report["value"] for report in waiting]
         assert all(code == REMOTE_ERROR for code, _ in texts), texts
-        assert any(f"rank 2 did not come to {what} within 0.5 s" in text for _, text in texts), texts
+        assert any(f"rank 2 did not come to {what} within {seconds} s" in text for _, text in texts), texts
         assert all("rank 2" in text for _, text in texts)
         if late == "collective":
             code, text = absent["value"]
@@ -299,6 +301,12 @@ class TestRankFailures:
         for code, text in others:
             assert code == REMOTE_ERROR
             assert "rank 0 has aborted" in text or "rank 0 left" in text
+
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_aborting_after_a_death_ends_waits_without_an_error(self, ranks: Ranks, count: int) -> None:
+        *living, dead = ranks.reports("communicator.abort_after_death", count)
+        assert dead == {"exit": -9}
+        assert [report["value"] for report in living] == [[0, 0]] * (count - 1)
 
     def test_next_communicator_removes_abandoned_files(self, ranks: Ranks) -> None:
         (report,) = ranks.reports("communicator.abandon", 1)
@@ -412,6 +420,13 @@ class TestPendingWork:
 
     def test_a_stream_destroyed_with_pending_work(self, torch_ranks: Ranks) -> None:
         assert torch_ranks.run("pending.destroyed_stream", 2) == [True] * 2
+
+    @pytest.mark.parametrize("count", [2, 3])
+    def test_works_block_a_stream(self, torch_ranks: Ranks, count: int) -> None:
+        reports = torch_ranks.run("pending.block_current_stream", count)
+        if None in reports:
+            pytest.skip("torch 2.9 is the first with Work.block_current_stream")
+        assert reports == [True] * count
 
     def test_messages_beside_collectives(self, torch_ranks: Ranks) -> None:
         assert torch_ranks.run("pending.messages_beside_collectives", 2) == [True] * 2

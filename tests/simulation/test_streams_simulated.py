@@ -14,6 +14,7 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 MIB = 2**20
 # torch.cuda._sleep takes a number of clock cycles. A cycle of a simulated GPU lasts a nanosecond.
@@ -257,6 +258,30 @@ class TestGraphs:
         assert destroyed == []
         assert runtime.cudaGraphDestroy(graph) == 0
         assert destroyed == [7]
+
+    def test_printed_graph_names_every_kind_of_node(self, runtime: ctypes.CDLL, tmp_path: Path) -> None:
+        stream, other, graph = torch.cuda.Stream(), torch.cuda.Stream(), ctypes.c_void_p()
+        handle, external = ctypes.c_void_p(stream.cuda_stream), 1
+        values, event = torch.ones(4, device="cuda"), torch.cuda.Event()
+        event.record(other)
+        host_function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
+        computation = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_uint64)(lambda _: True)
+        address, size = ctypes.c_void_p(values.data_ptr()), ctypes.c_size_t(8)
+        self.begin(runtime, stream)
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1)
+        assert runtime.accelerator_simulation_compute(handle, computation, ctypes.c_uint64(0)) == 0
+        assert runtime.cudaMemcpyAsync(address, ctypes.c_void_p(values.data_ptr() + 8), size, 3, handle) == 0
+        assert runtime.cudaMemsetAsync(address, 0, size, handle) == 0
+        assert runtime.cudaLaunchHostFunc(handle, host_function, None) == 0
+        assert runtime.cudaEventRecordWithFlags(ctypes.c_void_p(event.cuda_event), handle, external) == 0
+        assert runtime.cudaStreamWaitEvent(handle, ctypes.c_void_p(event.cuda_event), external) == 0
+        assert runtime.cudaStreamEndCapture(handle, ctypes.byref(graph)) == 0
+        path = tmp_path / "graph.dot"
+        assert runtime.cudaGraphDebugDotPrint(graph, bytes(path), 0) == 0
+        assert runtime.cudaGraphDestroy(graph) == 0
+        labels = [line.split('"')[3] for line in path.read_text().splitlines() if "label" in line]
+        assert labels == ["KERNEL", "KERNEL", "MEMCPY", "MEMSET", "HOST", "EVENT_RECORD", "EVENT_WAIT"]
 
     # Tests of failing captures do not use torch.cuda.graph, because torch 2.6 does not recover from a failed capture.
     def begin(self, runtime: ctypes.CDLL, stream: torch.cuda.Stream) -> None:

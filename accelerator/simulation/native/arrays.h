@@ -12,7 +12,7 @@ static inline bool array_reserve(void **items, size_t *capacity, size_t count, s
 {
     if (count <= *capacity)
         return true;
-    size_t larger = *capacity ? 2 * *capacity : 64;
+    size_t larger = *capacity ? 2 * *capacity : 16;
     larger = larger < count ? count : larger;
     void *moved = realloc(*items, larger * item_size);
     if (!moved)

@@ -178,6 +178,7 @@ struct comm {
     int fork_generation;
     struct id_content id;
     int rank, ranks, device;
+    int64_t timeout_ms; /* read once: a worker must not read the environment while the program writes it */
     unsigned char gpu[UUID_SIZE];
     struct attachment *attachment;
     struct shared_state *shared;
@@ -246,7 +247,7 @@ bool is_process_gone(const struct comm *comm, int rank);
 
 /* nccl_failure.c */
 int64_t now_ms(void);
-int64_t timeout_ms(void);
+int64_t read_timeout_ms(void);
 void wake(struct member *member);
 void wake_all(struct shared_state *shared);
 void sleep_until_woken(struct member *member, uint32_t wakeups, int milliseconds);

@@ -57,6 +57,7 @@ static struct comm *new_comm(int rank, int ranks)
     comm->fork_generation = fork_generation;
     comm->rank = rank;
     comm->ranks = ranks;
+    comm->timeout_ms = read_timeout_ms();
     return comm;
 }
 
@@ -96,12 +97,11 @@ static ncclResult_t check_gpus(const struct comm *comm)
 
 static ncclResult_t report_missing(const struct comm *comm)
 {
-    double seconds = (double)timeout_ms() / 1000;
     for (int rank = 0; comm->shared && rank < comm->ranks; rank++)
         if (comm->shared->members[rank].state == MEMBER_ABSENT)
             return break_communicator((struct comm *)comm, LATE, rank, "the communicator's start");
     return fail(ncclRemoteError, "rank %d: rank 0 did not start the communicator within %g s (ACCELERATOR_SIM_NCCL_TIMEOUT)",
-                comm->rank, seconds);
+                comm->rank, (double)comm->timeout_ms / 1000);
 }
 
 /* Attaches if possible, and checks whether all ranks are attached. */
@@ -131,8 +131,8 @@ static ncclResult_t try_to_join(struct joining *joining, bool with_check, bool *
 static ncclResult_t wait_for_members(struct joining **joinings, size_t count)
 {
     enum { CHECK_MS = 50 };
-    const int64_t deadline = now_ms() + timeout_ms();
-    for (int64_t checked_at = now_ms();;) {
+    const int64_t begin = now_ms();
+    for (int64_t checked_at = begin;;) {
         bool are_all_complete = true, with_check = now_ms() - checked_at >= CHECK_MS;
         if (with_check)
             checked_at = now_ms();
@@ -140,7 +140,7 @@ static ncclResult_t wait_for_members(struct joining **joinings, size_t count)
             bool is_complete = !joinings[i]->comm;
             if (!is_complete)
                 RETURN_IF_ERROR(try_to_join(joinings[i], with_check, &is_complete));
-            if (!is_complete && now_ms() >= deadline)
+            if (!is_complete && now_ms() - begin >= joinings[i]->comm->timeout_ms)
                 return report_missing(joinings[i]->comm);
             are_all_complete = are_all_complete && is_complete;
         }
@@ -217,12 +217,11 @@ ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueId *id, 
     RETURN_IF_ERROR(new_joining(handle, rank, ranks, NULL, &joining));
     joining->comm->id = content;
     ncclResult_t result = check_creator(joining->comm); /* first, because its file may still be there */
-    if (result != ncclSuccess) {
-        abandon_joining(joining);
-        free(joining);
-        return result;
-    }
-    return submit_joining(joining);
+    if (result == ncclSuccess)
+        return submit_joining(joining);
+    abandon_joining(joining);
+    free(joining);
+    return result;
 }
 
 EXPORT ncclResult_t ncclCommInitRankConfig(struct comm **comm, int ranks, ncclUniqueId id, int rank, ncclConfig_t *config)

@@ -16,7 +16,7 @@ int64_t now_ms(void)
     return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
 }
 
-int64_t timeout_ms(void)
+int64_t read_timeout_ms(void)
 {
     enum { DEFAULT_TIMEOUT_S = 600 };
     const char *text = getenv("ACCELERATOR_SIM_NCCL_TIMEOUT");
@@ -93,7 +93,7 @@ ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, i
         return fail(ncclRemoteError, "rank %d: the process of rank %d is gone; %s waited for it", comm->rank, culprit, what);
     case LATE:
         return fail(ncclRemoteError, "rank %d: rank %d did not come to %s within %g s (ACCELERATOR_SIM_NCCL_TIMEOUT)",
-                    comm->rank, culprit, what, (double)timeout_ms() / 1000);
+                    comm->rank, culprit, what, (double)comm->timeout_ms / 1000);
     case LEFT:
         return fail(ncclRemoteError, "rank %d: rank %d has %s the communicator; %s waited for it", comm->rank, culprit,
                     departure((enum member_state)comm->shared->members[culprit].state), what);

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "arrays.h"
+
 struct batch {
     struct operation *operations;
     size_t count, capacity;
@@ -95,26 +97,13 @@ ncclResult_t note_group_error(ncclResult_t error)
     return error;
 }
 
-static bool grow(void **array, size_t count, size_t *capacity, size_t size)
-{
-    if (count < *capacity)
-        return true;
-    size_t wanted = *capacity ? 2 * *capacity : 16;
-    void *grown = realloc(*array, wanted * size);
-    if (!grown)
-        return false;
-    *array = grown;
-    *capacity = wanted;
-    return true;
-}
-
 ncclResult_t submit(const struct operation *operation)
 {
     struct operation single = *operation;
     struct batch *batch = &group.batch;
     if (group.depth == 0)
         return launch(&(struct batch){&single, 1, 1});
-    if (!grow((void **)&batch->operations, batch->count, &batch->capacity, sizeof *batch->operations))
+    if (!array_reserve((void **)&batch->operations, &batch->capacity, batch->count + 1, sizeof *batch->operations))
         return note_group_error(fail(ncclSystemError, "out of memory"));
     batch->operations[batch->count++] = single;
     return ncclSuccess;
@@ -127,7 +116,7 @@ ncclResult_t submit_joining(struct joining *joining)
         free(joining);
         return result;
     }
-    if (!grow((void **)&group.joinings, group.joining_count, &group.joining_capacity, sizeof(struct joining *))) {
+    if (!array_reserve((void **)&group.joinings, &group.joining_capacity, group.joining_count + 1, sizeof(struct joining *))) {
         free(joining);
         return note_group_error(fail(ncclSystemError, "out of memory"));
     }

@@ -39,7 +39,7 @@ static ncclResult_t read_records(struct joining *joining)
     enum { CHECK_MS = 100 };
     struct comm *comm = joining->parent;
     struct shared_state *shared = comm->shared;
-    const int64_t deadline = now_ms() + timeout_ms();
+    const int64_t deadline = now_ms() + comm->timeout_ms;
     for (int64_t checked_at = now_ms();;) {
         uint32_t wakeups = shared->members[comm->rank].wakeups;
         if (have_all_arrived(comm, &shared->exchanges, comm->exchanges))

@@ -117,7 +117,6 @@ static ncclResult_t run_operations(struct comm *comm)
 {
     struct member *member = &comm->shared->members[comm->rank];
     int64_t progressed_at = now_ms(), checked_at = progressed_at;
-    const int64_t timeout = timeout_ms();
     for (;;) {
         /* Read before the queues are examined, so that no wakeup in between is lost. */
         uint32_t wakeups = member->wakeups;
@@ -136,8 +135,8 @@ static ncclResult_t run_operations(struct comm *comm)
             checked_at = now;
         if (comm->shared->failure != 0)
             return report_failure(comm);
-        RETURN_IF_ERROR(check_peers(comm, with_processes, now - progressed_at >= timeout));
-        int64_t left = progressed_at + timeout - now;
+        RETURN_IF_ERROR(check_peers(comm, with_processes, now - progressed_at >= comm->timeout_ms));
+        int64_t left = progressed_at + comm->timeout_ms - now;
         sleep_until_woken(member, wakeups, left < CHECK_MS ? (int)left + 1 : CHECK_MS);
     }
 }
@@ -151,16 +150,17 @@ static void free_job(struct job *job)
     free(job);
 }
 
-/* Sleeps until a time of CLOCK_MONOTONIC in nanoseconds. */
-static void sleep_unless_stopped(struct comm *comm, int64_t time)
+/* Sleeps until a time of CLOCK_MONOTONIC in nanoseconds. Returns false if the program ends the communicator before. */
+static bool sleep_unless_stopped(struct comm *comm, int64_t time)
 {
     enum { SECOND = 1000000000 };
     const struct timespec end = {time / SECOND, time % SECOND};
+    bool is_over = false;
     pthread_mutex_lock(&comm->lock);
-    while (!comm->is_aborted && !comm->is_revoked && !comm->is_stopping)
-        if (pthread_cond_timedwait(&comm->changed, &comm->lock, &end) == ETIMEDOUT)
-            break;
+    while (!is_over && !comm->is_aborted && !comm->is_revoked && !comm->is_stopping)
+        is_over = pthread_cond_timedwait(&comm->changed, &comm->lock, &end) == ETIMEDOUT;
     pthread_mutex_unlock(&comm->lock);
+    return is_over;
 }
 
 /* Waits until the streams of a job have finished what was submitted to them before. */
@@ -221,8 +221,8 @@ static void *run_worker(void *argument)
     /* The call has returned, and not every program polls ncclCommGetAsyncError. */
     fprintf(stderr, "NCCL (simulated): %s\n", ncclGetLastError(comm));
     /* The streams stay busy until the communicator is aborted, as on a GPU, but here at most for the timeout. */
-    sleep_unless_stopped(comm, (now_ms() + timeout_ms()) * MILLISECOND);
-    pending_runtime()->fail(&comm->work);
+    if (sleep_unless_stopped(comm, (now_ms() + comm->timeout_ms) * MILLISECOND))
+        pending_runtime()->fail(&comm->work);
     return NULL;
 }
 

@@ -26,7 +26,7 @@ struct pending_item {
 /* The items that a stream, an event, a device, a thread or a piece of work waits for. All zeros: none. */
 struct pending {
     _Atomic int count; /* of the items; may be read without the lock */
-    int capacity;
+    size_t capacity;
     struct pending_item *items;
     struct pending *next;        /* in the list of those that wait */
     _Atomic int64_t *reached_at; /* of an event: gets the time at which the last item is finished */

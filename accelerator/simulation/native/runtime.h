@@ -68,7 +68,18 @@ struct stream {
     bool is_unjoined;        /* the capture's first stream does not yet wait for all of this work */
 };
 
-enum work_type { WORK_KERNEL, WORK_NAN_CHECK, WORK_COPY, WORK_FILL, WORK_HOST, WORK_RECORD, WORK_WAIT, WORK_COMPUTATION };
+enum work_type {
+    WORK_KERNEL,
+    WORK_NAN_CHECK,
+    WORK_BARRIER,
+    WORK_COPY,
+    WORK_FILL,
+    WORK_HOST,
+    WORK_RECORD,
+    WORK_WAIT,
+    WORK_COMPUTATION,
+    WORK_TYPE_COUNT,
+};
 
 /* One piece of work. It is done at once, or added to a graph and done at each launch of the graph. */
 struct work {
@@ -82,6 +93,10 @@ struct work {
             const char *data;
             size_t count;
         } nan_check;
+        struct {
+            _Atomic int32_t *value;
+            uint64_t timeout_ms;
+        } barrier;
         struct {
             char *target;
             const char *source;
@@ -123,6 +138,13 @@ cudaError_t wait_for_pending_on_stream(void *handle);
 void drop_pending(struct pending *pending);
 cudaError_t prepare_work(struct stream *stream, const struct work *work); /* before run(), if waiting_count > 0 */
 void call_host_function(struct stream *stream, const struct work *work);
+
+/* Submits the next piece of a queue's work to one stream; see `submit` of struct sim_pending. */
+uint64_t submit_to_stream(struct pending_queue *queue, struct stream *stream, struct pending *before, int64_t *not_before);
+const struct sim_pending *accelerator_simulation_pending(void);
+
+/* runtime_barrier.c */
+cudaError_t start_barrier(struct stream *stream, _Atomic int32_t *value, uint64_t timeout_ms);
 
 /* runtime_event.c */
 struct event {

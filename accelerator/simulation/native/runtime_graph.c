@@ -174,8 +174,11 @@ EXPORT cudaError_t cudaGraphNodeGetDependencies(struct node *node, struct node *
 
 EXPORT cudaError_t cudaGraphDebugDotPrint(struct graph *graph, const char *path, unsigned flags)
 {
-    static const char *const names[] = {"KERNEL", "MEMCPY", "MEMSET", "HOST", "EVENT_RECORD", "EVENT_WAIT",
-                                        "KERNEL"};
+    static const char *const names[WORK_TYPE_COUNT] = {
+        [WORK_KERNEL] = "KERNEL",    [WORK_NAN_CHECK] = "KERNEL",      [WORK_BARRIER] = "KERNEL",
+        [WORK_COPY] = "MEMCPY",      [WORK_FILL] = "MEMSET",           [WORK_HOST] = "HOST",
+        [WORK_RECORD] = "EVENT_RECORD", [WORK_WAIT] = "EVENT_WAIT",    [WORK_COMPUTATION] = "KERNEL",
+    };
     RETURN_IF_ERROR(enter(__func__));
     (void)flags;
     FILE *file = graph && path ? fopen(path, "w") : NULL;

@@ -1,4 +1,4 @@
-/* The CUDA runtime: kernels compiled into the program. Only two of them run.
+/* The CUDA runtime: kernels compiled into the program. Only three of them run.
  *
  * On a machine that computes, kernel overrides in Python do the work of torch's ops. A launch that arrives here would
  * leave memory uncomputed, so it fails and prints the name of the kernel. Other machines launch kernels that do nothing.
@@ -27,12 +27,13 @@ void reset_kernel_lock(void)
     pthread_mutex_init(&lock, NULL);
 }
 
-/* torch.cuda._sleep launches a kernel that spins for a number of clock cycles. Nothing else keeps a simulated stream busy.
- * The other kernel that runs checks for NaN. Their instances, by the addresses of their host functions. */
+/* The kernels that run: torch.cuda._sleep launches one that spins for a number of clock cycles (WORK_KERNEL), others check
+ * for NaN and stop a stream. Their instances, by the addresses of their host functions. */
 enum { MAX_SIMULATED_KERNELS = 64, MAX_THREADS_PER_BLOCK = 1024 };
 struct simulated_kernel {
     const void *function;
-    const struct float_type *checked; /* NULL: the kernel spins */
+    enum work_type type;
+    const struct float_type *checked; /* of a check for NaN */
 };
 static struct simulated_kernel simulated_kernels[MAX_SIMULATED_KERNELS];
 static int simulated_kernel_count;
@@ -48,6 +49,57 @@ static const struct simulated_kernel *find_simulated_kernel(const void *function
     return found;
 }
 
+/* void at::cuda::(anonymous namespace)::spin_kernel(long); the compiler names the namespace after the file and its hash. */
+static bool is_spin_kernel(const char *name)
+{
+    static const char start[] = "_ZN2at4cuda", file[] = "_Sleep_cu_", end[] = "11spin_kernelEl";
+    size_t length = strlen(name);
+    return length >= sizeof end && strncmp(name, start, sizeof start - 1) == 0 && strstr(name, file) &&
+           strcmp(name + length - (sizeof end - 1), end) == 0;
+}
+
+static bool computes(void)
+{
+    static int is_set = -1;
+    if (is_set < 0) {
+        const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
+        is_set = value && strcmp(value, "1") == 0;
+    }
+    return is_set;
+}
+
+/* Reads which kernel this is from its mangled name. Returns false for kernels that do not run. */
+static bool recognize(const char *name, struct simulated_kernel *kernel)
+{
+    kernel->checked = nan_check_type(name);
+    kernel->type = WORK_KERNEL;
+    if (kernel->checked)
+        kernel->type = WORK_NAN_CHECK;
+    else if (strcmp(name, "_ZN4c10d4cuda6detail14kernel_barrierEPim") == 0)
+        kernel->type = WORK_BARRIER;
+    return kernel->type != WORK_KERNEL || is_spin_kernel(name);
+}
+
+static struct work work_of(const struct simulated_kernel *kernel, void **arguments)
+{
+    struct work work = {.type = WORK_KERNEL};
+    if (!kernel)
+        return work;
+    if (kernel->type == WORK_KERNEL) {
+        work.kernel.duration = *(const int64_t *)arguments[0] > 0 ? *(const int64_t *)arguments[0] : 0;
+    } else if (kernel->type == WORK_BARRIER) {
+        work.type = WORK_BARRIER;
+        work.barrier.value = *(_Atomic int32_t *const *)arguments[0];
+        work.barrier.timeout_ms = *(const uint64_t *)arguments[1];
+    } else if (computes()) { /* without computation, the memory does not hold what the program sends */
+        work.type = WORK_NAN_CHECK;
+        work.nan_check.type = kernel->checked;
+        work.nan_check.data = *(const char *const *)arguments[0];
+        work.nan_check.count = *(const size_t *)arguments[1];
+    }
+    return work;
+}
+
 /* The names of all kernels, for the message about one that does not run. The texts belong to the program. */
 static struct {
     const void *function;
@@ -61,16 +113,6 @@ static void record_name(const void *function, const char *name)
         return; /* the kernel fails without a message */
     kernels[kernel_count].function = function;
     kernels[kernel_count++].name = name;
-}
-
-static bool computes(void)
-{
-    static int is_set = -1;
-    if (is_set < 0) {
-        const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
-        is_set = value && strcmp(value, "1") == 0;
-    }
-    return is_set;
 }
 
 /* Why the kernel overrides could not be loaded, or NULL. */
@@ -167,10 +209,11 @@ EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *de
 {
     (void)handle, (void)device_function, (void)thread_limit, (void)thread, (void)block, (void)block_size,
         (void)grid_size, (void)warp_size;
-    const struct float_type *checked = nan_check_type(name);
+    struct simulated_kernel kernel = {.function = function};
+    bool runs = recognize(name, &kernel);
     pthread_mutex_lock(&lock);
-    if ((checked || strstr(name, "spin_kernel")) && simulated_kernel_count < MAX_SIMULATED_KERNELS)
-        simulated_kernels[simulated_kernel_count++] = (struct simulated_kernel){function, checked};
+    if (runs && simulated_kernel_count < MAX_SIMULATED_KERNELS)
+        simulated_kernels[simulated_kernel_count++] = kernel;
     else if (computes())
         record_name(function, name);
     pthread_mutex_unlock(&lock);
@@ -219,14 +262,7 @@ static cudaError_t launch(const void *function, struct dim3 grid, struct dim3 bl
     const struct simulated_kernel *kernel = find_simulated_kernel(function);
     if (!kernel && computes())
         return refuse(function);
-    struct work work = {.type = WORK_KERNEL};
-    if (kernel && kernel->checked && computes()) {
-        work.type = WORK_NAN_CHECK;
-        work.nan_check.type = kernel->checked;
-        work.nan_check.data = *(const char *const *)arguments[0];
-        work.nan_check.count = *(const size_t *)arguments[1];
-    } else if (kernel && !kernel->checked && *(const int64_t *)arguments[0] > 0)
-        work.kernel.duration = *(const int64_t *)arguments[0];
+    const struct work work = work_of(kernel, arguments);
     return submit(stream, &work);
 }
 

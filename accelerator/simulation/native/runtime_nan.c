@@ -25,9 +25,9 @@ static const struct float_type float_types[] = {
 
 const struct float_type *nan_check_type(const char *kernel)
 {
-    static const char start[] = "checkForNaNI", end[] = "EEvPT_m";
+    static const char name_space[] = "_ZN4c10d", start[] = "11checkForNaNI", end[] = "EEvPT_m";
     const char *found = strstr(kernel, start);
-    if (!found)
+    if (!found || strncmp(kernel, name_space, sizeof name_space - 1) != 0)
         return NULL;
     found += sizeof start - 1;
     for (size_t i = 0; i < sizeof float_types / sizeof *float_types; i++) {

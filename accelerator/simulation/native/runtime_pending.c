@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "arrays.h"
+
 /* Captures under way plus holders of unfinished work. The kernels of torch's ops read it before each op. */
 _Atomic int accelerator_simulation_attention __attribute__((visibility("default")));
 
@@ -70,14 +72,8 @@ static bool add_item(struct pending *pending, struct pending_item item)
                 pending->items[i].sequence = item.sequence;
             return true;
         }
-    if (count == pending->capacity) {
-        int capacity = count ? 2 * count : 4;
-        struct pending_item *grown = realloc(pending->items, (size_t)capacity * sizeof *grown);
-        if (!grown)
-            return false;
-        pending->items = grown;
-        pending->capacity = capacity;
-    }
+    if (!array_reserve((void **)&pending->items, &pending->capacity, (size_t)count + 1, sizeof *pending->items))
+        return false;
     pending->items[count] = item;
     pending->count = count + 1;
     if (count == 0) {
@@ -103,7 +99,8 @@ static void clear(struct pending *pending)
         unlink_holder(pending);
     free(pending->items);
     pending->items = NULL;
-    pending->count = pending->capacity = 0;
+    pending->count = 0;
+    pending->capacity = 0;
 }
 
 static void remove_items(struct pending_queue *queue, uint64_t sequence)
@@ -186,6 +183,15 @@ static uint64_t submit_work(struct pending_queue *queue, int device, void *const
         clear(before);
     pthread_mutex_unlock(&lock);
     return is_valid ? item.sequence : 0;
+}
+
+uint64_t submit_to_stream(struct pending_queue *queue, struct stream *stream, struct pending *before, int64_t *not_before)
+{
+    struct stream *outer = launching_stream;
+    launching_stream = stream;
+    uint64_t sequence = submit_work(queue, stream->device, NULL, 0, before, not_before);
+    launching_stream = outer;
+    return sequence;
 }
 
 static enum pending_status wait_for_a_while(struct pending *pending, int milliseconds)
@@ -320,8 +326,8 @@ cudaError_t prepare_work(struct stream *stream, const struct work *work)
         return add_pending_of_event(stream, work->event);
     if (work->type == WORK_KERNEL && work->kernel.duration == 0)
         return SUCCESS; /* it computes nothing */
-    if (work->type == WORK_HOST && work->host.submits_work)
-        return SUCCESS;
+    if (work->type == WORK_BARRIER || (work->type == WORK_HOST && work->host.submits_work))
+        return SUCCESS; /* it only submits work */
     return wait_for_pending(&stream->pending);
 }
 

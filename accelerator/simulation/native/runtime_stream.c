@@ -89,6 +89,8 @@ cudaError_t run(struct stream *stream, const struct work *work)
         break;
     case WORK_NAN_CHECK:
         return check_for_nan(work->nan_check.type, work->nan_check.data, work->nan_check.count);
+    case WORK_BARRIER:
+        return start_barrier(stream, work->barrier.value, work->barrier.timeout_ms);
     case WORK_COPY:
         copy(work);
         break;
@@ -110,6 +112,8 @@ cudaError_t run(struct stream *stream, const struct work *work)
         break;
     case WORK_COMPUTATION:
         return work->computation.compute(work->computation.id) ? SUCCESS : ERROR_LAUNCH_FAILED;
+    case WORK_TYPE_COUNT:
+        break;
     }
     return SUCCESS;
 }

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..simulation import _build, environment
+from ..simulation import _build, _values, environment
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import terminal
@@ -30,8 +30,9 @@ generates code for the CPU that runs on that memory, and Triton kernels run in
 Triton's interpreter. An op that is not simulated raises NotImplementedError.
 Other compiled kernels (an extension, cupy, numba) fail and are named."""
 _EPILOG = """\
-Options of a GPU take a value for each GPU, separated by commas. --name takes
-one name and is repeated instead. The last value holds for the remaining GPUs:
+Options of a GPU take a value for each GPU, separated by commas or as repeated
+options; the last value holds for the remaining GPUs. A name may contain
+commas, so --name is repeated only:
   python -m accelerator simulate --gpus 4 --memory 80GiB,24GiB -- pytest
 A machine without any NVIDIA driver: --driver absent --nvml absent
 
@@ -65,6 +66,8 @@ def main(argv: list[str]) -> int:
         if options.build is not None:
             if command:
                 parser.error("--build takes no command")
+            if not options.build:
+                parser.error("--build needs a folder")
             return _build_into(options.build)
         if not command or not command[0]:
             parser.error("no command: give one after --")
@@ -106,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs, 0 included (default: 1)")
+    add("--gpus", type=_values.gpus_of_option, default=1, metavar="N", help="number of GPUs, 0 included (default: 1)")
     add("--memory", action="append", metavar="SIZE", help="memory of a GPU, such as 512MiB (default: 8GiB)")
     add("--name", action="append", metavar="NAME", help='name of a GPU; repeat it for the next GPU (default: "Simulated GPU")')
     add("--capability", action="append", metavar="X.Y", help="compute capability of a GPU (default: 9.0)")

@@ -22,6 +22,7 @@ __all__ = [
     "errors",
     "file",
     "flag",
+    "gpus_of_option",
     "memory",
     "mig",
     "name",
@@ -40,7 +41,7 @@ MAXIMUM_GPUS = 128
 _OLDEST_COMPILING_TORCH = (2, 8)
 _MAXIMUM_MIG = 7
 _MAXIMUM_NAME = 80
-_MAXIMUM_MEMORY = 2**48
+_MINIMUM_MEMORY, _MAXIMUM_MEMORY = 2**20, 2**48
 _MAXIMUM_ERRORS = 60
 _MAXIMUM_NODES = 64
 _UNITS = {
@@ -71,6 +72,15 @@ def count(gpus: object) -> int:
     return gpus
 
 
+def gpus_of_option(text: str) -> int:
+    """Convert the number of GPUs of an option, for argparse. `int` alone also takes other scripts' digits, and "1_0"."""
+    import argparse  # imported late: most programs that import this module have no options
+
+    if re.fullmatch(r"-?[0-9]+", text) is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of GPUs")
+    return int(text)
+
+
 def per_gpu(argument: str, value: object, gpus: int, convert: Callable[[str, Any], str], separator: str = ",") -> str:
     """Encode one value for all GPUs, or a sequence with one value for each GPU whose last value repeats."""
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
@@ -88,15 +98,18 @@ def memory(argument: str, value: object) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         size = value
     elif isinstance(value, str):
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", value, re.IGNORECASE)
+        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", value)
         unit = _UNITS.get(match[2].lower()) if match else None
         if match is None or unit is None:
             raise ValueError(f'{argument} must be bytes or a size such as "8GiB", "512MiB" or "1GB", not {value!r}')
         size = int(match[1]) * unit if match[1].isdigit() else int(float(match[1]) * unit)
     else:
         raise TypeError(f'{argument} must be an int or a size such as "8GiB", not {_type_name(value)}')
-    if not 0 < size <= _MAXIMUM_MEMORY:
-        raise ValueError(f"{argument} must be more than 0 and at most 256 TiB, not {value!r}")
+    if not _MINIMUM_MEMORY <= size <= _MAXIMUM_MEMORY:
+        number = str(value).strip()
+        lacks_unit = number.isdigit() and 0 < size < _MINIMUM_MEMORY
+        given = f'{number} bytes; did you mean "{number}GiB"?' if lacks_unit else repr(value)
+        raise ValueError(f"{argument} must be at least 1 MiB and at most 256 TiB, not {given}")
     return str(size)
 
 

@@ -13,11 +13,12 @@ neither torch nor NVML's binding.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from ._pytest.keys import IN_PLACE, SERVER_NAME, WRONG_MARK
+from ._values import gpus_of_option
 
 if TYPE_CHECKING:
     from ._pytest import machines, session
@@ -35,7 +36,8 @@ _MARKS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of a session on simulated GPUs."""
     group = parser.getgroup("accelerator", "simulated GPUs")
-    group.addoption("--simulate-gpus", type=int, metavar="N", help="run all tests on a machine with N simulated GPUs")
+    gpus: Any = gpus_of_option  # pytest's types allow strings alone
+    group.addoption("--simulate-gpus", type=gpus, metavar="N", help="run all tests on a machine with N simulated GPUs")
     group.addoption("--simulate-memory", metavar="SIZE", help="memory of each simulated GPU, such as 16GiB (8GiB)")
     # Only the pytest on the simulated machine gets this option. Its arguments also contain the two options above.
     group.addoption("--on-simulated-gpus", action="store_true", help="==SUPPRESS==")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -92,12 +93,27 @@ def test_another_plugin_is_still_loaded(tmp_path: Path) -> None:
     assert (tmp_path / "loaded").exists()  # by a child process, because only the plug-in knows if it provides an accelerator
 
 
-def test_isolated_python_reports_missing_kernels() -> None:
-    done = python(ADDS, "-I", env=simulated_environment(gpus=1))
-    assert done.returncode == 1
-    assert "operation not supported" in done.stderr
-    assert done.stderr.count("is not simulated") == 1
-    assert "kernel " in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "variables", "reason"),
+    [
+        (["-I"], {}, "this Python does not search PYTHONPATH, as with -I or -E"),
+        (["-E"], {}, "this Python does not search PYTHONPATH, as with -I or -E"),
+        ([], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD is '0'"),
+        ([], {"PYTHONPATH": str(REPOSITORY)}, "PYTHONPATH lacks the plug-in's folder"),
+    ],
+)
+def test_launch_without_the_plugin_says_why_it_is_missing(arguments: list[str], variables: dict[str, str], reason: str) -> None:
+    program = (
+        "import torch\nfor dtype in (torch.float32, torch.int64):\n"
+        "    try:\n        torch.ones(2, device='cuda', dtype=dtype)\n"
+        "    except RuntimeError as error:\n        print('operation not supported' in str(error))"
+    )
+    done = python(program, *arguments, env={**simulated_environment(gpus=1), **variables})
+    assert done.stdout == "True\nTrue\n", done.stderr
+    lines = done.stderr.splitlines()
+    kernels = [line for line in lines if re.fullmatch(r"kernel .* is not simulated", line)]
+    assert len(kernels) == 2
+    assert lines == [kernels[0], f"torch did not load the plug-in with the simulated kernels: {reason}", kernels[1]]
 
 
 def test_launches_succeed_with_compute_disabled() -> None:

@@ -630,7 +630,8 @@ def test_crash_of_the_session(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--simulate-memory", "1GiB"], "--simulate-memory needs --simulate-gpus"),
-        (["--simulate-gpus", "x"], "invalid int value: 'x'"),
+        (["--simulate-gpus", "x"], "'x' is not a number of GPUs"),
+        (["--simulate-gpus", "\uff12"], "'\uff12' is not a number of GPUs"),
     ],
 )
 def test_wrong_options(arguments: list[str], message: str, tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 def load() -> None:
     """Replace torch's CUDA kernels in this process by kernels that compute on the CPU."""
+    problem = None
     try:
         _load()
     except BaseException as error:  # raising would make `import torch` fail
-        _store_problem(f"{type(error).__name__}: {error}")
+        problem = f"{type(error).__name__}: {error}"
+    _report(problem)
 
 
 def _load() -> None:
@@ -34,13 +36,13 @@ def _load() -> None:
         importlib.import_module(f"{package.__name__}.{name}").install()
 
 
-def _store_problem(problem: str) -> None:
-    """Store why the kernels are missing; the simulated runtime prints it at the first launch that it refuses."""
+def _report(problem: str | None) -> None:
+    """Tell the simulated runtime why the kernels are missing, if they are; it prints that at the first launch it refuses."""
     try:
         import ctypes
 
         for major in (12, 13):
             runtime = ctypes.CDLL(f"libcudart.so.{major}")
-            runtime.accelerator_simulation_cannot_compute(problem.encode())
+            runtime.accelerator_simulation_plugin_loaded(problem and problem.encode())
     except BaseException:  # the simulated runtime is not loaded either, so no kernel will be launched
         return

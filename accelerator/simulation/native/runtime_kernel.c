@@ -115,15 +115,34 @@ static void record_name(const void *function, const char *name)
     kernels[kernel_count++].name = name;
 }
 
-/* Why the kernel overrides could not be loaded, or NULL. */
+/* Whether torch has loaded the plug-in with the kernel overrides, and the plug-in's problem with them, or NULL. */
+static bool is_plugin_loaded;
 static char *missing;
 
-EXPORT void accelerator_simulation_cannot_compute(const char *reason)
+EXPORT void accelerator_simulation_plugin_loaded(const char *problem)
 {
     pthread_mutex_lock(&lock);
+    is_plugin_loaded = true;
     free(missing);
-    missing = strdup(reason);
+    missing = problem ? strdup(problem) : NULL;
     pthread_mutex_unlock(&lock);
+}
+
+/* Prints once why torch did not load the plug-in, if this program uses torch from Python. */
+static void explain_missing_plugin(void)
+{
+    static bool is_explained;
+    if (is_plugin_loaded || is_explained || !dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD))
+        return;
+    is_explained = true;
+    const char *autoload = getenv("TORCH_DEVICE_BACKEND_AUTOLOAD"), *path = getenv("PYTHONPATH");
+    fprintf(stderr, "torch did not load the plug-in with the simulated kernels: ");
+    if (autoload && strcmp(autoload, "1") != 0)
+        fprintf(stderr, "TORCH_DEVICE_BACKEND_AUTOLOAD is '%s'\n", autoload);
+    else if (!path || !strstr(path, "/simulation/_plugin"))
+        fprintf(stderr, "PYTHONPATH lacks the plug-in's folder\n");
+    else
+        fprintf(stderr, "this Python does not search PYTHONPATH, as with -I or -E\n");
 }
 
 static cudaError_t refuse(const void *function)
@@ -141,6 +160,7 @@ static cudaError_t refuse(const void *function)
             fprintf(stderr, "kernel %s is not simulated%s%s\n", status == 0 ? readable : name, missing ? ": " : "",
                     missing ? missing : "");
             free(readable);
+            explain_missing_plugin();
             break;
         }
     pthread_mutex_unlock(&lock);

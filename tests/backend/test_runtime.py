@@ -323,25 +323,38 @@ torch.accelerator.Graph = Recorded
 """
 
 
-def test_graph_uses_the_class_of_torch_accelerator(hostacc: Server) -> None:
-    """Newer classes take all options in the constructor. Older ones take only the pool, in ``capture_begin``."""
-    constructor = """
-    def __new__(cls, keep_graph=False, *, pool=None, capture_error_mode="default"):
+OPTIONS = 'keep_graph=False, *, pool=None, capture_error_mode="default"'
+NEW = f"""
+    def __new__(cls, {OPTIONS}):
+        cls.calls.append(("new", keep_graph, pool, capture_error_mode))
         return super().__new__(cls)
-    def __init__(self, keep_graph=False, *, pool=None, capture_error_mode="default"):
-        self.calls.append((keep_graph, pool, capture_error_mode))
 """
+INIT = f"""
+    def __init__(self, {OPTIONS}):
+        self.calls.append(("init", keep_graph, pool, capture_error_mode))
+"""
+
+
+@pytest.mark.parametrize("constructors", [("new",), ("init",), ("new", "init")])
+def test_graph_uses_the_class_of_torch_accelerator(constructors: tuple[str, ...], hostacc: Server) -> None:
+    """Newer classes take all options in the constructor."""
+    constructor = "".join({"new": NEW, "init": INIT}[name] for name in constructors)
     hostacc.run(
         PRELUDE
         + GRAPHS.format(constructor=constructor, pool="", noted="")
-        + """
+        + f"""
 graph = acc.Graph(True, pool=(1, 2), capture_error_mode="relaxed")
 assert isinstance(graph, acc.Graph) and isinstance(graph, Recorded)
 with graph:
     pass
-assert Recorded.calls == [(True, (1, 2), "relaxed"), "begin", "end"], Recorded.calls
+expected = [(name, True, (1, 2), "relaxed") for name in {constructors}]
+assert Recorded.calls == [*expected, "begin", "end"], Recorded.calls
 """
     )
+
+
+def test_graph_uses_an_older_class_of_torch_accelerator(hostacc: Server) -> None:
+    """Older classes take only the pool, in ``capture_begin``."""
     hostacc.run(
         PRELUDE
         + GRAPHS.format(constructor="", pool=", pool=None", noted="), self.calls.append(pool")

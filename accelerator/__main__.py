@@ -74,7 +74,7 @@ def _report(arguments: list[str]) -> int:
 
 
 def _watch(options: argparse.Namespace) -> None:
-    write = terminal.redraw if terminal.is_terminal() and not options.json else terminal.write
+    write = terminal.redraw if terminal.takes_escapes() and not options.json else terminal.write
     with terminal.single_keys():
         while write(_text(options)) and not terminal.is_quit_pressed(options.watch):
             pass
@@ -89,7 +89,7 @@ def _text(options: argparse.Namespace) -> str:
         return json.dumps(facts, indent=None if watched else 2) + "\n"
     color = terminal.has_color(options.color)
     text = report_text.format_report(facts, color=color, brief=watched, selected=options.id is not None)
-    return text + "\n" if watched and not terminal.is_terminal() else text
+    return text + "\n" if watched and not terminal.takes_escapes() else text
 
 
 def _seconds(text: str) -> float:

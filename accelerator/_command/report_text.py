@@ -1,4 +1,4 @@
-"""The report as text of 80 columns."""
+"""The report as text of 60 to 80 columns."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .report import UNREAD
-from .terminal import WIDTH, styled
+from .terminal import styled, width
 
-_BAR_WIDTH = 12
+_BAR_WIDTH, _SHORTEST_BAR = 12, len("memory")
 
 # Shares of the device memory, and degrees Celsius, from which a figure is marked as high and as critical.
-_MEMORY_HIGH, _MEMORY_CRITICAL = 0.75, 0.95
-_TEMPERATURE_HIGH, _TEMPERATURE_CRITICAL = 75, 85
+_MEMORY_LEVELS = 0.75, 0.95
+_TEMPERATURE_LEVELS = 75, 85
 
 
 class Cell(NamedTuple):
@@ -98,34 +98,41 @@ def _driver(facts: dict[str, Any]) -> str:
 
 def wrapped(text: str) -> list[str]:
     """The text in lines of the report's width, the second and later ones indented."""
-    return textwrap.wrap(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
+    return textwrap.wrap(text, width(), subsequent_indent="    ", break_on_hyphens=False)
 
 
 def _activity(devices: list[dict[str, Any]], color: bool) -> list[str]:
     rows = [_activity_of(device) for device in devices]
     if not any(cell.text for row in rows for cell in row[1:]):  # for some accelerators no library reports figures
         return []
-    has_bars = any(device["memory_used"] is not None and device["total_memory"] for device in devices)
-    memory = ("memory", "") if has_bars else ("", "memory")
-    heading = ("GPU", *memory, "busy", "temp", "power", "clock", "")
-    return table([heading, *rows], "><>>>>><", color)
+    heading, alignment = ("GPU", "memory", "busy", "temp", "power", "clock", ""), ">>>>>><"
+    lines = table([heading, *rows], alignment, color)
+    # A bar fills the room that is left. Lines are measured without colors.
+    room = width() - 2 - max(map(len, table([heading, *rows], alignment, color=False)))
+    bars = [_bar(device, min(room, _BAR_WIDTH)) for device in devices]
+    if "" in lines or room < _SHORTEST_BAR or not any(bar.text for bar in bars):
+        return lines
+    with_bars = [(row[0], bar, *row[1:]) for row, bar in zip(rows, bars, strict=True)]
+    return table([("GPU", "memory", "", *heading[2:]), *with_bars], "><>>>>><", color)
 
 
 def _activity_of(device: dict[str, Any]) -> tuple[Cell, ...]:
     used, total = device["memory_used"], device["total_memory"]
-    share = used / total if used is not None and total else None
     state = [text for text, shown in (("slow", device["throttled"]), ("dead", device["usable"] is False)) if shown]
-    memory_style = _level(share, _MEMORY_HIGH, _MEMORY_CRITICAL)
     return (
         Cell(str(device["index"])),
-        Cell("" if share is None else _bar(share), memory_style),
-        Cell("" if total is None else f"{_gib(used)} of {_gib(total)} GiB", memory_style),
+        Cell("" if total is None else f"{_gib(used)} of {_gib(total)} GiB", _level(_share(device), *_MEMORY_LEVELS)),
         Cell(_with_unit(device["utilization"], "%")),
-        Cell(_with_unit(device["temperature"], "°C"), _level(device["temperature"], _TEMPERATURE_HIGH, _TEMPERATURE_CRITICAL)),
+        Cell(_with_unit(device["temperature"], "°C"), _level(device["temperature"], *_TEMPERATURE_LEVELS)),
         Cell(_power(device["power_draw"], device["power_limit"])),
         Cell(_with_unit(device["clock_rate"], "MHz")),
         Cell(" ".join(state), "red"),
     )
+
+
+def _share(device: dict[str, Any]) -> float | None:
+    used, total = device["memory_used"], device["total_memory"]
+    return used / total if used is not None and total else None
 
 
 def _level(value: float | None, high: float, critical: float) -> str | None:
@@ -134,12 +141,15 @@ def _level(value: float | None, high: float, critical: float) -> str | None:
     return "red" if value >= critical else "yellow"
 
 
-def _bar(share: float) -> str:
-    filled = min(round(share * _BAR_WIDTH), _BAR_WIDTH)
+def _bar(device: dict[str, Any], length: int) -> Cell:
+    share = _share(device)
+    if share is None:
+        return Cell("")
+    filled = min(round(share * length), length)
     # A device in use never looks empty, and one with free memory never looks full.
     filled = max(filled, 1) if share > 0 else filled
-    filled = min(filled, _BAR_WIDTH - 1) if share < 1 else filled
-    return "█" * filled + "░" * (_BAR_WIDTH - filled)
+    filled = min(filled, length - 1) if share < 1 else filled
+    return Cell("█" * filled + "░" * (length - filled), _level(share, *_MEMORY_LEVELS))
 
 
 def _identity(devices: list[dict[str, Any]], color: bool) -> list[str]:
@@ -147,7 +157,7 @@ def _identity(devices: list[dict[str, Any]], color: bool) -> list[str]:
     rows = [
         (
             str(device["index"]),
-            shortened(device["name"], 40),
+            shortened(device["name"], width() - 41),
             device["pci_bus_id"] or "",
             ".".join(map(str, device["compute_capability"] or ())),
             _with_unit(device["numa_node"], ""),
@@ -170,7 +180,7 @@ def _processes(devices: list[dict[str, Any]], color: bool) -> list[str]:
             str(process["pid"]),
             shortened(process["user"] or "", 12),
             "" if process["memory_used"] is None else f"{_gib(process['memory_used'])} GiB",
-            shortened(os.path.basename(process["name"] or "").partition(" ")[0], 40),
+            shortened(os.path.basename(process["name"] or "").partition(" ")[0], width() - 40),
         )
         for device in devices
         for process in device["processes"] or ()
@@ -210,10 +220,23 @@ def _physical_names(devices: list[dict[str, Any]]) -> str:
 
 
 def table(rows: Sequence[Sequence[str | Cell]], alignment: str, color: bool) -> list[str]:
-    """Format rows below a heading, in columns as wide as they need; columns without content are left out."""
+    """Format rows below a heading, in columns as wide as they need; columns without content are left out.
+
+    Columns that do not fit follow in a further table, which begins with the first column again.
+    """
     cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
-    columns = [i for i in range(len(alignment)) if any(row[i].text for row in cells[1:])]
-    widths = {i: max(len(row[i].text) for row in cells) for i in columns}
+    widths = {i: max(len(row[i].text) for row in cells) for i in range(len(alignment)) if any(row[i].text for row in cells[1:])}
+    first, *rest = widths
+    parts = [[first]]
+    for i in rest:
+        if len(parts[-1]) > 1 and sum(widths[column] + 2 for column in parts[-1]) + widths[i] > width():
+            parts.append([first])
+        parts[-1].append(i)
+    tables = [_table_of(columns, cells, widths, alignment, color) for columns in parts]
+    return [line for lines in tables for line in (*lines, "")][:-1]
+
+
+def _table_of(columns: list[int], cells: list[list[Cell]], widths: dict[int, int], alignment: str, color: bool) -> list[str]:
     heading = "  ".join(f"{cells[0][i].text:{alignment[i]}{widths[i]}}" for i in columns).rstrip()
     lines = [styled(heading, "bold", color)]
     for row in cells[1:]:

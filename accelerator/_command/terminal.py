@@ -11,7 +11,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-WIDTH = 80
+# Text is made for terminals of this many columns; wider ones are not filled.
+_NARROWEST, _WIDEST = 60, 80
 
 _USAGE = 2
 
@@ -50,7 +51,7 @@ def write(text: str) -> bool:
     """
     out = sys.stdout
     try:
-        text.encode(getattr(out, "encoding", None) or "utf-8")
+        text.encode("ascii" if _is_dumb() else getattr(out, "encoding", None) or "utf-8")
     except UnicodeEncodeError as error:
         text = text.translate(_ASCII).encode(error.encoding, "replace").decode(error.encoding)
     try:
@@ -72,9 +73,18 @@ def _discard_buffer(out: object) -> None:
     os.close(null)
 
 
-def is_terminal() -> bool:
-    """Whether standard output is a terminal."""
-    return sys.stdout.isatty()
+def _is_dumb() -> bool:
+    return os.environ.get("TERM") == "dumb"
+
+
+def takes_escapes() -> bool:
+    """Whether standard output is a terminal with colors and a movable cursor."""
+    return sys.stdout.isatty() and not _is_dumb()
+
+
+def width() -> int:
+    """Return the number of columns for text: the terminal's, within limits; 80 for a file or a pipe."""
+    return min(max(shutil.get_terminal_size((_WIDEST, 24)).columns, _NARROWEST), _WIDEST)
 
 
 def has_color(choice: str = "auto") -> bool:
@@ -88,7 +98,7 @@ def has_color(choice: str = "auto") -> bool:
         return choice == "always"
     if os.environ.get("NO_COLOR"):
         return False
-    return bool(os.environ.get("FORCE_COLOR")) or (is_terminal() and os.environ.get("TERM") != "dumb")
+    return bool(os.environ.get("FORCE_COLOR")) or takes_escapes()
 
 
 def styled(text: str, style: str | None, color: bool) -> str:

@@ -62,7 +62,7 @@ def test_output_without_unicode(command: str, encoding: str) -> None:
     environment = simulated_environment({"PYTHONIOENCODING": encoding}, gpus=1, name="x" * 60)
     done = run(command, environment=environment, encoding=encoding)
     assert (done.returncode, done.stderr) == (0, "")
-    assert ("+ memory: " if command == "check" else "x" * 20 + "~" + "x" * 19) in done.stdout
+    assert ("+ memory: " if command == "check" else "x" * 19 + "~" + "x" * 19) in done.stdout
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no full device here")

@@ -225,7 +225,7 @@ def test_tables() -> None:
     assert len({line.index("GiB") for line in blocks[1][1:]}) == 1
     assert blocks[2][0].split() == ["GPU", "name", "PCI", "bus", "CC", *(["NUMA"] if "NUMA" in blocks[2][0] else [])]
     assert blocks[2][1].split()[:2] == ["0", "One"]
-    assert "Two of a name that i…column for names is" in blocks[2][2]
+    assert "Two of a name that …column for names is" in blocks[2][2]
     assert blocks[3][0].split() == ["GPU", "UUID"]
     assert [line.split()[0] for line in blocks[3][1:]] == ["0", "1"]
     lines = text(simulated_environment({"CUDA_VISIBLE_DEVICES": "1"}, gpus=2, mig=[None, 2])).splitlines()
@@ -234,8 +234,8 @@ def test_tables() -> None:
     assert any(re.match(r"  0  MIG-", line) for line in lines)
 
 
-def activity(**figures: Any) -> list[str]:
-    """Return the colored lines of the report about a device with these figures."""
+def report_of(*, brief: bool = True, **figures: Any) -> list[str]:
+    """Return the colored blocks of the report about a device with these figures."""
     device = {
         **dict.fromkeys(DEVICE_KEYS),
         "index": 0,
@@ -256,7 +256,12 @@ def activity(**figures: Any) -> list[str]:
         "available": True,
         "accelerator": "cuda",
     }
-    return report_text.format_report(facts, color=True, brief=True).split("\n\n")[1].splitlines()
+    return report_text.format_report(facts, color=True, brief=brief).split("\n\n")
+
+
+def activity(**figures: Any) -> list[str]:
+    """Return the colored lines of the table about a device's activity."""
+    return report_of(**figures)[1].splitlines()
 
 
 @pytest.mark.parametrize(
@@ -350,12 +355,63 @@ def test_color_option_and_variables(arguments: list[str], variables: dict[str, s
         {"gpus": 0},
     ],
 )
-def test_text_fits_80_columns(machine: dict[str, Any]) -> None:
-    environment = simulated_environment({"CUDA_VISIBLE_DEVICES": "0," * 40 + "7"}, **machine)
-    for arguments in ([], ["--strict"]):
-        lines = text(environment, *arguments).splitlines()
-        assert max(map(len, lines)) <= 80
+def test_text_fits_the_columns(machine: dict[str, Any]) -> None:
+    for columns, arguments in ((80, []), (60, ["--strict"])):
+        variables = {"CUDA_VISIBLE_DEVICES": "0," * 40 + "7", "COLUMNS": str(columns)}
+        lines = text(simulated_environment(variables, **machine), *arguments).splitlines()
+        assert max(map(len, lines)) <= columns
+        assert len([line for line in lines if line.startswith("GPU  ")]) <= 3  # no table is in two parts
         assert not any("\033" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("columns", "width", "tables"),
+    [(1, 60, 5), (60, 60, 5), (61, 61, 5), (66, 66, 5), (71, 71, 5), (72, 72, 4), (80, 80, 4), (81, 80, 4), (300, 80, 4)],
+)
+def test_widest_figures_fit_the_columns(columns: int, width: int, tables: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    process = {
+        "pid": 4194304,
+        "name": "/usr/bin/a-program-with-a-long-name-of-its-own",
+        "user": "someone",
+        "memory_used": 1 << 37,
+    }
+    figures = {
+        "name": "NVIDIA GB200 NVL72 Superchip Very Long",
+        "uuid": "MIG-c956971c-de35-4897-ad8f-01dbe4140b1d",
+        "pci_bus_id": "00010000:01:00.0",
+        "compute_capability": [10, 0],
+        "numa_node": 12,
+        "mig": [12, 0],
+        "memory_used": 128 << 30,
+        "total_memory": 180 << 30,
+        "utilization": 100,
+        "temperature": 104,
+        "power_draw": 1_150_000,
+        "power_limit": 1_200_000,
+        "clock_rate": 1965,
+        "throttled": True,
+        "usable": False,
+        "processes": [process],
+    }
+    blocks = report_of(**figures, index=127, brief=False)
+    lines = [re.sub(r"\033\[\d*m", "", line) for block in blocks for line in block.splitlines()]
+    assert max(map(len, lines)) <= width
+    printed = "\n".join(lines)
+    shown = [
+        "128.0 of 180.0 GiB",
+        "100 %",
+        "104 °C",
+        "1150/1200 W",
+        "1965 MHz",
+        "slow dead",
+        figures["uuid"],
+        "00010000:01:00.0",
+    ]
+    shown += ["10.0", "12/0", "4194304", "someone", "128.0 GiB", "NVIDIA GB", "a-program"]
+    assert [text for text in shown if text not in printed] == []
+    assert [block.splitlines()[1][:3] for block in blocks[1:]] == ["127"] * tables
+    assert all(block.startswith("\033[1mGPU") for block in blocks[1:])
 
 
 @on_simulated_gpus
@@ -402,6 +458,30 @@ def test_without_any_accelerator() -> None:
     assert document["simulated"] is False
     printed = re.sub("\n +", " ", text(environment, "report"))
     assert f"not available: {document['unavailable_reason']}" in printed
+
+
+@on_simulated_gpus
+def test_dumb_terminal_gets_plain_ascii() -> None:
+    import pty
+
+    for arguments in ([], ["--watch", "0.05"]):
+        ours, its = pty.openpty()
+        command = [sys.executable, "-m", "accelerator", *arguments]
+        environment = simulated_environment({"TERM": "dumb"}, gpus=1, name="x" * 60)
+        started = subprocess.Popen(command, env=environment, stdin=its, stdout=its, stderr=its)
+        os.close(its)
+        output = b""
+        with contextlib.suppress(OSError):  # reading raises when the terminal is closed
+            while part := os.read(ours, 4096):
+                output += part
+                if output.count(b"available") >= 3:
+                    os.write(ours, b"q")
+        os.close(ours)
+        assert started.wait(timeout=60) == 0
+        printed = output.decode("ascii")  # raises if it is not
+        assert "\033" not in printed
+        assert "............" in printed
+        assert "x" * 19 + "~" + "x" * 19 in printed or arguments
 
 
 def test_watch_runs_until_interrupted(tmp_path: Path) -> None:

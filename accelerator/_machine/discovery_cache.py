@@ -184,6 +184,8 @@ def _cpu_build() -> str:
         return f"torch cannot be imported: {import_error}"
     if build is None and (error := torch_build.read_error()):
         return f"whether torch is installed is unknown: {error.strerror}"
+    if build is None and (path := torch_build.hiding_file()):
+        return torch_build.HIDDEN.format(path)
     if build is None:
         return "torch is not installed in this Python; install it with 'pip install torch'"
     return f"torch {build.version} is a CPU build; install one that is built for the accelerator"

@@ -24,6 +24,10 @@ _build: tuple[Build | None] | None = None
 _error: OSError | None = None
 _import_error: str | None = None
 _type: tuple[str | None] | None = None
+
+# Why torch cannot be imported if a file has its name.
+HIDDEN = "the file {} hides torch, because it has the same name; rename it"
+
 _FAILED_HERE = "an earlier import of it failed in this process"
 
 
@@ -81,7 +85,17 @@ def fits_no_gpu() -> bool:
 def folder() -> str | None:
     """The folder of the installed torch, or None without torch."""
     spec = importlib.util.find_spec("torch")
-    return os.path.dirname(spec.origin) if spec and spec.origin else None
+    # A module has no such locations: it is a file torch.py, and a version.py beside it is not torch's.
+    return os.path.dirname(spec.origin) if spec and spec.origin and spec.submodule_search_locations else None
+
+
+def hiding_file() -> str | None:
+    """A file ``torch.py`` that ``import torch`` would import in place of torch, or None."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):  # a broken torch
+        return None
+    return spec.origin if spec and not spec.submodule_search_locations else None
 
 
 def accelerator_type() -> str | None:
@@ -117,14 +131,13 @@ def _read_type() -> str | None:
 
 def _plugins() -> list[str]:
     """The installed packages that announce a backend, which ``import torch`` would load."""
-    if os.environ.get(_AUTOLOAD, "1") != "1" and not process.has_torch_import_failed():
+    if os.environ.get(torch_probe.AUTOLOAD, "1") != "1" and not process.has_torch_import_failed():
         return []
     # Importing importlib.metadata takes longer than all the rest of the first query.
     packages = (entry for path in sys.path for entry in _metadata(path) if _announces_backend(entry))
     return [os.path.basename(entry).partition("-")[0].partition(".")[0] for entry in packages]
 
 
-_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _METADATA = (".dist-info", ".egg-info")
 
 
@@ -151,7 +164,7 @@ def _probe_torch(plugins: Sequence[str] = ()) -> str | None:
     has_failed = process.has_torch_import_failed()
     try:
         # A failed plug-in may have set the variable that makes torch load no plug-ins.
-        result = torch_probe.run({_AUTOLOAD: None} if has_failed else {})
+        result = torch_probe.run({torch_probe.AUTOLOAD: None} if has_failed else {})
     except child_process.NotStarted as not_started:
         if not has_failed:
             return _import_torch()
@@ -179,11 +192,13 @@ def import_error() -> str | None:
 
 
 def check_importable() -> None:
-    """Raise if an import of torch failed in this process: torch's own error at a second import does not name the cause.
+    """Raise if torch cannot be imported and Python's own error would not name the cause.
 
     Raises:
-        RuntimeError: with the error of the first import.
+        RuntimeError: if a file hides torch; if an import of torch failed in this process, with the error of that import.
     """
+    if path := hiding_file():
+        raise RuntimeError(HIDDEN.format(path))
     if process.has_torch_import_failed():
         accelerator_type()
         raise RuntimeError(f"torch cannot be imported: {import_error() or _FAILED_HERE}")

@@ -1,4 +1,4 @@
-"""The program of a child process that imports torch and reports its accelerator, or why torch cannot be imported.
+"""The program of a child process that imports torch and reports its accelerator or the result of a binding of torch.
 
 It imports nothing of this package. The parent's torch stays unimported, and its accelerator uninitialized.
 """
@@ -7,42 +7,59 @@ from __future__ import annotations
 
 import json
 import os
+import site
 import sys
 from collections.abc import Callable
 from typing import Any
 
 
-def main(paths: str, package: str, mark: str) -> None:
-    """Print, between two marks, the error, the device type, and each device's name, free and total memory.
+def main(paths: str, site_folders: str, package: str, binding: str, mark: str) -> None:
+    """Print two results between two marks: why torch cannot be imported, or None, and what torch reports.
 
     Args:
         paths: the parent's ``sys.path``, as JSON.
+        site_folders: the folders whose ``.pth`` files the parent ran, as JSON.
         package: a package to import after torch because it registers the accelerator; "" for none.
+        binding: a function of ``torch._C`` whose result is printed; "" for the device type and the devices.
         mark: a line that nothing else prints.
     """
-    sys.path[:] = json.loads(paths)
     error: str | None = None
-    device_type: str | None = None
-    devices: list[tuple[str | None, int | None, int | None]] = []
+    report: Any = None
     try:
+        _run_pth_files(json.loads(site_folders))
+        sys.path[:] = json.loads(paths)
         import torch
         import torch.accelerator
 
         if package:
             __import__(package)
-        device = torch.accelerator.current_accelerator()
-        if device is not None:
-            device_type = device.type
-            module = getattr(torch, device_type)
-            count = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
-            devices = [_describe(torch, module, index) for index in range(count)] if device_type != "cuda" else []
+        report = getattr(torch._C, binding)() if binding else _describe_accelerator(torch)
     except BaseException as failure:  # a plug-in may raise anything
         error = _describe_error(failure)
-    message = f"\n{mark}\n{json.dumps([error, device_type, devices])}\n{mark}\n".encode("ascii")
+    message = f"\n{mark}\n{json.dumps([error, report])}\n{mark}\n".encode("ascii")
     sys.stdout.flush()
     while message:
         message = message[os.write(1, message) :]
     os._exit(0)  # the plug-in's exit handlers may hang
+
+
+def _run_pth_files(folders: list[str]) -> None:
+    """Run the ``.pth`` files of some folders, which install the finders of editable packages."""
+    # A query in one of these files must not start a child process, which would run the file too, and so on without end.
+    executable, sys.executable = sys.executable, ""
+    for folder in folders:
+        site.addsitedir(folder)
+    sys.executable = executable
+
+
+def _describe_accelerator(torch: Any) -> tuple[str | None, list[tuple[str | None, int | None, int | None]]]:
+    """The device type, and each device's name, free and total memory; no devices for CUDA and ROCm."""
+    device = torch.accelerator.current_accelerator()
+    if device is None:
+        return None, []
+    module = getattr(torch, device.type)
+    count = module.device_count() if hasattr(module, "device_count") else int(module.is_available())
+    return device.type, [_describe(torch, module, index) for index in range(count)] if device.type != "cuda" else []
 
 
 def _describe(torch: Any, module: Any, index: int) -> tuple[str | None, int | None, int | None]:

@@ -1,4 +1,4 @@
-"""The torch probe: a child process imports torch and reports its accelerator."""
+"""The torch probe: a child process imports torch and reports its accelerator, or the result of a binding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import child_process, process, torch_child
 from . import environment as this_environment
@@ -16,6 +16,9 @@ from .discovery_result import RETRY_AFTER_S
 from .driver_child import Device
 
 DEADLINE_S = 120.0
+
+# Whether torch loads plug-ins when it is imported.
+AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
 class TorchProbeResult(NamedTuple):
@@ -66,19 +69,48 @@ def clear() -> None:
     _result = None
 
 
+def call_binding(name: str) -> Any:
+    """What a function of ``torch._C`` returns in a child process that loads no plug-ins.
+
+    Raises:
+        RuntimeError: if the child has no output, or torch cannot be imported there.
+    """
+    error, value = _import_torch({AUTOLOAD: "0"}, binding=name)
+    if error:
+        raise RuntimeError(error)
+    return value
+
+
 def _run_child(environment: Mapping[str, str | None]) -> TorchProbeResult:
     # A plug-in that was imported explicitly has to be imported there too.
     package = getattr(process.torch_device_module(), "__name__", "torch").partition(".")[0]
-    arguments = (json.dumps([os.fspath(path) for path in sys.path]), "" if package == "torch" else package)
-    program = child_process.source(torch_child)
     try:
-        error, device_type, devices = child_process.run(program, arguments, environment, subject="torch", deadline_s=DEADLINE_S)
+        error, report = _import_torch(environment, package="" if package == "torch" else package)
     except child_process.NotStarted:
         raise
     except child_process.ChildError as failure:
         return TorchProbeResult(str(failure))
+    device_type, devices = report or (None, ())
     described = tuple(Device(None, name or device_type, None, None, total) for name, _, total in devices)
     return TorchProbeResult(error, device_type, described, tuple(free for _, free, _ in devices))
+
+
+def _import_torch(environment: Mapping[str, str | None], *, package: str = "", binding: str = "") -> Any:
+    """The error and the report of ``torch_child``."""
+    paths = [os.fspath(path) for path in sys.path]
+    arguments = (json.dumps(paths), json.dumps(_site_folders()), package, binding)
+    program = child_process.source(torch_child)
+    return child_process.run(program, arguments, environment, subject="torch", deadline_s=DEADLINE_S)
+
+
+def _site_folders() -> list[str]:
+    """The folders whose ``.pth`` files Python ran when this process started."""
+    site: Any = sys.modules.get("site")  # not imported with -S
+    if site is None:
+        return []
+    # PREFIXES lacks the virtual environment's prefix until all of these files have run.
+    folders: list[str] = [*site.getsitepackages([*site.PREFIXES, sys.prefix]), site.getusersitepackages()]
+    return [folder for folder in folders if folder in sys.path]
 
 
 @process.reset_after_fork

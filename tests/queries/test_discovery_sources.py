@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,34 @@ def test_torch_build_is_read_without_importing_torch(version: str, count: int, r
     )
     assert output[0] == count
     assert output[1] is None if reason is None else output[1].startswith(reason)
+
+
+HIDDEN = """
+    import accelerator as acc
+    messages = []
+    for _ in range(2):
+        try:
+            acc.synchronize()
+        except RuntimeError as error:
+            messages.append(str(error))
+    print(json.dumps([acc.device_count(), acc.unavailable_reason(), messages, "torch" in sys.modules]))
+"""
+
+
+@simulated_driver
+@pytest.mark.parametrize("version", [True, False])
+def test_reason_names_a_file_that_hides_torch(version: bool, tmp_path: Path) -> None:
+    """A query runs neither the file nor a file ``version.py`` beside it."""
+    (tmp_path / "torch.py").write_text("open('executed', 'w')\n")
+    if version:
+        (tmp_path / "version.py").write_text("open('executed', 'w')\n__version__, cuda = '9.0', '13.9'\n")
+    environment, python = bare_python(simulated_environment(gpus=2), tmp_path / "site")
+    path = environment["PYTHONPATH"].split(os.pathsep)
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), *path))
+    output = evaluate(f"os.chdir({str(tmp_path)!r})\n" + textwrap.dedent(HIDDEN), environment, python=python)
+    reason = f"the file {tmp_path}/torch.py hides torch, because it has the same name; rename it"
+    assert output == [0, reason, [reason] * 2, False]
+    assert not (tmp_path / "executed").exists()
 
 
 @simulated_driver

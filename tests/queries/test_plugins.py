@@ -5,6 +5,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +19,8 @@ import pytest
 import accelerator as acc
 from accelerator._machine import child_process, discovery_cache, torch_build, torch_child
 from accelerator._machine.driver_child import Device
-from tests.support import plain_environment, simulated_environment
-from tests.support.discovery import evaluate, on_simulated_gpus
+from tests.support import plain_environment, python, simulated_environment
+from tests.support.discovery import DRIVER, evaluate, on_simulated_gpus
 
 pytestmark = pytest.mark.skipif(torch_build.read() is None, reason="needs torch")
 
@@ -55,6 +60,74 @@ def install(plugin: str, folder: Path) -> None:
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: planet\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text("[torch.backends]\nplanet = planet_plugin:load\n")
+
+
+# What "pip install -e" leaves in site-packages if setuptools builds a package whose modules lie beside pyproject.toml.
+FINDER_PTH = "import __editable___planet_1_finder; __editable___planet_1_finder.install()\n"
+FINDER = """
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import spec_from_file_location
+
+MAPPING = {mapping!r}
+
+class _EditableFinder:
+    @classmethod
+    def find_spec(cls, fullname, path=None, target=None):
+        return spec_from_file_location(fullname, MAPPING[fullname]) if fullname in MAPPING else None
+
+def install():
+    if not any(finder == _EditableFinder for finder in sys.meta_path):
+        sys.meta_path.append(_EditableFinder)
+"""
+
+
+def install_editable(plugin: str, folder: Path) -> Path:
+    """Install a plug-in into a new virtual environment as ``pip install -e`` does, and return the environment's Python."""
+    project, python = folder / "project", folder / "venv/bin/python"
+    project.mkdir()
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True, timeout=60)
+    (site,) = (folder / "venv").glob("lib/python*/site-packages")
+    install(plugin, site)
+    (site / "planet_plugin.py").rename(project / "planet_plugin.py")
+    (site / "__editable__.planet-1.pth").write_text(FINDER_PTH)
+    mapping = {"planet_plugin": str(project / "planet_plugin.py")}
+    (site / "__editable___planet_1_finder.py").write_text(FINDER.format(mapping=mapping))
+    (site / "others.pth").write_text("\n".join(filter(os.path.isdir, sys.path)))
+    return python
+
+
+EDITABLE = """
+    import accelerator as acc
+    before = [acc.device_count(), acc.unavailable_reason(), "torch" in sys.modules]
+    import torch
+    print(json.dumps([before, "planet_plugin" in sys.modules, acc.device_count()]))
+"""
+
+
+@on_simulated_gpus
+def test_editable_plugin_is_imported_in_the_probe(tmp_path: Path) -> None:
+    interpreter = install_editable("def load():\n    pass\n", tmp_path)
+    before, is_loaded, after = evaluate(EDITABLE, simulated_environment(gpus=2), python=(str(interpreter),))
+    assert before == [2, None, False]
+    assert is_loaded
+    assert after == 2
+
+
+@on_simulated_gpus
+def test_query_in_a_pth_file_starts_one_probe(tmp_path: Path) -> None:
+    """Every interpreter of the environment runs the file, the probe's child too, which must not start a child of its own."""
+    interpreter = install_editable("def load():\n    pass\n", tmp_path)
+    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    log = tmp_path / "counts"
+    (site / "zz_query.pth").write_text("import zz_query\n")
+    (site / "zz_query.py").write_text(
+        f"import accelerator\ncount = accelerator.device_count()\nprint(count, file=open({str(log)!r}, 'a'))\n"
+    )
+    before, _, after = evaluate(EDITABLE, simulated_environment(gpus=2), python=(str(interpreter),))
+    assert before[:2] == [2, None]
+    assert after == 2
+    assert log.read_text().split() == ["2", "2"]
 
 
 def query(plugin: str, folder: Path, environment: dict[str, str], mode: str = "") -> Any:
@@ -147,6 +220,27 @@ def test_reason_names_the_cause_of_a_failed_torch_import(tmp_path: Path) -> None
     assert reason.startswith("torch cannot be imported: ")
     assert "libplanet.so" in reason
     assert errors == [reason, reason]
+
+
+ARCHITECTURES = """
+    import accelerator as acc
+    import torch
+    ours = [acc.get_arch_list(), acc.get_gencode_flags()]
+    with open(sys.argv[1], "w") as file:  # the plug-in prints to the standard output
+        json.dump([ours, [torch.cuda.get_arch_list(), torch.cuda.get_gencode_flags()]], file)
+"""
+
+
+@on_simulated_gpus
+def test_arch_list_ignores_what_a_plugin_prints(tmp_path: Path) -> None:
+    install("def load():\n    print('planet 1.0 sm_1')\n", tmp_path)
+    environment = simulated_environment(gpus=1)
+    environment["PYTHONPATH"] += f":{tmp_path}"
+    done = python(DRIVER + textwrap.dedent(ARCHITECTURES), environment, str(tmp_path / "results"))
+    assert done.returncode == 0, done.stderr
+    ours, theirs = json.loads((tmp_path / "results").read_text())
+    assert ours == theirs
+    assert "sm_1" not in ours[0] != []
 
 
 def test_error_quotes_last_output_of_a_crashed_child() -> None:

@@ -30,6 +30,9 @@ def main(arguments: list[str]) -> int:
     workers = str(min(os.cpu_count() or 1, 4))
     # The tests start about a thousand processes. Without bytecode files, each would compile the package.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # There is a worker for each core, whose threads would wait for each other's turn in busy loops. The slow tests keep them.
+    if speed.startswith("not slow"):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadscope", "-m", speed, *arguments]
     if build is None:
         runs = [("without torch", dict(os.environ), [str(TESTS)])]

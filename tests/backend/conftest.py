@@ -1,8 +1,6 @@
-"""The fixture ``hostacc``: a process that forks a child for each program on another accelerator."""
+"""The fixture ``hostacc``: runs each program on another accelerator in a fork of one process."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,7 +9,5 @@ from tests.backend.server import Server
 
 
 @pytest.fixture(scope="session")
-def hostacc() -> Iterator[Server]:
-    server = Server(environment())
-    yield server
-    server.close()
+def hostacc() -> Server:
+    return Server(environment())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import signal
 from collections.abc import Iterator
-from contextlib import closing
 
 import pytest
 
@@ -58,11 +57,9 @@ def test_all_functions_on_the_backend(hostacc: Server, switch: str) -> None:
 @pytest.mark.slow
 @on_simulated_gpus
 def test_all_functions_on_simulated_gpus() -> None:
-    with closing(Server(simulated_environment(gpus=2))) as server:
-        _check(bad_arguments.outcomes(server, plugin=False), "cuda")
+    _check(bad_arguments.outcomes(Server(simulated_environment(gpus=2)), plugin=False), "cuda")
 
 
 @pytest.mark.slow
 def test_all_functions_under_the_cpu_fallback() -> None:
-    with closing(Server(plain_environment())) as server:
-        _check(bad_arguments.outcomes(server, plugin=False), "cpu")
+    _check(bad_arguments.outcomes(Server(plain_environment()), plugin=False), "cpu")

@@ -1,18 +1,22 @@
-"""Run programs that begin with ``import torch`` in forks of a process that has only imported torch.
+"""Run programs in forks of a process that has only imported torch, as ``python -c`` would run them.
 
-The import takes longer than the rest of most programs.
+The import takes longer than the rest of most programs. One parent serves each environment, for all workers of pytest.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
+import hashlib
 import importlib
 import io
 import json
 import os
 import re
 import select
+import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -21,6 +25,7 @@ import threading
 import traceback
 import types
 import warnings
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,58 +34,18 @@ from typing import Any
 # The simulated libraries read their variables at their first call, and the import of torch calls none of them.
 _READ_LATER = re.compile(
     r"ACCELERATOR_SIM_(?!(COMPILE|COMPUTE|OWN_KERNELS|TRITON)$)|ACCELERATOR_BACKEND$|(CUDA|HIP|ROCR)_VISIBLE_DEVICES$"
-    r"|CUDA_DEVICE_ORDER$|PYTEST_CURRENT_TEST$|PYTORCH_NVML_BASED_CUDA_CHECK$"
+    r"|CUDA_DEVICE_ORDER$|PYTEST_|PYTORCH_NVML_BASED_CUDA_CHECK$|HOSTACC_SWITCHES$"
 )
-# A limit, because each parent that waits for the next program occupies memory.
-_MAX_PARENTS = 3
+# A parent ends after this time without a program, because each occupies memory.
+_IDLE_S = 60.0
+_IMPORT_S = 300.0  # torch may have to be read from a slow disk
 _INT = struct.Struct("i")
 
+# The sockets of the parents. The workers of one run share them: the process that started the workers is their parent.
+_run = os.getppid() if "PYTEST_XDIST_WORKER" in os.environ else os.getpid()
+_FOLDER = Path(tempfile.gettempdir(), f"accelerator-tests-{os.getuid() if sys.platform != 'win32' else 0}-{_run}")
 
-class _Parent:
-    """A process that imports torch and then forks a child for each program."""
-
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        # The parent gets this module as text, because importing it would import the package under test.
-        command = [sys.executable, "-c", Path(__file__).read_text(encoding="utf-8") + "\n_serve()\n"]
-        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
-        )
-
-    def run(self, request: dict[str, Any], timeout: float) -> int:
-        """Run a program in a fork and return its status."""
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
-        child = self._read(300)  # torch may have to be read from a slow disk
-        try:
-            return self._read(timeout)
-        except subprocess.TimeoutExpired:
-            os.kill(child, signal.SIGKILL)
-            raise
-
-    def _read(self, timeout: float) -> int:
-        assert self._process.stdout
-        if not select.select([self._process.stdout], [], [], timeout)[0]:
-            self.end()
-            raise subprocess.TimeoutExpired(self._process.args, timeout)
-        packed = self._process.stdout.read(_INT.size)
-        if not packed:
-            self._errors.seek(0)
-            raise RuntimeError(f"the process that imports torch has ended: {self._errors.read()[-3000:]}")
-        return int(_INT.unpack(packed)[0])
-
-    def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-_parents: dict[tuple[tuple[str, str], ...], _Parent] = {}
-
-
-@atexit.register
-def _end_parents() -> None:
-    while _parents:
-        _parents.popitem()[1].end()
+_started: list[subprocess.Popen[bytes]] = []
 
 
 def begins_with_torch(code: str) -> bool:
@@ -89,37 +54,139 @@ def begins_with_torch(code: str) -> bool:
 
 
 def run(
-    code: str, environment: Mapping[str, str], *arguments: str, timeout: float, cwd: Path
+    code: str, environment: Mapping[str, str], *arguments: str, timeout: float, cwd: Path, prepare: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python code as ``python -c`` does, in a process that has imported torch in this environment."""
-    key = tuple(sorted((name, value) for name, value in environment.items() if not _READ_LATER.match(name)))
-    # The dict is in the order of use, the parent used last at its end.
-    parent = _parents.pop(key, None) or _Parent(environment)
-    while len(_parents) >= _MAX_PARENTS:
-        _parents.pop(next(iter(_parents))).end()
+    """Run Python code as ``python -c`` does, in a process that has imported torch in this environment.
+
+    Args:
+        prepare: a program that the parent runs after the import of torch.
+    """
+    command = [sys.executable, "-c", code, *arguments]
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
         request = {"code": code, "arguments": arguments, "environment": dict(environment), "cwd": str(cwd)}
-        status = parent.run({**request, "output": str(output), "errors": str(errors)}, timeout)
-        _parents[key] = parent
-        texts = (path.read_text(encoding="utf-8", errors="replace") for path in (output, errors))
-        return subprocess.CompletedProcess([sys.executable, "-c", code, *arguments], status, *texts)
+        try:
+            status = _request({**request, "output": str(output), "errors": str(errors)}, environment, prepare, timeout)
+        except TimeoutError:
+            status = None
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in (output, errors)]
+    if status is None:
+        raise subprocess.TimeoutExpired(command, timeout, *texts)
+    return subprocess.CompletedProcess(command, status, *texts)
 
 
-def _serve() -> None:
-    """Run the parent: import torch, and fork a child for each line of standard input. Write the child's pid and its status."""
+def _request(request: dict[str, Any], environment: Mapping[str, str], prepare: str, timeout: float) -> int:
+    """Send a program to the parent of its environment, start the parent if there is none, and return the program's status."""
+    key = sorted((name, value) for name, value in environment.items() if not _READ_LATER.match(name))
+    address = _FOLDER / hashlib.sha256(repr((prepare, key)).encode()).hexdigest()[:16]
+    while True:
+        with socket.socket(socket.AF_UNIX) as connection:
+            if connection.connect_ex(str(address)):
+                _start_parent(address, environment, prepare)
+                continue
+            connection.settimeout(timeout)
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            packed = connection.recv(_INT.size)
+            if not packed:
+                continue  # the parent ended before it read the request
+            child: int = _INT.unpack(packed)[0]
+            try:
+                packed = connection.recv(_INT.size)
+            except TimeoutError:
+                os.kill(child, signal.SIGKILL)
+                raise
+            assert packed, "the process that imported torch has ended"
+            return int(_INT.unpack(packed)[0])
+
+
+def _start_parent(address: Path, environment: Mapping[str, str], prepare: str) -> None:
+    """Start a parent and wait until it listens, unless another worker has started it."""
+    _FOLDER.mkdir(mode=0o700, exist_ok=True)
+    with open(address.with_suffix(".lock"), "w") as lock, socket.socket(socket.AF_UNIX) as trial:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if trial.connect_ex(str(address)) == 0:
+            return
+        # The parent gets this module as text, because importing it would import the package under test.
+        program = f"{Path(__file__).read_text(encoding='utf-8')}\n_serve({str(address)!r}, {prepare!r})\n"
+        with tempfile.TemporaryFile("w+") as errors:
+            parent = subprocess.Popen(
+                [sys.executable, "-c", program],
+                env=dict(environment),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                bufsize=0,
+            )
+            assert parent.stdout
+            listens = select.select([parent.stdout], [], [], _IMPORT_S)[0] and parent.stdout.read(1)
+            if not listens:
+                parent.kill()
+                parent.wait()
+                errors.seek(0)
+                raise RuntimeError(f"no process that has imported torch: {errors.read()[-3000:]}")
+    _started.append(parent)
+
+
+@atexit.register
+def _end_parents() -> None:
+    for parent in _started:
+        assert parent.stdin
+        parent.stdin.close()  # the parent ends after its last program
+    for parent in _started:
+        parent.wait()
+    if _started:
+        shutil.rmtree(_FOLDER, ignore_errors=True)
+
+
+def _serve(address: str, prepare: str) -> None:
+    """Run the parent: import torch and fork a child for each connection. Write the child's pid, then its status."""
     results = os.dup(1)
     os.dup2(2, 1)  # torch may print
     importlib.import_module("torch")
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            os.close(results)
-            _run_child(json.loads(line))
-            return
-        os.write(results, _INT.pack(child))
-        os.write(results, _INT.pack(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
-    os._exit(0)  # finalizing torch would take seconds
+    exec(prepare, {"__name__": "prepare"})
+    for finalizer in weakref.finalize._registry:  # type: ignore[attr-defined]
+        finalizer.atexit = False  # torch's take longer than most programs
+    Path(address).unlink(missing_ok=True)  # left by a parent that was killed
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()
+    os.write(results, b"\n")
+    os.close(results)
+    running: dict[int, tuple[int, socket.socket]] = {}  # by a file descriptor that is readable when the child has ended
+    listening: list[Any] = [listener, 0]
+    while listening or running:
+        ready = select.select([*listening, *running], [], [], None if running else _IDLE_S)[0]
+        if not ready or 0 in ready:  # the process that started this one has ended
+            listening = []
+            Path(address).unlink(missing_ok=True)
+            listener.close()
+            continue
+        for each in ready:
+            if each is listener:
+                connection, _ = listener.accept()
+                line = connection.makefile("rb").readline()
+                if not line:
+                    connection.close()  # another worker that tried whether this process listens
+                    continue
+                child = os.fork()
+                if child == 0:
+                    for other in (listener, connection, *(connection for _, connection in running.values())):
+                        other.close()
+                    for descriptor in running:
+                        os.close(descriptor)
+                    _run_child(json.loads(line))
+                connection.sendall(_INT.pack(child))
+                running[os.pidfd_open(child)] = child, connection
+            else:
+                os.close(each)
+                child, connection = running.pop(each)
+                status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                try:
+                    connection.sendall(_INT.pack(status))
+                except BrokenPipeError:
+                    pass  # the program's deadline has passed
+                connection.close()
+    os._exit(0)  # finalizing torch would take a second
 
 
 def _run_child(request: dict[str, Any]) -> None:

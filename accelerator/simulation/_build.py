@@ -46,7 +46,7 @@ LIBRARIES_VARIABLE = "ACCELERATOR_SIM_LIBRARIES"
 """Names the directory into which ``simulate --build`` compiled the libraries."""
 
 _FLAGS = (
-    *("-std=gnu11", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
     *("-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--as-needed"),
     f"-DSIM_MAX_GPUS={MAXIMUM_GPUS}",
 )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.support import environment, simulated_environment
 from tests.support.discovery import compiled
@@ -148,6 +151,21 @@ def test_state_of_another_version_is_rejected(tmp_path: Path) -> None:
     state.write_bytes(content)
     assert refused(state, "it is from another version of accelerator")
     assert state.read_bytes() == content
+
+
+@pytest.mark.parametrize("size", ["64k", "8k"])
+def test_full_file_system_is_an_error(tmp_path: Path, size: str) -> None:
+    state = tmp_path / "state"
+    child = {**environment(base=SANITIZERS), "ACCELERATOR_SIM_STATE": str(state)}
+    shell = f'mount -t tmpfs -o size={size} tmpfs {tmp_path} && "$@" && "$@" && stat -c %s {state}'
+    name_space = ["unshare", "--mount", "--map-root-user"]
+    if not shutil.which("unshare") or subprocess.run([*name_space, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs name spaces of its own to be allowed")
+    command = [*name_space, "sh", "-c", shell, "sh", sys.executable, "-c", CU_INIT]
+    done = subprocess.run(command, env=child, capture_output=True, text=True, check=False, timeout=DEADLINE)
+    reason = f"accelerator: the state of the simulated machine cannot be kept in {state}: No space left on device\n"
+    # The second process finds an empty file, not a damaged one.
+    assert (done.stdout, done.stderr) == (2 * OPERATING_SYSTEM_ERROR + "0\n", 2 * reason)
 
 
 def test_unusable_state_is_reported_once(tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 /* libcuda.so.1: initialization, versions, errors, entry points by name, and the table for the runtime. */
-#define _GNU_SOURCE
 #include "driver.h"
 
 #include <dlfcn.h>

@@ -1,5 +1,4 @@
 /* libcuda.so.1: primary contexts, and each thread's stack of current contexts. */
-#define _GNU_SOURCE
 #include "driver.h"
 
 #include <errno.h>

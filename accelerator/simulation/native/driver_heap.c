@@ -3,49 +3,26 @@
  * A heap is an anonymous sparse file. Each block of device memory maps a part of the file. An importing process opens
  * the file under /proc and maps the same part. Parts are never reused, so the handle of a freed block cannot refer to a
  * newer one. The page before each block is for its id. The export writes the id; freeing the block clears the page. */
-#define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "driver.h"
+#include "memory_file.h"
 
-enum { PAGE = 4096, HANDLE_MAGIC = 0x53494d33 };
+enum { PAGE = 4096, HANDLE_MAGIC = 0x53494d34 };
 
 struct heap {
-    int file;
-    dev_t file_system;
-    ino_t inode;
+    struct memory_file file;
     uint64_t end; /* offset after the last part */
 };
 
-/* Guarded by the memory lock. An inode of 0: the file does not exist yet. */
+/* Guarded by the memory lock. */
 static struct heap heaps[SIM_MAX_GPUS];
-
-static bool has_file(const struct heap *heap)
-{
-    /* A program may have closed this descriptor with all others, and the system may have reused its number. */
-    struct stat status;
-    return heap->inode != 0 && fstat(heap->file, &status) == 0 && status.st_dev == heap->file_system &&
-           status.st_ino == heap->inode;
-}
 
 static bool create_file(struct heap *heap)
 {
-    struct stat status;
-    int file = memfd_create("cuda-memory", MFD_CLOEXEC);
-    if (file < 0)
-        return false;
-    if (fstat(file, &status) != 0) {
-        close(file);
-        return false;
-    }
-    *heap = (struct heap){file, status.st_dev, status.st_ino, 0};
-    return true;
+    heap->end = 0;
+    return memory_file_create(&heap->file, "cuda-memory");
 }
 
 /* A file that grows beyond RLIMIT_FSIZE raises SIGXFSZ, which ends most programs. */
@@ -58,12 +35,12 @@ static bool is_within_file_limit(uint64_t size)
 void *heap_map(int device, size_t size, struct heap_part *part)
 {
     struct heap *heap = &heaps[device];
-    bool is_in_file = has_file(heap) || create_file(heap);
+    bool is_in_file = memory_file_is_open(&heap->file) || create_file(heap);
     uint64_t offset = heap->end + PAGE;
     is_in_file = is_in_file && is_within_file_limit(offset + size) &&
-                 ftruncate(heap->file, (off_t)(offset + size)) == 0;
+                 ftruncate(heap->file.descriptor, (off_t)(offset + size)) == 0;
     /* If the file cannot be created or grown, the memory is private to this process and cannot be exported. */
-    int file = is_in_file ? heap->file : -1;
+    int file = is_in_file ? heap->file.descriptor : -1;
     int flags = is_in_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;
     void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, file, is_in_file ? (off_t)offset : 0);
     if (base == MAP_FAILED)
@@ -71,7 +48,7 @@ void *heap_map(int device, size_t size, struct heap_part *part)
     *part = (struct heap_part){0};
     if (is_in_file) {
         heap->end = offset + size;
-        *part = (struct heap_part){heap->inode, offset};
+        *part = (struct heap_part){heap->file.inode, offset};
     }
     return base;
 }
@@ -80,17 +57,16 @@ void heap_unmap(int device, void *base, size_t size, const struct heap_part *par
 {
     /* A hole frees the pages even if another process maps them. After close(file), the last munmap() frees them. */
     const struct heap *heap = &heaps[device];
-    if (has_file(heap) && heap->inode == part->inode)
-        fallocate(heap->file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(part->offset - PAGE), (off_t)(size + PAGE));
+    if (memory_file_is_open(&heap->file) && heap->file.inode == part->inode)
+        fallocate(heap->file.descriptor, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)(part->offset - PAGE), (off_t)(size + PAGE));
     munmap(base, size);
 }
 
 struct handle {
     uint32_t magic;
-    int pid;
-    int file;
     short gpu, instance;
-    uint64_t inode, offset, size, id;
+    struct memory_file_name file;
+    uint64_t size;
 };
 _Static_assert(sizeof(struct handle) <= sizeof(struct sim_ipc_handle), "a handle must fit into CUDA's IPC handle");
 
@@ -104,33 +80,18 @@ int export_memory(const void *address, struct sim_ipc_handle *handle)
         const struct heap *heap = &heaps[block->memory.device];
         struct handle exported = {
             .magic = HANDLE_MAGIC,
-            .pid = getpid(),
-            .file = heap->file,
             .gpu = (short)device->gpu,
             .instance = (short)device->instance,
-            .inode = block->part.inode,
-            .offset = block->part.offset,
             .size = block->memory.size,
-            .id = block->memory.id,
         };
-        bool is_id_written = block->part.inode != 0 && has_file(heap) && heap->inode == block->part.inode &&
-                         pwrite(heap->file, &exported.id, sizeof exported.id, (off_t)(exported.offset - PAGE)) ==
-                             sizeof exported.id;
-        result = is_id_written ? SUCCESS : ERROR_OPERATING_SYSTEM;
+        bool is_exported = block->part.inode != 0 && heap->file.inode == block->part.inode &&
+                           memory_file_export(&heap->file, block->memory.id, block->part.offset - PAGE, &exported.file);
+        result = is_exported ? SUCCESS : ERROR_OPERATING_SYSTEM;
         memset(handle, 0, sizeof *handle);
         memcpy(handle, &exported, sizeof exported);
     }
     memory_unlock();
     return result;
-}
-
-/* Whether the file is the heap that the handle names, and its block was not freed. Only memfds have seals. */
-static bool has_live_block(int file, const struct handle *handle)
-{
-    struct stat status;
-    uint64_t id;
-    return fstat(file, &status) == 0 && status.st_ino == handle->inode && fcntl(file, F_GET_SEALS) >= 0 &&
-           pread(file, &id, sizeof id, (off_t)(handle->offset - PAGE)) == sizeof id && id == handle->id;
 }
 
 static int find_device(int gpu, int instance)
@@ -143,18 +104,13 @@ static int find_device(int gpu, int instance)
 
 static CUresult map_exported(const struct handle *handle, void **base)
 {
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", handle->pid, handle->file);
-    int file = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    int file = memory_file_open(&handle->file);
     if (file < 0)
         return ERROR_INVALID_HANDLE;
-    CUresult result = ERROR_INVALID_HANDLE;
-    if (has_live_block(file, handle)) {
-        *base = mmap(NULL, round_to_pages(handle->size), PROT_READ | PROT_WRITE, MAP_SHARED, file, (off_t)handle->offset);
-        result = *base == MAP_FAILED ? ERROR_MAP_FAILED : SUCCESS;
-    }
+    *base = mmap(NULL, round_to_pages(handle->size), PROT_READ | PROT_WRITE, MAP_SHARED, file,
+                 (off_t)(handle->file.id_offset + PAGE));
     close(file);
-    return result;
+    return *base == MAP_FAILED ? ERROR_MAP_FAILED : SUCCESS;
 }
 
 int import_memory(const struct sim_ipc_handle *handle, void **address)
@@ -163,7 +119,7 @@ int import_memory(const struct sim_ipc_handle *handle, void **address)
     memcpy(&exported, handle, sizeof exported);
     if (exported.magic != HANDLE_MAGIC)
         return ERROR_INVALID_VALUE;
-    if (exported.pid == getpid())
+    if (exported.file.pid == getpid())
         return ERROR_INVALID_CONTEXT;
     int device = find_device(exported.gpu, exported.instance);
     if (device < 0)

@@ -2,7 +2,6 @@
  *
  * Both are host memory that is mapped lazily, so a simulated GPU takes only as much host memory as is written. The free
  * memory is computed from the recorded charges. One address space holds everything, as under CUDA's unified addressing. */
-#define _GNU_SOURCE
 #include "driver.h"
 
 #include <pthread.h>

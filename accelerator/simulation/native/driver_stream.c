@@ -1,5 +1,4 @@
 /* libcuda.so.1: streams. They belong to the CUDA runtime in use, or else to the first runtime in the process. */
-#define _GNU_SOURCE
 #include "driver.h"
 
 #include <dlfcn.h>

@@ -2,16 +2,12 @@
  *
  * Physical memory is an anonymous file, which can be mapped several times and shared as a descriptor. It is charged to its
  * device once, until its last handle is released and its last mapping removed. */
-#define _GNU_SOURCE
 #include "driver.h"
 
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "arrays.h"
+#include "memory_file.h"
 
 enum { GRANULARITY = 2 << 20, FILE_DESCRIPTOR_HANDLE = 1, ON_DEVICE = 1 };
 enum { NO_ACCESS = 0, READ = 1, READ_AND_WRITE = 3 };
@@ -40,7 +36,7 @@ _Static_assert(sizeof(struct access) == 12, "as in CUDA's ABI");
 struct physical {
     uintptr_t handle;
     int handle_users, mappings;
-    int file;
+    struct memory_file file;
     size_t size;
     bool is_charged; /* not if another process created it */
     struct properties properties;
@@ -75,7 +71,7 @@ static void free_if_unused(struct physical *physical)
         return;
     if (physical->is_charged)
         release(physical->properties.location.id, physical->size);
-    close(physical->file);
+    memory_file_close(&physical->file);
     sorted_remove(&physicals, sorted_index(&physicals, physical->handle));
     free(physical);
 }
@@ -151,14 +147,14 @@ SIM_EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
     return fits ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
-static CUresult new_physical(int file, size_t size, const struct properties *properties, bool is_charged, void **handle)
+static CUresult new_physical(const struct memory_file *file, size_t size, const struct properties *properties, bool is_charged, void **handle)
 {
     static uintptr_t last_handle;
     struct physical *physical = calloc(1, sizeof *physical);
     if (!physical)
         return ERROR_OUT_OF_MEMORY;
     memory_lock();
-    *physical = (struct physical){++last_handle, 1, 0, file, size, is_charged, *properties};
+    *physical = (struct physical){++last_handle, 1, 0, *file, size, is_charged, *properties};
     bool is_recorded = sorted_insert(&physicals, physical->handle, physical);
     if (is_recorded)
         *handle = (void *)physical->handle;
@@ -197,12 +193,12 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
         return ERROR_OUT_OF_MEMORY;
 
     CUresult result = ERROR_OUT_OF_MEMORY;
-    int file = memfd_create("cuda-physical", MFD_CLOEXEC);
-    if (file >= 0 && ftruncate(file, (off_t)size) == 0 && fill_file(file, size))
-        result = new_physical(file, size, properties, true, handle);
+    struct memory_file file;
+    if (memory_file_create(&file, "cuda-physical") && ftruncate(file.descriptor, (off_t)size) == 0 &&
+        fill_file(file.descriptor, size))
+        result = new_physical(&file, size, properties, true, handle);
     if (result != SUCCESS) {
-        if (file >= 0)
-            close(file);
+        memory_file_close(&file);
         release(device, size);
     }
     return result;
@@ -223,8 +219,10 @@ SIM_EXPORT CUresult cuMemRelease(void *handle)
 
 static CUresult map_physical(CUdeviceptr address, struct physical *physical)
 {
+    if (!memory_file_is_open(&physical->file))
+        return ERROR_OPERATING_SYSTEM;
     /* Inaccessible until cuMemSetAccess. */
-    void *base = mmap((void *)address, physical->size, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file, 0);
+    void *base = mmap((void *)address, physical->size, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file.descriptor, 0);
     if (base == MAP_FAILED)
         return ERROR_OUT_OF_MEMORY;
     struct block *block = block_insert(SIM_MAPPED_MEMORY, base, physical->size, physical->properties.location.id);
@@ -325,7 +323,8 @@ SIM_EXPORT CUresult cuMemExportToShareableHandle(void *target, void *handle, int
         return ERROR_NOT_SUPPORTED;
     memory_lock();
     struct physical *physical = find_held(handle);
-    int file = physical ? fcntl(physical->file, F_DUPFD_CLOEXEC, 0) : -1;
+    bool is_open = physical && memory_file_is_open(&physical->file);
+    int file = is_open ? fcntl(physical->file.descriptor, F_DUPFD_CLOEXEC, 0) : -1;
     memory_unlock();
     if (!physical)
         return ERROR_INVALID_VALUE;
@@ -342,18 +341,17 @@ SIM_EXPORT CUresult cuMemImportFromShareableHandle(void **handle, void *os_handl
         return ERROR_NOT_SUPPORTED;
     struct stat status;
     int descriptor = (int)(intptr_t)os_handle;
-    /* Only anonymous files have seals: writes must not reach another file. */
-    if (!handle || fcntl(descriptor, F_GET_SEALS) < 0 || fstat(descriptor, &status) != 0 || status.st_size == 0 ||
+    if (!handle || !is_anonymous_file(descriptor) || fstat(descriptor, &status) != 0 || status.st_size == 0 ||
         !is_granular((uint64_t)status.st_size))
         return ERROR_INVALID_VALUE;
-    int file = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
-    if (file < 0)
+    struct memory_file file;
+    if (!memory_file_from(&file, fcntl(descriptor, F_DUPFD_CLOEXEC, 0)))
         return ERROR_OPERATING_SYSTEM;
     struct sim_device *device = current_context();
     struct properties properties = {1, FILE_DESCRIPTOR_HANDLE, {ON_DEVICE, device ? device->ordinal : 0}, NULL, {0}};
-    CUresult result = new_physical(file, (size_t)status.st_size, &properties, false, handle);
+    CUresult result = new_physical(&file, (size_t)status.st_size, &properties, false, handle);
     if (result != SUCCESS)
-        close(file);
+        memory_file_close(&file);
     return result;
 }
 

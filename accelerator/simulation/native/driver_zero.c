@@ -1,6 +1,5 @@
 /* libcuda.so.1: filling memory with zeros or NaN. Whole pages are discarded instead of written, because a simulated GPU may be
  * much larger than the host; a discarded page reads as zeros. */
-#define _GNU_SOURCE
 #include "driver.h"
 
 #include <string.h>

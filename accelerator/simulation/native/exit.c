@@ -4,7 +4,6 @@
  * that. If Python is finalizing, CPython before 3.14 ends such a thread with pthread_exit. Unwinding then leaves a C++
  * destructor by an exception, which calls std::terminate. A simulated backward pass takes no time, so short programs on
  * busy machines would often abort. The thread sleeps instead, as it does from CPython 3.14 on. */
-#define _GNU_SOURCE
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdbool.h>

@@ -1,5 +1,4 @@
 /* NCCL: communicators: initialization, destruction, properties. */
-#define _GNU_SOURCE
 #include "nccl.h"
 
 #include <stdlib.h>

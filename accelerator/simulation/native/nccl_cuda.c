@@ -2,7 +2,6 @@
  *
  * This library does not link a runtime: both major versions are preloaded, and only the one that the program uses knows its
  * streams. */
-#define _GNU_SOURCE
 #include "nccl.h"
 
 #include <dlfcn.h>

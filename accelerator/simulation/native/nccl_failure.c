@@ -1,5 +1,4 @@
 /* NCCL: time limits, wakeups between ranks, and failures that end a communicator. */
-#define _GNU_SOURCE
 #include "nccl.h"
 
 #include <limits.h>

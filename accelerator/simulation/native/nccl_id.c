@@ -2,7 +2,6 @@
  *
  * A unique id names its creator, so that a rank with the id of a process that has ended does not wait for the others: after
  * an elastic restart, torch may still hold the id of the previous attempt in its store. */
-#define _GNU_SOURCE
 #include "nccl.h"
 
 #include <string.h>

@@ -4,7 +4,6 @@
  * locks one byte of the file for each of its ranks. The kernel drops these locks when the process ends, for whatever reason, so
  * a rank without a lock is gone; unlike process ids, locks are never reused and work across pid namespaces. Closing any
  * descriptor of a file drops all locks of the process on it, so each process opens the file once. */
-#define _GNU_SOURCE
 #include "nccl.h"
 
 #include <dirent.h>

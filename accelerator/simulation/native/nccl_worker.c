@@ -4,7 +4,6 @@
  * The worker runs the jobs in order. A job starts once its streams have finished their earlier work. All operations of a
  * job advance together. The worker sleeps only when none can advance, and then checks every 100 ms that the ranks it waits
  * for still exist. */
-#define _GNU_SOURCE
 #include "nccl.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* The simulated libnvidia-ml: the session and what concerns the whole system. */
-#define _GNU_SOURCE
 #include "nvml.h"
 
 #include <dlfcn.h>

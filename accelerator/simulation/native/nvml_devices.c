@@ -1,5 +1,4 @@
 /* Handles and identity of GPUs and MIG instances. */
-#define _GNU_SOURCE
 #include "nvml.h"
 
 #include <stdio.h>

@@ -1,7 +1,6 @@
 /* Connections between GPUs, and between a GPU and the host: NVLink, PCI, NUMA nodes.
  *
  * Each GPU has one NVLink to every other GPU of its link group, up to LINKS_PER_GPU links. */
-#define _GNU_SOURCE
 #include "nvml.h"
 
 #include <stdio.h>

@@ -1,5 +1,4 @@
 /* The CUDA runtime: finding the driver, initialization, the last error. */
-#define _GNU_SOURCE
 #include "runtime.h"
 
 #include <dlfcn.h>

@@ -7,6 +7,7 @@
 #include "driver_errors.h"
 #include "driver_table.h"
 #include "errors.h"
+#include "memory_file.h"
 #include "pending.h"
 
 #ifndef CUDART
@@ -153,7 +154,8 @@ struct event {
     unsigned flags;
     /* When the event is reached, 0 if never recorded. `time` points to own_time; after an export, to shared memory. */
     _Atomic int64_t own_time, *time;
-    int file; /* descriptor of the shared memory, or -1 */
+    struct memory_file file; /* the shared memory of an exported event */
+    uint64_t id;             /* what the file contains while the event exists */
     struct pending pending;
     _Atomic uint64_t capture_id; /* of the capture in which the event was last recorded, or 0 */
     struct stream *captured_on;

@@ -2,7 +2,6 @@
  *
  * void c10d::cuda::detail::kernel_barrier(int *value, unsigned long timeout_ms) stops its stream until the host writes 1 to
  * value[0], or until the time is over; 0 means no timeout. It reports its state in value[1]. */
-#define _GNU_SOURCE
 #include "runtime.h"
 
 #include <pthread.h>

@@ -2,7 +2,6 @@
  *
  * A capture appends the work of all its streams to one chain, in the order of the calls. CUDA would build a graph with
  * branches; the chain is one valid order of its nodes. */
-#define _GNU_SOURCE
 #include "runtime.h"
 
 #include <pthread.h>

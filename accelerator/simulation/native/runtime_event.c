@@ -1,23 +1,18 @@
 /* The CUDA runtime: events, within a process and between processes. */
-#define _GNU_SOURCE
 #include "runtime.h"
 
-#include <fcntl.h>
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-enum { EVENT_MAGIC = 0x45564e54, HANDLE_MAGIC = 0x53494d32, SHARED_SIZE = 4096 };
+enum { EVENT_MAGIC = 0x45564e54, HANDLE_MAGIC = 0x53494d35, SHARED_SIZE = 4096 };
 enum { BLOCKING_SYNC = 1, DISABLE_TIMING = 2, INTERPROCESS = 4 };
 
 struct handle {
     uint32_t magic;
-    int pid;
-    int file;
+    struct memory_file_name file;
 };
+_Static_assert(sizeof(struct handle) <= sizeof(struct sim_ipc_handle), "a handle must fit into CUDA's IPC handle");
 
 /* Events are reused and never freed, so that the handle of a destroyed event can be checked. */
 static struct event *free_events;
@@ -43,7 +38,6 @@ static struct event *new_event(int device, unsigned flags)
     event->device = device;
     event->flags = flags;
     event->time = &event->own_time;
-    event->file = -1;
     return event;
 }
 
@@ -62,30 +56,6 @@ EXPORT cudaError_t cudaEventCreate(struct event **handle)
 {
     RETURN_IF_ERROR(enter(__func__));
     return cudaEventCreateWithFlags(handle, 0);
-}
-
-static void leave_sharing(struct event *event)
-{
-    if (event->time != &event->own_time)
-        munmap((void *)event->time, SHARED_SIZE);
-    if (event->file >= 0)
-        close(event->file);
-}
-
-EXPORT cudaError_t cudaEventDestroy(void *handle)
-{
-    RETURN_IF_ERROR(enter(__func__));
-    struct event *event = find_event(handle);
-    if (!event)
-        return fail(ERROR_INVALID_HANDLE);
-    event->magic = 0;
-    drop_pending(&event->pending);
-    leave_sharing(event);
-    pthread_mutex_lock(&lock);
-    event->next = free_events;
-    free_events = event;
-    pthread_mutex_unlock(&lock);
-    return SUCCESS;
 }
 
 EXPORT cudaError_t cudaEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags)
@@ -166,24 +136,54 @@ EXPORT cudaError_t cudaEventElapsedTime(float *milliseconds, void *start_handle,
     return SUCCESS;
 }
 
-/* Moves the time to an anonymous file. CLOCK_MONOTONIC is the same in every process. */
-static cudaError_t share(struct event *event)
+/* What processes share of an event. CLOCK_MONOTONIC is the same in every process. */
+struct shared_event {
+    _Atomic int64_t time;
+    uint64_t id; /* 0 once the event is destroyed */
+};
+
+/* Moves the time to an anonymous file, unless it is there already, and returns whether the file can be found. */
+static bool share(struct event *event, struct memory_file_name *name)
 {
-    if (event->file >= 0)
-        return SUCCESS;
-    int file = memfd_create("cuda-event", MFD_CLOEXEC);
-    void *page = MAP_FAILED;
-    if (file >= 0 && ftruncate(file, SHARED_SIZE) == 0)
-        page = mmap(NULL, SHARED_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    if (page == MAP_FAILED) {
-        if (file >= 0)
-            close(file);
-        return ERROR_OPERATING_SYSTEM;
+    static uint64_t last_id;
+    if (event->file.inode == 0) {
+        struct memory_file file;
+        struct shared_event *shared = MAP_FAILED;
+        if (memory_file_create(&file, "cuda-event") && ftruncate(file.descriptor, SHARED_SIZE) == 0)
+            shared = mmap(NULL, SHARED_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor, 0);
+        if (shared == MAP_FAILED) {
+            memory_file_close(&file);
+            return false;
+        }
+        shared->time = event->own_time;
+        event->time = &shared->time;
+        event->file = file;
+        event->id = ++last_id;
     }
-    _Atomic int64_t *time = page;
-    *time = event->own_time;
-    event->time = time;
-    event->file = file;
+    return memory_file_export(&event->file, event->id, offsetof(struct shared_event, id), name);
+}
+
+static void leave_sharing(struct event *event)
+{
+    memory_file_write_id(&event->file, 0, offsetof(struct shared_event, id));
+    memory_file_close(&event->file);
+    if (event->time != &event->own_time)
+        munmap((void *)event->time, SHARED_SIZE);
+}
+
+EXPORT cudaError_t cudaEventDestroy(void *handle)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    struct event *event = find_event(handle);
+    if (!event)
+        return fail(ERROR_INVALID_HANDLE);
+    event->magic = 0;
+    drop_pending(&event->pending);
+    leave_sharing(event);
+    pthread_mutex_lock(&lock);
+    event->next = free_events;
+    free_events = event;
+    pthread_mutex_unlock(&lock);
     return SUCCESS;
 }
 
@@ -194,11 +194,12 @@ EXPORT cudaError_t cudaIpcGetEventHandle(struct sim_ipc_handle *target, void *ha
     if (!target || !event || !(event->flags & INTERPROCESS))
         return fail(ERROR_INVALID_HANDLE);
     RETURN_IF_ERROR(finish(wait_for_pending(&event->pending))); /* other processes cannot wait for it */
+    struct handle exported = {.magic = HANDLE_MAGIC};
     pthread_mutex_lock(&lock);
-    cudaError_t error = share(event);
+    bool is_shared = share(event, &exported.file);
     pthread_mutex_unlock(&lock);
-    RETURN_IF_ERROR(finish(error));
-    struct handle exported = {HANDLE_MAGIC, getpid(), event->file};
+    if (!is_shared)
+        return fail(ERROR_OPERATING_SYSTEM);
     memset(target, 0, sizeof *target);
     memcpy(target, &exported, sizeof exported);
     return SUCCESS;
@@ -212,19 +213,19 @@ EXPORT cudaError_t cudaIpcOpenEventHandle(struct event **handle, struct sim_ipc_
     memcpy(&exported, &source, sizeof exported);
     if (!handle || exported.magic != HANDLE_MAGIC)
         return fail(ERROR_INVALID_VALUE);
-
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%d/fd/%d", exported.pid, exported.file);
-    int file = open(path, O_RDWR | O_CLOEXEC);
-    void *page = MAP_FAILED;
-    if (file >= 0) {
-        page = mmap(NULL, SHARED_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        close(file);
-    }
-    struct event *event = page == MAP_FAILED ? NULL : new_event(device->ordinal, DISABLE_TIMING | INTERPROCESS);
-    if (!event)
+    int file = memory_file_open(&exported.file);
+    if (file < 0)
+        return fail(ERROR_INVALID_HANDLE);
+    struct shared_event *shared = mmap(NULL, SHARED_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    close(file);
+    if (shared == MAP_FAILED)
         return fail(ERROR_MAP_FAILED);
-    event->time = page;
+    struct event *event = new_event(device->ordinal, DISABLE_TIMING | INTERPROCESS);
+    if (!event) {
+        munmap(shared, SHARED_SIZE);
+        return fail(ERROR_OUT_OF_MEMORY);
+    }
+    event->time = &shared->time;
     *handle = event;
     return SUCCESS;
 }

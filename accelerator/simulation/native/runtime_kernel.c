@@ -4,7 +4,6 @@
  * leave memory uncomputed, so it fails and prints the name of the kernel. Other machines launch kernels that do nothing.
  *
  * Loading a library calls the registration functions tens of thousands of times; they must initialize nothing. */
-#define _GNU_SOURCE
 #include "runtime.h"
 
 #include <dlfcn.h>

@@ -1,7 +1,6 @@
 /* The CUDA runtime: the kernel by which torch examines what a rank sends (TORCH_NCCL_NAN_CHECK, TORCH_DIST_NAN_CHECK).
  *
  * void checkForNaN<T>(T *data, size_t size) stops the device if an element is NaN. */
-#define _GNU_SOURCE
 #include "runtime.h"
 
 #include <stdio.h>

@@ -1,5 +1,4 @@
 /* The CUDA runtime: streams, events and devices that wait for unfinished work (see pending.h). */
-#define _GNU_SOURCE
 #include "runtime.h"
 
 #include <pthread.h>

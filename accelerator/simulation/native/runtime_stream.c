@@ -1,5 +1,4 @@
 /* The CUDA runtime: streams and their work. */
-#define _GNU_SOURCE
 #include "runtime.h"
 
 #include <errno.h>

@@ -1,5 +1,4 @@
 /* The simulated nvidia-smi: the command line, and the tables that --query-gpu and --query-compute-apps print. */
-#define _GNU_SOURCE
 #include "smi.h"
 
 #include <dlfcn.h>

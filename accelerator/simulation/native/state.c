@@ -1,4 +1,3 @@
-#define _GNU_SOURCE
 #include "state.h"
 
 #include <dlfcn.h>
@@ -100,6 +99,18 @@ static const char *find_problem(const struct sim_state *state)
     return NULL;
 }
 
+/* A write to a page that a full file system has no space for would be a SIGBUS. */
+static int reserve_file(int file, off_t size)
+{
+    int error;
+    do
+        error = posix_fallocate(file, 0, size);
+    while (error == EINTR);
+    if (error != 0 && ftruncate(file, 0) != 0) /* may have grown */
+        return errno;
+    return error;
+}
+
 /* Maps a new state or one of the same machine, and changes no other file. The caller holds the file's lock. */
 static const char *map_locked(int file, struct sim_state **state)
 {
@@ -111,12 +122,15 @@ static const char *map_locked(int file, struct sim_state **state)
     bool is_new = status.st_size == 0;
     if (!is_new && status.st_size < (off_t)sizeof **state)
         return "it is another program's file";
-    if (is_new && ftruncate(file, sizeof **state) != 0)
-        return strerror(errno);
+    if (is_new) {
+        int error = reserve_file(file, sizeof **state);
+        if (error != 0)
+            return strerror(error);
+    }
     *state = mmap(NULL, sizeof **state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (*state == MAP_FAILED)
         return strerror(errno);
-    /* A process may have been killed between ftruncate and prepare. */
+    /* A process may have been killed between reserve_file and prepare. */
     static const char no_magic[sizeof magic];
     if (is_new || (status.st_size == sizeof **state && memcmp((*state)->magic, no_magic, sizeof no_magic) == 0))
         prepare(*state);

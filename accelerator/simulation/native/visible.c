@@ -2,7 +2,6 @@
  *
  * The CUDA guide leaves some of the grammar open: repeats, mixed types, blanks before UUIDs. These cases follow PyTorch's
  * own parser. */
-#define _GNU_SOURCE
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

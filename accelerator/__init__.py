@@ -285,23 +285,26 @@ class _CurrentClass:
     The module's ``__getattr__`` would run only after a failed lookup, which takes longer than all of this.
     """
 
-    def __init__(self, module: str, position: int) -> None:
-        self._module, self._position = module, position
+    def __init__(self, module: str) -> None:
+        self._module = module
         self._read: Any = None
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
 
     def __get__(self, package: Any, owner: Any = None) -> Any:
         if self._read is None:
             self._read = _import(self._module).current_classes
-        return self._read()[self._position]
+        return getattr(self._read(), self._name)
 
 
 class _Package(type(os)):  # type: ignore[misc]
     """The type of this module."""
 
     if not TYPE_CHECKING:
-        Stream = _CurrentClass("streams", 0)
-        Event = _CurrentClass("streams", 1)
-        Graph = _CurrentClass("graphs", 0)
+        Stream = _CurrentClass("streams")
+        Event = _CurrentClass("streams")
+        Graph = _CurrentClass("graphs")
 
 
 sys.modules[__name__].__class__ = _Package

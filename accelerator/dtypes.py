@@ -46,7 +46,7 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         return including_emulation or bindings.cpu_has_format("bf16")
     if _is_in_table("bfloat16"):
         return including_emulation or _supports("bfloat16")
-    own = getattr(state.current().device_module, "is_bf16_supported", None)
+    own = state.current().find_function("is_bf16_supported")
     if own is None:
         return _can_create(torch.bfloat16)
     return bool(own(including_emulation) if takes(own, "including_emulation") else own())
@@ -107,7 +107,7 @@ def is_tf32_supported() -> bool:
     """
     if _is_in_table("tf32"):
         return _supports("tf32")
-    own = getattr(state.current().device_module, "is_tf32_supported", None)
+    own = state.current().find_function("is_tf32_supported")
     return bool(own and own())
 
 

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -104,12 +104,16 @@ class Graph(_Base):
         self.capture_end()
 
 
-def current_classes() -> tuple[type[Graph]]:
+class _Classes(NamedTuple):
+    Graph: type[Graph]
+
+
+def current_classes() -> _Classes:
     """Return the class that ``Graph`` is now: with torch's class for the accelerator among its bases, if torch has one."""
     runtime = state.current(allow_bad_fork=True)
     torch_graph = _torch_graph(runtime.device_type, runtime.vendor.graph_class)
     base: Any = Graph
-    return (base if torch_graph is None else _with_torch_graph(base, torch_graph),)
+    return _Classes(base if torch_graph is None else _with_torch_graph(base, torch_graph))
 
 
 @cache
@@ -312,7 +316,7 @@ def graph_pool_handle() -> tuple[int, int]:
         (True, False)
     """
     raise_on_cpu()
-    handle: tuple[int, int] = _module_function("graph_pool_handle")()
+    handle: tuple[int, int] = state.current().function("graph_pool_handle")()
     return handle
 
 
@@ -331,7 +335,7 @@ def is_current_stream_capturing() -> bool:
     runtime = state.current()
     if not runtime.is_initialized:
         return False
-    is_capturing = getattr(runtime.device_module, "is_current_stream_capturing", None)
+    is_capturing = runtime.find_function("is_current_stream_capturing")
     return bool(is_capturing and is_capturing())
 
 
@@ -375,17 +379,9 @@ def make_graphed_callables(
             raise TypeError(f"make_graphed_callables() takes a callable or a tuple of them, not {type(each).__name__}")
     if not isinstance(sample_args, tuple):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"sample_args must be a tuple, not {type(sample_args).__name__}")
-    make = _module_function("make_graphed_callables")
+    make = state.current().function("make_graphed_callables")
     state.initialize()
     return make(callables, sample_args, num_warmup_iters, allow_unused_input, pool, **options)
-
-
-def _module_function(name: str) -> Any:
-    runtime = state.current()
-    try:
-        return getattr(runtime.device_module, name)
-    except AttributeError:
-        raise NotSupported(f"torch {torch.__version__} has no {name} for {runtime.device_type}") from None
 
 
 def raise_on_cpu() -> None:

@@ -79,7 +79,7 @@ def ipc_collect() -> None:
     """
     runtime = state.current()
     if runtime.is_initialized:
-        collect = getattr(runtime.device_module, "ipc_collect", None)
+        collect = runtime.find_function("ipc_collect")
         if collect is not None:
             collect()
 
@@ -101,7 +101,7 @@ def cudart() -> Any:
         >>> total == acc.total_memory(0)
         True
     """
-    return _cuda_function("cudart")()
+    return cuda_function("cudart")()
 
 
 def current_blas_handle() -> int:
@@ -120,15 +120,20 @@ def current_blas_handle() -> int:
         >>> if acc.is_available() and not acc.simulation.is_simulated() and acc.device_name() == "cuda":
         ...     handle = acc.current_blas_handle()
     """
-    handle: int = _cuda_function("current_blas_handle")()
+    handle: int = cuda_function("current_blas_handle")()
     return handle
 
 
-def _cuda_function(name: str) -> Any:
+def cuda_function(name: str, caller: str | None = None) -> Any:
+    """Initialize the accelerator, and return the function of that name of ``torch.cuda``.
+
+    Raises:
+        RuntimeError: in the caller's name, if torch's module for the accelerator has no such function.
+    """
     runtime = state.current()
-    if not hasattr(runtime.device_module, name):
+    if runtime.find_function(name) is None:
         problem = "there is no accelerator" if runtime.device_type == "cpu" else f"the accelerator is {runtime.device_type}"
-        raise RuntimeError(f"{name}() needs CUDA, but {problem}")
+        raise RuntimeError(f"{caller or name}() needs CUDA, but {problem}")
     return state.initialize().function(name)
 
 

@@ -173,7 +173,7 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
     if not runtime.is_initialized:
         return {}
     # The module's own function returns more statistics than the binding for all accelerators.
-    read = getattr(runtime.device_module, "memory_stats_as_nested_dict", bindings.memory_statistics)
+    read = runtime.find_function("memory_stats_as_nested_dict") or bindings.memory_statistics
     statistics: dict[str, Any] = read(runtime.device_index) or {}
     return statistics
 
@@ -374,7 +374,7 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
     runtime = state.current(device)
     if runtime.device_type == "cpu":
         return 1.0
-    get_fraction = getattr(runtime.device_module, "get_per_process_memory_fraction", None)
+    get_fraction = runtime.find_function("get_per_process_memory_fraction")
     if get_fraction and runtime.is_initialized:
         return float(_call_and_restore_device(get_fraction, runtime.device_index))
     return _fractions.get(runtime.device_index, 1.0)

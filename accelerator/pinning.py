@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import low_level
 from ._machine import process
 from ._torch import bindings, state
 
@@ -218,7 +219,7 @@ def register_host_memory(addr: int, nbytes: int) -> bool:
     address, size = _check_address(addr), _check_address(nbytes, "size")
     if state.current().device_type == "cpu":
         return False
-    cudart = _cudart("register_host_memory")
+    cudart = low_level.cuda_function("cudart", "register_host_memory")()
     _check(cudart, cudart.cudaHostRegister(address, size, 0))
     return True
 
@@ -247,7 +248,7 @@ def unregister_host_memory(addr: int) -> None:
     """
     address = _check_address(addr)
     if state.current().device_type != "cpu":
-        cudart = _cudart("unregister_host_memory")
+        cudart = low_level.cuda_function("cudart", "unregister_host_memory")()
         _check(cudart, cudart.cudaHostUnregister(address))
 
 
@@ -256,13 +257,6 @@ def _check_address(value: int, what: str = "address") -> int:
     if not 0 <= index < 2**63:
         raise ValueError(f"The {what} of memory must be from 0 to 2**63 - 1, not {index}")
     return index
-
-
-def _cudart(function: str) -> Any:
-    runtime = state.current()
-    if not hasattr(runtime.device_module, "cudart"):
-        raise RuntimeError(f"{function}() needs CUDA, but the accelerator is {runtime.device_type}")
-    return state.initialize().device_module.cudart()
 
 
 def _check(cudart: Any, status: Any) -> None:

@@ -344,7 +344,7 @@ def _set_state(new_state: torch.Tensor, index: int | None) -> None:
         device_index = _current_index() if index is None else index
         generators.find_generator(runtime.device_type, device_index).set_state(new_state)
 
-    lazy_calls.run(set_state)
+    lazy_calls.run(lazy_calls.RandomCall(set_state))
 
 
 @contextmanager

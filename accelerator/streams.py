@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -182,7 +182,7 @@ def default_stream(device: Device = None) -> torch.Stream:
     if runtime.device_type == "cpu":
         return cpu_stream()
     # Some modules have no default stream. DeepSpeed's accelerators use the current one then.
-    read = getattr(runtime.device_module, "default_stream", None)
+    read = runtime.find_function("default_stream")
     return _as_torch_stream(read(runtime.device_index)) if read else get_stream(runtime.device_index)
 
 
@@ -221,7 +221,7 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
         raise RuntimeError("external_stream() needs an accelerator: under the CPU fallback there are no other streams")
     runtime = state.initialize(device)
     # Older releases of torch have a class for CUDA only, not the function.
-    create = getattr(runtime.device_module, "ExternalStream", None) or runtime.function("get_stream_from_external")
+    create = runtime.find_function("ExternalStream") or runtime.function("get_stream_from_external")
     return _as_torch_stream(create(address, runtime.device_index))
 
 
@@ -299,15 +299,20 @@ class _NoEvent(torch.Event):
         state.raise_bad_fork()
 
 
-_ON_ACCELERATOR: tuple[type, type] = torch.Stream, torch.Event
-_ON_CPU: tuple[type, type] = CPUStream, CPUEvent
-_IN_BAD_FORK: tuple[type, type] = _NoStream, _NoEvent
+class _Classes(NamedTuple):
+    Stream: type
+    Event: type
+
+
+_ON_ACCELERATOR = _Classes(torch.Stream, torch.Event)
+_ON_CPU = _Classes(CPUStream, CPUEvent)
+_IN_BAD_FORK = _Classes(_NoStream, _NoEvent)
 
 # The classes before initialization, and the discovery result that they were chosen for. A forked child discovers again.
-_chosen: tuple[DiscoveryResult | None, tuple[type, type]] = None, _ON_CPU
+_chosen: tuple[DiscoveryResult | None, _Classes] = None, _ON_CPU
 
 
-def current_classes() -> tuple[type, type]:
+def current_classes() -> _Classes:
     """Return the classes that ``Stream`` and ``Event`` are now. Before initialization the environment can change them."""
     global _chosen
     if initialized:
@@ -324,6 +329,6 @@ def current_classes() -> tuple[type, type]:
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> type:
-        if name not in ("Event", "Stream"):
+        if name not in _Classes._fields:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return current_classes()[name == "Event"]
+        return getattr(current_classes(), name)

@@ -13,21 +13,29 @@ import torch
 
 from . import bindings, generators, state
 
-# The module of the functions that set random states. Its name depends on where this package was vendored.
-_RANDOM = f"{__name__.rpartition('._torch.')[0]}.random"
+
+class RandomCall:
+    """A call that sets generator states. A later seed for all devices makes it needless."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._call = call
+
+    def __call__(self) -> None:
+        self._call()
 
 
-class SavedStates:
+class SavedStates(RandomCall):
     """The generator states of some devices, saved when the object is called.
 
     While the object is in the queue it also marks a position: a seed for all devices replaces only the seeds queued after it.
     """
 
     def __init__(self, devices: list[tuple[str, int]]) -> None:
+        super().__init__(self._save)
         self._devices = devices
         self._states: list[torch.Tensor] = []
 
-    def __call__(self) -> None:
+    def _save(self) -> None:
         self._states = [generators.find_generator(*device).get_state() for device in self._devices]
 
     def restore(self) -> None:
@@ -49,6 +57,7 @@ def run(call: Callable[[], object], *, uses_device: bool = True) -> None:
 
 def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
     """As ``run`` for a call that seeds. Only the latest one stays queued."""
+    call = RandomCall(call)
 
     def queue(module: Any) -> None:
         tracker = bindings.seed_tracker(module)
@@ -113,5 +122,10 @@ def _append_seeds(module: Any) -> None:
 
 
 def _drop_random(calls: list[tuple[Any, Any]], start: int, module: Any) -> None:
-    random_modules = (__name__, _RANDOM, f"{module.__name__}.random")
-    calls[start:] = [entry for entry in calls[start:] if getattr(entry[0], "__module__", None) not in random_modules]
+    # torch's own random calls are functions inside of functions of this module.
+    of_torch = f"{module.__name__}.random"
+    calls[start:] = [
+        (call, stack)
+        for call, stack in calls[start:]
+        if not isinstance(call, RandomCall) and getattr(call, "__module__", None) != of_torch
+    ]

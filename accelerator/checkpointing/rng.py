@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .._torch import generators
-from .._torch.state import initialize
+from ..random import default_generator
 from .random_state import State, read_state, write_state
 
 __all__ = ["CudaRNGStatesTracker", "get_cuda_rng_tracker"]
@@ -20,12 +19,6 @@ MODEL_PARALLEL = "model-parallel-rng"
 # A stream is a generator if the default generator can share its state, which costs no copies and works while a graph is
 # captured. Otherwise, as on the CPU, it is a tensor that is written into the default generator.
 _Stream = torch.Tensor | torch.Generator
-
-
-def device_generator() -> torch.Generator:
-    """Return the default generator of the current device, of the CPU under the CPU fallback. Initializes the accelerator."""
-    runtime = initialize()
-    return generators.default_generator(runtime.device_type, runtime.device_index)
 
 
 class _Fork(NamedTuple):
@@ -110,7 +103,7 @@ class CudaRNGStatesTracker:
             raise ValueError(f"seed {seed} already exists: two streams with one seed would draw the same numbers")
         if name in self._states:
             raise ValueError(f"cuda rng state {name} already exists: reset() first, or choose another name")
-        default = device_generator()
+        default = default_generator()
         generator = torch.Generator(default.device)
         generator.manual_seed(seed)
         self._states = {**self._states, name: generator if _shares_state(generator) else generator.get_state()}
@@ -141,7 +134,7 @@ class CudaRNGStatesTracker:
         argument: Any = states
         if not isinstance(argument, dict):
             raise TypeError(f"set_states() takes the dict that get_states() returned, not {argument!r}")
-        device = device_generator().device
+        device = default_generator().device
         replacement: dict[str, _Stream] = {}
         for name, state in states.items():
             _check_name(name)
@@ -193,7 +186,7 @@ class CudaRNGStatesTracker:
         if name not in self._states:
             names = ", ".join(sorted(self._states)) or "none"
             raise ValueError(f"cuda rng state {name} is not added; the streams are: {names}")
-        default = device_generator()
+        default = default_generator()
         state = self._states[name]
         outside: _Stream
         if isinstance(state, torch.Generator):
@@ -257,7 +250,7 @@ class CudaRNGStatesTracker:
     def rewind(self, snapshot: Snapshot) -> _Undo:
         """Go back to a snapshot. Call it before the default generators are rewound; ``restore`` undoes it."""
         self._write_back()
-        default = device_generator()
+        default = default_generator()
         forks = self._open.forks
         shared: torch.Generator | None = None
         outside: _Stream

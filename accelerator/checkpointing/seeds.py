@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..random import default_generator
 from . import configuration
-from .rng import MODEL_PARALLEL, check_seed, device_generator, tracker
+from .rng import MODEL_PARALLEL, check_seed, tracker
 
 __all__ = ["model_parallel_cuda_manual_seed", "model_parallel_reconfigure_tp_seed"]
 
@@ -38,7 +39,7 @@ def model_parallel_cuda_manual_seed(seed: int) -> None:
     """
     check_seed(seed)
     tracker.reset()
-    device_generator().manual_seed(seed)
+    default_generator().manual_seed(seed)
     tracker.add(MODEL_PARALLEL, seed + _MODEL_PARALLEL_OFFSET + configuration.rank())
 
 
@@ -62,4 +63,4 @@ def model_parallel_reconfigure_tp_seed(seed: int) -> None:
     """
     check_seed(seed)
     with tracker.fork():
-        device_generator().manual_seed(seed + _MODEL_PARALLEL_OFFSET + configuration.rank())
+        default_generator().manual_seed(seed + _MODEL_PARALLEL_OFFSET + configuration.rank())

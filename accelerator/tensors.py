@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,144 +21,42 @@ __all__ = [
 ]
 
 
-def BFloat16Tensor(data: Any) -> torch.Tensor:
-    """Return a bfloat16 tensor on the current device.
+_DOCSTRING = """Return a tensor of dtype {dtype} on the current device.
 
     Args:
         data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
 
     Returns:
-        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``BFloat16Tensor`` takes it as a size.
+        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``{name}`` takes it as a size.
 
     Initializes: the accelerator.
 
     Example:
         >>> import accelerator as acc
-        >>> acc.BFloat16Tensor([1, 2]).dtype
-        torch.bfloat16
+        >>> acc.{name}([1, 2]).dtype
+        torch.{dtype}
     """
-    return _tensor(data, torch.bfloat16)
 
 
-def ByteTensor(data: Any) -> torch.Tensor:
-    """Return a uint8 tensor on the current device.
+def _constructor(name: str, dtype: torch.dtype) -> Callable[[Any], torch.Tensor]:
+    def create(data: Any) -> torch.Tensor:
+        # Created on the CPU first, so that wrong data initializes nothing.
+        is_tensor = isinstance(data, torch.Tensor)
+        tensor = data.detach() if is_tensor else torch.tensor(data, dtype=dtype, device="cpu")
+        return tensor.to(torch.device(state.initialize().device_type), dtype, copy=is_tensor)
 
-    Args:
-        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
-
-    Returns:
-        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``ByteTensor`` takes it as a size.
-
-    Initializes: the accelerator.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.ByteTensor([1, 2]).dtype
-        torch.uint8
-    """
-    return _tensor(data, torch.uint8)
+    create.__name__ = create.__qualname__ = name
+    create.__doc__ = _DOCSTRING.format(name=name, dtype=str(dtype).removeprefix("torch."))
+    return create
 
 
-def DoubleTensor(data: Any) -> torch.Tensor:
-    """Return a float64 tensor on the current device.
-
-    Args:
-        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
-
-    Returns:
-        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``DoubleTensor`` takes it as a size.
-
-    Initializes: the accelerator.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.DoubleTensor([1, 2]).dtype
-        torch.float64
-    """
-    return _tensor(data, torch.float64)
-
-
-def FloatTensor(data: Any) -> torch.Tensor:
-    """Return a float32 tensor on the current device.
-
-    Args:
-        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
-
-    Returns:
-        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``FloatTensor`` takes it as a size.
-
-    Initializes: the accelerator.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.FloatTensor([1, 2]).dtype
-        torch.float32
-    """
-    return _tensor(data, torch.float32)
-
-
-def HalfTensor(data: Any) -> torch.Tensor:
-    """Return a float16 tensor on the current device.
-
-    Args:
-        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
-
-    Returns:
-        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``HalfTensor`` takes it as a size.
-
-    Initializes: the accelerator.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.HalfTensor([1, 2]).dtype
-        torch.float16
-    """
-    return _tensor(data, torch.float16)
-
-
-def IntTensor(data: Any) -> torch.Tensor:
-    """Return an int32 tensor on the current device.
-
-    Args:
-        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
-
-    Returns:
-        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``IntTensor`` takes it as a size.
-
-    Initializes: the accelerator.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.IntTensor([1, 2]).dtype
-        torch.int32
-    """
-    return _tensor(data, torch.int32)
-
-
-def LongTensor(data: Any) -> torch.Tensor:
-    """Return an int64 tensor on the current device.
-
-    Args:
-        data: what ``torch.tensor`` takes: a number, a sequence, an array or a tensor. It is copied.
-
-    Returns:
-        A new tensor. A number becomes a zero-dimensional tensor; torch's class ``LongTensor`` takes it as a size.
-
-    Initializes: the accelerator.
-
-    Example:
-        >>> import accelerator as acc
-        >>> acc.LongTensor([1, 2]).dtype
-        torch.int64
-    """
-    return _tensor(data, torch.int64)
-
-
-def _tensor(data: Any, dtype: torch.dtype) -> torch.Tensor:
-    # Created on the CPU first, so that wrong data initializes nothing.
-    is_tensor = isinstance(data, torch.Tensor)
-    tensor = data.detach() if is_tensor else torch.tensor(data, dtype=dtype, device="cpu")
-    return tensor.to(torch.device(state.initialize().device_type), dtype, copy=is_tensor)
+BFloat16Tensor = _constructor("BFloat16Tensor", torch.bfloat16)
+ByteTensor = _constructor("ByteTensor", torch.uint8)
+DoubleTensor = _constructor("DoubleTensor", torch.float64)
+FloatTensor = _constructor("FloatTensor", torch.float32)
+HalfTensor = _constructor("HalfTensor", torch.float16)
+IntTensor = _constructor("IntTensor", torch.int32)
+LongTensor = _constructor("LongTensor", torch.int64)
 
 
 def on_accelerator(tensor: torch.Tensor) -> bool:

@@ -5,7 +5,7 @@ The functions are fork-safe: they initialize nothing in this process. If NVML ca
 
 from __future__ import annotations
 
-from ._machine import description, discovery_cache, nvml
+from ._machine import cuda, description, discovery_cache, environment, nvml
 from ._machine.device_argument import Device
 from ._machine.discovery_result import Failed, NotSupported
 from ._machine.dynamo import assume_constant
@@ -136,14 +136,11 @@ def driver_cuda_version() -> tuple[int, int] | None:
     """Return the newest CUDA version that the installed driver supports.
 
     Returns:
-        Major and minor; None if NVML does not report it.
+        Major and minor; from the driver, in a child process, if NVML does not report it; None without a driver.
 
     Example:
         >>> import accelerator as acc
         >>> acc.driver_cuda_version()
         (13, 2)
     """
-    try:
-        return nvml.cuda_version()
-    except Failed:
-        return None
+    return cuda.driver_cuda_version(environment.as_mapping(environment.snapshot()))

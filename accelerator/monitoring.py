@@ -103,7 +103,7 @@ def _listed(device: VisibleDevice | PhysicalDevice) -> tuple[DiscoveredDevice, M
         is_same = device.uuid == listed.uuid if device.uuid else (index, device.mig) == (listed.gpu.physical_index, listed.mig)
         if is_same:
             return listed, backend, f"GPU {index}" + (f", instance {listed.mig}" if listed.mig else "")
-    raise RuntimeError(f"No library that reads devices (NVML, amdsmi) lists {device.name} ({device.uuid})")
+    raise RuntimeError(f"{device.name} ({device.uuid}) cannot be read: {backend.library_problem()}")
 
 
 def _read(device: AnyDevice, field: str) -> Any:

@@ -92,6 +92,20 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
     return nvml_telemetry.is_nvlink_connected(handle, peer)
 
 
+def library_problem() -> str:
+    """Why NVML cannot read a device that the driver enumerates."""
+    return nvml.problem() or "NVML does not list it"
+
+
+def driver_cuda_version(env: Mapping[str, str]) -> tuple[int, int] | None:
+    """The newest CUDA version that the installed driver supports; from a probe if NVML does not report it, None if unknown."""
+    try:
+        return nvml.cuda_version()
+    except Failed:
+        # The same probe as for the devices, so that one child process answers both.
+        return probe.run(_probed_variables(env)).version if driver.is_installed() else None
+
+
 def driver_device(device: DiscoveredDevice) -> driver_child.Device | None:
     """The driver's description of a device, from a probe if it is not known yet; None if the driver has none."""
     if device.driver is not None or device.uuid is None:
@@ -101,7 +115,7 @@ def driver_device(device: DiscoveredDevice) -> driver_child.Device | None:
 
 def probe_usability(result: DiscoveryResult, *, refresh: bool) -> probe.ProbeResult:
     """Create a context on each device of a discovery result in a child process."""
-    environment = {name: result.environment.get(name) for name in _READ}
+    environment = _probed_variables(result.environment)
     uuids = [device.uuid for device in result.devices]
     if driver.device_count() is not None and None not in uuids:
         # The driver of this process read the environment once, at its initialization. The child must see the same devices.
@@ -147,6 +161,10 @@ def _result(
     )
 
 
+def _probed_variables(env: Mapping[str, str]) -> dict[str, str | None]:
+    return {name: env.get(name) for name in _READ}
+
+
 def _alike(gpus: Sequence[Gpu]) -> bool:
     # CUDA puts the fastest first and keeps the order of equal ones. Only CUDA knows which of different GPUs is faster.
     return len(gpus) <= 1 or (gpus[0].name is not None and all(gpu.name == gpus[0].name for gpu in gpus))
@@ -172,7 +190,7 @@ def _from_probe(env: Mapping[str, str], nvml_problem: str, by_nvml: DiscoveryRes
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if grammar.hides_all(visible):
         return _result(env, FROM_NVML, problem=f"{_hidden(visible)}; {nvml_problem}")
-    probed = probe.run({name: env.get(name) for name in _READ})
+    probed = probe.run(_probed_variables(env))
     # No result is cached here: NVML may work again in a second. The probe's own result is cached for longer.
     if probed.error and by_nvml:
         count, devices, selection = by_nvml.count, by_nvml.devices, by_nvml.selection
@@ -193,7 +211,7 @@ def _in_driver_order(
 
     Returns as many devices as were counted: those that the driver does not know come last.
     """
-    probed = probe.run({name: env.get(name) for name in _READ})
+    probed = probe.run(_probed_variables(env))
     if probed.error:
         return devices, False
     ordered, _ = _joined(probed.devices, gpus)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from . import host_memory, nvml
 from .discovery_result import DiscoveredDevice, Failed, NotSupported
 
+_PCI_DEVICES = "/sys/bus/pci/devices"
+
 
 class VisibleDevice(NamedTuple):
     """A device that torch can use, in torch's order. It is a device argument: ``__index__`` gives ``index``.
@@ -146,8 +148,10 @@ def read(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> An
         NotSupported: if the device does not report it.
         Failed: if the library that lists GPUs fails, or does not list the device.
     """
-    if device.handle is None or backend is None:
-        raise Failed("only the driver knows it; no library that reads devices (NVML, amdsmi) lists it")
+    if backend is None:
+        raise Failed("only torch knows it")
+    if device.handle is None:
+        raise Failed(f"only the driver knows it; {backend.library_problem()}")
     return backend.read(device.handle, field)
 
 
@@ -164,8 +168,9 @@ def numa_node_of_bus(bus: str | None) -> int | None:
     if bus is None:
         return None
     try:
-        # The kernel writes the domain in four digits, NVML in eight.
-        with open(f"/sys/bus/pci/devices/{bus[4:].lower()}/numa_node", encoding="ascii") as file:
+        # The kernel writes the domain in four digits or, from 0x10000 on, in as many as it needs; NVML in eight.
+        domain, _, rest = bus.lower().partition(":")
+        with open(f"{_PCI_DEVICES}/{int(domain, 16):04x}:{rest}/numa_node", encoding="ascii") as file:
             node = int(file.read())
     except (OSError, ValueError):
         return None

@@ -105,6 +105,11 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
     return amdsmi.is_linked(handle, peer)
 
 
+def library_problem() -> str:
+    """Why amdsmi cannot read a device that the ROCm runtime enumerates."""
+    return amdsmi.problem() or "amdsmi does not list it"
+
+
 def driver_device(device: DiscoveredDevice) -> driver_child.Device | None:
     """The description of a device by the driver or by amdsmi's list."""
     return device.driver

@@ -90,9 +90,9 @@ def _run_child(environment: Mapping[str, str | None]) -> TorchProbeResult:
         raise
     except child_process.ChildError as failure:
         return TorchProbeResult(str(failure))
-    device_type, devices = report or (None, ())
+    device_type, devices = report or ("", ())
     described = tuple(Device(None, name or device_type, None, None, total) for name, _, total in devices)
-    return TorchProbeResult(error, device_type, described, tuple(free for _, free, _ in devices))
+    return TorchProbeResult(error, device_type or None, described, tuple(free for _, free, _ in devices))
 
 
 def _import_torch(environment: Mapping[str, str | None], *, package: str = "", binding: str = "") -> Any:

@@ -99,6 +99,11 @@ def _row() -> accelerators.Accelerator:
     return accelerators.get_row(process.torch_accelerator_type() or "cpu")
 
 
+def library_problem() -> str:
+    """Why a device without a handle cannot be read."""
+    return "torch reads it once the accelerator is initialized"
+
+
 def device_count(module: Any) -> int:
     """How many devices a torch module counts."""
     count: int = module.device_count() if hasattr(module, "device_count") else int(module.is_available())

@@ -240,7 +240,9 @@ def test_get_device_name_rejects_invalid_arguments() -> None:
 def test_driver_versions() -> None:
     program = "import accelerator as acc; print(json.dumps([acc.driver_version(), acc.driver_cuda_version()]))"
     assert evaluate_simulated(program, gpus=0) == ["590.44.01", [13, 2]]
-    assert evaluate_simulated(program, nvml="absent") == [None, None]
+    assert evaluate_simulated(program, nvml="absent") == [None, [13, 2]]
+    assert evaluate_simulated(program, nvml="absent", driver="absent") == [None, None]
+    assert evaluate_simulated(program, nvml="absent", driver="broken") == [None, [13, 2]]
     assert evaluate_simulated(program, driver_cuda="12.4")[1] == [12, 4]
 
 

@@ -66,6 +66,41 @@ def test_unknown_gpu_memory_raises_instead_of_host_memory() -> None:
     assert not torch
 
 
+NVML_PROBLEM = """
+    from accelerator._command import report
+    device = acc.PhysicalDevice(0, "GPU-another", "Another", None, None, None, None, None)
+    calls = [lambda f=getattr(acc, name): f(0) for name in (
+        "utilization", "memory_usage", "temperature", "power_draw", "clock_rate", "device_memory_used", "processes",
+        "list_gpu_processes", "get_memory_info", "mem_get_info", "available_memory")]
+    errors = [outcome(call) for call in (*calls, lambda: acc.temperature(device))]
+    print(json.dumps([report.collect()["nvml"]["problem"], errors, acc.driver_cuda_version(), acc.driver_version(),
+                      acc.is_fork_safe(), "torch" in sys.modules]))
+"""
+NVML_FAULTS: dict[str, tuple[dict[str, Any], str]] = {
+    "absent": ({"nvml": "absent"}, "no NVIDIA driver is installed, or the container was started without it (NVML's nvmlInit"),
+    "broken": ({"nvml": "broken"}, "the kernel's NVIDIA driver is not loaded (NVML's nvmlInit"),
+    "mismatch": ({"nvml": "mismatch"}, "the kernel's NVIDIA driver and its libraries differ"),
+    "no count": ({"errors": {"nvmlDeviceGetCount*": 999}}, "the driver gave no reason; in a container"),
+    "binding": ({}, "the package nvidia-ml-py does not work (KeyError: 'planet')"),
+}
+
+
+@pytest.mark.parametrize("fault", NVML_FAULTS)
+def test_errors_name_the_problem_of_nvml(fault: str, tmp_path: Path) -> None:
+    machine, cause = NVML_FAULTS[fault]
+    if fault == "binding":
+        (tmp_path / "pynvml.py").write_text("raise KeyError('planet')\n")
+    environment = simulated_environment(gpus=2, **machine)
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), environment["PYTHONPATH"]))
+    program = PRELUDE + textwrap.dedent(NVML_PROBLEM)
+    problem, errors, cuda, version, safe, torch = evaluate(program, environment)
+    assert problem.startswith(cause)
+    assert [error for error in errors if not error.startswith("RuntimeError: ") or not error.endswith(problem)] == []
+    assert (len(errors), cuda) == (12, [13, 2])
+    assert (version is None) == (fault != "no count")
+    assert (safe, torch) == (True, False)
+
+
 INITIALIZE = "import torch; torch.cuda.init()"
 
 
@@ -118,11 +153,12 @@ def test_each_query_restarts_nvml_after_a_foreign_shutdown() -> None:
     assert [read == reads[0] for read in reads] == [True] * len(reads)
 
 
-def test_nvml_version_errors_return_none() -> None:
+def test_versions_that_nvml_does_not_report() -> None:
+    """The driver, in a child process, reports the newest CUDA version too, but not its own version."""
     program = """
         print(json.dumps([outcome(acc.device_count), outcome(acc.driver_cuda_version), outcome(acc.driver_version)]))
     """
-    assert run_program(program, gpus=2, errors={"nvmlSystemGetCudaDriverVersion*": 13}) == [2, None, "590.44.01"]
+    assert run_program(program, gpus=2, errors={"nvmlSystemGetCudaDriverVersion*": 13}) == [2, [13, 2], "590.44.01"]
     assert run_program(program, gpus=2, errors={"nvmlSystemGetDriverVersion": 999}) == [2, [13, 2], None]
 
 

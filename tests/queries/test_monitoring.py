@@ -259,7 +259,7 @@ def test_telemetry_of_physical_and_visible_devices() -> None:
     assert [entry[5] for entry in listed] == [8 * GIB, 8 * GIB, GIB, GIB, 8 * GIB]
     assert [entry[6] for entry in observed] == [2, 0]
     assert hidden[:3] == [[None] * 5, False, 5]
-    assert hidden[3] == "No library that reads devices (NVML, amdsmi) lists Simulated GPU (GPU-another)"
+    assert hidden[3] == "Simulated GPU (GPU-another) cannot be read: NVML does not list it"
     for (output, celsius), gpu in zip(read, (0, 1, None, None, 2, 2, 0), strict=True):
         if gpu is None:
             assert output == [None, None, 0, None, None, None]

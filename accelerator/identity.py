@@ -26,7 +26,7 @@ def compute_capability(device: Device = None) -> tuple[int, int] | None:
     """Return the compute capability of a device.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
         Major and minor; None without an accelerator, for devices other than CUDA's, and if unknown.
@@ -45,7 +45,7 @@ def get_device_name(device: Device = None) -> str:
     """Return the product name of a device.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
         The name; "cpu" under the CPU fallback.
@@ -94,7 +94,7 @@ def numa_node(device: Device = None) -> int | None:
     """Return the host's NUMA node nearest to a device, to bind processes and memory to it.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
         The node's number; None if several are equally near, if unknown, and without an accelerator.

@@ -35,7 +35,7 @@ def init() -> None:
     Example:
         >>> import accelerator as acc
         >>> acc.init()
-        >>> acc.is_initialized() == acc.is_available()
+        >>> acc.is_initialized()
         True
     """
     state.initialize()

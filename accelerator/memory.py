@@ -65,8 +65,10 @@ def memory_allocated(device_index: Device = None, /) -> int:
 
     Example:
         >>> import accelerator as acc
-        >>> acc.memory_allocated() >= 0
-        True
+        >>> before = acc.memory_allocated()
+        >>> kept = acc.FloatTensor([1.0])
+        >>> acc.memory_allocated() - before
+        512
     """
     return _counter(device_index, "memory_allocated", "allocated_bytes", "current")
 
@@ -86,7 +88,9 @@ def max_memory_allocated(device_index: Device = None, /) -> int:
 
     Example:
         >>> import accelerator as acc
-        >>> acc.max_memory_allocated() >= 0
+        >>> acc.reset_peak_memory_stats()
+        >>> total = acc.FloatTensor([1.0, 2.0]).sum().item()
+        >>> acc.max_memory_allocated() > acc.memory_allocated()
         True
     """
     return _counter(device_index, "max_memory_allocated", "allocated_bytes", "peak")
@@ -106,9 +110,12 @@ def memory_reserved(device_index: Device = None, /) -> int:
         RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc
-        >>> acc.memory_reserved() >= 0
-        True
+        >>> import accelerator as acc, torch
+        >>> acc.empty_cache()
+        >>> before = acc.memory_reserved()
+        >>> kept = torch.ones(64 << 20, dtype=torch.uint8, device=acc.device())
+        >>> (acc.memory_reserved() - before) >> 20
+        64
     """
     return _counter(device_index, "memory_reserved", "reserved_bytes", "current")
 
@@ -127,9 +134,14 @@ def max_memory_reserved(device_index: Device = None, /) -> int:
         RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc
-        >>> acc.max_memory_reserved() >= 0
-        True
+        >>> import accelerator as acc, torch
+        >>> acc.empty_cache()
+        >>> acc.reset_peak_memory_stats()
+        >>> large = torch.ones(64 << 20, dtype=torch.uint8, device=acc.device())
+        >>> del large
+        >>> acc.empty_cache()
+        >>> (acc.max_memory_reserved() - acc.memory_reserved()) >> 20
+        64
     """
     return _counter(device_index, "max_memory_reserved", "reserved_bytes", "peak")
 

@@ -41,7 +41,7 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
     """Return the free and total memory of a device. Memory that any process uses is not free.
 
     Args:
-        device_index: which one; a negative index means the current device.
+        device_index: an index, "cuda:1", a ``torch.device``, or None; None and a negative index mean the current device.
 
     Returns:
         Free and total bytes; from NVML before the accelerator is initialized. Mirrors ``torch.accelerator.get_memory_info``.
@@ -52,8 +52,8 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
     Example:
         >>> import accelerator as acc
         >>> free, total = acc.get_memory_info()
-        >>> 0 < free <= total == 8 * 2**30
-        True
+        >>> 0 < free <= total, total
+        (True, 8589934592)
     """
     return _figures(*_resolve(device_index, negative_is_current=True))
 
@@ -108,7 +108,7 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Return the free and total memory of a device: ``get_memory_info`` under its name in ``torch.cuda``.
 
     Args:
-        device: which one; a negative index means the current device.
+        device: an index, "cuda:1", a ``torch.device``, or None; None and a negative index mean the current device.
 
     Returns:
         Free and total bytes.
@@ -126,7 +126,7 @@ def total_memory(device: Device = None) -> int:
     """Return the total memory of a device.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
         Bytes; from the driver, in a child process, if NVML does not list the device.
@@ -154,7 +154,7 @@ def available_memory(device: Device = None) -> int:
     """Return the memory of a device that no process uses.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
         Bytes, without the cache of this process's allocator. On the host: the memory that can be allocated without swapping.

@@ -136,7 +136,7 @@ def utilization(device: AnyDevice = None) -> int:
     """Return the utilization of a device.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, an entry of ``visible_devices()``, or None for the current device.
 
     Returns:
         Percent of the last sample period (a sixth of a second to a second) in which a kernel ran. Mirrors
@@ -155,7 +155,7 @@ def memory_usage(device: AnyDevice = None) -> int:
     """Return the utilization of a device's memory.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, an entry of ``visible_devices()``, or None for the current device.
 
     Returns:
         Percent of the last sample period in which device memory was read or written. Mirrors
@@ -174,7 +174,7 @@ def temperature(device: AnyDevice = None) -> int:
     """Return the temperature of a device.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, an entry of ``visible_devices()``, or None for the current device.
 
     Returns:
         Degrees Celsius. Mirrors ``torch.cuda.temperature``.
@@ -192,7 +192,7 @@ def power_draw(device: AnyDevice = None) -> int:
     """Return the power draw of a device.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, an entry of ``visible_devices()``, or None for the current device.
 
     Returns:
         Milliwatts, including the board's memory. Mirrors ``torch.cuda.power_draw``.
@@ -210,7 +210,7 @@ def clock_rate(device: AnyDevice = None) -> int:
     """Return the clock rate of a device.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, an entry of ``visible_devices()``, or None for the current device.
 
     Returns:
         Megahertz, of the streaming multiprocessors. Mirrors ``torch.cuda.clock_rate``, whose documentation says Hz.
@@ -228,7 +228,7 @@ def device_memory_used(device: AnyDevice = None) -> int:
     """Return how much memory of a device all processes use.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, an entry of ``visible_devices()``, or None for the current device.
 
     Returns:
         Bytes, without the driver's reserve if NVML reports it separately; the host's used memory on devices that share it.
@@ -250,7 +250,7 @@ def processes(device: AnyDevice = None) -> tuple[Process, ...]:
     """Return the processes that use a device.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, an entry of ``visible_devices()``, or None for the current device.
 
     Returns:
         One entry per process with a context on the device, in the driver's order.
@@ -269,7 +269,7 @@ def list_gpu_processes(device: AnyDevice = None) -> str:
     """Return a table of the processes on a device and their memory.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, an entry of ``visible_devices()``, or None for the current device.
 
     Returns:
         The device's index, then a line for each process. Mirrors ``torch.cuda.list_gpu_processes``.
@@ -299,7 +299,7 @@ def telemetry(device: AnyDevice = None) -> Telemetry:
     """Return everything that a device reports, in one call.
 
     Args:
-        device: which one.
+        device: an index, "cuda:1", a ``torch.device``, an entry of ``visible_devices()``, or None for the current device.
 
     Returns:
         Each value as the function of its name returns it; None if the device does not report it or NVML fails.

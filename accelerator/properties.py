@@ -95,8 +95,9 @@ def get_device_properties(device: Device = None) -> Any:
 
     Example:
         >>> import accelerator as acc
-        >>> acc.get_device_properties().total_memory > 0
-        True
+        >>> properties = acc.get_device_properties(1)
+        >>> properties.name, properties.total_memory
+        ('Simulated GPU', 8589934592)
     """
     runtime = state.initialize(device)
     if runtime.device_type == "cpu":

@@ -168,9 +168,12 @@ def get_rng_state(device: Device = None, /) -> torch.Tensor:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
+        >>> import accelerator as acc, torch
         >>> state = acc.get_rng_state()
+        >>> first = torch.rand(2, device=acc.device())
         >>> acc.set_rng_state(state)
+        >>> torch.equal(torch.rand(2, device=acc.device()), first)
+        True
     """
     return _generator(device).get_state()
 
@@ -186,8 +189,8 @@ def get_rng_state_all() -> list[torch.Tensor]:
 
     Example:
         >>> import accelerator as acc
-        >>> len(acc.get_rng_state_all()) == max(1, acc.device_count())
-        True
+        >>> [state.dtype for state in acc.get_rng_state_all()]
+        [torch.uint8, torch.uint8]
     """
     device_type = state.initialize().device_type
     return [generator.get_state() for generator in _generators(device_type)]
@@ -288,8 +291,8 @@ def default_generator(device: Device = None) -> torch.Generator:
 
     Example:
         >>> import accelerator as acc
-        >>> acc.default_generator().device == acc.default_generator(0).device
-        True
+        >>> acc.default_generator(1).device
+        device(type='cuda', index=1)
     """
     runtime = state.initialize(device)
     return generators.default_generator(runtime.device_type, runtime.device_index)

@@ -25,6 +25,7 @@ TYPES = (
     *(torch.float16, torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
 )
 INT64, FLOAT32 = 4, 7
+FLOATS = (6, 7, 8, 9, 10, 11)
 SUM, PROD, MAX, MIN, AVG = range(5)
 BROAD = 270_003  # bytes; every collective needs several steps to transfer them
 
@@ -154,11 +155,26 @@ def edge_values(place: Place) -> dict[str, list[float]]:
     comm = place.comm()
     reports = {}
     edges = [float("nan"), float("inf"), -float("inf"), 6e-8, -0.0, 440.0, 60000.0, 1e38]
-    for type_code in (6, 7, 9, 10, 11):
+    for type_code in FLOATS:
         for op, twos in ((SUM, None), (MAX, 1), (MIN, 0)):
             brought = torch.tensor([2.0] * 8 if place.rank == twos else edges).to(TYPES[type_code])
             got = blank(8, type_code)
             comm.all_reduce(brought, got, type_code, op)
+            reports[f"{type_code} {op}"] = [str(value) for value in got.float().tolist()]
+    comm.destroy()
+    return reports
+
+
+def nan_elsewhere(place: Place) -> dict[str, list[str]]:
+    """Return the maxima and minima of NaN on all ranks but one, for each rank, and of NaN on all ranks."""
+    comm, reports = place.comm(), {}
+    for type_code in FLOATS:
+        brought = torch.full((place.ranks + 1,), float("nan"))
+        brought[place.rank] = float(place.rank)
+        values = brought.to(TYPES[type_code])
+        for op in (MAX, MIN):
+            got = blank(place.ranks + 1, type_code)
+            comm.all_reduce(values, got, type_code, op)
             reports[f"{type_code} {op}"] = [str(value) for value in got.float().tolist()]
     comm.destroy()
     return reports
@@ -326,14 +342,14 @@ def one_process(place: Place, threads: bool) -> bool:
 
 
 def iterate(place: Place, count: int) -> float:
-    """Run many all-reduces of changing sizes, in which a race gives a wrong sum. Return the seconds of the fastest."""
-    comm, fastest = place.comm(), float("inf")
+    """Run many all-reduces of changing sizes, in which a race gives a wrong sum. Return the mean of the seconds."""
+    comm, seconds = place.comm(), 0.0
     for i in range(count):
         tensor = torch.full((1 + (i * 7919) % 5000,), float(place.rank + i))
         begin = time.monotonic()
         comm.all_reduce(tensor, tensor, FLOAT32)
-        fastest = min(fastest, time.monotonic() - begin)
+        seconds += time.monotonic() - begin
         expected = sum(range(place.ranks)) + i * place.ranks
         assert (tensor == expected).all(), (i, tensor, expected)
     comm.destroy()
-    return fastest
+    return seconds / count

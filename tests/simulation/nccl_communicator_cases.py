@@ -241,8 +241,8 @@ def misuse(place: Place) -> list[Any]:
     ]
 
 
-def same_gpu(place: Place) -> None:
-    Comm.of(place.id, place.rank, place.ranks, device=0)
+def same_gpu(place: Place, devices: list[int]) -> None:
+    Comm.of(place.id, place.rank, place.ranks, device=devices[place.rank])
 
 
 def different_counts(place: Place) -> None:

@@ -117,6 +117,21 @@ def test_state_file_of_another_program_is_rejected(tmp_path: Path) -> None:
         assert (tmp_path / "letter").read_bytes() == content
 
 
+def test_half_created_state_is_completed(tmp_path: Path) -> None:
+    """A process may be killed between the reservation of the file and its first write."""
+    state, child = tmp_path / "state", environment(base=SANITIZERS, state=tmp_path / "state")
+    assert python(CU_INIT, env=child).stdout == "0\n"
+    whole = state.read_bytes()
+    for content, is_completed in ((bytes(len(whole)), True), (bytes(len(whole) - 1), False), (bytes(len(whole) + 1), False)):
+        state.write_bytes(content)
+        if is_completed:
+            assert python(CU_INIT, env=child).stdout == "0\n"
+            assert state.read_bytes()[:16] == whole[:16]
+        else:
+            assert refused(state, "it is another program's file")
+            assert state.read_bytes() == content
+
+
 def test_state_path_that_is_no_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     os.mkfifo(tmp_path / "fifo")

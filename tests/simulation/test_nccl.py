@@ -132,9 +132,21 @@ class TestResults:
         assert first["11 0"][6] == "57344.0"
         assert first["7 2"] == ["2.0", "inf", "2.0", "2.0", "2.0", "440.0", "60000.0", "9.999999680285692e+37"]
         assert first["6 2"][0] == first["9 2"][0] == first["10 2"][0] == "2.0", "a value wins over NaN"
+        # The same for float64, type 8, whose NaN and infinities the comparison must not lose either.
+        assert first["8 0"][:3] == ["nan", "inf", "-inf"]
+        assert first["8 2"][:3] == ["2.0", "inf", "2.0"]
+        assert first["8 3"][:3] == ["2.0", "2.0", "-inf"]
         # Operation 3 takes the smaller of them. Here the other rank brings the twos.
         assert first["7 3"][:5] == ["2.0", "2.0", "-inf", "5.99999978589949e-08", "-0.0"]
         assert first["6 3"][0] == first["9 3"][0] == first["10 3"][0] == "2.0"
+
+    @pytest.mark.parametrize("count", [2, 3, 4])
+    def test_a_number_wins_over_nan_of_any_rank(self, ranks: Ranks, count: int) -> None:
+        # A rank brings one number, at its own position; the others bring NaN there. All bring NaN at the last position.
+        expected = [*(str(float(rank)) for rank in range(count)), "nan"]
+        for reports in ranks.run("collective.nan_elsewhere", count):
+            assert len(reports) == 12
+            assert all(report == expected for report in reports.values()), reports
 
     def test_reductions_of_every_half(self, ranks: Ranks) -> None:
         assert ranks.run("collective.halves", 2) == [True, True]
@@ -145,8 +157,9 @@ class TestResults:
 
     @pytest.mark.parametrize(("count", "rounds"), [(2, 400), (4, 200), pytest.param(16, 100, marks=pytest.mark.slow)])
     def test_repeated_all_reduces_are_correct_and_fast(self, ranks: Ranks, count: int, rounds: int) -> None:
-        # A wait without a wakeup lasts 100 ms. The fastest of many is shorter, even on a busy machine.
-        assert min(ranks.run("collective.iterate", count, count=rounds)) < 0.1
+        seconds = ranks.run("collective.iterate", count, count=rounds)
+        # A wait without a wakeup lasts 100 ms. Each rank waits in most rounds, because the last to arrive varies.
+        assert count > 4 or max(seconds) < 0.05, "sixteen ranks wait for a processor as well"
 
 
 class TestMessages:
@@ -227,10 +240,13 @@ class TestMisuse:
         expected = [*[wrong] * 6, INVALID_USAGE, *[wrong] * 5, 1]
         assert ranks.run("communicator.misuse", 1) == [expected]
 
-    def test_two_ranks_on_one_gpu(self, ranks: Ranks) -> None:
-        for report in ranks.reports("communicator.same_gpu", 2):
+    @pytest.mark.parametrize(
+        ("devices", "pair"), [([0, 0], "0 and 1"), ([1, 0, 1], "0 and 2"), ([0, 1, 1], "1 and 2"), ([2, 0, 1, 0], "1 and 3")]
+    )
+    def test_two_ranks_on_one_gpu(self, ranks: Ranks, devices: list[int], pair: str) -> None:
+        for report in ranks.reports("communicator.same_gpu", len(devices), devices=devices):
             assert report["code"] == INVALID_USAGE
-            assert "ranks 0 and 1 use the same one" in report["text"]
+            assert f"ranks {pair} use the same one" in report["text"]
 
     def test_mismatched_world_sizes_are_an_error(self, ranks: Ranks) -> None:
         reports = ranks.reports("communicator.different_counts", 2, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "1"})

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import simulated_environment
-from tests.support.simulation import GIB, MIB, PRELUDE, evaluate, linux_only, run
+from tests.support import simulated_environment, with_prelude
+from tests.support.simulation import GIB, MIB, PRELUDE, evaluate, linux_only, python, run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,6 +90,38 @@ def test_every_version_of_the_process_list() -> None:
     assert old_pid == pid
     assert memory >= 100 * MIB
     assert new == [[[pid, memory, 2**32 - 1, 2**32 - 1]]] * 2
+
+
+@pytest.mark.parametrize("version", ["", "_v2", "_v3"])
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_process_list_of_every_capacity(tmp_path: Path, version: str, processes: int) -> None:
+    program = f"""
+        kept, children = allocate({MIB}), []
+        for _ in range({processes - 1}):
+            command = [sys.executable, "-c", sys.argv[1] + "kept = allocate({MIB}); report(1); sys.stdin.read()", ""]
+            children.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+            assert children[-1].stdout.readline() == b"1\\n"
+        class Row(ctypes.Structure):
+            _fields_ = [("pid", ctypes.c_uint), ("memory", ctypes.c_ulonglong)]
+            _fields_ += [("instances", ctypes.c_uint * 2)] if {version!r} else []
+        h, library = n.nvmlDeviceGetHandleByIndex(0), ctypes.CDLL("libnvidia-ml.so.1")
+        pids = sorted([os.getpid(), *(child.pid for child in children)])
+        reports = []
+        for capacity in range(5):
+            count, rows = ctypes.c_uint(capacity), (Row * 5)()
+            code = library.nvmlDeviceGetComputeRunningProcesses{version}(h, ctypes.byref(count), rows)
+            listed = sorted(row.pid for row in rows if row.pid)
+            reports.append([code, count.value, "all" if listed == pids else len(listed)])
+        for child in children:
+            child.communicate(b"")
+        report(reports)
+    """
+    child = simulated_environment(state=tmp_path / "state")
+    text = with_prelude("import subprocess\n" + PRELUDE + "n.nvmlInit()", program)
+    done = python(text, PRELUDE, env=child)
+    assert done.returncode == 0, done.stderr
+    too_small, enough = [7, processes, 0], [0, processes, "all"]
+    assert json.loads(done.stdout) == [enough if capacity >= processes else too_small for capacity in range(5)]
 
 
 def test_processes_of_one_machine_are_listed_to_each_other(tmp_path: Path) -> None:

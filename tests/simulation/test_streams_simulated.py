@@ -164,6 +164,41 @@ class TestEvents:
         for event in events:
             assert runtime.cudaEventDestroy(event) == 0
 
+    def test_wait_for_another_device_makes_the_device_busy(self) -> None:
+        event = torch.cuda.Event()
+        begin = time.monotonic()
+        with torch.cuda.device(0):
+            torch.cuda._sleep(300 * MILLISECOND)
+            event.record()
+        streams = [torch.cuda.Stream(1), torch.cuda.current_stream(1)]
+        streams[0].wait_event(event)
+        assert [stream.query() for stream in streams] == [False, True]
+        torch.cuda.synchronize(1)
+        assert time.monotonic() - begin >= 0.3
+
+    @pytest.mark.parametrize("ends", ["ended", "invalidated"])
+    def test_event_is_reused_after_a_capture(self, runtime: ctypes.CDLL, ends: str) -> None:
+        stream, other, graph = torch.cuda.Stream(), torch.cuda.Stream(), ctypes.c_void_p()
+        handle, event = ctypes.c_void_p(stream.cuda_stream), ctypes.c_void_p()
+        assert runtime.cudaEventCreate(ctypes.byref(event)) == 0
+        for _ in range(3):
+            assert runtime.cudaStreamBeginCapture(handle, 0) == 0
+            assert runtime.cudaEventRecord(event, handle) == 0
+            if ends == "invalidated":
+                assert runtime.cudaStreamSynchronize(handle) == 900
+            assert (runtime.cudaStreamEndCapture(handle, ctypes.byref(graph)) == 0) == (ends == "ended")
+            assert (runtime.cudaGraphDestroy(graph) == 0) == (ends == "ended")
+            assert runtime.cudaEventQuery(event) == 907  # a captured event
+            assert runtime.cudaStreamWaitEvent(ctypes.c_void_p(other.cuda_stream), event, 0) == 907
+            assert runtime.cudaEventRecord(event, handle) == 0
+            milliseconds = ctypes.c_float(-1)
+            assert runtime.cudaStreamWaitEvent(ctypes.c_void_p(other.cuda_stream), event, 0) == 0
+            assert [runtime.cudaEventQuery(event), runtime.cudaEventSynchronize(event)] == [0, 0]
+            assert runtime.cudaEventElapsedTime(ctypes.byref(milliseconds), event, event) == 0
+            assert milliseconds.value == 0
+        assert runtime.cudaEventDestroy(event) == 0
+        runtime.cudaGetLastError()
+
     def test_destroyed_ipc_event_closes_its_descriptor(self, runtime: ctypes.CDLL) -> None:
         def descriptors() -> int:
             return len(os.listdir("/proc/self/fd"))

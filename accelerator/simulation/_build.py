@@ -13,32 +13,25 @@ library path:
 
 The files under absent/ are empty. The loader finds them first, cannot load them and stops searching: this hides a real
 driver or NVML of the machine.
-
-Programs load what is in that directory, so a build is used only if nobody except this user and root could have written it
-and its files match the checksums, which are written last.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import os
 import platform
 import shlex
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact
 from ._values import CACHE_NAME, MAXIMUM_GPUS
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
 
 __all__ = ["LIBRARIES_VARIABLE", "PRELOADED", "build", "build_problem", "ensure_built", "platform_problem"]
 
@@ -51,9 +44,7 @@ _FLAGS = (
     f"-DSIM_MAX_GPUS={MAXIMUM_GPUS}",
 )
 _PLACEHOLDER = "@CUDART@"
-_CHECKSUMS = "SHA256SUMS"
-_ANNOUNCEMENT = "accelerator: compiling the simulated driver, about 10 s, once"
-_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_ANNOUNCEMENT = "compiling the simulated driver, about 10 s, once"
 
 
 class _Library(NamedTuple):
@@ -79,14 +70,9 @@ _LIBRARIES = (
 _LINKS = {"driver/libcuda.so": "driver/libcuda.so.1"}
 _ABSENT = ("absent/driver/libcuda.so.1", "absent/driver/libcuda.so", "absent/nvml/libnvidia-ml.so.1")
 _FILES = (*(library.path for library in _LIBRARIES), *_LINKS, *_ABSENT)
-_DIRECTORIES = sorted({os.path.dirname(name) for name in _FILES} | {"", "absent"})
 
 PRELOADED = tuple(library.path for library in _LIBRARIES if library.path.startswith("preload/"))
 """The libraries to preload: torch's RPATH would find the real ones first."""
-
-
-class _UnusableDirectory(OSError):
-    """A directory that cannot hold a build."""
 
 
 def platform_problem() -> str | None:
@@ -135,17 +121,7 @@ def ensure_built() -> Path:
     directory = _find_build()
     if directory is not None:
         return directory
-    *others, last = _cache_roots()
-    for root in others:
-        with contextlib.suppress(OSError):  # the next one may work
-            return build(root)
-    try:
-        return build(last)
-    except OSError as error:
-        raise RuntimeError(
-            f"cannot keep the simulated libraries in {' or '.join(map(str, (*others, last)))}: {error};"
-            " set XDG_CACHE_HOME to a writable directory"
-        ) from error
+    return install_in_cache(_libraries())
 
 
 def build(root: Path) -> Path:
@@ -161,57 +137,38 @@ def build(root: Path) -> Path:
         RuntimeError: No C compiler was found, or it failed.
         OSError: The directory is not usable.
     """
-    directory = _build_directory(root)
-    if _is_intact(directory):
-        return directory
-    parent = directory.parent
-    parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    for path in (root, parent) if _is_exposed(root) else (parent,):
-        if path.lstat().st_uid != os.geteuid():
-            raise _UnusableDirectory(f"{path} belongs to another user")
-        _forbid_others_to_write(path)
-    with _lock(parent / ".simulation.lock"):
-        if not _is_intact(directory):
-            for left in parent.glob(".building-*"):  # of a killed process: a running one would hold the lock
-                shutil.rmtree(left, ignore_errors=True)
-            _install(_compiler(), directory)
-    if not _is_intact(directory):
-        raise _UnusableDirectory(f"{directory} is writable by other users")
-    return directory
+    return install(_libraries(), _checked(root))
+
+
+def _libraries() -> Build:
+    return Build(CACHE_NAME + _source_digest(), _FILES, lambda directory: _compile_all(_compiler(), directory))
 
 
 def _find_build() -> Path | None:
     """Return the directory of an existing build, or None."""
+    build = _libraries()
     configured = os.environ.get(LIBRARIES_VARIABLE)
     if configured:
-        directory = _build_directory(Path(os.path.abspath(configured)))
-        if not _is_intact(directory):
+        directory = _checked(Path(os.path.abspath(configured))) / build.name
+        if not is_intact(build, directory):
             raise RuntimeError(
                 f"{LIBRARIES_VARIABLE} names {configured}, which has no libraries of this version that only root or this user"
                 f" can write: build them with python -m accelerator simulate --build {shlex.quote(configured)}"
             )
         return directory
-    return next((directory for directory in map(_build_directory, _cache_roots()) if _is_intact(directory)), None)
+    directories = (_checked(root) / build.name for root in cache_roots())
+    return next((directory for directory in directories if is_intact(build, directory)), None)
 
 
-def _cache_roots() -> list[Path]:
-    """Return the possible cache directories: the user's, and one below the temporary directory."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore a relative XDG_CACHE_HOME.
-    root = base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache")
-    temporary = Path(tempfile.gettempdir(), f"accelerator-{os.geteuid()}")
-    return [Path(root), temporary] if os.path.isabs(root) else [temporary]
-
-
-def _build_directory(root: Path) -> Path:
-    """Return the path of this version's build below a directory."""
+def _checked(root: Path) -> Path:
+    """Return a cache directory from which libraries can be preloaded."""
     # LD_PRELOAD cannot escape blanks and colons.
     if any(character in str(root) for character in " \t\n:;$"):
         raise RuntimeError(
             f"the loader cannot preload libraries from {str(root)!r}:"
             " set XDG_CACHE_HOME to a path without blanks, ':', ';' and '$'"
         )
-    return root / (CACHE_NAME + _source_digest())
+    return root
 
 
 @functools.cache
@@ -233,50 +190,6 @@ def _source_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _is_intact(directory: Path) -> bool:
-    """Return whether a build is complete and writable only by this user and root."""
-    root, parent = directory.parents[1], directory.parent
-    try:
-        parts = [parent, *(directory / name for name in (*_DIRECTORIES, *_FILES, _CHECKSUMS))]
-        if _is_exposed(root):
-            parts.append(root)
-        if not all(_is_safe(part.lstat()) for part in parts):
-            return False
-        return (directory / _CHECKSUMS).read_text(encoding="ascii") == _checksums(directory)
-    except (OSError, ValueError):
-        return False
-
-
-def _is_exposed(root: Path) -> bool:
-    """Return whether everybody may create files beside this directory: whoever created it could replace its content."""
-    return bool(root.parent.stat().st_mode & stat.S_IWOTH)
-
-
-def _is_safe(status: os.stat_result) -> bool:
-    """Return whether only this user and root may write there."""
-    return status.st_uid in (0, os.geteuid()) and not status.st_mode & _OTHERS_MAY_WRITE and not stat.S_ISLNK(status.st_mode)
-
-
-def _checksums(directory: Path) -> str:
-    """Return the checksum file of a build."""
-    return "".join(f"{hashlib.sha256((directory / name).read_bytes()).hexdigest()}  {name}\n" for name in _FILES)
-
-
-def _forbid_others_to_write(path: Path) -> None:
-    """Take write permission from other users, whatever the umask is."""
-    path.chmod(stat.S_IMODE(path.stat().st_mode) & ~_OTHERS_MAY_WRITE)
-
-
-@contextlib.contextmanager
-def _lock(path: Path) -> Generator[None, None, None]:
-    """Let one process compile at a time. The lock ends with its process."""
-    import fcntl  # imported late: Windows has none, and this module must be importable there
-
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
 def _compiler() -> tuple[str, ...]:
     """Find the C compiler: $CC, with its arguments, otherwise cc, gcc or clang."""
     configured = shlex.split(os.environ.get("CC", ""))
@@ -291,30 +204,9 @@ def _compiler() -> tuple[str, ...]:
     )
 
 
-def _install(compiler: tuple[str, ...], directory: Path) -> None:
-    """Compile in a directory beside the final one, then rename it."""
-    scratch_directory = Path(tempfile.mkdtemp(prefix=".building-", dir=directory.parent))
-    try:
-        _compile_all(compiler, scratch_directory)
-        (scratch_directory / _CHECKSUMS).write_text(_checksums(scratch_directory), encoding="ascii")
-        for name in (*_DIRECTORIES, *_FILES, _CHECKSUMS):
-            (scratch_directory / name).chmod(0o755 if name in _DIRECTORIES or name.startswith("bin/") else 0o644)
-        if directory.exists():
-            # It is damaged or writable by others. Running programs keep the files they have loaded.
-            directory.rename(scratch_directory / "replaced")
-        scratch_directory.rename(directory)
-        shutil.rmtree(directory / "replaced", ignore_errors=True)
-    finally:
-        shutil.rmtree(scratch_directory, ignore_errors=True)
-
-
 def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
     """Compile all libraries into the layout below a directory, two at a time."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError, ValueError):  # a closed or full stderr must not prevent the build
-            print(_ANNOUNCEMENT, file=sys.stderr, flush=True)
-    for name in _FILES:
-        (scratch_directory / name).parent.mkdir(parents=True, exist_ok=True)
+    announce(_ANNOUNCEMENT)
     for name in _ABSENT:
         (scratch_directory / name).touch()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as pool:

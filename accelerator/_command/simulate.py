@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..simulation import _build, _values, environment
+from ..simulation import _build, _engine_build, _values, environment
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import terminal
@@ -197,15 +197,31 @@ def _split(values: Sequence[str]) -> list[str]:
 
 
 def _build_into(directory: str) -> int:
-    """Compile the libraries for machines without a compiler."""
+    """Compile the libraries, and the engine for the installed torch, for machines without a compiler."""
     reason = _build.platform_problem()
     if reason is not None:
         return _report_error(f"cannot simulate GPUs: {reason}")
+    root = Path(os.path.abspath(directory))
     try:
-        print(_build.build(Path(os.path.abspath(directory))))
+        print(_build.build(root))
+        _build_engine_into(root)
     except (OSError, RuntimeError) as error:
         return _report_error(f"cannot build into {directory}: {error}")
     return 0
+
+
+def _build_engine_into(root: Path) -> None:
+    """Compile the engine if a CUDA build of torch can be imported and there is a C++ compiler."""
+    try:
+        import torch
+    except Exception:  # whatever a damaged torch raises, the libraries are built
+        return
+    if torch.version.cuda is None:
+        return
+    try:
+        _engine_build.build(_engine_build.describe(torch), root)
+    except RuntimeError as error:
+        print(f"python -m accelerator simulate: built without the engine: {error}", file=sys.stderr)
 
 
 def _report_error(message: str) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from .dtypes import raise_unsupported_dtype
 
-__all__ = ["with_argument_checks"]
+__all__ = ["checked_dtypes", "with_argument_checks"]
 
 _Arguments = dict[str, Any]
 _WITHOUT_PRODUCTS = frozenset((torch.bool, torch.complex64, torch.complex128))
@@ -40,6 +40,11 @@ _CHECKS = {
     "scatter_reduce_": _check_scatter,
     "_scaled_mm": _check_scaled_mm,
 }
+
+
+def checked_dtypes(short_name: str) -> frozenset[torch.dtype]:
+    """Return the types of a first tensor for which ``with_argument_checks`` checks an op."""
+    return _WITHOUT_PRODUCTS if short_name in _CHECKS else frozenset()
 
 
 def with_argument_checks(name: str, override: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,23 +15,24 @@ __all__ = [
     "put_on_stream",
     "raise_capture_error",
     "raise_if_freed",
+    "runtime",
     "wait_for_pending",
     "wait_unless_capturing",
 ]
 
 assert torch.version.cuda is not None
 # By its full name, since another major version's library may be loaded too.
-_runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
-_runtime.accelerator_simulation_compute.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
-_runtime.accelerator_simulation_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-_runtime.accelerator_simulation_released.restype = ctypes.c_size_t
+runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
+runtime.accelerator_simulation_compute.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+runtime.accelerator_simulation_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+runtime.accelerator_simulation_released.restype = ctypes.c_size_t
 
-_runtime.accelerator_simulation_wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-_runtime.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+runtime.accelerator_simulation_wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+runtime.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 _NOT_READY = 600
 _WAIT_MS = 100
 
-captures = ctypes.c_int.in_dll(_runtime, "accelerator_simulation_attention")
+captures = ctypes.c_int.in_dll(runtime, "accelerator_simulation_attention")
 """Not zero while a capture is under way in this process, or a stream waits for a collective."""
 
 _computations: dict[int, Callable[[], object]] = {}
@@ -48,7 +49,7 @@ def wait_for_pending(device: torch.device) -> None:
     """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C interrupt it."""
     index = device.index
     stream = torch._C._cuda_getCurrentRawStream(index)
-    while (error := _runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
+    while (error := runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
         pass
     if error:
         torch.cuda.check_error(error)
@@ -74,7 +75,7 @@ def raise_if_freed(addresses: list[int], name: str) -> None:
     """Raise an error if device memory that a replay reads was freed after the capture."""
     attributes = (ctypes.c_int * 64)()  # their first field is the kind of memory, which is 0 if there is none
     for address in addresses:
-        if _runtime.cudaPointerGetAttributes(attributes, address) or not attributes[0]:
+        if runtime.cudaPointerGetAttributes(attributes, address) or not attributes[0]:
             raise RuntimeError(f"an illegal memory access: an argument of {name} was freed after the capture")
 
 
@@ -85,7 +86,7 @@ def put_on_stream(device: torch.device, computation: Callable[[], object]) -> No
     _computations[identifier] = computation
     with torch.cuda.device(device):
         stream = torch._C._cuda_getCurrentRawStream(device.index)
-        error = _runtime.accelerator_simulation_compute(stream, _run, identifier)
+        error = runtime.accelerator_simulation_compute(stream, _run, identifier)
     if error:
         del _computations[identifier]
         torch.cuda.check_error(error)
@@ -94,7 +95,7 @@ def put_on_stream(device: torch.device, computation: Callable[[], object]) -> No
 def _drop_released() -> None:
     """Drop the computations of graphs that were destroyed."""
     identifiers = (ctypes.c_uint64 * 64)()
-    while count := _runtime.accelerator_simulation_released(identifiers, 64):
+    while count := runtime.accelerator_simulation_released(identifiers, 64):
         for identifier in identifiers[:count]:
             _computations.pop(identifier, None)
 

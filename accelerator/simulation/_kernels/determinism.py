@@ -14,7 +14,7 @@ import torch
 
 from .._values import release
 
-__all__ = ["alert_for"]
+__all__ = ["alert_for", "has_alert"]
 
 _VERSION = release(torch.__version__)
 _is_deterministic = torch._C._get_deterministic_algorithms
@@ -89,6 +89,11 @@ _CONDITIONS: dict[str, Callable[[str, _Arguments], str | None]] = {
 }
 _BY_CUBLAS = frozenset(("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "dot", "vdot"))
 _CUBLAS_CONFIGURATIONS = (":4096:8", ":16:8")
+
+
+def has_alert(short_name: str) -> bool:
+    """Return whether an op has an error or a warning with some arguments."""
+    return short_name in _ALERTS or short_name in _CONDITIONS or (short_name in _BY_CUBLAS and _VERSION < (2, 15))
 
 
 def alert_for(name: str, override: Callable[..., Any]) -> Callable[..., Any]:

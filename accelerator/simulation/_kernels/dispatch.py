@@ -9,21 +9,10 @@ from typing import Any
 import torch
 
 from . import capture
-from .aliases import (
-    _MANY_BYTES,
-    _START,
-    _copy_few,
-    _copy_many,
-    _empty_on_current_device,
-    _view,
-    real_span,
-    to_device,
-)
 from .call import Call
 from .capture import captures
-from .large_results import direct_kernel
+from .engine import engine
 from .ops import Op
-from .sparse import to_device_by_parts
 
 __all__ = ["copy_override", "kernel_override"]
 
@@ -38,7 +27,6 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = Call(op)
     with torch._C.DisableTorchFunction():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
-        # The fast path has checked this for the ops that it handles; this function runs for all ops.
         if captures.value and call.device is not None and capture.wait_unless_capturing(call.device):
             return call.record(args, kwargs)
         if op.waits_for_stream(args, kwargs):
@@ -76,146 +64,26 @@ def _run_each(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return results if op.results else None
 
 
-_LARGE_BYTES = 131072  # smaller results are copied in less time
-_NO_DEVICE = -2  # a CPU tensor has index -1
-_PLAIN_TYPES = frozenset((int, float, bool, complex, type(None), str, torch.dtype, torch.layout, torch.memory_format))
-_SCALAR_TYPES = frozenset((int, float, bool, complex))
-_Parameter = torch.nn.Parameter
-_STRIDED = torch.strided
-_is_autocasting = torch.is_autocast_enabled
-_current_device = torch._C._cuda_getDevice
-_mode_count = torch._C._len_torch_function_stack
-
-
 def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
-    """Return the kernel override of an op.
-
-    `run` is the fast path of `_run`, inlined because every call costs. It handles nearly all calls: of ops that draw no random
-    numbers and return new tensors or write their first argument, with plain strided tensors on one device, outside captures.
-    """
-    op: Any = None  # described at the first call: to describe every op would take longer than many programs run
-    compute: Callable[..., Any] = _not_prepared
-    is_plain = is_cast = returns_first = is_single = has_results = False
-    make_result: tuple[int, Callable[[list[Any], dict[str, Any]], Any]] | None = None  # for large results
-    takes_tensor: tuple[bool, ...] = ()
-    spans: dict[torch.dtype, tuple[torch.Tensor, int]] = {}  # of the types that the fast path handles
-
-    def prepare() -> Op:
-        nonlocal op, compute, is_plain, is_cast, returns_first, is_single, has_results, takes_tensor, make_result
-        described = Op(name, key)
-        compute, is_cast = described.plain_function, described.is_cast
-        is_single, has_results = len(described.results) == 1, bool(described.results)
-        returns_first = described.is_plain and has_results and described.results[0] is not None
-        takes_tensor = tuple(described.takes_only_tensor(position) for position in range(len(described.names)))
-        make_result = direct_kernel(name) if described.is_plain else None
-        op = described
-        is_plain = described.is_plain  # last: from then on other threads take the fast path
-        return described
-
-    def admit(dtype: torch.dtype) -> tuple[torch.Tensor, int] | None:
-        """Return ``real_span`` of a type that the op supports on CUDA and on the CPU, else None."""
-        if dtype.is_complex or dtype in op.dtype_rules.refused or dtype in op.dtype_rules.widened:
-            return None
-        span = spans[dtype] = real_span(dtype)
-        return span
-
-    def aliases(values: list[Any], index: int) -> list[torch.Tensor] | None:
-        """Return the CPU aliases of a list of plain tensors of one device, or None if it has others."""
-        cpu_tensors: list[torch.Tensor] = []
-        for value in values:
-            value_type = type(value)
-            if (value_type is not _Tensor and value_type is not _Parameter) or value.get_device() != index:
-                return None
-            dtype = value.dtype
-            span = spans.get(dtype) or admit(dtype)
-            address = value.data_ptr()
-            if span is None or not address or address % span[1]:
-                return None
-            cpu_tensors.append(_view(span[0], tuple(value.shape), value.stride(), (address - _START) // span[1]))
-        return cpu_tensors
+    """Return the kernel override of an op. It handles all calls; with the engine, those that the engine does not handle."""
+    op: Op | None = None  # described at the first call: to describe every op would take longer than many programs run
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not is_plain or captures.value or _mode_count() or (is_cast and _is_autocasting("cpu")):
-            return _run(op or prepare(), args, kwargs)
-        index = _NO_DEVICE
-        cpu_args: list[Any] = []
-        append = cpu_args.append
-        for value in args:
-            value_type = type(value)
-            if value_type is _Tensor or value_type is _Parameter:
-                value_index = value.get_device()
-                if value_index != index:
-                    if index != _NO_DEVICE or value_index < 0:
-                        return _run(op, args, kwargs)
-                    index = value_index
-                dtype = value.dtype
-                span = spans.get(dtype) or admit(dtype)
-                address = value.data_ptr()
-                if span is None or not address:
-                    return _run(op, args, kwargs)
-                tensor, size = span
-                if address % size:
-                    return _run(op, args, kwargs)
-                append(_view(tensor, tuple(value.shape), value.stride(), (address - _START) // size))
-            elif value_type in _PLAIN_TYPES:
-                if value_type in _SCALAR_TYPES and takes_tensor[len(cpu_args)]:
-                    return _run(op, args, kwargs)
-                append(value)
-            elif value_type is list:
-                if value and type(value[0]) not in _SCALAR_TYPES:
-                    if index == _NO_DEVICE:
-                        index = _device_of(value)
-                    value = aliases(value, index)
-                    if value is None:
-                        return _run(op, args, kwargs)
-                append(value)
-            else:
-                return _run(op, args, kwargs)
-        if index < 0:
-            return _run(op, args, kwargs)
-        if kwargs:
-            for value in kwargs.values():
-                if type(value) not in _PLAIN_TYPES:
-                    return _run(op, args, kwargs)
-        if make_result is not None and cpu_args[make_result[0]].nbytes >= _LARGE_BYTES and index == _current_device():
-            result = make_result[1](cpu_args, kwargs)
-            if result is not None:
-                return result
-        result = compute(*cpu_args, **kwargs) if kwargs else compute(*cpu_args)
-        if returns_first:
-            return args[0]
-        if is_single:
-            if type(result) is _Tensor:
-                return _to_device_quickly(result, index)
-            return [_to_device_quickly(item, index) for item in result]
-        if not has_results:
-            return None
-        return tuple([_to_device_quickly(item, index) if type(item) is _Tensor else item for item in result])
+        nonlocal op
+        if engine is not None:
+            engine.check_fork()
+        if op is None:
+            op = _describe(name, key)
+        return _run(op, args, kwargs)
 
     return run
 
 
-def _device_of(values: list[Any]) -> int:
-    """Return the index of the device of a list's first item, or that of no device."""
-    first = values[0]
-    return first.get_device() if isinstance(first, _Tensor) else _NO_DEVICE
-
-
-def _not_prepared() -> None:
-    """Placeholder for the function of an op that was not called yet."""
-
-
-def _to_device_quickly(result: torch.Tensor, index: int) -> torch.Tensor:
-    """`to_device`, faster for contiguous results on the current device."""
-    if result.layout is not _STRIDED:
-        return to_device_by_parts(result, torch.device("cuda", index))
-    dtype = result.dtype
-    if not result.is_contiguous() or dtype.is_complex or index != _current_device():
-        return to_device(result, torch.device("cuda", index))
-    device_result = _empty_on_current_device(tuple(result.shape), result.stride(), dtype)
-    nbytes = result.nbytes
-    (_copy_few if nbytes < _MANY_BYTES else _copy_many)(device_result.data_ptr(), result.data_ptr(), nbytes)
-    return device_result
+def _describe(name: str, key: torch._C.DispatchKey) -> Op:
+    op = Op(name, key)
+    if engine is not None:
+        engine.describe(op)
+    return op
 
 
 def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
@@ -226,8 +94,15 @@ def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     compute = kernel_override("aten::copy_", key)
     by_key = torch._C._get_operation_overload("aten::copy_", "")[1]
     torch_key = torch._C.DispatchKey.CompositeExplicitAutograd
+    is_described = False
 
     def run(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        nonlocal is_described
+        if engine is not None:
+            engine.check_fork()
+        if not is_described:
+            is_described = True
+            _describe("aten::copy_", key)
         if not isinstance(src, _Tensor):
             return self.fill_(src)
         if self.is_cuda and src.is_cuda and not _have_same_layout(self, src):

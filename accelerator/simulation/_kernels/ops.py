@@ -83,6 +83,7 @@ class Op:
         # subject to the CPU's autocast.
         bindings = _BINDINGS if name.startswith("aten::") else ()
         self.plain_function = decomposition or next((f for b in bindings if (f := getattr(b, short_name, None))), operator)
+        self.is_decomposed = decomposition is not None
         self.is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
@@ -115,7 +116,7 @@ class Op:
         self.is_foreach = short_name.startswith("_foreach_")
         self.is_dense = key == torch._C.DispatchKey.CPU
         self.is_indexing = short_name in _INDEXING
-        self._is_data_dependent = short_name in _DATA_DEPENDENT or bool(
+        self.is_data_dependent = short_name in _DATA_DEPENDENT or bool(
             {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
         )
 
@@ -134,7 +135,7 @@ class Op:
         if not self.is_indexing:
             # The host need not read the size of the output if the caller gives it.
             is_sized = self.short_name == "repeat_interleave" and self.bind(args, kwargs).get("output_size") is not None
-            return self._is_data_dependent and not is_sized
+            return self.is_data_dependent and not is_sized
         arguments = self.bind(args, kwargs)
         indices = [index for index in arguments["indices"] if index is not None]
         if any(index.is_cpu for index in indices):
@@ -161,7 +162,7 @@ class Op:
             return False  # its results may have parts or a scale
         if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):
             return False  # for other ops torch resolves lazy negation before the kernel
-        if self._is_data_dependent or self.is_indexing:
+        if self.is_data_dependent or self.is_indexing:
             return False
         is_simple = self.is_dense and not self.is_random and not self.is_copy and not self.out
         return is_simple and tensors and (writes_first or is_pure)

@@ -16,6 +16,7 @@ from .argument_checks import with_argument_checks
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dispatch import copy_override, kernel_override
+from .engine import PYTHON_KEY, engine
 from .ops import not_simulated
 from .workspaces import release_with_torch, with_workspace
 
@@ -91,15 +92,18 @@ def install() -> None:
     _libraries.append(library)
     with _without_override_warning():
         for name in _names_to_override():
-            checked = alert_for(name, with_argument_checks(name, with_workspace(name, _override(name))))
-            library.impl(name, torch._C.DispatchKey.CUDA, checked)
-        library.impl("aten::copy_", torch._C.DispatchKey.CUDA, copy_override())
+            if _is_computed(name):
+                checked = alert_for(name, with_argument_checks(name, with_workspace(name, kernel_override(name))))
+                _register(library, name, checked)
+            else:
+                library.impl(name, torch._C.DispatchKey.CUDA, CUDNN_SELECTION.get(name) or _not_simulated(name))
+        _register(library, "aten::copy_", copy_override())
         library.impl("aten::copy_", torch._C.DispatchKey.QuantizedCUDA, copy_override(torch._C.DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:
                 library.impl(name, key, kernel_override(name, cpu_key))
     random.track_registrations()
-    release_with_torch()
+    release_with_torch(engine.release_workspaces if engine is not None else lambda: None)
     separate_flag()
     torch._C._jit_override_can_fuse_on_gpu(False)  # the fuser compiles CUDA kernels at run time
 
@@ -143,12 +147,21 @@ def _is_view(name: str) -> bool:
     return any(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
-def _override(name: str) -> Callable[..., Any]:
-    if name in CUDNN_SELECTION:
-        return CUDNN_SELECTION[name]
-    if name in DECOMPOSITIONS or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU"):
-        return kernel_override(name)
+def _is_computed(name: str) -> bool:
+    has_kernel = name in DECOMPOSITIONS or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
+    return has_kernel and name not in CUDNN_SELECTION
 
+
+def _register(library: Any, name: str, override: Callable[..., Any]) -> None:
+    """Register an op's kernel override in Python: with the engine, under the key at which the engine finds it."""
+    if engine is None:
+        library.impl(name, torch._C.DispatchKey.CUDA, override)
+        return
+    library.impl(name, PYTHON_KEY, override)
+    engine.override(name)
+
+
+def _not_simulated(name: str) -> Callable[..., Any]:
     def raise_not_simulated(*args: Any, **kwargs: Any) -> Any:
         raise not_simulated(name)
 

@@ -17,7 +17,7 @@ import torch
 
 from .._values import release
 
-__all__ = ["release_with_torch", "with_workspace"]
+__all__ = ["has_workspace", "release_with_torch", "with_workspace"]
 
 _Key = tuple[int, int, int]
 _VERSION = release(torch.__version__)
@@ -30,9 +30,14 @@ _identify_thread = threading.get_ident
 _workspaces: dict[_Key, int] = {}
 
 
+def has_workspace(short_name: str) -> bool:
+    """Return whether cuBLAS computes an op."""
+    return short_name in _BY_CUBLAS
+
+
 def with_workspace(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """Return an op's kernel override, which allocates the workspace first if cuBLAS computes the op."""
-    if name.partition("::")[2].partition(".")[0] not in _BY_CUBLAS:
+    if not has_workspace(name.partition("::")[2].partition(".")[0]):
         return override
 
     def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -66,12 +71,13 @@ def _size() -> int:
     return sum(int(size) * 1024 * int(count) for size, count in sizes)
 
 
-def release_with_torch() -> None:
-    """Release the workspaces when torch releases its own."""
+def release_with_torch(release_also: Callable[[], object]) -> None:
+    """Release the workspaces when torch releases its own, and call a function then."""
     release = _C._cuda_clearCublasWorkspaces
 
     def clear() -> None:
         release()
+        release_also()
         while _workspaces:
             _C._cuda_cudaCachingAllocator_raw_delete(_workspaces.popitem()[1])
 

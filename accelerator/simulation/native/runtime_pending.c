@@ -355,3 +355,10 @@ EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int mi
         return ERROR_NOT_READY;
     }
 }
+
+/* The engine asks this before an op: whether the stream neither captures nor waits for work. */
+EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
+{
+    struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
+    return stream && !stream->capture && stream->pending.count == 0;
+}

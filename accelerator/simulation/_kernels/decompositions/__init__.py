@@ -10,6 +10,8 @@ argument even if the op has none, so that the CPU's default generator, which oth
 decompositions are pure: if a stream captures, they run at each replay. They run below autograd and do not compute gradients
 with it.
 
+``NEEDS`` says for some of the ops which calls need the decomposition: for all others the CPU's kernel has CUDA's results.
+
 ``CUDNN_SELECTION`` has kernels that replace CUDA's as they are: they read no memory themselves.
 """
 
@@ -33,9 +35,10 @@ from . import (
     softmax,
     zeroing,
 )
+from .common import Need
 from .cudnn_selection import CUDNN_SELECTION, separate_flag
 
-__all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS", "separate_flag"]
+__all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS", "NEEDS", "Need", "separate_flag"]
 
 _MODULES = (
     convolution,
@@ -55,3 +58,5 @@ _MODULES = (
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     name: function for module in _MODULES for name, function in module.DECOMPOSITIONS.items()
 }
+_WITH_NEEDS = (convolution, fft, linalg, normalization, reductions, softmax, zeroing)
+NEEDS: dict[str, Need] = {name: need for module in _WITH_NEEDS for name, need in module.NEEDS.items()}

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+
+
+HALF_TYPES = frozenset(_WIDER)
+
+
+class Need(NamedTuple):
+    """The calls of an op that need its decomposition, by the type of the first tensor and by the value of a flag.
+
+    If the value is None, the argument is a type, and the decomposition is needed if it differs from the first tensor's.
+    """
+
+    dtypes: frozenset[torch.dtype] = frozenset()
+    argument: str = ""
+    value: bool | None = None
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:

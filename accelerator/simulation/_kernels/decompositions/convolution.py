@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .common import widened, write
+from .common import HALF_TYPES, Need, widened, write
 
 _aten = torch.ops.aten
 
@@ -145,4 +145,8 @@ DECOMPOSITIONS = {
     "aten::cudnn_grid_sampler_backward": sample_grid_backward,
     "aten::cudnn_affine_grid_generator": affine_grid,
     "aten::cudnn_affine_grid_generator_backward": affine_grid_backward,
+}
+NEEDS = {
+    f"aten::{name}": Need(HALF_TYPES)
+    for name in ("grid_sampler_2d", "grid_sampler_2d_backward", "grid_sampler_3d", "grid_sampler_3d_backward")
 }

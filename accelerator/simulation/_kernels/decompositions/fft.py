@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .common import write
+from ..._values import release
+from .common import Need, write
 
+_TAKES_EXPANDED = release(torch.__version__) >= (2, 7)  # the CPU's transforms
 _HALF_TYPES = {torch.float16: "half", torch.complex32: "half", torch.bfloat16: "bfloat16"}
 if hasattr(torch, "bcomplex32"):
     _HALF_TYPES[torch.bcomplex32] = "bfloat16"
@@ -84,3 +86,4 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten::_fft_c2c": complex_to_complex,
     "aten::_fft_c2c.out": _with_out(complex_to_complex),
 }
+NEEDS = dict.fromkeys(DECOMPOSITIONS, Need(frozenset(_HALF_TYPES))) if _TAKES_EXPANDED else {}

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .common import write
+from .common import Need, write
 
 
 def _factor_without_pivoting(A: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -60,3 +60,4 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten::linalg_lu": lu,
     "aten::linalg_lu.out": lu_out,
 }
+NEEDS = dict.fromkeys(DECOMPOSITIONS, Need(argument="pivot", value=False))

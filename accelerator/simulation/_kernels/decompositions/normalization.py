@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .common import compute_type, is_half, widened, widened_or_none, write
+from .common import HALF_TYPES, Need, compute_type, is_half, widened, widened_or_none, write
 
 _aten = torch.ops.aten
 
@@ -269,4 +269,11 @@ DECOMPOSITIONS = {
     "aten::batch_norm_backward_reduce": backward_reduce,
     "aten::batch_norm_backward_elemt": backward_elemt,
     "aten::_fused_rms_norm_backward": rms_norm_backward,
+}
+NEEDS = {
+    "aten::native_batch_norm": Need(HALF_TYPES, "training", False),
+    "aten::_native_batch_norm_legit": Need(HALF_TYPES, "training", False),
+    "aten::native_batch_norm_backward": Need(HALF_TYPES),
+    "aten::native_layer_norm": Need(HALF_TYPES),
+    "aten::native_layer_norm_backward": Need(HALF_TYPES),
 }

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .common import write
+from .common import Need, write
 
 
 def nansum(self: Tensor, dim: list[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> Tensor:
@@ -22,3 +22,4 @@ def nansum_out(*arguments: Any, out: Tensor, **options: Any) -> Tensor:
 
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {"aten::nansum": nansum, "aten::nansum.out": nansum_out}
+NEEDS = dict.fromkeys(DECOMPOSITIONS, Need(frozenset((torch.complex32, torch.complex64, torch.complex128))))

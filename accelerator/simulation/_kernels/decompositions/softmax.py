@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .common import write
+from .common import Need, write
 
 _Softmax = Callable[[Tensor, int, bool], Tensor]
 _Backward = Callable[[Tensor, Tensor, int, torch.dtype], Tensor]
@@ -59,4 +59,8 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten::_softmax_backward_data.out": _with_out(_softmax_backward, "grad_input"),
     "aten::_log_softmax_backward_data": _log_softmax_backward,
     "aten::_log_softmax_backward_data.out": _with_out(_log_softmax_backward, "out"),
+}
+NEEDS = {
+    name: Need(argument="input_dtype") if "backward" in name else Need(argument="half_to_float", value=True)
+    for name in DECOMPOSITIONS
 }

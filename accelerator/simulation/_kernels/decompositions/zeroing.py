@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from .common import Need
+
 _MANY_BYTES = 1 << 20  # for fewer bytes, the driver releases no pages
 
 
@@ -27,3 +29,4 @@ def zero_(tensor: torch.Tensor) -> torch.Tensor:
 
 
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {"aten::zero_": zero_}
+NEEDS = {"aten::zero_": Need()}  # the engine releases pages too

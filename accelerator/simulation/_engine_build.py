@@ -1,0 +1,159 @@
+"""Compiles the engine of simulated GPUs (``native/engine.cpp``) against the headers of the installed torch.
+
+Each version of torch has a build of its own, in the cache directory of the simulated libraries. Without a C++ compiler, or if
+it fails, the ops run in Python, slower, and one line says so once for each cache directory.
+
+Processes on a simulated machine load this module by file name, so it uses only relative imports.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact, lock
+
+__all__ = ["Torch", "build", "describe", "ensure_built"]
+
+_CACHE_NAME = "accelerator/engine-"
+_LIBRARY = "engine.so"
+_MAIN = "engine.cpp"
+_SOURCES = (_MAIN, "engine_call.hpp", "engine_memory.hpp", "engine_tensors.hpp")
+_FLAGS = (
+    "-std=c++20",
+    "-O2",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+)
+_LINKED = ("-lc10", "-ltorch_cpu", "-ltorch_cuda", "-Wl,-z,defs", "-Wl,--allow-shlib-undefined")
+_COMPILERS = ("c++", "g++", "clang++")
+
+
+class Torch(NamedTuple):
+    """An installed torch: its folder, its version and commit, and whether it has the newer ABI of the C++ library."""
+
+    folder: str
+    version: str
+    has_new_abi: bool
+
+
+def describe(torch: ModuleType) -> Torch:
+    """Describe the imported torch."""
+    version = f"{torch.__version__} {torch.version.git_version}"
+    return Torch(os.path.dirname(os.path.abspath(str(torch.__file__))), version, torch.compiled_with_cxx11_abi())
+
+
+def ensure_built(torch: Torch, libraries: str | None) -> Path | None:
+    """Return the engine's library, compiling it if this torch has none yet; None if there is none and none can be made.
+
+    Args:
+        torch: The installed torch.
+        libraries: The directory into which ``simulate --build`` compiled, which is searched first, or None.
+    """
+    made = _engine(torch)
+    roots = [Path(os.path.abspath(libraries)), *cache_roots()] if libraries else cache_roots()
+    for root in roots:
+        if is_intact(made, root / made.name):
+            return root / made.name / _LIBRARY
+    try:
+        if _has_failed(made.name):
+            return None
+        return install_in_cache(made) / _LIBRARY
+    except RuntimeError as error:
+        _report_failure(made.name, str(error))
+        return None
+
+
+def build(torch: Torch, root: Path) -> Path:
+    """Compile the engine below a directory, and return its library.
+
+    Raises:
+        RuntimeError: No C++ compiler was found, or it failed.
+        OSError: The directory is not usable.
+    """
+    return install(_engine(torch), root) / _LIBRARY
+
+
+def _engine(torch: Torch) -> Build:
+    sources = _read_sources()
+    digest = hashlib.sha256(repr((torch.version, torch.has_new_abi, _FLAGS, _LINKED)).encode())
+    for name, content in sources.items():
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return Build(_CACHE_NAME + digest.hexdigest()[:16], (_LIBRARY,), lambda directory: _compile(torch, sources, directory))
+
+
+def _read_sources() -> dict[str, bytes]:
+    """Read the sources by this module's loader: they may be in a zip archive."""
+    assert __spec__ is not None
+    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
+    return {name: __spec__.loader.get_data(os.path.join(folder, name)) for name in _SOURCES}  # type: ignore[union-attr]
+
+
+def _compiler() -> tuple[str, ...]:
+    """Find the C++ compiler: $CXX, with its arguments, otherwise c++, g++ or clang++."""
+    configured = shlex.split(os.environ.get("CXX", ""))
+    for command in [configured] if configured else [[name] for name in _COMPILERS]:
+        program = shutil.which(command[0])
+        if program is not None:
+            return (program, *command[1:])
+    missing = f"CXX names {configured[0]!r}, which was not found" if configured else "no C++ compiler was found"
+    raise RuntimeError(f"{missing}; install g++ or set CXX")
+
+
+def _compile(torch: Torch, sources: dict[str, bytes], directory: Path) -> None:
+    compiler = _compiler()
+    announce(f"compiling the engine of simulated GPUs for torch {torch.version.partition(' ')[0]}, about 15 s, once")
+    folder = directory / "sources"
+    folder.mkdir()
+    for name, content in sources.items():
+        (folder / name).write_bytes(content)
+    libraries = os.path.join(torch.folder, "lib")
+    command = [
+        *(*compiler, *_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.has_new_abi)}"),
+        *("-isystem", os.path.join(torch.folder, "include"), "-o", str(directory / _LIBRARY), str(folder / _MAIN)),
+        *("-L", libraries, *_LINKED),
+    ]
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    except OSError as error:
+        raise RuntimeError(f"the C++ compiler {compiler[0]} does not start: {error.strerror or error}") from error
+    if done.returncode != 0:
+        errors = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines() or [""]
+        raise RuntimeError(f"{compiler[0]} failed (status {done.returncode}): {errors[0].strip()}")
+    shutil.rmtree(folder)
+
+
+def _failure_name(name: str) -> str:
+    """Return the name of the file that says that this user's compiler cannot make a build."""
+    search = (os.environ.get("CXX"), *map(shutil.which, _COMPILERS))
+    return f"{name}-failed-{hashlib.sha256(repr(search).encode()).hexdigest()[:16]}"
+
+
+def _has_failed(name: str) -> bool:
+    return any((root / _failure_name(name)).exists() for root in cache_roots())
+
+
+def _report_failure(name: str, reason: str) -> None:
+    """Say once for each cache directory that there is no engine, and why."""
+    for root in cache_roots():
+        path = root / _failure_name(name)
+        try:
+            with lock(root, path.parent):
+                if path.exists():
+                    return
+                path.write_text(reason, encoding="utf-8")
+        except OSError:
+            continue
+        break
+    announce(f"simulated GPUs compute slower, without their engine: {reason}")

@@ -1,0 +1,477 @@
+// The way of an op like `x + 1`: its CUDA tensors are replaced by CPU aliases, the CPU's kernel runs, and its results become CUDA
+// tensors. Calls that this file does not handle run in Python.
+#pragma once
+
+#include "engine_tensors.hpp"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/SmallVector.h>
+
+#include <atomic>
+#include <optional>
+
+extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
+
+namespace engine {
+
+using torch::jit::Stack;
+
+// What Python knows about an op. Its module `engine` has the same structure.
+struct Rules {
+    uint64_t python_dtypes;  // by number: Python handles calls whose first CUDA tensor has one of these types
+    uint64_t host_arguments; // by position: arguments that may be CPU tensors
+    uint64_t out_arguments;  // by position: arguments that the op may resize
+    uint32_t flags;
+    int32_t selecting_argument; // a flag that selects Python or this file, or -1
+    int32_t python_value;       // the value that selects Python
+};
+
+enum : uint32_t {
+    TAKES_HOST_SCALARS = 1 << 0,
+    HAS_ALERT = 1 << 1,        // Python handles calls while deterministic algorithms are on
+    HAS_WORKSPACE = 1 << 2,    // Python allocates a workspace for a thread, device and stream
+    READS_INDICES = 1 << 3,    // Python handles calls with masks or CPU tensors as indices
+    COPIES = 1 << 4,           // `copy_`
+    CLEARS = 1 << 5,           // `zero_`
+    DRAWS = 1 << 6,            // random numbers, from an argument `generator`
+    NEEDS_INPUT_DTYPE = 1 << 7, // the selecting argument is a type; any other than the first tensor's selects Python
+};
+
+enum class Kind : uint8_t { TENSOR, TENSOR_LIST, OPTIONAL_TENSOR_LIST, GENERATOR, DEVICE, OTHER };
+
+constexpr auto PYTHON_KEY = DispatchKey::PrivateUse2; // no device has it
+constexpr DispatchKeySet PYTHON_KEYS(PYTHON_KEY);
+
+// The simulated runtime's.
+inline std::atomic<int>* attention; // not zero if a stream of this process captures or waits for a collective
+inline int (*is_stream_free)(void* stream, int device);
+inline void (*clear_memory)(void* address, size_t size);
+
+inline std::atomic<bool> is_forked{false};
+inline std::atomic<uint64_t> workspace_generation{0};
+
+inline const c10::impl::DeviceGuardImplInterface& cuda()
+{
+    static const auto* const guard = c10::impl::getDeviceGuardImpl(c10::kCUDA);
+    return *guard;
+}
+
+// Whether the current stream of the device neither captures nor waits.
+inline bool is_current_stream_free(c10::DeviceIndex device)
+{
+    if (C10_LIKELY(attention->load(std::memory_order_relaxed) == 0))
+        return true;
+    void* stream = nullptr;
+    return aoti_torch_get_current_cuda_stream(device, &stream) == 0 && is_stream_free(stream, device);
+}
+
+// The devices and streams for which Python has allocated a workspace in this thread.
+struct Workspaces {
+    uint64_t generation = 0;
+    std::vector<std::pair<c10::DeviceIndex, c10::StreamId>> streams;
+
+    static std::pair<c10::DeviceIndex, c10::StreamId> current(c10::DeviceIndex device)
+    {
+        return {device, cuda().getStream(c10::Device(c10::kCUDA, device)).id()};
+    }
+
+    bool has(c10::DeviceIndex device)
+    {
+        if (C10_UNLIKELY(generation != workspace_generation)) {
+            generation = workspace_generation;
+            streams.clear();
+        }
+        return std::find(streams.begin(), streams.end(), current(device)) != streams.end();
+    }
+
+    void add(c10::DeviceIndex device)
+    {
+        streams.push_back(current(device));
+    }
+};
+inline thread_local Workspaces workspaces;
+
+// Sets the current device for a block.
+class DeviceScope {
+public:
+    explicit DeviceScope(c10::Device device) : previous_(cuda().getDevice())
+    {
+        if (C10_UNLIKELY(previous_ != device)) {
+            cuda().setDevice(device);
+            is_changed_ = true;
+        }
+    }
+    ~DeviceScope()
+    {
+        if (is_changed_)
+            cuda().uncheckedSetDevice(previous_);
+    }
+    DeviceScope(const DeviceScope&) = delete;
+    DeviceScope& operator=(const DeviceScope&) = delete;
+
+private:
+    c10::Device previous_;
+    bool is_changed_ = false;
+};
+
+constexpr DispatchKeySet HANDLED_KEYS = NEUTRAL_KEYS | c10::functorch_transforms_ks | c10::python_ks;
+
+inline at::Generator cuda_generator(const c10::IValue& value, c10::Device device)
+{
+    if (!value.isNone()) {
+        at::Generator generator = value.toGenerator();
+        TORCH_CHECK(generator.device().is_cuda(), "Expected a 'cuda' device type for generator but found '",
+                    generator.device().type(), "'");
+        return generator;
+    }
+    return at::globalContext().defaultGenerator(device);
+}
+
+// The CPU's next random numbers for a CUDA generator, as random.py seeds them.
+inline at::Generator seeded_cpu_generator(at::Generator generator)
+{
+    constexpr uint64_t OFFSET_STEP = 4;
+    std::lock_guard<std::mutex> guard(generator.mutex());
+    const uint64_t offset = generator.get_offset();
+    generator.set_offset(offset + OFFSET_STEP);
+    uint64_t bits = generator.current_seed() + 0x9E3779B97F4A7C15ULL * (offset / OFFSET_STEP + 1);
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBULL;
+    return at::detail::createCPUGenerator((bits ^ (bits >> 31)) & 0xFFFFFFFFULL);
+}
+
+// What a look at the arguments tells about a call.
+struct Look {
+    TensorImpl* first = nullptr; // the first CUDA tensor
+    c10::DeviceIndex device = -1;
+    bool is_large = false;
+    bool lacks_workspace = false;
+};
+
+// The kernel of one op.
+class Kernel final : public c10::OperatorKernel {
+public:
+    explicit Kernel(const c10::FunctionSchema& schema);
+
+    void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack)
+    {
+        Look look;
+        if (C10_LIKELY(run(op, stack, look)))
+            return;
+        op.redispatchBoxed(PYTHON_KEYS, stack);
+        if (look.lacks_workspace)
+            workspaces.add(look.device);
+    }
+
+    // From then on this kernel handles the usual calls.
+    void describe(const Rules& rules)
+    {
+        rules_ = rules;
+        is_described_.store(true, std::memory_order_release);
+    }
+
+private:
+    bool run(const c10::OperatorHandle& op, Stack* stack, Look& look);
+    bool look_at(TensorImpl* tensor, size_t position, Look& look) const;
+    bool look_at_tensors(const Stack& stack, Look& look) const;
+    bool is_usual(const Stack& stack, Look& look) const;
+    bool has_integer_indices(const Stack& stack) const;
+    bool is_transfer(const Stack& stack) const;
+    bool clear(const Stack& stack) const;
+    void compute(const c10::OperatorHandle& op, Stack* stack, const Look& look);
+    uint64_t sign(const Stack& stack) const;
+
+    const c10::IValue& argument(const Stack& stack, size_t position) const
+    {
+        return stack[stack.size() - argument_count_ + position];
+    }
+
+    std::atomic<bool> is_described_{false};
+    Rules rules_{};
+    std::vector<std::pair<uint32_t, Kind>> arguments_; // those that may hold tensors, generators or devices
+    std::vector<int32_t> returns_;                     // for each result the argument that it is, or -1
+    size_t argument_count_;
+    Patterns patterns_;
+};
+
+inline Kernel::Kernel(const c10::FunctionSchema& schema) : argument_count_(schema.arguments().size())
+{
+    const auto kind_of = [](const c10::TypePtr& type) {
+        using c10::TypeKind;
+        auto inner = type;
+        if (auto optional = inner->cast<c10::OptionalType>())
+            inner = optional->getElementType();
+        if (inner->kind() == TypeKind::TensorType)
+            return Kind::TENSOR;
+        if (auto list = inner->cast<c10::ListType>()) {
+            if (list->getElementType()->kind() == TypeKind::TensorType)
+                return Kind::TENSOR_LIST;
+            if (auto optional = list->getElementType()->cast<c10::OptionalType>())
+                return optional->getElementType()->kind() == TypeKind::TensorType ? Kind::OPTIONAL_TENSOR_LIST : Kind::OTHER;
+        }
+        return inner->kind() == TypeKind::GeneratorType ? Kind::GENERATOR
+               : inner->kind() == TypeKind::DeviceObjType ? Kind::DEVICE
+                                                          : Kind::OTHER;
+    };
+    const auto& arguments = schema.arguments();
+    for (size_t position = 0; position < arguments.size(); position++) {
+        const Kind kind = kind_of(arguments[position].real_type());
+        if (kind != Kind::OTHER)
+            arguments_.emplace_back(position, kind);
+    }
+    for (const auto& result : schema.returns()) {
+        int32_t source = -1;
+        const auto* alias = result.alias_info();
+        for (size_t position = 0; alias && source < 0 && position < arguments.size(); position++) {
+            const auto* other = arguments[position].alias_info();
+            if (other && other->isWrite() && other->beforeSets() == alias->beforeSets())
+                source = int32_t(position);
+        }
+        returns_.push_back(source);
+    }
+}
+
+// Returns whether the tensor is usual, and takes the device from a CUDA tensor.
+inline bool Kernel::look_at(TensorImpl* tensor, size_t position, Look& look) const
+{
+    if (C10_LIKELY(has_only(tensor, CUDA_KEYS))) {
+        const auto device = tensor->device().index();
+        if (look.first == nullptr) {
+            look.first = tensor;
+            look.device = device;
+            if ((rules_.python_dtypes >> uint8_t(c10::typeMetaToScalarType(tensor->dtype()))) & 1)
+                return false;
+        } else if (C10_UNLIKELY(look.device != device)) {
+            return (rules_.flags & COPIES) != 0;
+        }
+        look.is_large |= size_t(tensor->numel()) * tensor->dtype().itemsize() >= LARGE_BYTES;
+        return true;
+    }
+    if (!has_only(tensor, CPU_KEYS))
+        return tensor == c10::UndefinedTensorImpl::singleton();
+    return tensor->is_wrapped_number() || ((rules_.host_arguments >> position) & 1) ||
+           (tensor->dim() == 0 && (rules_.flags & TAKES_HOST_SCALARS));
+}
+
+inline bool Kernel::look_at_tensors(const Stack& stack, Look& look) const
+{
+    for (const auto& [position, kind] : arguments_) {
+        const c10::IValue& value = argument(stack, position);
+        if (kind == Kind::TENSOR) {
+            if (value.isTensor() && !look_at(value.unsafeToTensorImpl(), position, look))
+                return false;
+        } else if ((kind == Kind::TENSOR_LIST || kind == Kind::OPTIONAL_TENSOR_LIST) && value.isList()) {
+            for (const c10::IValue& item : value.toListRef())
+                if (item.isTensor() && !look_at(item.unsafeToTensorImpl(), position, look))
+                    return false;
+        }
+    }
+    return look.first != nullptr;
+}
+
+// Returns whether no index is a mask, which becomes indices whose number the host reads, or is on the host.
+inline bool Kernel::has_integer_indices(const Stack& stack) const
+{
+    for (const auto& [position, kind] : arguments_) {
+        if (kind != Kind::OPTIONAL_TENSOR_LIST)
+            continue;
+        for (const c10::IValue& item : argument(stack, position).toListRef())
+            if (item.isTensor()) {
+                const auto* index = item.unsafeToTensorImpl();
+                const auto dtype = c10::typeMetaToScalarType(index->dtype());
+                if (index->device().is_cpu() || dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte)
+                    return false;
+            }
+    }
+    return true;
+}
+
+// Returns whether this file handles a call of the op on the current stream.
+inline bool Kernel::is_usual(const Stack& stack, Look& look) const
+{
+    if (!is_current_stream_free(look.device))
+        return false;
+    const uint32_t flags = rules_.flags;
+    if (rules_.selecting_argument >= 0) {
+        const c10::IValue& value = argument(stack, size_t(rules_.selecting_argument));
+        if (flags & NEEDS_INPUT_DTYPE) {
+            if (!value.isInt() || value.toInt() != int64_t(c10::typeMetaToScalarType(look.first->dtype())))
+                return false;
+        } else if (!value.isBool() || value.toBool() == (rules_.python_value != 0)) {
+            return false;
+        }
+    }
+    if ((flags & HAS_ALERT) && at::globalContext().deterministicAlgorithms())
+        return false;
+    if ((flags & READS_INDICES) && !has_integer_indices(stack))
+        return false;
+    if ((flags & HAS_WORKSPACE) && !workspaces.has(look.device)) {
+        look.lacks_workspace = true;
+        return false;
+    }
+    return true;
+}
+
+inline bool Kernel::run(const c10::OperatorHandle& op, Stack* stack, Look& look)
+{
+    if (!is_described_.load(std::memory_order_acquire) || is_forked.load(std::memory_order_relaxed))
+        return false;
+    if (!look_at_tensors(*stack, look) || !is_usual(*stack, look))
+        return false;
+    if ((rules_.flags & COPIES) && is_transfer(*stack))
+        op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, *stack); // torch's own kernel
+    else if (!(rules_.flags & CLEARS) || !clear(*stack))
+        compute(op, stack, look);
+    return true;
+}
+
+// Returns whether a copy is torch's own: to or from the host, or of bytes in their order to another device.
+inline bool Kernel::is_transfer(const Stack& stack) const
+{
+    const at::Tensor& target = argument(stack, 0).toTensor();
+    const at::Tensor& source = argument(stack, 1).toTensor();
+    if (target.device() == source.device())
+        return false;
+    return !target.is_cuda() || !source.is_cuda() ||
+           (target.dtype() == source.dtype() && target.sizes() == source.sizes() && target.is_contiguous() &&
+            source.is_contiguous());
+}
+
+// Clears much memory through the driver, which releases whole pages: a simulated GPU may have more memory than the host.
+inline bool Kernel::clear(const Stack& stack) const
+{
+    constexpr size_t MANY_BYTES = 1 << 20; // for fewer bytes the driver releases no pages
+    const at::Tensor& tensor = argument(stack, 0).toTensor();
+    if (tensor.nbytes() < MANY_BYTES || !tensor.is_contiguous())
+        return false;
+    clear_memory(tensor.mutable_data_ptr(), tensor.nbytes());
+    return true;
+}
+
+inline uint64_t mix(uint64_t hash, uint64_t value)
+{
+    return (hash ^ value) * 0x9E3779B97F4A7C15ULL + (hash >> 29);
+}
+
+// Returns a hash of all that the sizes of results and scratch memory depend on; not 0.
+inline uint64_t Kernel::sign(const Stack& stack) const
+{
+    uint64_t hash = 1;
+    const auto add = [&hash](const c10::IValue& value) {
+        if (value.isTensor()) {
+            const auto* tensor = value.unsafeToTensorImpl();
+            if (tensor == c10::UndefinedTensorImpl::singleton())
+                return;
+            hash = mix(hash, uint64_t(c10::typeMetaToScalarType(tensor->dtype())) << 8 | uint64_t(tensor->dim()));
+            for (const int64_t size : tensor->sizes())
+                hash = mix(hash, uint64_t(size));
+            for (const int64_t stride : tensor->strides())
+                hash = mix(hash, uint64_t(stride));
+        } else if (value.isInt()) {
+            hash = mix(hash, uint64_t(value.toInt()));
+        } else if (value.isBool()) {
+            hash = mix(hash, value.toBool());
+        } else {
+            hash = mix(hash, value.isNone());
+        }
+    };
+    for (size_t position = 0; position < argument_count_; position++) {
+        const c10::IValue& value = argument(stack, position);
+        if (value.isIntList()) {
+            for (const int64_t item : value.toIntVector())
+                hash = mix(hash, uint64_t(item));
+        } else if (value.isList()) {
+            for (const c10::IValue& item : value.toListRef())
+                add(item);
+        } else {
+            add(value);
+        }
+    }
+    return hash | 1;
+}
+
+inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const Look& look)
+{
+    const c10::Device device(c10::kCUDA, look.device);
+    const size_t base = stack->size() - argument_count_;
+    DeviceScope scope(device);
+    // The dispatcher has already handled autograd, autocast and the like for the CUDA tensors.
+    const c10::impl::ForceDispatchKeyGuard below(c10::default_included_set, c10::impl::tls_local_dispatch_key_set().excluded_ | HANDLED_KEYS);
+
+    c10::SmallVector<c10::IValue, 8> originals(arguments_.size());
+    const uint64_t signature = look.is_large ? sign(*stack) : 0;
+    ResizableAliases resizable;
+    const auto to_cpu = [&](const c10::IValue& value) -> at::Tensor {
+        auto* const tensor = value.unsafeToTensorImpl();
+        if (!tensor->key_set().has(DispatchKey::CUDA)) // a CPU tensor or an undefined one
+            return value.toTensor();
+        if (rules_.out_arguments == 0)
+            if (auto alias = make_alias(tensor))
+                return at::Tensor(std::move(alias));
+        return at::Tensor(resizable.alias(tensor));
+    };
+    for (size_t i = 0; i < arguments_.size(); i++) {
+        const auto [position, kind] = arguments_[i];
+        c10::IValue& value = (*stack)[base + position];
+        if (value.isNone() && kind != Kind::GENERATOR)
+            continue;
+        originals[i] = std::move(value);
+        const c10::IValue& original = originals[i];
+        switch (kind) {
+        case Kind::TENSOR:
+            value = original.isTensor() ? c10::IValue(to_cpu(original)) : original;
+            break;
+        case Kind::TENSOR_LIST: {
+            c10::List<at::Tensor> list;
+            list.reserve(original.toListRef().size());
+            for (const c10::IValue& item : original.toListRef())
+                list.push_back(to_cpu(item));
+            value = std::move(list);
+            break;
+        }
+        case Kind::OPTIONAL_TENSOR_LIST: {
+            c10::List<std::optional<at::Tensor>> list;
+            list.reserve(original.toListRef().size());
+            for (const c10::IValue& item : original.toListRef())
+                list.push_back(item.isTensor() ? std::optional(to_cpu(item)) : std::nullopt);
+            value = std::move(list);
+            break;
+        }
+        case Kind::GENERATOR:
+            value = rules_.flags & DRAWS ? c10::IValue(seeded_cpu_generator(cuda_generator(original, device))) : original;
+            break;
+        case Kind::DEVICE:
+            value = c10::Device(c10::kCPU);
+            break;
+        case Kind::OTHER:
+            break;
+        }
+    }
+
+    Route route(patterns_, signature);
+    op.redispatchBoxed(CPU_KEYS, stack);
+    if (rules_.out_arguments != 0)
+        resizable.write_back(route);
+    const size_t first = stack->size() - returns_.size();
+    for (size_t i = 0; i < returns_.size(); i++) {
+        c10::IValue& value = (*stack)[first + i];
+        if (returns_[i] >= 0) {
+            for (size_t k = 0; k < arguments_.size(); k++)
+                if (int32_t(arguments_[k].first) == returns_[i])
+                    value = std::move(originals[k]);
+        } else if (value.isTensor()) {
+            value = adopt(std::move(value).toTensor(), device, route);
+        } else if (value.isTensorList()) {
+            c10::List<at::Tensor> list;
+            for (at::Tensor result : value.toTensorVector())
+                list.push_back(adopt(std::move(result), device, route));
+            value = std::move(list);
+        }
+    }
+    route.learn();
+}
+
+} // namespace engine

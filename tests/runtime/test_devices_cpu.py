@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 import torch
 
 import accelerator as acc
+
+AFFINITY = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set[int]()
 
 
 def test_cpu_is_the_only_device() -> None:
@@ -67,7 +70,17 @@ def test_properties() -> None:
     properties = acc.get_device_properties()
     assert properties.name == "cpu"
     assert properties.total_memory == acc.total_memory() > 0
-    assert properties.multi_processor_count >= 1
+    assert properties.multi_processor_count == (len(AFFINITY) or os.cpu_count())
+
+
+@pytest.mark.skipif(not AFFINITY, reason="needs processor affinity")
+def test_processors_are_those_of_the_process() -> None:
+    one = {min(AFFINITY)}
+    os.sched_setaffinity(0, one)
+    try:
+        assert acc.get_device_properties().multi_processor_count == 1
+    finally:
+        os.sched_setaffinity(0, AFFINITY)
 
 
 def test_peer_access() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 import accelerator as acc
+from tests.support.simulation_driver import make_busy
 
 
 @pytest.fixture(autouse=True)
@@ -156,10 +156,11 @@ CAPTURES: list[Callable[[Any], AbstractContextManager[Any]]] = [
 
 @pytest.mark.parametrize("capture", [acc.capture_to_graph, capture_with_graph_context])
 def test_capture_waits_for_earlier_work(capture: Callable[[Any], AbstractContextManager[Any]]) -> None:
-    before, begin = torch.cuda.Event(), time.monotonic()
-    torch.cuda._sleep(200_000_000)  # on simulated GPUs, the argument is the time in nanoseconds
-    before.record()
-    assert not before.query() or time.monotonic() - begin >= 0.2
+    def submit(cycles: int) -> torch.cuda.Event:
+        torch.cuda._sleep(cycles)
+        return torch.cuda.current_stream().record_event()
+
+    before = make_busy(submit, 200)
     with capture(acc.Graph(capture_error_mode="relaxed")):
         assert before.query()
         torch.ones(1, device="cuda")

@@ -426,10 +426,13 @@ def abort_after_death(place: Place) -> list[int]:
     return [*codes, loaded_runtime().cudaStreamQuery(None)]
 
 
-def abandon(place: Place) -> None:
-    """Start a communicator that no other rank joins. A timer kills the process meanwhile."""
+def abandon(place: Place) -> str | None:
+    """Start a communicator that no other rank joins. A timer kills the process meanwhile. Rank 1 returns the file's name."""
+    if place.rank:
+        return bytes(place.id)[8:24].hex()
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
     Comm.of(place.id, 0, 2)
+    return None
 
 
 def short_of_memory(place: Place, limit: int) -> list[Any]:

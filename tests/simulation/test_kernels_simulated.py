@@ -8,7 +8,6 @@ import itertools
 import math
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tests.support.simulation_driver import make_busy
 
 
 @pytest.fixture(autouse=True)
@@ -295,15 +296,16 @@ class TestDevices:
 
     def test_op_on_a_side_stream_waits_for_its_stream(self) -> None:
         x = torch.randn(4, 4, device="cuda")
-        stream = torch.cuda.Stream()
-        begin = time.monotonic()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(200_000_000)
-            y = x @ x
-            event = stream.record_event()
-        assert not event.query() or time.monotonic() - begin >= 0.2
-        event.synchronize()
-        torch.testing.assert_close(y.cpu(), x.cpu() @ x.cpu())
+        stream, results = torch.cuda.Stream(), []
+
+        def submit(cycles: int) -> torch.cuda.Event:
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(cycles)
+                results.append(x @ x)
+                return stream.record_event()
+
+        make_busy(submit, 200).synchronize()
+        torch.testing.assert_close(results[-1].cpu(), x.cpu() @ x.cpu())
 
     def test_ops_in_several_threads(self) -> None:
         x = torch.randn(16, 16)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from tests.support.simulation_driver import make_busy
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 
@@ -202,10 +203,12 @@ class TestSyncDebugMode:
 
     def test_nonzero_waits_for_its_stream(self) -> None:
         x = torch.ones(3, device="cuda")
-        begin = time.monotonic()
-        torch.cuda._sleep(200_000_000)
-        event = torch.cuda.current_stream().record_event()
-        assert not event.query() or time.monotonic() - begin >= 0.2
+
+        def submit(cycles: int) -> torch.cuda.Event:
+            torch.cuda._sleep(cycles)
+            return torch.cuda.current_stream().record_event()
+
+        event = make_busy(submit, 200)
         x.nonzero()
         assert event.query()
 

@@ -7,10 +7,13 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+from tests.support.simulation_driver import make_busy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,49 +24,51 @@ MIB = 2**20
 MILLISECOND = 1_000_000
 
 
-def assert_busy_for(seconds: float, begin: float, work: torch.cuda.Stream | torch.cuda.Event) -> None:
-    """Assert that work is still busy, unless so many seconds have already passed, as may happen on a slow machine."""
-    assert not work.query() or time.monotonic() - begin >= seconds
+def sleep_on(stream: torch.cuda.Stream, cycles: int) -> torch.cuda.Stream:
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(cycles)
+    return stream
 
 
 class TestStreams:
     def test_sleeping_stream_is_busy_until_it_is_done(self) -> None:
-        stream = torch.cuda.Stream()
         begin = time.monotonic()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(50 * MILLISECOND)
-        assert_busy_for(0.05, begin, stream)
+        stream = make_busy(partial(sleep_on, torch.cuda.Stream()))
         stream.synchronize()
         assert time.monotonic() - begin >= 0.05
         assert stream.query()
 
     def test_streams_are_independent(self) -> None:
         busy, idle = torch.cuda.Stream(), torch.cuda.Stream()
-        begin = time.monotonic()
-        with torch.cuda.stream(busy):
-            torch.cuda._sleep(100 * MILLISECOND)
-        assert idle.query()
-        idle.synchronize()
-        assert_busy_for(0.1, begin, busy)
+
+        def submit(cycles: int) -> torch.cuda.Stream:
+            sleep_on(busy, cycles)
+            assert idle.query()
+            idle.synchronize()
+            return busy
+
+        make_busy(submit, 100)
 
     def test_wait_event_delays_the_stream(self) -> None:
         first, second = torch.cuda.Stream(), torch.cuda.Stream()
-        begin = time.monotonic()
-        with torch.cuda.stream(first):
-            torch.cuda._sleep(50 * MILLISECOND)
-            event = first.record_event()
-        second.wait_event(event)
-        assert_busy_for(0.05, begin, second)
+
+        def submit(cycles: int) -> torch.cuda.Stream:
+            second.wait_event(sleep_on(first, cycles).record_event())
+            return second
+
+        make_busy(submit)
         second.synchronize()
         assert first.query()
 
     def test_device_synchronization_waits_for_all_of_its_streams(self) -> None:
         stream = torch.cuda.Stream(1)
-        begin = time.monotonic()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(50 * MILLISECOND)
-        torch.cuda.synchronize(0)
-        assert_busy_for(0.05, begin, stream)
+
+        def submit(cycles: int) -> torch.cuda.Stream:
+            sleep_on(stream, cycles)
+            torch.cuda.synchronize(0)
+            return stream
+
+        make_busy(submit)
         torch.cuda.synchronize(1)
         assert stream.query()
 
@@ -102,10 +107,14 @@ class TestEvents:
     def test_elapsed_time(self) -> None:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin = time.monotonic()
-        start.record()
-        torch.cuda._sleep(30 * MILLISECOND)
-        end.record()
-        assert_busy_for(0.03, begin, end)
+
+        def submit(cycles: int) -> torch.cuda.Event:
+            start.record()
+            torch.cuda._sleep(cycles)
+            end.record()
+            return end
+
+        make_busy(submit, 30)
         end.synchronize()
         assert end.query()
         assert 30 <= start.elapsed_time(end) <= (time.monotonic() - begin) * 1000

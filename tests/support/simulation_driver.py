@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import json
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
@@ -12,6 +13,12 @@ from accelerator._machine import torch_build
 from accelerator.simulation._values import runs_compiled_code
 from tests.support import run, simulated_environment
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+_Work = TypeVar("_Work", bound="torch.cuda.Stream | torch.cuda.Event")
 _build = torch_build.read()
 needs_cuda_torch = pytest.mark.skipif(_build is None or not _build.cuda, reason="needs a torch built for CUDA")
 needs_compiled_code = pytest.mark.skipif(
@@ -25,6 +32,23 @@ def loaded_runtime() -> ctypes.CDLL:
 
     assert torch.version.cuda
     return ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
+
+
+def make_busy(submit: Callable[[int], _Work], milliseconds: int = 50) -> _Work:
+    """Return work that was seen busy.
+
+    Args:
+        submit: Submits work that sleeps for a number of clock cycles, and returns a stream or event that waits for it. A cycle
+            of a simulated GPU lasts a nanosecond. Called again with a longer sleep if the machine is slower than the sleep.
+        milliseconds: The first sleep.
+    """
+    for longer in (1, 10, 100):
+        begin = time.monotonic()
+        work = submit(longer * milliseconds * 1_000_000)
+        if not work.query():
+            return work
+        assert time.monotonic() - begin >= longer * milliseconds / 1000, "the work has ended too early"
+    raise AssertionError(f"the work was never busy, not even with a sleep of {100 * milliseconds} ms")
 
 
 def is_driver_initialized() -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from accelerator._command import not_offered
 from accelerator._machine.discovery_result import NotSupported
-from tests.support import plain_environment, simulated_environment
+from tests.support import module, plain_environment, python, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
 AREAS = """discovery launching fork all-reduce monitoring devices streams memory arithmetic random dtypes tensors graphs
@@ -29,8 +29,7 @@ OP_BUILDERS = (
 
 
 def check(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "accelerator", "check", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    return module("accelerator", environment, "check", *arguments)
 
 
 def passed(text: str) -> list[str]:
@@ -43,7 +42,9 @@ def problems(text: str) -> list[str]:
 
 @on_simulated_gpus
 def test_every_area_on_every_device() -> None:
-    done = check(simulated_environment(gpus=3))
+    command = [sys.executable, "-m", "accelerator", "check"]
+    environment = simulated_environment(gpus=3)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "on 3 x Simulated GPU (simulated)"
@@ -128,6 +129,7 @@ def test_without_any_accelerator() -> None:
 
 def test_failed_areas_are_reported() -> None:
     program = """
+import torch
 import sys
 import accelerator as acc
 from accelerator._command import all_reduce, check
@@ -140,8 +142,7 @@ def fail(*arguments):
 all_reduce.reduce = fail
 sys.exit(check.main())
 """
-    environment = plain_environment(ACCELERATOR_BACKEND="cpu")
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=200)
+    done = python(program, plain_environment(ACCELERATOR_BACKEND="cpu"))
     assert done.returncode == 1
     assert problems(done.stdout) == [
         "cpu:0: all-reduce: the sum is 1, not 3",
@@ -152,6 +153,7 @@ sys.exit(check.main())
 
 def test_all_reduce_reports_the_exit_of_a_process() -> None:
     program = """
+import torch
 import sys
 from accelerator._command import all_reduce
 all_reduce.reduce = lambda *arguments: sys.exit("a signal")
@@ -160,8 +162,7 @@ try:
 except all_reduce.Failed as error:
     print(error.problems)
 """
-    environment = plain_environment(ACCELERATOR_BACKEND="cpu")
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=200)
+    done = python(program, plain_environment(ACCELERATOR_BACKEND="cpu"))
     assert done.stdout == "[(0, 'SystemExit: a signal')]\n"
 
 

@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import pytest
 
-from tests.support import plain_environment, simulated_environment
+from tests.support import module, plain_environment, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
 pytestmark = pytest.mark.xdist_group("cluster")
@@ -29,11 +30,7 @@ def free_port() -> int:
 
 # Ranks that run this program wait 2 seconds after their deadline, instead of 10.
 GRACE_S = 2.0
-SHORT_GRACE = (
-    "-c",
-    "import sys; from accelerator import __main__; from accelerator._command import cluster_check; "
-    f"cluster_check._GRACE_S = {GRACE_S}; sys.exit(__main__.main(sys.argv[1:]))",
-)
+SHORT_GRACE = f"from accelerator._command import cluster_check; cluster_check._GRACE_S = {GRACE_S}"
 
 
 def start(
@@ -41,7 +38,7 @@ def start(
     size: int,
     ranks: list[int],
     *arguments: str,
-    program: tuple[str, ...] = ("-m", "accelerator"),
+    prelude: str = "",
     late: float = 0.0,
     **changed: dict[int, str],
 ) -> Any:
@@ -49,21 +46,20 @@ def start(
 
     Return the output of the first rank, the error output of each rank, and the exit statuses.
     """
-    port, command = str(free_port()), [sys.executable, *program, "check", *arguments]
-    processes: list[subprocess.Popen[str]] = []
-    for rank in [*ranks[1:], ranks[0]] if late else ranks:
-        if late and rank == ranks[0]:
+    port = str(free_port())
+
+    def run(rank: int) -> subprocess.CompletedProcess[str]:
+        if rank == ranks[0]:
             time.sleep(late)
-        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+        variables = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
         variables |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         variables |= {name: values[rank] for name, values in changed.items() if rank in values}
-        of_rank = {**environment, **variables}
-        processes.append(subprocess.Popen(command, env=of_rank, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    if late:
-        processes.insert(0, processes.pop())
-    printed = [process.communicate(timeout=240) for process in processes]
-    assert [out for out, _ in printed[1:]] == [""] * (len(ranks) - 1)
-    return printed[0][0], [error for _, error in printed], [process.returncode for process in processes]
+        return module("accelerator", {**environment, **variables}, "check", *arguments, prelude=prelude)
+
+    with ThreadPoolExecutor(len(ranks)) as threads:
+        done = list(threads.map(run, ranks))
+    assert [each.stdout for each in done[1:]] == [""] * (len(ranks) - 1)
+    return done[0].stdout, [each.stderr for each in done], [each.returncode for each in done]
 
 
 def rows(table: str) -> dict[int, list[str]]:
@@ -147,7 +143,7 @@ def test_json_document(two_ranks: Passed) -> None:
 def test_ranks_wait_for_a_late_rank_0(two_ranks: Passed) -> None:
     # Rank 0 waits for rank 1, which is missing. So it answers rank 2 only at its own deadline.
     environment, timeout, late = plain_environment(ACCELERATOR_BACKEND="cpu"), two_ranks.seconds, 2 * GRACE_S
-    printed, errors, statuses = start(environment, 3, [0, 2], "--timeout", str(timeout + late), program=SHORT_GRACE, late=late)
+    printed, errors, statuses = start(environment, 3, [0, 2], "--timeout", str(timeout + late), prelude=SHORT_GRACE, late=late)
     assert errors == ["", ""]
     assert statuses == [1, 1]
     assert printed.splitlines()[0] == "3 ranks on 1 host: 2 passed, 0 failed, 1 missing"
@@ -161,9 +157,8 @@ def test_rank_0_that_does_not_respond_is_reported() -> None:
     # Imitates a rank 0 that hangs: its store exists and stays empty.
     store = dist.TCPStore("127.0.0.1", 0, 2, is_master=True, wait_for_workers=False)
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
-    command = [sys.executable, *SHORT_GRACE, "check", "--timeout", "5"]
     environment = plain_environment(ACCELERATOR_BACKEND="cpu", **variables)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    done = module("accelerator", environment, "check", "--timeout", "5", prelude=SHORT_GRACE)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "python -m accelerator check: rank 1: rank 0 did not answer by the deadline\n"
 

@@ -56,7 +56,10 @@ def test_help_and_version(command: list[str]) -> None:
     assert "simulate" in run("--help").stdout
 
 
-@pytest.mark.parametrize(("command", "encoding"), [("report", "ascii"), ("report", "cp1252"), ("check", "ascii")])
+@pytest.mark.parametrize(
+    ("command", "encoding"),
+    [("report", "ascii"), ("report", "cp1252"), pytest.param("check", "ascii", marks=pytest.mark.slow)],
+)
 @on_simulated_gpus
 def test_output_without_unicode(command: str, encoding: str) -> None:
     environment = simulated_environment({"PYTHONIOENCODING": encoding}, gpus=1, name="x" * 60)
@@ -78,7 +81,8 @@ def test_full_disk_is_reported(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status"), [(["report"], 0), (["report", "--watch"], 0), (["check"], 0), (["--help"], 0)]
+    ("arguments", "status"),
+    [(["report"], 0), (["report", "--watch"], 0), pytest.param(["check"], 0, marks=pytest.mark.slow), (["--help"], 0)],
 )
 def test_closed_pipe_is_not_an_error(arguments: list[str], status: int) -> None:
     ours, its = os.pipe()

@@ -398,6 +398,7 @@ def test_mixed_gpus_in_reversed_order(nvml: str, tmp_path: Path) -> None:
 
 
 ENTRIES = """
+    import torch
     import accelerator as acc
 
     devices = acc.visible_devices()
@@ -413,7 +414,6 @@ ENTRIES = """
 
     largest = max(devices, key=acc.available_memory).index
     digits = [outcome(lambda: acc.device_name(text)) for text in ("1", "01", "+1", " 1", "1_0", chr(0x661))]
-    import torch
     runtime = [str(acc.device(devices[1])), acc.memory_allocated(devices[1])]
     wrong = outcome(lambda: acc.visible_devices({"CUDA_VISIBLE_DEVICES": 1}))
     print(json.dumps([same, largest, digits, runtime, wrong]))

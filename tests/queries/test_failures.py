@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests import support
 from tests.support import simulated_environment
 from tests.support.discovery import DRIVER, evaluate, evaluate_simulated, noisy_library, on_simulated_gpus
 
@@ -37,7 +38,7 @@ PRELUDE = textwrap.dedent(
 
 
 def run_program(program: str, *arguments: str, **machine: Any) -> Any:
-    return evaluate_simulated(PRELUDE + textwrap.dedent(program), *arguments, **machine)
+    return evaluate_simulated(support.with_prelude(PRELUDE, program), *arguments, **machine)
 
 
 MEMORY = """
@@ -101,7 +102,7 @@ def test_errors_name_the_problem_of_nvml(fault: str, tmp_path: Path) -> None:
     assert (safe, torch) == (True, False)
 
 
-INITIALIZE = "import torch; torch.cuda.init()"
+INITIALIZE = "torch.cuda.init()"
 
 
 @pytest.mark.parametrize(
@@ -116,6 +117,7 @@ INITIALIZE = "import torch; torch.cuda.init()"
 )
 def test_capability_that_nvml_cannot_report(first: str, capability: str, floats: list[bool]) -> None:
     program = f"""
+        import torch
         {first}
         print(json.dumps([acc.compute_capability(), acc.visible_devices()[1].compute_capability,
                           acc.is_bf16_supported(including_emulation=False), acc.is_fp16_supported(), acc.is_fp8_supported()]))
@@ -279,8 +281,8 @@ def test_concurrent_queries_raise_no_unexpected_error() -> None:
 
 def test_bad_fork_known_to_torch_only() -> None:
     program = """
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
         import torch
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
         torch.cuda.is_available()
         def child():
             os.environ["CUDA_VISIBLE_DEVICES"] = "0"

@@ -32,9 +32,9 @@ QUERIES = """
 """
 
 DATA_LOADER = (
-    QUERIES
+    "    import torch\n"
+    + QUERIES
     + """
-    import torch
     from torch.utils.data import DataLoader, Dataset
 
     class OnDevice(Dataset):
@@ -110,9 +110,9 @@ def test_forked_child_initializes_nvml_again(tmp_path: Path) -> None:
 
 
 BAD_FORK = (
-    QUERIES
+    "    import torch\n"
+    + QUERIES
     + """
-    import torch
     library = ctypes.CDLL("libcuda.so.1")
     assert acc.device_count() == 2 and acc.is_fork_safe()
     assert library.cuInit(0) == 0

@@ -7,8 +7,8 @@ from tests.support.discovery import evaluate_simulated, on_simulated_gpus
 pytestmark = on_simulated_gpus
 
 LATE = """
-    import accelerator as acc
     import torch
+    import accelerator as acc
 
     def state():
         return [
@@ -39,8 +39,8 @@ def test_cpu_backend_set_after_initialization_has_no_effect() -> None:
 
 
 EARLY = """
-    import accelerator as acc
     import torch
+    import accelerator as acc
 
     def chosen_before(query):
         os.environ["ACCELERATOR_BACKEND"] = "cpu"

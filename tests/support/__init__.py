@@ -67,6 +67,18 @@ def python(
     return subprocess.run(program, env=environment, cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False)
 
 
+def module(
+    name: str, environment: dict[str, str], *arguments: str, prelude: str = "", timeout: float = 240
+) -> subprocess.CompletedProcess[str]:
+    """Run a module as ``python -m`` does. On Linux this starts no Python, and torch is already imported.
+
+    Args:
+        prelude: a program that runs before the module.
+    """
+    program = f"import torch\nimport runpy\n{prelude}\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    return python(program, environment, *arguments, timeout=timeout)
+
+
 def with_prelude(prelude: str, code: str) -> str:
     """Put definitions before a program. If the program begins with the import of torch, the result does too."""
     code = textwrap.dedent(code)

@@ -35,6 +35,7 @@ from typing import Any
 _READ_LATER = re.compile(
     r"ACCELERATOR_SIM_(?!(COMPILE|COMPUTE|OWN_KERNELS|TRITON)$)|ACCELERATOR_BACKEND$|(CUDA|HIP|ROCR)_VISIBLE_DEVICES$"
     r"|CUDA_DEVICE_ORDER$|PYTEST_|PYTORCH_NVML_BASED_CUDA_CHECK$|HOSTACC_SWITCHES$"
+    r"|(RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)$"
 )
 # A parent ends after this time without a program, because each occupies memory.
 _IDLE_S = 60.0

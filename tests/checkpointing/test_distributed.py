@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +11,7 @@ import torch.distributed
 
 from tests.checkpointing import ranks
 from tests.support import checkpointing_worker as worker
+from tests.support import plain_environment
 
 pytestmark = [
     pytest.mark.xdist_group("worlds"),
@@ -32,7 +32,7 @@ def run_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[
     @functools.cache
     def run(size: int) -> list[dict[str, str]]:
         folder = tmp_path_factory.mktemp(f"world{size}")
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "ACCELERATOR_BACKEND": "cpu", "OMP_NUM_THREADS": "1"}
+        environment = plain_environment(GLOO_SOCKET_IFNAME="lo", ACCELERATOR_BACKEND="cpu")
         results = []
         for rank, ended in enumerate(ranks.run("tests.support.checkpointing_worker", size, folder, environment)):
             path = folder / f"{rank}.json"

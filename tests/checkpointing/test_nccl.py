@@ -25,7 +25,7 @@ def results(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """Run the ranks and return the values that each one wrote."""
     size: int = request.param
     folder = tmp_path_factory.mktemp(f"nccl{size}")
-    environment = simulated_environment({"OMP_NUM_THREADS": "1"}, gpus=size)
+    environment = simulated_environment(gpus=size)
     for ended in ranks.run("tests.support.checkpointing_nccl_rank", size, folder, environment):
         assert ended.status == 0, ended.output
     return [torch.load(folder / f"{rank}.pt") for rank in range(size)]

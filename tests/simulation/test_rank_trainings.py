@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,8 +10,8 @@ from torch import nn
 
 from tests.simulation import training_ranks, trainings
 from tests.simulation.trainings import assert_same_losses, cross_entropy
-from tests.support import simulated_environment
-from tests.support.simulation import REPOSITORY, linux_only
+from tests.support import module, simulated_environment
+from tests.support.simulation import linux_only
 from tests.support.simulation_driver import needs_cuda_torch
 
 if TYPE_CHECKING:
@@ -28,9 +26,8 @@ WORLD_SIZES = (2, pytest.param(4, marks=pytest.mark.slow))
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of each rank by the training's name."""
     file = tmp_path_factory.mktemp("ranks") / "results"
-    command = [sys.executable, "-m", "tests.simulation.training_ranks", str(request.param), str(file)]
     environment = simulated_environment(gpus=request.param)
-    child = subprocess.run(command, env=environment, cwd=REPOSITORY, capture_output=True, text=True, timeout=280, check=False)
+    child = module("tests.simulation.training_ranks", environment, str(request.param), str(file), timeout=280)
     assert child.returncode == 0, child.stderr[-6000:]
     return torch.load(file)
 

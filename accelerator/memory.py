@@ -8,7 +8,7 @@ from typing import Any
 
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
-from ._torch import bindings, lazy_calls, state, tracing
+from ._torch import bindings, lazy_calls, state, tracing, versions
 from ._torch.bindings import get_index, set_index
 from ._torch.tracing import traced_as
 
@@ -326,8 +326,8 @@ def empty_host_cache() -> None:
         >>> acc.empty_host_cache()
     """
     runtime = state.current()
-    has_cache = runtime.device_type != bindings.plugin_name() or bindings.can_lack_host_allocator
-    if runtime.is_initialized and bindings.empty_host_cache and has_cache:
+    is_safe = runtime.vendor.has_host_allocator or versions.TORCH_2_15
+    if runtime.is_initialized and bindings.empty_host_cache and is_safe:
         bindings.empty_host_cache()
 
 

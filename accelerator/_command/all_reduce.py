@@ -71,11 +71,13 @@ def reduce(backend: str, store: Any, rank: int, index: int, size: int, seconds: 
     import torch
     import torch.distributed as dist
 
+    from .._torch import versions
+
     try:
         acc.set_device_index(index)
         device = acc.device(index)
-        # Without a device id the backend uses the rank as the device index. Before torch 2.8 only nccl takes one.
-        takes_device_id = device.type != "cpu" and (backend == "nccl" or torch.__version__ >= "2.8")
+        # Without a device id the backend uses the rank as the device index.
+        takes_device_id = device.type != "cpu" and (backend == "nccl" or versions.TORCH_2_7)
         device_id = device if takes_device_id else None
         limit = timedelta(seconds=seconds)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit, device_id=device_id)

@@ -41,6 +41,7 @@ class Accelerator(NamedTuple):
         takes_device: whether the functions of its module take a device; not if there is only one.
         shares_host_memory: whether its devices have no memory of their own.
         memory_limits: keys of total and used bytes in its module's memory statistics, if the module reports them nowhere else.
+        has_host_allocator: whether torch has an allocator of pinned host memory for it.
         pin_memory_alignment: the alignment in bytes of host memory that its driver registers.
         counting_may_initialize: whether its module may initialize the accelerator to count the devices.
         telemetry: functions of its module that read the initialized device, each with the factor that converts its unit to the
@@ -70,6 +71,7 @@ class Accelerator(NamedTuple):
     takes_device: bool = True
     shares_host_memory: bool = False
     memory_limits: tuple[str, str] | None = None
+    has_host_allocator: bool = False
     pin_memory_alignment: int = 1
     counting_may_initialize: bool = False
     telemetry: Mapping[str, int] = {}
@@ -90,6 +92,7 @@ _CUDA = Accelerator(
     architectures={"float64": ()},
     has_compute_capability=True,
     device_order=("CUDA_DEVICE_ORDER",),
+    has_host_allocator=True,
 )
 # DeepSpeed has no class for ROCm. HIP reads CUDA's variable if its own is not set, and RCCL is nccl to torch.
 _ROCM = _CUDA._replace(
@@ -125,6 +128,7 @@ _OTHERS = (
         has_triton=True,
         op_builders="xpu",
         graph_class="XPUGraph",
+        has_host_allocator=True,
         counting_may_initialize=True,
         # torch.xpu's power is in watts.
         telemetry={"utilization": 1, "memory_usage": 1, "temperature": 1, "power_draw": 1000, "clock_rate": 1},

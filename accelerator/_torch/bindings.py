@@ -7,6 +7,7 @@ another accelerator, whose module's own public function takes its place.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -94,8 +95,6 @@ reset_accumulated_memory_stats = _of_allocator(_reset_accumulated, "reset_accumu
 empty_cache = _of_allocator(_empty_cache, "empty_cache")
 
 empty_host_cache = _binding("_accelerator_emptyHostCache", "_host_emptyCache")
-# Before torch 2.15 the process crashes in it if the plug-in that brings the accelerator has no such allocator.
-can_lack_host_allocator = torch.__version__ >= "2.15"
 
 set_sync_debug_mode = _binding("_cuda_set_sync_debug_mode")
 get_sync_debug_mode = _binding("_cuda_get_sync_debug_mode")
@@ -111,6 +110,13 @@ nvtx = _binding("_nvtx")
 def arch_flags(device_type: str) -> Any:
     """Return the binding that reads the architectures that this torch was compiled for, or None without one."""
     return _binding(f"_{device_type}_getArchFlags")
+
+
+def is_accelerator_traced() -> bool:
+    """Return whether torch.compile, which is tracing now, traces the functions of torch.accelerator."""
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    names = getattr(rules, "torch_non_c_binding_in_graph_functions", None)
+    return names is None or "torch.accelerator.synchronize" in names
 
 
 def mps_generator() -> torch.Generator | None:

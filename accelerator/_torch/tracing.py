@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .._machine.dynamo import assume_constant
-from . import state
+from . import bindings, state
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -37,8 +37,8 @@ def device_type() -> str:
 
 @assume_constant
 def _only_of_cuda() -> bool:
-    """Whether torch.compile traces torch.cuda's functions but not those of torch.accelerator, as in torch 2.6."""
-    return device_type() == "cuda" and torch.__version__.startswith("2.6.")
+    """Whether torch.compile traces torch.cuda's functions but not those of torch.accelerator, as in torch 2.6 and 2.7."""
+    return device_type() == "cuda" and not bindings.is_accelerator_traced()
 
 
 def index_of(device: Any) -> Any:

@@ -14,6 +14,7 @@ from torch.cuda import _memory_viz
 import accelerator as acc
 from accelerator import memory
 from accelerator._machine import host_memory
+from accelerator._torch import bindings, state, versions
 from accelerator._torch.state import RuntimeState
 
 
@@ -104,3 +105,22 @@ def test_mps_fraction_and_memory_functions(monkeypatch: pytest.MonkeyPatch) -> N
     assert (acc.memory_allocated(), acc.memory_reserved()) == (7, 9)
     with pytest.raises(RuntimeError, match="max_memory_allocated"):
         acc.max_memory_allocated()
+
+
+@pytest.mark.parametrize(
+    ("device_type", "fixed", "is_emptied"),
+    [
+        *(("cuda", False, True), ("xpu", False, True), ("mps", False, False), ("npu", False, False), ("other", False, False)),
+        *((device_type, True, True) for device_type in ("cuda", "xpu", "mps", "npu", "other")),
+    ],
+)
+def test_host_cache_is_emptied_where_torch_has_one(
+    device_type: str, fixed: bool, is_emptied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before torch 2.15 its binding ends the process if the accelerator has no allocator of pinned memory."""
+    emptied: list[bool] = []
+    monkeypatch.setattr(state, "current", lambda: state.RuntimeState(device_type, None, is_initialized=True))
+    monkeypatch.setattr(bindings, "empty_host_cache", lambda: emptied.append(True))
+    monkeypatch.setattr(versions, "TORCH_2_15", fixed)
+    acc.empty_host_cache()
+    assert emptied == [True] * is_emptied

@@ -25,6 +25,11 @@ def write(directory: Path, source: str, name: str = "test_it.py") -> Path:
     return path
 
 
+def hide_torch(directory: Path) -> None:
+    """Keep the servers of machines from importing torch, which takes longer than tests that do not use it."""
+    (directory / "conftest.py").write_text("import sys\nsys.modules['torch'] = None\n")
+
+
 def start(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run pytest with the plug-in on the tests of a directory."""
     command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--rootdir", str(directory), *arguments]
@@ -134,6 +139,7 @@ EVERY_OUTCOME = """
 
 @on_simulated_gpus
 def test_reports_equal_those_of_a_normal_run(tmp_path: Path) -> None:
+    hide_torch(tmp_path)
     write(tmp_path, EVERY_OUTCOME)
     normal = start(tmp_path, "--junitxml=normal.xml", "-rA")
     marked = start(tmp_path, "--junitxml=marked.xml", "-rA", MARKED="1")
@@ -205,6 +211,7 @@ def test_each_mark_runs_on_its_own_machine(tmp_path: Path) -> None:
 
 @on_simulated_gpus
 def test_ends_of_test_processes(tmp_path: Path) -> None:
+    hide_torch(tmp_path)
     """Each way in which the process can end, in and after each phase; and what becomes of the test's own processes."""
     write(
         tmp_path,
@@ -656,6 +663,7 @@ def test_wrong_machines(arguments: list[str], message: str, tmp_path: Path) -> N
 
 @on_simulated_gpus
 def test_wrong_mark_fails_only_its_test(tmp_path: Path) -> None:
+    hide_torch(tmp_path)
     messages = {
         "simulated_machine(gpus=200)": "simulated_machine: gpus must be between 0 and 128, not 200",
         "simulated_machine(compute='no')": "simulated_machine: compute must be True or False, not 'no'",

@@ -13,7 +13,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-TESTS = ("test_memory_misuse.py", "test_device_memory.py", "test_misuse.py", "test_nvml_memory.py", "test_visible_devices.py")
+TESTS = (
+    *("test_memory_misuse.py", "test_memory_accounting.py", "test_device_memory.py", "test_shared_files.py", "test_misuse.py"),
+    *("test_nvml_memory.py", "test_visible_devices.py"),
+)
 SMOKE = """
 import torch
 model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.LazyLinear(4)).cuda()

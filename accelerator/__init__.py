@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import sys
 
-# ``process`` registers the at-fork hooks before the process can fork.
+# ``process`` registers the at-fork hooks before the process can fork; ``initialization`` watches torch before it is used.
 from ._machine import imports as _imports
+from ._machine import initialization as _initialization  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from ._machine import triton as _triton
 

@@ -48,7 +48,8 @@ def device_count() -> int:
 
     Returns:
         The number of visible devices; 0 if this torch can use none (``unavailable_reason`` says why). It includes
-        devices that NVML lists and whose driver does not start; only ``usable_devices`` leaves them out.
+        devices that NVML lists and whose driver does not start, until torch could not initialize it in this process;
+        ``usable_devices`` leaves them out at once.
 
     Example:
         >>> import accelerator as acc
@@ -60,14 +61,16 @@ def device_count() -> int:
 
 @assume_constant
 def is_available(*, strict: bool = False) -> bool:
-    """Return whether torch can use at least one device.
+    """Return whether at least one device that torch can use is listed.
 
     Args:
         strict: also create a context on every visible device, in a child process. This detects devices that are broken or in
             use by others. A success is cached for the environment, a failure for a second, a busy device not at all.
 
     Returns:
-        True if torch can use the accelerator; False in a child forked from a process that had initialized it.
+        True if the accelerator is listed and fits torch; False in a child forked from a process that had initialized it, and
+        after torch could not initialize it in this process, until ``refresh()``. Without ``strict``, a listed device whose
+        driver does not start counts as available until then.
 
     May start: a child process.
 
@@ -88,7 +91,8 @@ def unavailable_reason(*, strict: bool = False) -> str | None:
         strict: also report devices that ``is_available(strict=True)`` finds unusable.
 
     Returns:
-        None if ``is_available(strict=strict)``; else one sentence with the most specific cause and the remedy.
+        None if ``is_available(strict=strict)``; else one sentence with the most specific cause and the remedy. After torch
+        could not initialize the accelerator in this process, torch's error.
 
     May start: a child process.
 
@@ -300,9 +304,9 @@ def is_fork_safe() -> bool:
 
 
 def refresh() -> None:
-    """Drop the cached discovery result and NVML's session.
+    """Drop the cached discovery result, NVML's session, and the failure of an initialization.
 
-    Call this after a device appeared or was lost, or after MIG was reconfigured.
+    Call this after a device appeared or was lost, after MIG was reconfigured, or to try an initialization again that failed.
 
     Example:
         >>> import accelerator as acc

@@ -35,7 +35,7 @@ def test_importing_imports_few_modules() -> None:
     imported = set(run(code, plain_environment()).split())
     own = {name for name in imported if name.startswith("accelerator.")}
     assert own <= {"accelerator._machine"} | {
-        f"accelerator._machine.{name}" for name in ("driver", "imports", "process", "triton")
+        f"accelerator._machine.{name}" for name in ("driver", "imports", "initialization", "process", "triton")
     }
     small = {"__future__", "accelerator", "os", "types", "time", "threading"}
     assert {name.partition(".")[0] for name in imported - own} <= small | {"ctypes", "_ctypes", "struct", "_struct"}

@@ -14,6 +14,7 @@ from . import (
     cuda,
     driver,
     environment,
+    initialization,
     probe,
     process,
     rocm,
@@ -62,6 +63,7 @@ def _discover(key: tuple[int | None, Any, list[Any]]) -> DiscoveryResult:
     """Discover again, and cache the result for as long as its key stays the same."""
     global _entry
     before = _entry
+    initialization.watch()
     # CUDA's driver reports at no cost whether it is initialized. For other accelerators only torch does, which takes longer.
     depends_on_torch = backend() is rocm or (key[1] is not None and key[1].type != "cuda")
     full_key = key, depends_on_torch and process.is_initialized()
@@ -96,6 +98,8 @@ def _discover_now(driver_count: int | None, env: Mapping[str, str]) -> Discovery
     if _is_cpu_chosen(env):
         return _without_accelerator(_CPU_CHOSEN, env)
     accelerator = torch_build.accelerator_type()
+    if accelerator and (failure := initialization.failure()):
+        return DiscoveryResult(0, failure, "torch's initialization", environment=env, accelerator_type=accelerator)
     if accelerator not in (None, "cuda"):
         return _from_torch(accelerator, env)
     if accelerator and backend() is rocm and process.is_initialized():
@@ -211,11 +215,17 @@ def physical() -> tuple[ModuleType, tuple[DiscoveredDevice, ...]]:
         return preferred, ()
 
 
-def clear() -> None:
-    """Discover again at the next query."""
+@initialization.on_change
+def _drop_entry() -> None:
     global _entry
     # A new object, so that a thread that is discovering now does not store its result.
     _entry = _NO_ENTRY._replace(full_key=object())
+
+
+def clear() -> None:
+    """Discover again at the next query."""
+    _drop_entry()
+    initialization.forget()
     torch_build.clear()
     probe.clear()
     cuda.clear()

@@ -68,10 +68,19 @@ class DeviceContext(_ReentrantContext):
     _restore = staticmethod(restore_index)
 
 
+_CPU = -1  # in place of a previous index
+
+
 def _initialize_and_exchange(index: int) -> int:
-    state.initialize(index)
+    if state.initialize(index).device_type == "cpu":
+        return _CPU  # the initialization has failed since the context was created
     previous: int = exchange_index(index)
     return previous
+
+
+def _restore_after_initializing(index: int) -> None:
+    if index != _CPU:
+        restore_index(index)
 
 
 class InitializingDeviceContext(_ReentrantContext):
@@ -79,7 +88,7 @@ class InitializingDeviceContext(_ReentrantContext):
 
     __slots__ = ()
     _exchange = staticmethod(_initialize_and_exchange)
-    _restore = staticmethod(restore_index)
+    _restore = staticmethod(_restore_after_initializing)
 
 
 def _exchange_stream(stream: torch.Stream) -> tuple[torch.Stream, ...]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from .._machine import accelerators, device_argument, discovery_cache, process
+from .._machine import accelerators, device_argument, discovery_cache, initialization, process
 from .._machine.discovery_result import NotSupported
 from .bindings import get_index
 
@@ -130,13 +130,19 @@ def raise_bad_fork() -> NoReturn:
 def initialize(device: Any = None, *, allow_negative: bool = False) -> RuntimeState:
     """Return the runtime state after initializing the accelerator if there is one; a wrong argument initializes nothing.
 
+    If it cannot be initialized, this call raises; later ones act on the CPU.
+
     Raises:
         RuntimeError, ValueError, TypeError: as ``current``; RuntimeError also if torch cannot initialize it.
     """
     runtime = current(device, allow_negative=allow_negative)
     if runtime.is_initialized or runtime.device_type == "cpu":
         return runtime
-    runtime.device_module.init()
+    try:
+        runtime.device_module.init()
+    except Exception as error:
+        initialization.record(error)
+        raise
     return current(device, allow_negative=allow_negative)
 
 

@@ -478,3 +478,35 @@ acc.synchronize()
 """,
         switch,
     )
+
+
+@pytest.mark.parametrize("first", ["torch.ones(1, device='hostacc')", "acc.init()", "acc.FloatTensor([1.0])"])
+def test_failed_initialization_of_another_accelerator(first: str, hostacc: Server) -> None:
+    """torch calls ``_lazy_init`` of the module; the functions of this package call its ``init``."""
+    hostacc.run(
+        f"""
+import sys, torch
+import hostacc.device as device_module
+
+class Failing:
+    def __init__(self, library): self._library = library
+    def hostacc_init(self): raise RuntimeError("no planet.\\nadvice")
+    def __getattr__(self, name): return getattr(self._library, name)
+
+import accelerator as acc
+assert acc.is_available() and acc.device_count() == 2
+working, device_module.library = device_module.library, Failing(device_module.library)
+try:
+    {first}
+    raise AssertionError("initialized")
+except RuntimeError as error:
+    assert "no planet" in str(error), error
+assert acc.unavailable_reason() == (
+    "torch could not initialize the accelerator in this process: no planet; refresh() allows another attempt")
+assert not acc.is_available() and acc.device_count() == 0 and acc.FloatTensor([1.0]).device.type == "cpu"
+assert str(acc.current_accelerator()) == "hostacc"
+device_module.library = working
+acc.refresh()
+assert acc.is_available() and acc.FloatTensor([1.0]).device.type == "hostacc" and acc.device_count() == 2
+"""
+    )

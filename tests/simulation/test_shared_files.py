@@ -41,6 +41,12 @@ FILES = """
 def descriptors():
     return {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2}
 
+def name_of(descriptor):
+    try:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+    except FileNotFoundError:  # listed itself
+        return ""
+
 def close_all_and_open(path):
     os.closerange(3, 256)
     return [os.open(path, os.O_RDWR) for _ in range(40)]
@@ -79,6 +85,24 @@ def test_handle_of_a_destroyed_event_opens_nothing_else(tmp_path: Path, replacem
     _, (code,), _ = export_and_import(EVENTS + exporter.replace("\n        ", "\n"), EVENTS + "report(open_event(handles[0]))")
     assert code == INVALID_HANDLE
     assert path.read_bytes() == CONTENT
+
+
+def test_handle_of_a_destroyed_event_does_not_open_its_own_file() -> None:
+    """A copy of the descriptor keeps the file, in which the id tells that the event is gone."""
+    exporter = """
+event = make_event()
+code, handle = export_event(event)
+(descriptor,) = (number for number in descriptors() if "cuda-event" in name_of(number))
+copy = os.dup(descriptor)
+assert (code, cuda("cudaEventDestroy", event)) == (0, 0)
+os.dup2(copy, descriptor)
+report(handle)
+sys.stdin.readline()
+report(os.pread(descriptor, 8, 0) == bytes(8))
+"""
+    _, (code,), (is_unchanged,) = export_and_import(EVENTS + FILES + exporter, EVENTS + "report(open_event(handles[0]))")
+    assert code == INVALID_HANDLE
+    assert is_unchanged
 
 
 def test_event_handles_name_one_event() -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import os
 from pathlib import Path
 
 import pytest
 
 import accelerator
-from tests.support import run
+from tests.support import run, simulated_environment
 
 PACKAGE = Path(accelerator.__file__).parent
 # Their examples need a process in which nothing has initialized the driver.
@@ -36,6 +35,7 @@ def test_examples_of_runtime_functions(module: str) -> None:
 def test_examples_of_queries(module: str) -> None:
     """Run each example in its own child, because some examples initialize the driver."""
     program = """
+    import torch
     import doctest, importlib, os, sys
     module = importlib.import_module(sys.argv[1])
     tests = [test for test in doctest.DocTestFinder().find(module) if test.examples]
@@ -52,4 +52,4 @@ def test_examples_of_queries(module: str) -> None:
             failed.append(test.name)
     assert tests and not failed, failed
     """
-    run(program, dict(os.environ), f"accelerator.{module}")
+    run(program, simulated_environment(gpus=2), f"accelerator.{module}")

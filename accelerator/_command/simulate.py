@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the NVML library: present (the default), absent, broken (fails to start) or mismatch (not of the kernel driver's "
         "version)",
     )
-    add("--no-compute", action="store_true", help="kernel launches succeed and compute nothing: to test device management")
+    add("--no-compute", action="store_true", help="ops allocate their results and compute nothing")
     add(
         "--fill",
         choices=("zero", "nan"),

@@ -132,8 +132,10 @@ def environment(
         log: A file that gets one line for each initialization of a library or context in the child.
         state: A file through which processes of one simulated machine see each other's memory use; it is created when
             needed. None: each process has a machine of its own.
-        compute: Whether torch's ops compute. If not, kernel launches succeed and compute nothing, at no cost: results of
-            arithmetic are meaningless, and matrix products and convolutions fail.
+        compute: Whether torch's ops compute. If not, they allocate their results and leave what memory holds, which is
+            zero if nothing was written. Device memory then needs no host memory. Copies of over 1 MiB are not performed,
+            and random fills of CPU tensors of over 1 MiB write nothing. An op whose shapes torch cannot infer raises
+            NotImplementedError. Kernels of extensions launch and do nothing.
         fill: Content of new device memory. "nan" fills it with NaN bytes, which exposes reads of uninitialized memory.
         triton: Whether Triton kernels run, in Triton's interpreter. If not, launching one fails.
         compile: What ``torch.compile`` generates for simulated GPUs: "cpp" is Inductor's C++ for the CPU; "triton" is the
@@ -203,8 +205,7 @@ def environment(
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
     driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver_state, nvml_state))
     _prepend(result, "LD_LIBRARY_PATH", [driver_root / "driver", nvml_root / "nvml"])
-    if compute:
-        _prepend(result, "PYTHONPATH", [_PLUGIN])
+    _prepend(result, "PYTHONPATH", [_PLUGIN])
     if "absent" not in (driver_state, nvml_state):
         result.setdefault("PATH", os.defpath)
         _prepend(result, "PATH", [root / "bin"])  # nvidia-smi

@@ -116,18 +116,9 @@ def test_launch_without_the_plugin_says_why_it_is_missing(arguments: list[str], 
     assert lines == [kernels[0], f"torch did not load the plug-in with the simulated kernels: {reason}", kernels[1]]
 
 
-def test_launches_succeed_with_compute_disabled() -> None:
-    program = "import torch, sys; torch.ones(2, device='cuda') + 1; "
-    program += "assert not [name for name in sys.modules if '_accelerator_simulation' in name]"
-    env = simulated_environment(gpus=1, compute=False)
-    assert "PYTHONPATH" not in env or "_plugin" not in env["PYTHONPATH"]
-    done = support.python(program, env)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_nested_simulation_removes_the_outer_plugin() -> None:
+def test_nested_simulation_has_one_plugin() -> None:
     inner = environment(1, compute=False, base=environment(2))
-    assert "_plugin" not in inner.get("PYTHONPATH", "")
+    assert inner["PYTHONPATH"].count("_plugin") == 1
     assert environment(1, base={"PYTHONPATH": "/mine"})["PYTHONPATH"].endswith("_plugin:/mine")
 
 
@@ -190,4 +181,4 @@ def test_no_compute_option_sets_the_environment(flags: list[str]) -> None:
     command = [sys.executable, "-m", "accelerator", "simulate", *flags, "--", sys.executable, "-c"]
     program = "import os; print(os.environ['ACCELERATOR_SIM_COMPUTE'], '_plugin' in os.environ.get('PYTHONPATH', ''))"
     done = subprocess.run([*command, program], cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
-    assert done.stdout == ("0 False\n" if flags else "1 True\n")
+    assert done.stdout == ("0 True\n" if flags else "1 True\n")

@@ -142,10 +142,12 @@ def _positions(op: Op, names: frozenset[str]) -> int:
 
 
 def _load() -> Engine | None:
-    """Load the engine of the installed torch."""
+    """Load the engine of the installed torch, if ops compute."""
+    if os.environ.get("ACCELERATOR_SIM_COMPUTE") == "0":
+        return None
     path = ensure_built(describe(torch), os.environ.get("ACCELERATOR_SIM_LIBRARIES"))
     return None if path is None else Engine(str(path))
 
 
 engine = _load()
-"""The engine of this process, or None if Python handles all calls."""
+"""The engine of this process, or None if Python handles all calls: it could not be built, or ops do not compute."""

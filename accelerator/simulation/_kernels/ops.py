@@ -72,6 +72,7 @@ class Op:
         base, _, overload = name.partition(".")
         self.short_name = short_name = base.partition("::")[2]
         operator, by_key, tags = torch._C._get_operation_overload(base, overload)
+        self.tags = frozenset(tags)
         self.schema = schema = torch._C._get_schema(base, overload)
         self.operator: Callable[..., Any] = operator
         decomposition = DECOMPOSITIONS.get(name)
@@ -122,13 +123,35 @@ class Op:
 
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on the CPU."""
+        return self._call(self._kernel, args, kwargs, lambda overload: overload.compute)
+
+    def infer(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the op with meta tensors."""
+        return self._call(self.operator, args, kwargs, lambda overload: overload.operator)
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        function_of: Callable[[Op], Callable[..., Any]],
+    ) -> Any:
+        """Call a function of this op, or that of its overload that takes numbers for some tensor arguments.
+
+        If an op gets a number and a tensor, torch wraps the number into a tensor that does not decide the result's type. A
+        kernel in Python gets a plain number instead.
+        """
         tensors = self.tensor_names
         scalars = [n for n, v in zip(self.names, args, strict=False) if isinstance(v, _SCALARS) and n in tensors]
         if kwargs:
             scalars += [n for n, v in kwargs.items() if isinstance(v, _SCALARS) and n in tensors]
-        if scalars:
-            return self._compute_with_scalars(frozenset(scalars), list(args), kwargs)
-        return self._kernel(*args, **kwargs)
+        # torch itself converts numbers for some ops.
+        if not scalars or self.short_name.rstrip("_") in _CONVERTS_SCALARS:
+            return function(*args, **kwargs)
+        if (overload := self._scalar_overload(frozenset(scalars))) is not None:
+            return function_of(overload)(*args, **kwargs)
+        converted = [_as_tensor(v) if n in scalars else v for n, v in zip(self.names, args, strict=False)]
+        return function(*converted, **{n: _as_tensor(v) if n in scalars else v for n, v in kwargs.items()})
 
     def waits_for_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether the host reads results or their sizes, so that a call waits for its stream."""
@@ -191,20 +214,6 @@ class Op:
             except NotImplementedError:
                 continue
         return None
-
-    def _compute_with_scalars(self, scalars: frozenset[str], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """Compute with numbers for some tensor arguments.
-
-        If an op gets a number and a tensor, torch wraps the number into a tensor that does not decide the result's type. A
-        kernel in Python gets a plain number instead.
-        """
-        if self.short_name.rstrip("_") in _CONVERTS_SCALARS:
-            return self._kernel(*args, **kwargs)
-        if (overload := self._scalar_overload(scalars)) is not None:
-            return overload.compute(*args, **kwargs)
-        args = [_as_tensor(v) if n in scalars else v for n, v in zip(self.names, args, strict=False)]
-        kwargs = {n: _as_tensor(v) if n in scalars else v for n, v in kwargs.items()}
-        return self._kernel(*args, **kwargs)
 
     def infer_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the results and the arguments as meta tensors, which have sizes, strides and types.

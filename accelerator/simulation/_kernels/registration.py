@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from . import random
+from . import dispatch, random, rehearsal
 from .argument_checks import with_argument_checks
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
-from .dispatch import copy_override, kernel_override
 from .engine import PYTHON_KEY, engine
 from .ops import not_simulated
 from .workspaces import release_with_torch, with_workspace
@@ -85,8 +84,14 @@ _OTHER_LAYOUTS = (
 _libraries: list[Any] = []
 
 
-def install() -> None:
-    """Replace torch's CUDA kernels in this process. Initializes nothing."""
+def install(computes: bool = True) -> None:
+    """Replace torch's CUDA kernels in this process. Initializes nothing.
+
+    Args:
+        computes: Whether the ops compute. If not, they allocate their results.
+    """
+    kernel_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
+    copy_override = dispatch.copy_override if computes else rehearsal.copy_override
     _remove_python_kernels()
     library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 def load() -> None:
-    """Replace torch's CUDA kernels in this process by kernels that compute on the CPU."""
+    """Replace torch's CUDA kernels in this process by kernels that compute on the CPU, or that compute nothing."""
     problem = None
     try:
         _load()
@@ -26,14 +26,15 @@ def _load() -> None:
 
     import torch
 
-    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or torch.version.cuda is None:
+    computes = os.environ.get("ACCELERATOR_SIM_COMPUTE")
+    if computes not in ("0", "1") or torch.version.cuda is None:
         return
     # An empty package replaces simulation/__init__.py, which would import the rest of accelerator.
     package = types.ModuleType("_accelerator_simulation")
     package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
     sys.modules[package.__name__] = package
-    for name in ("_kernels", "_compile"):
-        importlib.import_module(f"{package.__name__}.{name}").install()
+    importlib.import_module(f"{package.__name__}._kernels").install(computes == "1")
+    importlib.import_module(f"{package.__name__}.{'_compile' if computes == '1' else '_rehearsal'}").install()
 
 
 def _report(problem: str | None) -> None:

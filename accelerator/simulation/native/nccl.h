@@ -194,6 +194,7 @@ struct comm {
     uint64_t steps, exchanges; /* how many this rank has completed */
     uint64_t children;         /* how many communicators were made of this one without an exchange */
     bool has_growth_id;
+    bool is_alone, has_unknown_size; /* nccl_alone.c */
     struct queue collectives, sends[MAX_RANKS], receives[MAX_RANKS]; /* of the job in progress */
     struct factor *factors;
     int factor_count;
@@ -291,6 +292,11 @@ ncclResult_t note_group_error(ncclResult_t error); /* the end of an open group r
 void group_start(void);
 ncclResult_t group_end(bool is_to_run);
 
+/* nccl_alone.c */
+bool is_alone(void);
+ncclResult_t join_alone(struct joining *joining); /* takes ownership */
+ncclResult_t complete_alone(const struct operation *operations, size_t count);
+
 /* nccl_split.c */
 ncclResult_t exchange_records(struct joining **joinings, size_t count);
 
@@ -308,6 +314,7 @@ void reset_retired_lock(void);
 ncclResult_t join_all(struct joining **joinings, size_t count);
 void abandon_joining(struct joining *joining);
 bool is_comm(const struct comm *comm);
+void open_comm(struct comm *comm);
 
 /* nccl_reduce.c */
 size_t type_size(enum data_type type);

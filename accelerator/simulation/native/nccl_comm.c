@@ -153,6 +153,11 @@ static ncclResult_t wait_for_members(struct joining **joinings, size_t count)
     return ncclSuccess;
 }
 
+void open_comm(struct comm *comm)
+{
+    comm->magic = COMM_MAGIC;
+}
+
 ncclResult_t join_all(struct joining **joinings, size_t count)
 {
     ncclResult_t result = exchange_records(joinings, count);
@@ -162,7 +167,7 @@ ncclResult_t join_all(struct joining **joinings, size_t count)
         if (result != ncclSuccess)
             abandon_joining(joinings[i]);
         else if (joinings[i]->comm)
-            joinings[i]->comm->magic = COMM_MAGIC;
+            open_comm(joinings[i]->comm);
     }
     return result;
 }
@@ -178,7 +183,7 @@ ncclResult_t check_rank(int rank, int ranks)
 {
     if (ranks < 1 || rank < 0 || rank >= ranks)
         return fail(ncclInvalidArgument, "rank %d is out of range for a communicator of %d ranks", rank, ranks);
-    if (ranks > MAX_RANKS)
+    if (ranks > MAX_RANKS && !is_alone())
         return fail(ncclInvalidArgument, "%d ranks: a simulated communicator has at most %d", ranks, MAX_RANKS);
     return ncclSuccess;
 }
@@ -272,6 +277,8 @@ EXPORT ncclResult_t ncclCommInitAll(struct comm **comms, int count, const int *d
 void stop_operations(struct comm *comm)
 {
     comm->is_revoked = true;
+    if (comm->is_alone)
+        return;
     comm->shared->members[comm->rank].state = MEMBER_REVOKED;
     wake_all(comm->shared);
     stop_worker(comm);
@@ -286,7 +293,8 @@ static ncclResult_t leave(struct comm *comm, enum member_state state)
         return fail(ncclInvalidArgument, "the communicator is NULL or was destroyed");
     if (state == MEMBER_ABORTED) {
         comm->is_aborted = true;
-        wake(&comm->shared->members[comm->rank]);
+        if (!comm->is_alone)
+            wake(&comm->shared->members[comm->rank]);
     }
     while (comm->users > 0)
         pause_briefly();

@@ -111,6 +111,8 @@ ncclResult_t submit(const struct operation *operation)
 
 ncclResult_t submit_joining(struct joining *joining)
 {
+    if (is_alone())
+        return join_alone(joining);
     if (group.depth == 0) {
         ncclResult_t result = join_all(&joining, 1);
         free(joining);

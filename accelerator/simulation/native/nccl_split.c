@@ -189,6 +189,9 @@ static ncclResult_t shrink(struct comm *parent, const int *excluded, int count, 
     bool is_excluded[MAX_RANKS] = {false};
     struct joining *joining;
     RETURN_IF_ERROR(check_parent(parent, handle, config));
+    if (parent->ranks > MAX_RANKS)
+        return fail(ncclInvalidArgument, "%d ranks: a simulated communicator of more than %d cannot shrink", parent->ranks,
+                    MAX_RANKS);
     if (count < 0 || (count > 0 && !excluded))
         return fail(ncclInvalidArgument, "%d excluded ranks, but no list of them", count);
     for (int i = 0; i < count; i++) {

@@ -266,6 +266,10 @@ static ncclResult_t add_job(struct comm *comm, struct job *job, void *const *str
 ncclResult_t submit_operations(const struct operation *operations, size_t count, bool in_graph)
 {
     struct comm *comm = operations->comm;
+    if (is_comm(comm) && comm->is_alone) {
+        RETURN_IF_ERROR(check_running(comm));
+        return complete_alone(operations, count);
+    }
     struct job *job = calloc(1, sizeof *job);
     void **streams = malloc(count * sizeof *streams);
     if (job)

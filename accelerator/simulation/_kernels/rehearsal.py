@@ -1,0 +1,298 @@
+"""Kernel overrides of GPUs that compute nothing: an op allocates its results and leaves their values.
+
+The shapes, strides and types of the results come from torch's meta kernels. They are inferred at the first call with arguments
+of these shapes and types, and cached. Four things have values. Ops whose results decide shapes or reach the host (``nonzero``,
+masks as indices) compute on what memory holds. Small results are zero, so that numbers, masks and indices do not depend on what
+their memory held before. Fills of small tensors and small copies are performed. All else keeps what memory holds, and memory
+that nobody writes costs the host nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import capture
+from .aliases import _empty_on_current_device
+from .call import Call
+from .capture import captures
+from .decompositions import DECOMPOSITIONS
+from .dispatch import kernel_override
+from .ops import Op, _to_meta
+from .shape_rules import SHAPE_RULES
+
+__all__ = ["SMALL_COPY", "copy_override", "rehearsal_override"]
+
+SMALL_COPY = 2**20
+"""Copies of more bytes are not performed."""
+
+_SMALL_RESULT = 512  # the unit of torch's allocator; masks and integers are zero up to SMALL_COPY
+_MAXIMUM_PLANS = 4096  # of one op: programs with ever new shapes or numbers must not fill the host's memory
+_CPU_KEY = torch._C.DispatchKey.CPU
+_CALLS_LIBRARY = frozenset(("aten::_cudnn_rnn_flatten_weight",))  # calls cuDNN for meta tensors too
+_FILLS = frozenset(("fill_", "zero_"))
+_Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
+_memset = ctypes.PyDLL(None).memset
+_memset.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
+_memset.restype = None
+_current_device = torch._C._cuda_getDevice
+_empty_strided = torch.empty_strided
+
+# The shapes of one result: its size, strides and type, and its bytes if they are few; a list of them; or any other value.
+_New = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]
+
+
+class _Plan:
+    """What one op returns for arguments of certain shapes and types."""
+
+    __slots__ = ("device", "first_argument", "out", "returned", "single")
+
+    def __init__(self) -> None:
+        self.device = -1  # the index of the device of the results
+        self.single: _New | None = None  # if the op returns one new tensor
+        self.first_argument = False  # whether the op returns its first argument
+        self.returned: list[tuple[str | None, Any]] = []  # for each result the argument that it is, or its shapes
+        self.out: list[tuple[str, tuple[int, ...]]] = []  # the sizes of out= tensors that the op resizes
+
+
+def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+    """Return the kernel override of an op that allocates its results and does not compute them."""
+    if key != _CPU_KEY:
+        # torch infers few shapes of sparse, nested and quantized tensors, whose sizes depend on values.
+        return kernel_override(name, key)
+    op: Op | None = None  # described at the first call: to describe every op would take longer than many programs run
+    plans: dict[tuple[Any, ...], _Plan] = {}
+    compute: Callable[..., Any] | None = None
+    is_pointwise = is_in_place = False
+
+    def prepare() -> Op:
+        nonlocal op, compute, is_pointwise, is_in_place
+        described = Op(name, key)
+        depends_on_values = described.is_data_dependent or described.is_indexing
+        compute = kernel_override(name, key) if depends_on_values or described.short_name in _FILLS else None
+        is_pointwise = torch.Tag.pointwise in described.tags
+        # Ops over lists write their first list and return nothing, or write several lists and return them.
+        is_in_place = bool(described.written) and not described.out and None not in described.results
+        op = described
+        return described
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        described = op or prepare()
+        if compute is not None and _has_values(described, args, kwargs):
+            return compute(*args, **kwargs)
+        if is_in_place and type(args[0]) is list:
+            return _arguments(described, args, kwargs)
+        signature: list[Any] = []
+        _describe(args, signature, is_pointwise)
+        if kwargs:
+            _describe(kwargs, signature, is_pointwise)
+            _describe(kwargs.values(), signature, is_pointwise)
+        plan_key = tuple(signature)
+        plan = plans.get(plan_key)
+        if plan is None:
+            if described.is_foreach and _spans_devices(args[0]):
+                return _run_each(run, args, kwargs)
+            plan = _make_plan(described, args, kwargs)
+            if len(plans) >= _MAXIMUM_PLANS:
+                plans.clear()
+            plans[plan_key] = plan
+        new = plan.single
+        if new is not None:
+            return _allocate(new, plan.device)
+        if plan.first_argument:
+            return args[0]
+        return _results(described, plan, args, kwargs)
+
+    return run
+
+
+def _has_values(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a call computes: its results decide shapes or reach the host, or it fills a small tensor."""
+    if op.short_name in _FILLS:
+        return bool(args[0].nbytes <= _SMALL_RESULT)
+    return None in op.results and op.waits_for_stream(args, kwargs)
+
+
+def _describe(values: Any, signature: list[Any], is_pointwise: bool) -> None:
+    """Append what decides the shapes of results: shapes and types of tensors, and all else by value.
+
+    The shapes of pointwise results depend only on the types of numbers.
+    """
+    append = signature.append
+    for value in values:
+        value_type = type(value)
+        if value_type is _Tensor or value_type is _Parameter:
+            append(value.shape)
+            append(value.stride())
+            append(value.dtype)
+            append(value.get_device())
+        elif value is None or value_type is bool or value_type is torch.dtype or value_type is str:
+            append(value)
+        elif value_type is int or value_type is float or value_type is complex:
+            append(value_type)
+            if not is_pointwise:
+                append(value)
+        elif value_type is list or value_type is tuple:
+            append(len(value))
+            _describe(value, signature, False)
+        elif isinstance(value, torch.Generator):
+            append(value.device)
+        elif isinstance(value, _Tensor):
+            append((value.shape, value.stride(), value.dtype, value.get_device()))
+        else:
+            append(value)
+
+
+def _spans_devices(tensors: Any) -> bool:
+    return isinstance(tensors, list) and len({tensor.device for tensor in tensors if tensor.is_cuda}) > 1
+
+
+def _run_each(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Run an op over lists once for each item, because the tensors are on several devices."""
+    count = len(args[0])
+
+    def item(value: Any, index: int) -> Any:
+        return [value[index]] if isinstance(value, list) and len(value) == count else value
+
+    results: list[Any] = []
+    for index in range(count):
+        results += run(*(item(value, index) for value in args), **{name: item(value, index) for name, value in kwargs.items()})
+    return results
+
+
+def _arguments(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the arguments that an op writes and returns."""
+    if not op.results:
+        return None
+    arguments = op.bind(args, kwargs)
+    results = tuple(arguments[source] for source in op.results if source is not None)
+    return results[0] if len(results) == 1 else results
+
+
+class _Check(Call):
+    """Raises CUDA's errors for types and devices that an op does not support, and converts nothing."""
+
+    def _widened(self, tensor: torch.Tensor, narrow_dtype: torch.dtype) -> torch.Tensor:
+        return tensor
+
+
+def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
+    check = _Check(op)
+    with torch._C.DisableTorchFunction():
+        check.convert(args, kwargs)
+    assert check.device is not None
+    plan = _Plan()
+    plan.device = check.device.index
+    if op.written and None not in op.results and not op.out:
+        try:
+            _infer(op, args, kwargs)  # raises the op's errors for wrong shapes
+        except _NoShapeRule:
+            pass
+        plan.first_argument = op.results == op.names[:1]
+        plan.returned = [(source, None) for source in op.results]
+        return plan
+    results, arguments = _infer(op, args, kwargs)
+    for name in op.out:
+        resized, tensor = arguments.get(name), kwargs.get(name)
+        if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
+            plan.out.append((name, tuple(resized.size())))
+    plan.returned = [(source, None if source else _shapes(result)) for source, result in zip(op.results, results, strict=True)]
+    if len(results) == 1 and op.results == [None] and isinstance(results[0], _Tensor) and not results[0].is_cpu:
+        plan.single = plan.returned[0][1]
+    return plan
+
+
+class _NoShapeRule(NotImplementedError):
+    """Neither torch nor the simulation can infer an op's shapes."""
+
+
+def _infer(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return an op's results and arguments as meta tensors."""
+    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
+        own = SHAPE_RULES.get(op.name) or DECOMPOSITIONS.get(op.name)
+        for function in (own,) if op.name in _CALLS_LIBRARY else (op.infer, own):
+            if function is None:
+                continue
+            meta_args = [_to_meta(value) for value in args]
+            meta_kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
+            with contextlib.suppress(NotImplementedError):
+                returned = function(*meta_args, **meta_kwargs)
+                results = [] if not op.results else [returned] if len(op.results) == 1 else list(returned)
+                return results, op.bind(tuple(meta_args), meta_kwargs)
+    raise _NoShapeRule(f"{op.name} cannot be rehearsed: torch has no shape rule (meta kernel) for it")
+
+
+def _shapes(result: Any) -> Any:
+    if isinstance(result, _Tensor):
+        if result.is_cpu:
+            return result
+        nbytes = result.nbytes
+        is_float = result.dtype.is_floating_point or result.dtype.is_complex
+        is_small = nbytes <= (_SMALL_RESULT if is_float else SMALL_COPY)
+        return (tuple(result.size()), result.stride(), result.dtype, nbytes if is_small else 0)
+    return [_shapes(item) for item in result] if isinstance(result, (list, tuple)) else result
+
+
+def _allocate(new: _New, index: int) -> torch.Tensor:
+    size, stride, dtype, small_bytes = new
+    if index == _current_device():
+        result = _empty_on_current_device(size, stride, dtype)
+    else:
+        result = _empty_strided(size, stride, dtype=dtype, device=torch.device("cuda", index))
+    if small_bytes:
+        _memset(result.data_ptr(), 0, small_bytes)
+    return result
+
+
+def _results(op: Op, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    arguments = op.bind(args, kwargs) if op.written else {}
+    for name, size in plan.out:
+        arguments[name].resize_(size)
+    results = tuple(arguments[source] if source is not None else _new_value(new, plan.device) for source, new in plan.returned)
+    return None if not results else results[0] if len(results) == 1 else results
+
+
+def _new_value(new: Any, index: int) -> Any:
+    if type(new) is tuple:
+        return _allocate(new, index)
+    if isinstance(new, list):
+        return [_new_value(item, index) for item in new]
+    return new.clone() if isinstance(new, _Tensor) else new
+
+
+def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+    """Return the kernel override of ``copy_``, which performs small copies of bytes and allocates what torch's kernel does."""
+    by_key = torch._C._get_operation_overload("aten::copy_", "")[1]
+    torch_key = torch._C.DispatchKey.CompositeExplicitAutograd
+
+    def run(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        if not isinstance(src, _Tensor):
+            return self.fill_(src)
+        expanded = src.expand_as(self)  # raises torch's error for other sizes
+        is_on_one_device = self.device == src.device
+        copies_bytes = self.dtype == src.dtype and _is_laid_out_alike(self, expanded)
+        if self.nbytes <= SMALL_COPY and src.nbytes <= SMALL_COPY and (copies_bytes or not is_on_one_device):
+            if captures.value:
+                capture.wait_for_pending(self.device if self.is_cuda else src.device)
+            by_key(torch_key, self, src, non_blocking)
+        elif not copies_bytes and not is_on_one_device:
+            # torch copies through contiguous tensors of the target's type, and converts where the source is.
+            if self.is_cuda and not self.is_contiguous():
+                torch.empty_like(self, memory_format=torch.contiguous_format)
+            if src.is_cuda:
+                src.to(self.dtype).expand_as(self).contiguous()
+        return self
+
+    return run
+
+
+def _is_laid_out_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Return whether two tensors have their elements in the same order, without gaps."""
+    if first.stride() == second.stride():
+        return first.is_contiguous() or first.untyped_storage().nbytes() == first.nbytes == second.untyped_storage().nbytes()
+    return first.is_contiguous() and second.is_contiguous()

@@ -1,0 +1,206 @@
+"""GPUs that compute nothing: ops allocate their results. Each test starts processes of its own."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import support
+from tests.support import ROOT, simulated_environment
+
+pytestmark = pytest.mark.xdist_group("no_compute")
+
+DEADLINE = 540
+
+# Results whose strides differ: torch's shape rules and the CPU's kernels lay them out in different orders.
+OTHER_STRIDES = {
+    *("fft.hfft2", "fft.hfftn", "fft.irfft2", "fft.irfftn", "fft.rfft2", "fft.rfftn", "linalg.lstsq"),
+    *("linalg.lstsq.grad_oriented", "linalg.svd", "nn.functional.max_unpool2d.grad", "pca_lowrank", "svd_lowrank"),
+    "nn.functional.scaled_dot_product_attention",
+}
+# What these return, allocate or check depends on values.
+DEPENDS_ON_VALUES = {"cov", "cumprod", "linalg.eig", "nn.functional.embedding_bag", "nn.functional.one_hot"}
+EXCEPTIONS = {*OTHER_STRIDES, *DEPENDS_ON_VALUES}
+SAMPLE = (
+    *(
+        "add",
+        "addmm",
+        "bmm",
+        "cat",
+        "cummax",
+        "gather",
+        "index_put",
+        "index_select",
+        "linalg.inv",
+        "logcumsumexp",
+        "masked_fill",
+    ),
+    *("nn.functional.conv2d", "nn.functional.cross_entropy", "nn.functional.embedding", "nn.functional.layer_norm", "sort"),
+    *("nn.functional.batch_norm", "nn.functional.ctc_loss", "nn.functional.max_pool2d", "remainder", "scatter_add", "topk"),
+)
+
+
+def run(code: str, **options: Any) -> str:
+    return support.run(code, simulated_environment(**{"gpus": 1, "compute": False, "memory": "80GiB", **options}))
+
+
+def measure(names: list[str], file: Path, compute: bool) -> dict[str, list[Any]]:
+    environment = simulated_environment({"PYTHONHASHSEED": "0"}, gpus=1, compute=compute)
+    command = [sys.executable, "-m", "tests.simulation.rehearsed_operators", str(file), *names]
+    subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, timeout=DEADLINE, check=True)
+    return pickle.loads(file.read_bytes())
+
+
+def differing(names: list[str], folder: Path) -> set[str]:
+    computed, rehearsed = (measure(names, folder / f"{compute}", compute) for compute in (True, False))
+    return {name for name in computed if not name.startswith("jiterator") and computed[name] != rehearsed[name]}
+
+
+def test_sample_of_operators_allocates_what_computing_allocates(tmp_path: Path) -> None:
+    assert differing([*SAMPLE], tmp_path) == set()
+
+
+@pytest.mark.slow
+def test_every_operator_allocates_what_computing_allocates(tmp_path: Path) -> None:
+    assert differing([], tmp_path) <= EXCEPTIONS
+
+
+TRAINING = """
+    import torch
+    from torch import nn
+    from torch.nn import functional
+    torch.manual_seed(0)
+    convolutional = nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 16, 3), nn.Flatten(),
+        nn.Dropout(), nn.Linear(16 * 36, 10),
+    )
+    attention = nn.Sequential(
+        nn.Embedding(64, 32), nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), nn.LayerNorm(32), nn.Flatten(),
+        nn.Linear(32 * 16, 10),
+    )
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.gru, self.out = nn.LSTM(8, 16, 2), nn.GRU(16, 16), nn.Linear(16, 10)
+        def forward(self, x):
+            return self.out(self.gru(self.lstm(x)[0])[0][-1])
+    cases = [
+        (convolutional, torch.randn(8, 3, 16, 16), torch.optim.SGD, dict(lr=0.1, momentum=0.9)),
+        (attention, torch.randint(64, (8, 16)), torch.optim.AdamW, dict(lr=0.1, fused=True)),
+        (Recurrent(), torch.randn(5, 8, 8), torch.optim.Adam, dict(lr=0.1, foreach=True)),
+    ]
+    for model, batch, optimizer_class, settings in cases:
+        model, batch, target = model.cuda(), batch.cuda(), torch.randint(10, (8,)).cuda()
+        optimizer = optimizer_class(model.parameters(), **settings)
+        scaler = torch.amp.GradScaler("cuda")
+        for _ in range(3):
+            with torch.autocast("cuda", torch.float16):
+                loss = functional.cross_entropy(model(batch), target)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved(), torch.cuda.memory_allocated())
+"""
+
+
+def test_trainings_need_the_memory_that_they_need_when_computing() -> None:
+    assert run(TRAINING) == run(TRAINING, compute=True)
+
+
+def test_large_model_needs_no_host_memory() -> None:
+    program = """
+        import resource
+        import torch
+        model = torch.nn.Linear(65536, 32768, bias=False)  # 8 GiB, initialized on the CPU
+        model = model.cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(4096, 65536, device="cuda")).sum().backward()
+        optimizer.step()
+        assert torch.cuda.max_memory_allocated() > 40 * 2**30
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20, "KiB"
+        assert model.weight.cpu().shape == (32768, 65536)
+    """
+    # A separate process: the peak of a forked one includes its parent's.
+    support.run(f"if True:\n{program}", simulated_environment(gpus=1, compute=False, memory="80GiB"))
+
+
+def test_values() -> None:
+    run(
+        """
+        import torch
+        x = torch.arange(1000, device="cuda")
+        assert (x + 1).max().item() == 0
+        assert torch.full((3,), 7.0, device="cuda").tolist() == [7.0] * 3  # small fills are performed
+        assert torch.tensor([1, 2]).cuda().clone().tolist() == [1, 2]  # and small copies
+        assert torch.nonzero(x).shape == (0, 1) and x[x > 3].shape == (0,)
+        y = torch.ones(4, device="cuda")
+        assert y.mul_(3) is y and y.tolist() == [1.0] * 4
+        out = torch.empty(0, device="cuda")
+        assert torch.add(y, y, out=out) is out and out.shape == (4,)
+        assert torch.stack([y, y], out=out).shape == (2, 4)
+        large = torch.empty(2**20, device="cuda")
+        assert torch.ones(2**20).cuda().sum().item() == 0 and large.copy_(torch.ones(2**20)).count_nonzero().item() == 0
+        assert torch.rand(3)[0] > 0 and torch.empty(2**20).normal_().shape == (2**20,)
+        assert not torch.isnan(torch.log(y)).any().item()
+        assert [part.shape for part in torch._foreach_add([y, out], 1)] == [(4,), (2, 4)]
+        """
+    )
+
+
+def test_errors_are_those_of_computing() -> None:
+    run(
+        """
+        import pytest
+        import torch
+        x = torch.ones(3, 4, device="cuda")
+        with pytest.raises(RuntimeError, match="same device"):
+            x + torch.ones(3, 4)
+        with pytest.raises(RuntimeError, match="reduction dim|multiplied"):
+            x @ x
+        with pytest.raises(RuntimeError, match="broadcast|must match the size"):
+            x.add_(torch.ones(5, device="cuda"))
+        with pytest.raises(RuntimeError, match="expanded size"):
+            x.copy_(torch.ones(5))
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(2**36, device="cuda")
+        """
+    )
+
+
+def test_op_without_a_shape_rule_raises() -> None:
+    run(
+        """
+        import pytest
+        import torch
+        from _accelerator_simulation._kernels import rehearsal
+        rehearsal.SHAPE_RULES.clear()
+        with pytest.raises(NotImplementedError, match="aten::_logcumsumexp cannot be rehearsed: torch has no shape rule"):
+            torch.logcumsumexp(torch.ones(3, device="cuda"), 0)
+        """
+    )
+
+
+def test_captured_graph_allocates_only_when_it_is_captured() -> None:
+    run(
+        """
+        import torch
+        x = torch.ones(1024, 1024, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = (x @ x).relu() + 1
+        before = torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()
+        for _ in range(3):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert y.shape == (1024, 1024)
+        assert (torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()) == before
+        """
+    )

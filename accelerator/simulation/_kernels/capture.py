@@ -33,7 +33,7 @@ _NOT_READY = 600
 _WAIT_MS = 100
 
 captures = ctypes.c_int.in_dll(runtime, "accelerator_simulation_attention")
-"""Not zero while a capture is under way in this process, or a stream waits for a collective."""
+"""Not zero while a capture is under way in this process or a stream waits for a collective, and in a bad fork."""
 
 _computations: dict[int, Callable[[], object]] = {}
 _identifiers = itertools.count(1)
@@ -45,8 +45,14 @@ def is_capturing(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
+def raise_in_bad_fork() -> None:
+    """Raise torch's error in a child of a process that had initialized CUDA: it shares the memory of its parent's GPUs."""
+    torch.cuda.init()
+
+
 def wait_for_pending(device: torch.device) -> None:
     """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C interrupt it."""
+    raise_in_bad_fork()
     index = device.index
     stream = torch._C._cuda_getCurrentRawStream(index)
     while (error := runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
@@ -59,6 +65,7 @@ def wait_unless_capturing(device: torch.device) -> bool:
     """Return True if the current stream of the device captures. If it does not, wait for its collectives and return False."""
     if not captures.value:
         return False
+    raise_in_bad_fork()
     if is_capturing(device):
         return True
     wait_for_pending(device)

@@ -31,6 +31,7 @@ static void disable_after_fork(void)
 {
     status = ERROR_NOT_INITIALIZED;
     is_ready_and_plain = false;
+    accelerator_simulation_attention++; /* for ever: kernels that allocate nothing call no function of this library */
 }
 
 /* The driver is missing if a wrapper replaces LD_LIBRARY_PATH instead of adding to it. */

@@ -7,7 +7,8 @@
 
 #include "arrays.h"
 
-/* Captures under way plus holders of unfinished work. The kernels of torch's ops read it before each op. */
+/* Captures under way plus holders of unfinished work, and one more in a child of a process that used the runtime. The kernels of
+ * torch's ops read it before each op. */
 _Atomic int accelerator_simulation_attention __attribute__((visibility("default")));
 
 _Atomic int waiting_count;

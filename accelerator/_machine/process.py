@@ -42,9 +42,8 @@ def has_torch_import_failed() -> bool:
 
 def torch_device_module() -> Any:
     """The module of an imported torch for its accelerator, such as ``torch.cuda``; None without one."""
-    torch = sys.modules.get("torch")
-    device_type = torch_accelerator_type()
-    return getattr(torch, device_type, None) if device_type else None
+    device = _get_accelerator()
+    return None if device is None else getattr(sys.modules.get("torch"), device.type, None)
 
 
 def torch_accelerator_type() -> str | None:

@@ -31,19 +31,14 @@ def keep_arguments(
     return StoredArguments(args, kwargs, settings, outer_hooks, nested=nested)
 
 
-# A tensor, its version when the checkpoint started, and its name.
+# A tensor that has a version, which one of inference mode has not; its version when the checkpoint started, and its name.
 _Watched = tuple[torch.Tensor, int, str]
-
-
-def _version(tensor: torch.Tensor) -> int:
-    """Return how often a tensor was edited in place, -1 for a tensor of inference mode, which has no version."""
-    return -1 if tensor.is_inference() else tensor._version
 
 
 def _edited_name(watched: list[_Watched]) -> str | None:
     """Return the name of the first tensor that was edited in place, None if none was."""
     for tensor, version, name in watched:
-        if _version(tensor) != version:
+        if tensor._version != version:
             return name
     return None
 
@@ -69,7 +64,8 @@ class KeptArguments:
         self.devices: set[torch.device] = set()
         for i, item in enumerate(args):
             if isinstance(item, torch.Tensor):
-                self._watched.append((item, _version(item), f"argument {i}"))
+                if not item.is_inference():
+                    self._watched.append((item, item._version, f"argument {i}"))
                 if not item.is_cpu:
                     self.devices.add(item.device)
             elif type(item) not in ATOMS:
@@ -81,7 +77,8 @@ class KeptArguments:
             self.devices = devices_of(tensors_in((args, kwargs)))
 
     def _watch(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
-        self._watched.append((tensor, _version(tensor), name))
+        if not tensor.is_inference():
+            self._watched.append((tensor, tensor._version, name))
         return tensor
 
     def forward_ended(self) -> None:
@@ -132,16 +129,20 @@ class _KeptTensor:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor: torch.Tensor | None = tensor
-        self._version = _version(tensor)
+        # None for a tensor of inference mode, which has no version.
+        self._version = None if tensor.is_inference() else tensor._version
+
+    def _was_edited(self) -> bool:
+        return self._tensor is None or (self._version is not None and self._tensor._version != self._version)
 
     def restore(self, name: str) -> torch.Tensor:
-        if self._tensor is None or _version(self._tensor) != self._version:
+        if self._tensor is None or self._was_edited():
             raise RuntimeError(edited_in_place(name))
         return self._tensor
 
     def forward_ended(self) -> None:
         """Release the tensor if the function edited it in place, as ``KeptArguments.forward_ended`` does."""
-        if self._tensor is not None and _version(self._tensor) != self._version:
+        if self._was_edited():
             self._tensor = None
 
 

@@ -52,12 +52,6 @@ _deterministic: Callable[[], bool] = _torch._C._get_deterministic_algorithms
 _only_warns: Callable[[], bool] = _torch._C._get_deterministic_algorithms_warn_only
 
 
-def switches() -> tuple[bool, bool, torch.dtype]:
-    """Return whether algorithms must be deterministic, whether that only warns, and the default dtype."""
-    deterministic = _deterministic()
-    return deterministic, deterministic and _only_warns(), torch.get_default_dtype()
-
-
 # Keeps torch.compile from tracing a function. Unlike torch.compiler.disable, it imports Dynamo only when called.
 outside_compile: Callable[[Callable[..., Any]], Callable[..., Any]] = _torch._disable_dynamo
 
@@ -65,18 +59,16 @@ outside_compile: Callable[[Callable[..., Any]], Callable[..., Any]] = _torch._di
 _early_stop_default: bool | None = _checkpoint._enable_checkpoint_early_stop
 
 
-def early_stop() -> bool | None:
-    """Return the value of ``torch.utils.checkpoint.set_checkpoint_early_stop``, None if it is not set.
+def checkpoint_switches() -> tuple[bool | None, bool]:
+    """Return the values that ``set_checkpoint_early_stop`` and ``set_checkpoint_debug_enabled`` of torch set.
 
-    If the default of this torch is True, a program that sets True changes nothing, and the value counts as not set.
+    The first is None if it is not set. If the default of this torch is True, a program that sets True changes nothing, and the
+    value counts as not set.
     """
-    value: bool | None = _checkpoint._enable_checkpoint_early_stop
-    return None if value is True and _early_stop_default is True else value
-
-
-def debug_enabled() -> bool:
-    """Return whether ``torch.utils.checkpoint.set_checkpoint_debug_enabled(True)`` is in effect."""
-    return _checkpoint._checkpoint_debug_enabled is True
+    early_stop: bool | None = _checkpoint._enable_checkpoint_early_stop
+    if early_stop is True and _early_stop_default is True:
+        early_stop = None
+    return early_stop, _checkpoint._checkpoint_debug_enabled is True
 
 
 def debug_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any], Callable[[Exception], None]]:
@@ -92,10 +84,19 @@ _function_mode_stack: Callable[[], list[Any]] = _overrides._get_current_function
 _function_mode_count: Callable[[], int] = _torch._C._len_torch_function_stack
 
 
-def default_device() -> torch.device | None:
+# The default device, the default dtype, whether algorithms must be deterministic, and whether that only warns.
+Defaults = tuple[torch.device | None, torch.dtype, bool, bool]
+
+
+def defaults() -> Defaults:
+    """Return torch's defaults in this thread."""
+    deterministic = _deterministic()
+    device = _default_device() if _function_mode_count() else None
+    return device, torch.get_default_dtype(), deterministic, deterministic and _only_warns()
+
+
+def _default_device() -> torch.device | None:
     """Return the device that ``with torch.device(...)`` or ``torch.set_default_device`` set, as it was given."""
-    if _function_mode_count() == 0:
-        return None
     for mode in reversed(_function_mode_stack()):
         if isinstance(mode, DeviceContext):
             return mode.device

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 
 import torch
@@ -18,6 +19,44 @@ def digest(tensor: torch.Tensor) -> int:
     # The weights repeat after a prime number of bytes, so that swapped elements change the result.
     weights = torch.arange(data.numel(), device=data.device) % 8191 + 1
     return int((data * weights).sum()) * 1_000_003 + int(data.sum())
+
+
+class Digests:
+    """The digests of the tensors that a forward saved."""
+
+    __slots__ = ("_digests", "_tensors")
+
+    def __init__(self) -> None:
+        # None for a tensor that is not compared.
+        self._digests: list[int | None] = []
+        self._tensors: list[weakref.ref[torch.Tensor]] = []
+
+    def record(self, tensor: torch.Tensor) -> None:
+        """Record the next saved tensor of the forward."""
+        self._digests.append(digest(tensor))
+        self._tensors.append(weakref.ref(tensor))
+
+    def exclude_edited(self) -> None:
+        """Exclude state that the function itself edits, such as running statistics: it differs in each run.
+
+        Call it when the forward has ended, and before a recomputation that starts earlier.
+        """
+        for index, reference in enumerate(self._tensors):
+            tensor = reference()
+            if tensor is not None and digest(tensor) != self._digests[index]:
+                self._digests[index] = None
+
+    def forward_ended(self) -> None:
+        """Exclude what the function edited. Later edits are not its own."""
+        self.exclude_edited()
+        self._tensors.clear()
+
+    def difference(self, index: int, tensor: torch.Tensor) -> str | None:
+        """Return how a recomputed tensor differs from the saved one, None if it does not."""
+        before = self._digests[index]
+        if before is None or before == (now := digest(tensor)):
+            return None
+        return f"digest {before} in forward, {now} now"
 
 
 def check_same_on_all_ranks(arguments: list[tuple[torch.Tensor, str]], settings: Settings) -> None:

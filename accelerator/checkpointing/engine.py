@@ -107,7 +107,7 @@ def _checkpoint(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     result = frame.forward(args, kwargs)
     if not settings.keeps_arguments:
         prefetching.tag_outputs(result, frame)
-    if frame.saves_nothing and not any(tensor.requires_grad for tensor in tensors_in((result, args, kwargs))):
+    if not frame.placeholders and not any(tensor.requires_grad for tensor in tensors_in((result, args, kwargs))):
         warnings.warn(
             "nothing in this checkpoint requires a gradient: neither its arguments nor anything that the function uses; "
             "the checkpoint saves nothing, and its outputs get no gradients",

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from typing import Any
 
 import torch
 
+from .._machine import process
+from .._torch import generators
 from .._torch.bindings import get_index
 from . import bindings
-from .random_state import Generator, State, initialized_accelerator, read_state, write_state
-from .rng import tracker
+from .rng import AnyGenerator, State, read_state, tracker, write_state
 
 # For each device type: enabled, dtype; and whether casts are cached.
 _Autocast = tuple[tuple[tuple[str, bool, torch.dtype | None], ...], bool]
@@ -26,6 +28,40 @@ def _autocast_state(device_types: tuple[str, ...]) -> _Autocast:
     return states, torch.is_autocast_cache_enabled()
 
 
+class Accelerator:
+    """torch's accelerator, initialized in this process, with the default generators of its devices."""
+
+    __slots__ = ("_generators", "device_type")
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+        self._generators: dict[int, AnyGenerator] = {}
+
+    def default_generator(self, index: int) -> AnyGenerator:
+        """Return the default generator of a device."""
+        if index not in self._generators:
+            self._generators[index] = generators.find_generator(self.device_type, index)
+        return self._generators[index]
+
+
+# Cached once it is initialized, because every checkpoint needs it.
+_accelerator: Accelerator | None = None
+
+
+def initialized_accelerator() -> Accelerator | None:
+    """Return torch's accelerator if it is initialized in this process, else None. Initializes nothing."""
+    global _accelerator
+    if _accelerator is None and process.is_initialized():
+        _accelerator = Accelerator(process.torch_accelerator().type)
+    return _accelerator
+
+
+@process.reset_after_fork
+def _reset_after_fork() -> None:
+    global _accelerator
+    _accelerator = None
+
+
 class ForwardState:
     """The state that one forward started with."""
 
@@ -33,11 +69,10 @@ class ForwardState:
         "_accelerator",
         "_autocast",
         "_cpu_state",
-        "_default_device",
+        "_defaults",
         "_device_states",
         "_devices",
         "_snapshot",
-        "_switches",
     )
 
     def __init__(self, preserve_rng_state: bool, devices: set[torch.device]) -> None:
@@ -49,11 +84,10 @@ class ForwardState:
         self._devices = devices
         accelerator = self._accelerator = initialized_accelerator()
         self._autocast = _autocast_state(self._autocast_types()) if bindings.any_autocast() else None
-        self._default_device = bindings.default_device()
-        self._switches = bindings.switches()
+        self._defaults = bindings.defaults()
         # None without preserve_rng_state.
         self._cpu_state: torch.Tensor | None = None
-        self._device_states: list[tuple[Generator, State]] = []
+        self._device_states: list[tuple[AnyGenerator, State]] = []
         self._snapshot = None
         if preserve_rng_state:
             self._cpu_state = torch.default_generator.get_state()
@@ -88,8 +122,11 @@ class ForwardState:
         context: AbstractContextManager[Any] | None,
     ) -> None:
         """Call a function in this state, and restore the caller's state afterwards."""
+        same_defaults = self._defaults == bindings.defaults()
+        if not same_defaults or context is not None or self._autocast is not None or bindings.any_autocast():
+            function = partial(self._call, function, context)
         if self._cpu_state is None:
-            self._call(function, args, kwargs, context)
+            function(*args, **kwargs)
             return
         undo = None if self._snapshot is None else tracker.rewind(self._snapshot)
         try:
@@ -99,7 +136,7 @@ class ForwardState:
                 torch.default_generator.set_state(self._cpu_state)
                 for generator, state in self._device_states:
                     write_state(generator, state)
-                self._call(function, args, kwargs, context)
+                function(*args, **kwargs)
             finally:
                 torch.default_generator.set_state(current_cpu_state)
                 for generator, state in current:
@@ -109,29 +146,21 @@ class ForwardState:
                 tracker.restore(self._snapshot, undo)
 
     def _call(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        context: AbstractContextManager[Any] | None,
+        self, function: Callable[..., Any], context: AbstractContextManager[Any] | None, /, *args: Any, **kwargs: Any
     ) -> None:
-        uses_autocast = self._autocast is not None or bindings.any_autocast()
-        default_device = bindings.default_device()
-        switches = bindings.switches()
-        changes_device, changes_switches = default_device != self._default_device, switches != self._switches
-        if not (uses_autocast or changes_device or changes_switches or context is not None):
-            function(*args, **kwargs)
-            return
+        """Call a function with the forward's autocast and defaults, and inside of a context."""
+        device, *switches = self._defaults
+        current_device, *current_switches = bindings.defaults()
         with ExitStack() as stack:
-            if changes_switches:
-                stack.callback(_set_switches, *switches)
-                _set_switches(*self._switches)
-            if uses_autocast:
+            if switches != current_switches:
+                stack.callback(_set_switches, *current_switches)
+                _set_switches(*switches)
+            if self._autocast is not None or bindings.any_autocast():
                 self._enter_autocast(stack)
             if context is not None:
                 stack.enter_context(context)
-            if changes_device:
-                stack.enter_context(self._default_device or torch.device("cpu"))
+            if device != current_device:
+                stack.enter_context(device or torch.device("cpu"))
             function(*args, **kwargs)
 
     def _enter_autocast(self, stack: ExitStack) -> None:
@@ -142,6 +171,6 @@ class ForwardState:
                 stack.enter_context(torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cached))
 
 
-def _set_switches(deterministic: bool, only_warns: bool, dtype: torch.dtype) -> None:
+def _set_switches(dtype: torch.dtype, deterministic: bool, only_warns: bool) -> None:
     torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
     torch.set_default_dtype(dtype)

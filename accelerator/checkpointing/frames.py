@@ -16,21 +16,18 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
-from . import bindings, prefetching, waiting
+from . import bindings, checks, prefetching, waiting
 from .arguments import Hooks, keep_arguments
 from .configuration import Settings
 from .forward_state import ForwardState
 from .partition import edited_in_place
-from .saved_metadata import SavedMetadata
 from .timing import Region
-
-_R = TypeVar("_R")
 
 # If a function saves a tensor of at least this many bytes, its recomputation stops after the last saved tensor. The exception
 # that stops it costs as much as some twenty operations on smaller tensors.
@@ -50,27 +47,25 @@ class _EarlyStop(BaseException):
     """Ends a recomputation after the last saved tensor. Not an ``Exception``, so that the function does not catch it."""
 
 
-class Recomputed(NamedTuple):
-    """A recomputed tensor, the run of backward it is for, and its version then."""
-
-    tensor: Tensor
-    backward: Any
-    version: int
+_Metadata = tuple[torch.Size, torch.dtype, torch.device]
+# A recomputed tensor, the run of backward it is for, and its version then.
+_Recomputed = tuple[Tensor, Any, int]
 
 
 class Placeholder:
     """Takes the place of a saved tensor in the graph."""
 
-    __slots__ = ("__weakref__", "frame", "recomputed")
+    __slots__ = ("__weakref__", "frame", "metadata", "recomputed")
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: Frame, tensor: Tensor) -> None:
         self.frame = frame
-        self.recomputed: Recomputed | None = None
+        self.metadata: _Metadata = (tensor.shape, tensor.dtype, tensor.device)
+        self.recomputed: _Recomputed | None = None
 
-    def is_filled_for(self, backward: Any) -> bool:
-        """Whether the tensor is there for this run of backward. Outside of backward, each unpacking recomputes."""
+    def recomputed_for(self, backward: Any) -> _Recomputed | None:
+        """Return what was recomputed for this run of backward. Outside of backward, each unpacking recomputes."""
         recomputed = self.recomputed
-        return recomputed is not None and recomputed.backward == backward != bindings.NO_BACKWARD
+        return recomputed if recomputed is not None and recomputed[1] == backward != bindings.NO_BACKWARD else None
 
 
 class Frame:
@@ -90,10 +85,12 @@ class Frame:
         "_producer",
         "_recomputations",
         "_recompute_context",
+        "_saves_large_tensor",
         "_settings",
         "_user_hooks",
+        "compares",
+        "digests",
         "has_ended",
-        "metadata",
         "placeholders",
         "stops_early",
     )
@@ -112,14 +109,22 @@ class Frame:
         self._settings = settings
         # The hooks around the forward while it runs. Afterwards the graph must not keep a user's hooks alive.
         self._user_hooks: Hooks | None = outer_hooks
-        self._forward_context, self._recompute_context, self._explain = _contexts(settings)
+        self._early_stop, debug = bindings.checkpoint_switches()
+        self._forward_context: AbstractContextManager[Any] | None = None
+        self._recompute_context: AbstractContextManager[Any] | None = None
+        # What explains a ``CheckpointError``.
+        self._explain: Callable[[Exception], None] | None = None
+        if debug or settings.context_fn is not None:
+            self._make_contexts(debug)
         self._arguments = keep_arguments(args, kwargs, settings, outer_hooks, nested=nested)
         self._forward_state = ForwardState(settings.preserve_rng_state, self._arguments.devices)
         # The checkpoint that backward reaches next, if it produced one of the arguments.
-        self._producer: Frame | None = prefetching.find_producer(self._arguments.stored)
+        self._producer: Frame | None = prefetching.find_producer(self._arguments.stored) if self._arguments.stored else None
         self.placeholders: list[weakref.ref[Placeholder]] = []
-        self.metadata = SavedMetadata(settings.determinism_check)
-        self._early_stop = bindings.early_stop()
+        self._saves_large_tensor = False
+        # Whether recomputed tensors are compared with the saved ones.
+        self.compares = settings.determinism_check != "none"
+        self.digests = checks.Digests() if settings.debug else None
         # Whether recomputation stops after the last saved tensor. The function may call backward before the forward has ended.
         self.stops_early = self._early_stop is not False
         self.has_ended = False
@@ -131,7 +136,10 @@ class Frame:
         bindings.push_hooks(self, unpack)
         _depth.value += 1
         try:
-            result = self._call(args, kwargs)
+            if self._forward_context is None and not self._settings.measures:
+                result = self._function(*args, **kwargs)
+            else:
+                result = self._call_in_contexts(args, kwargs)
         except BaseException:
             self._arguments.release()
             raise
@@ -141,16 +149,25 @@ class Frame:
             self._user_hooks = self._forward_context = None
         if self._early_stop is None:
             # Ranks whose tensors differ in size must still run the same collectives.
-            self.stops_early = self.metadata.largest >= EARLY_STOP_BYTES or bindings.distributed()
+            self.stops_early = self._saves_large_tensor or bindings.distributed()
         self.has_ended = True
         self._arguments.forward_ended()
-        self.metadata.forward_ended()
+        if self.digests is not None:
+            self.digests.forward_ended()
         self._forward_state.check_initialization()
         return result
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._forward_context is None and not self._settings.measures:
-            return self._function(*args, **kwargs)
+    def _make_contexts(self, debug: bool) -> None:
+        """Make the contexts of the forward and of the recomputation."""
+        context_fn = self._settings.context_fn
+        if context_fn is None:
+            self._forward_context, self._recompute_context, self._explain = bindings.debug_contexts()
+        elif debug:
+            raise ValueError("debug=True is incompatible with non-default context_fn")
+        else:
+            self._forward_context, self._recompute_context = context_fn()
+
+    def _call_in_contexts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with ExitStack() as stack:
             if self._settings.measures:
                 stack.enter_context(Region(self._function, self._settings, recompute=False))
@@ -159,23 +176,21 @@ class Frame:
             return self._function(*args, **kwargs)
         raise RuntimeError("the forward context of context_fn swallowed the exception of a checkpointed function")
 
-    @property
-    def saves_nothing(self) -> bool:
-        """Whether no operation of the forward saved a tensor."""
-        return not self.placeholders
-
     def __call__(self, tensor: Tensor) -> Placeholder:
         """Replace a tensor that an operation of the forward saves."""
-        placeholder = Placeholder(self)
+        placeholder = Placeholder(self, tensor)
         self.placeholders.append(weakref.ref(placeholder))
-        self.metadata.record(tensor)
+        if not self._saves_large_tensor and tensor.numel() * tensor.itemsize >= EARLY_STOP_BYTES:
+            self._saves_large_tensor = True
+        if self.digests is not None:
+            self.digests.record(tensor)
         return placeholder
 
     def prefetch(self) -> None:
         """Start to fetch the arguments from the host or from other ranks, before a recomputation needs them."""
         self._arguments.prefetch()
 
-    def recompute(self, placeholder: Placeholder, backward: Any) -> Recomputed:
+    def recompute(self, placeholder: Placeholder, backward: Any) -> _Recomputed:
         """Run the function again and fill the placeholders.
 
         Returns:
@@ -185,16 +200,19 @@ class Frame:
             RuntimeError: if an argument was edited in place or cannot be restored, and a
                 ``torch.utils.checkpoint.CheckpointError`` if the function does not repeat what it did in the forward.
         """
+        if self.digests is not None and not self.has_ended:
+            # The function itself calls backward.
+            self.digests.exclude_edited()
         recomputation = Recomputation(self, backward)
         running = self._recomputations
         running.append(recomputation)
         try:
             if running[0] is not recomputation:
-                waiting.wait_for_turn(recomputation, running, lambda: placeholder.is_filled_for(backward))
-                if placeholder.is_filled_for(backward):
+                waiting.wait_for_turn(recomputation, running, lambda: placeholder.recomputed_for(backward) is not None)
+                recomputed = placeholder.recomputed_for(backward)
+                if recomputed is not None:
                     # Another thread of this backward recomputed it.
-                    assert placeholder.recomputed is not None
-                    return placeholder.recomputed
+                    return recomputed
             self._run(recomputation)
             recomputation.check()
             if placeholder.recomputed is None:
@@ -207,7 +225,7 @@ class Frame:
             raise
         finally:
             running.remove(recomputation)
-            recomputation.release()
+            recomputation.frame = None
 
     def _run(self, recomputation: Recomputation) -> None:
         args, kwargs = self._arguments.restore()
@@ -241,14 +259,14 @@ class Frame:
 class Recomputation:
     """One recomputation of a frame: the pack hook that fills its placeholders."""
 
-    __slots__ = ("_allows_more", "_backward", "_count", "_expected", "_frame", "_mismatches", "_stops_early", "thread")
+    __slots__ = ("_allows_more", "_backward", "_count", "_expected", "_mismatches", "_stops_early", "frame", "thread")
 
     _checkpoint_internal = True
     _user_hooks: Hooks | None = None
 
     def __init__(self, frame: Frame, backward: Any) -> None:
-        # None when the recomputation has ended.
-        self._frame: Frame | None = frame
+        # None when the recomputation has ended: a function may keep the recomputed graph, and with it this hook.
+        self.frame: Frame | None = frame
         self._backward = backward
         self.thread = threading.get_ident()
         self._count = 0
@@ -260,7 +278,7 @@ class Recomputation:
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Fill the next placeholder. The recomputed graph gets the tensor, so that the function can call backward itself."""
-        frame = self._frame
+        frame = self.frame
         index = self._count
         if tensor.requires_grad:
             tensor = tensor.detach()
@@ -273,10 +291,13 @@ class Recomputation:
         self._count = index + 1
         placeholder = frame.placeholders[index]()
         if placeholder is not None:
-            mismatch = frame.metadata.compare(index, tensor)
-            if mismatch is not None:
-                self._mismatches.append(mismatch)
-            placeholder.recomputed = Recomputed(tensor, self._backward, tensor._version)
+            if frame.compares:
+                before, now = placeholder.metadata, (tensor.shape, tensor.dtype, tensor.device)
+                if before != now:
+                    self._mismatches.append(f"tensor {index}: {_describe(before)} in forward, {_describe(now)} now")
+                elif frame.digests is not None and (difference := frame.digests.difference(index, tensor)) is not None:
+                    self._mismatches.append(f"tensor {index}: {_describe(now)} with {difference}")
+            placeholder.recomputed = (tensor, self._backward, tensor._version)
         if self._stops_early and self._count == self._expected:
             raise _EarlyStop
         return tensor
@@ -297,39 +318,27 @@ class Recomputation:
                 f"a checkpointed function saved {self._expected} tensors in forward, but {self._count} when recomputed; {hint}"
             )
 
-    def release(self) -> None:
-        """Release the frame: a function may keep the recomputed graph, and with it this hook."""
-        self._frame = None
-
 
 def unpack(placeholder: Placeholder) -> Tensor:
     """Return a saved tensor to backward. A tensor that is unpacked twice in one backward is recomputed twice."""
     backward = bindings.current_backward()
-    if placeholder.is_filled_for(backward):
-        recomputed = placeholder.recomputed
-    else:
+    recomputed = placeholder.recomputed_for(backward)
+    if recomputed is None:
         recomputed = placeholder.frame.recompute(placeholder, backward)
-    assert recomputed is not None
-    if recomputed.tensor._version != recomputed.version:
+    tensor, _, version = recomputed
+    if tensor._version != version:
         raise RuntimeError(edited_in_place("a tensor saved by an operation"))
     placeholder.recomputed = None
     if backward == bindings.NO_BACKWARD:
         # Outside of backward, nothing else uses the other recomputed tensors.
         placeholder.frame.clear()
-    return recomputed.tensor
+    return tensor
 
 
 def _identity(tensor: Tensor) -> Tensor:
     return tensor
 
 
-_Contexts = tuple[AbstractContextManager[Any] | None, AbstractContextManager[Any] | None, Callable[[Exception], None] | None]
-
-
-def _contexts(settings: Settings) -> _Contexts:
-    """The contexts of the forward and of the recomputation, and what explains a ``CheckpointError``."""
-    if bindings.debug_enabled():
-        if settings.context_fn is not None:
-            raise ValueError("debug=True is incompatible with non-default context_fn")
-        return bindings.debug_contexts()
-    return (None, None, None) if settings.context_fn is None else (*settings.context_fn(), None)
+def _describe(metadata: _Metadata) -> str:
+    shape, dtype, device = metadata
+    return f"{dtype} {list(shape)} on {device}"

@@ -9,16 +9,56 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .._torch import generators
 from ..random import default_generator
-from .random_state import State, read_state, write_state
 
 __all__ = ["CudaRNGStatesTracker", "get_cuda_rng_tracker"]
 
 MODEL_PARALLEL = "model-parallel-rng"
 
+# A ModuleGenerator calls the functions of the accelerator's module, for an accelerator without generator objects.
+AnyGenerator = torch.Generator | generators.ModuleGenerator
+
+# A generator's state: a tensor, or its seed and offset if those are the whole state and cheaper to read.
+State = torch.Tensor | tuple[int, int]
+
 # A stream is a generator if the default generator can share its state, which costs no copies and works while a graph is
 # captured. Otherwise, as on the CPU, it is a tensor that is written into the default generator.
 _Stream = torch.Tensor | torch.Generator
+
+
+def read_state(generator: AnyGenerator) -> State:
+    """Return the state of a generator.
+
+    Raises:
+        RuntimeError: if it cannot be read: by this torch while a graph is being captured, or from this accelerator at all.
+    """
+    try:
+        if isinstance(generator, torch.Generator) and generator.device.type == "cuda":
+            return generator.initial_seed(), generator.get_offset()
+    except RuntimeError:
+        # A graph is being captured. Some releases of torch can still return the whole state.
+        pass
+    try:
+        return generator.get_state()
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the random state of {generator.device} cannot be read ({error}); configure(preserve_rng_state=False) recomputes "
+            "without it"
+        ) from error
+
+
+def write_state(generator: AnyGenerator, state: State) -> None:
+    """Write back what ``read_state`` returned."""
+    if isinstance(state, torch.Tensor):
+        generator.set_state(state)
+        return
+    # Only the generators of CUDA have an offset.
+    assert isinstance(generator, torch.Generator)
+    seed, offset = state
+    if seed != generator.initial_seed():
+        generator.manual_seed(seed)
+    generator.set_offset(offset)
 
 
 class _Fork(NamedTuple):

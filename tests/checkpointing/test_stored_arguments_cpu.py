@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -88,13 +89,23 @@ def test_settings_and_hooks_reach_store_activation(monkeypatch: pytest.MonkeyPat
     assert calls[0][1:] == (STORED, 0, IDENTITY)
 
 
-def test_version_counts_in_place_edits() -> None:
-    tensor = torch.ones(2)
-    before = arguments._version(tensor)
-    tensor.add_(1)
-    assert arguments._version(tensor) == before + 1
+@needs_reported_hooks
+@pytest.mark.parametrize("stored", [lambda tensor: KeptArguments((tensor,), {}), lambda tensor: stored_argument(tensor)])
+def test_only_tensors_with_a_version_can_be_found_edited(stored: Callable[[torch.Tensor], Any]) -> None:
     with torch.inference_mode():
-        assert arguments._version(torch.ones(2)) == -1
+        without_version = torch.ones(2)
+        kept = stored(without_version)
+        without_version.add_(1)
+    assert kept.restore()[0][0] is without_version
+    with_version = torch.ones(2)
+    kept = stored(with_version)
+    with_version.add_(1)
+    with pytest.raises(RuntimeError, match="argument 0"):
+        kept.restore()
+
+
+def stored_argument(tensor: torch.Tensor) -> StoredArguments:
+    return StoredArguments((tensor,), {}, KEPT, None, nested=False)
 
 
 class TestKeptArguments:

@@ -263,8 +263,8 @@ def _check(cudart: Any, status: Any) -> None:
     if int(status) == 0:
         return
     try:
-        # CUDA reports the error again at the next check. A kernel and a copy do that check here.
-        torch.ones(1, device=state.current().device_type).clone()
+        # CUDA keeps the error for its next check. torch clears it when a call of its own fails: there is no such device.
+        bindings.set_index(torch.accelerator.device_count())
     except RuntimeError:
         pass
     raise RuntimeError(f"CUDA refused: {cudart.cudaGetErrorString(status)}")

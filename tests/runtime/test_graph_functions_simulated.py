@@ -104,6 +104,62 @@ def test_exception_ends_the_capture() -> None:
         torch.ones(1, device="cuda")
 
 
+class Failing(acc.Graph):  # type: ignore[misc]
+    """A graph whose capture fails in one step."""
+
+    step = ""
+
+    def capture_begin(self, *arguments: Any, **options: Any) -> None:
+        if self.step == "begin":
+            raise ZeroDivisionError
+        super().capture_begin(*arguments, **options)
+
+    def capture_end(self) -> None:
+        super().capture_end()
+        if self.step == "end":
+            raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("step", ["synchronize", "stream", "begin", "body", "end"])
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("borrowed", [True, False])
+def test_failing_capture_restores_pool_and_stream(
+    step: str, own: bool, borrowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise ZeroDivisionError
+
+    pools = [acc.graph_pool_handle() if given else None for given in (own, borrowed)]
+    graph, other = Failing(pool=pools[0]), acc.Graph()
+    graph.step, before = step, acc.current_stream()
+    with monkeypatch.context() as patch:
+        if step in ("synchronize", "stream"):
+            patch.setattr(acc.streams, step, fail)
+        with pytest.raises(ZeroDivisionError), acc.capture_to_graph(graph, pools[1]):
+            torch.ones(1, device="cuda")
+            if step == "body":
+                fail()
+    assert graph.graph_pool == pools[0]
+    assert acc.current_stream() == before
+    assert not acc.is_current_stream_capturing()
+    graph.step = ""
+    graph.reset()
+    for each in (graph, other):
+        with acc.capture_to_graph(each):
+            kept = torch.ones(1, device="cuda")
+        each.replay()
+        assert kept.tolist() == [1.0]
+    assert pools[0] is None or tuple(graph.pool()) == tuple(pools[0])
+    assert tuple(graph.pool()) not in [pools[1], tuple(other.pool())]
+
+
+def test_capture_on_the_default_stream_restores_the_pool() -> None:
+    graph, pool = acc.Graph(), acc.graph_pool_handle()
+    with pytest.raises(RuntimeError), acc.capture_to_graph(graph, pool, acc.default_stream()):
+        pass
+    assert graph.graph_pool is None
+
+
 def test_pool_handles_are_distinct_and_of_torchs_type() -> None:
     first, second = acc.graph_pool_handle(), acc.graph_pool_handle()
     assert first != second

@@ -35,6 +35,23 @@ def test_pin_memory_aligns_addresses(tensor: torch.Tensor) -> None:
         assert tensor.numel() == 0 or acc.is_pinned(pinned)
 
 
+@pytest.mark.parametrize("align", [1, 2, 3, 6, 7, 64, 96, 4096, 4100, 12288])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64, torch.complex128], ids=str)
+def test_pin_memory_aligns_any_dtype_to_any_number(dtype: torch.dtype, align: int) -> None:
+    """The address is a multiple of the alignment and of the dtype's size, neither of which need divide the other."""
+    for shape in ((), (0,), (1,), (3, 5), (1025,)):
+        tensor = torch.ones(shape, dtype=dtype)
+        # Three of each, because one may be aligned by chance.
+        kept = [acc.pin_memory(tensor, align, make_copy=copies) for copies in (True, False) for _ in range(3)]
+        for pinned in kept:
+            assert pinned.data_ptr() % align == 0
+            assert pinned.data_ptr() % dtype.itemsize == 0
+            assert (pinned.shape, pinned.dtype) == (tensor.shape, dtype)
+        for pinned in kept:
+            pinned.copy_(tensor)
+        assert all(torch.equal(pinned, tensor) for pinned in kept)
+
+
 def test_pin_memory_rejects_gpu_tensors_and_zero_alignment() -> None:
     with pytest.raises(RuntimeError, match="pin"):
         acc.pin_memory(torch.empty(1, device="cuda"))
@@ -74,6 +91,19 @@ def test_memory_can_be_registered_once_at_a_time() -> None:
     with pytest.raises(RuntimeError, match="CUDA refused"):
         acc.unregister_host_memory(address)
     torch.zeros(2, device="cuda")  # would raise if the errors above were still pending in CUDA
+
+
+def test_refused_registration_leaves_no_error_in_cuda() -> None:
+    torch.zeros(2, device="cuda")  # the allocator keeps this memory, so that small tensors need no call of CUDA
+    for device in range(2):
+        torch.cuda.empty_cache()
+        torch.cuda.set_device(device)
+        torch.zeros(2, device="cuda")
+        with pytest.raises(RuntimeError, match="CUDA refused"):
+            acc.unregister_host_memory(torch.ones(4096).data_ptr())
+        assert torch.cuda.current_device() == device
+        torch.empty(64 << 20, device=f"cuda:{1 - device}")  # checks for errors
+    torch.cuda.set_device(0)
 
 
 def test_default_alignment_is_one() -> None:

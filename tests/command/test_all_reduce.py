@@ -1,0 +1,92 @@
+"""The end of an all-reduce across processes of this host: whatever they do, all of them end and the causes are named."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from accelerator._command import all_reduce
+
+pytestmark = [pytest.mark.torch_free, pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")]
+
+CAUSE, EFFECT = "ValueError: a cause", "RuntimeError: Connection closed by peer"
+
+
+def write(text: str) -> Callable[[int], None]:
+    return lambda pipe: os.write(pipe, text.encode()) and None
+
+
+def sleep(pipe: int) -> None:
+    time.sleep(20)
+
+
+def die(pipe: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang_after_answer(pipe: int) -> None:
+    os.write(pipe, b"ok")
+    sleep(pipe)
+
+
+# What a process does, and its part of the result.
+RANKS: dict[str, Callable[[int], None]] = {
+    "right": write("ok"),
+    "cause": write(CAUSE),
+    "effect": write(EFFECT),
+    "died": die,
+    "silent": sleep,
+    "hangs": hang_after_answer,
+}
+SLEEPING = ("silent", "hangs")
+PROBLEMS = {"cause": CAUSE, "effect": EFFECT, "died": "its process ended with status -9"}
+
+
+def expected(kinds: tuple[str, ...]) -> dict[int, str]:
+    failed = {rank: PROBLEMS[kind] for rank, kind in enumerate(kinds) if kind in PROBLEMS}
+    causes = {rank: problem for rank, problem in failed.items() if problem != EFFECT}
+    return (
+        causes or failed or {rank: "no answer within 0.1 s" for rank, kind in enumerate(kinds) if kind in ("silent", "hangs")}
+    )
+
+
+def start(behave: Callable[[int], None]) -> tuple[int, int]:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(writer)
+        return pid, reader
+    try:
+        behave(writer)
+    finally:
+        os._exit(0)
+
+
+@pytest.mark.parametrize("kinds", list(itertools.combinations_with_replacement(RANKS, 3)), ids="-".join)
+def test_every_process_ends_and_the_causes_are_named(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_reduce, "DEADLINE_S", 0.1)
+    monkeypatch.setattr(all_reduce, "_PATIENCE_S", 0.05)
+    begin = time.monotonic()
+    ranks = [start(RANKS[kind]) for kind in kinds]
+    for kind, (pid, _) in zip(kinds, ranks, strict=True):
+        if kind not in SLEEPING:
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)  # how soon it ends is not part of the test
+    assert all_reduce._wait(ranks) == expected(kinds)
+    assert time.monotonic() - begin < 10
+    for pid, pipe in ranks:
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(pipe)
+
+
+def test_a_failure_shortens_the_wait_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(all_reduce, "_PATIENCE_S", 0.1)
+    begin = time.monotonic()
+    assert all_reduce._wait([start(RANKS[kind]) for kind in ("silent", "cause", "silent")]) == {1: CAUSE}
+    assert time.monotonic() - begin < 10 < all_reduce.DEADLINE_S

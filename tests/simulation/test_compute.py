@@ -97,7 +97,7 @@ def test_another_plugin_is_still_loaded(tmp_path: Path) -> None:
     ("arguments", "variables", "reason"),
     [
         (["-I"], {}, "this Python does not search PYTHONPATH, as with -I or -E"),
-        (["-E"], {}, "this Python does not search PYTHONPATH, as with -I or -E"),
+        pytest.param(["-E"], {}, "this Python does not search PYTHONPATH, as with -I or -E", marks=pytest.mark.slow),
         ([], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD is '0'"),
         ([], {"PYTHONPATH": str(REPOSITORY)}, "PYTHONPATH lacks the plug-in's folder"),
     ],

@@ -147,7 +147,7 @@ def _entry(identifier: int | str, limit: _Limit) -> str:
     if entries is None:
         return str(index)
     if index >= len(entries):
-        state = f"{variable}={grammar.quoted(value)} lists" if value or not entries else "this machine has"
+        state = f"{variable}={grammar.quoted(value)} lists" if value or not entries else "the number of visible devices is"
         raise ValueError(f"Device {index} is out of range: {state} {len(entries)}")
     return entries[index]
 

@@ -302,7 +302,7 @@ def telemetry(device: AnyDevice = None) -> Telemetry:
         device: an index, "cuda:1", a ``torch.device``, an entry of ``visible_devices()``, or None for the current device.
 
     Returns:
-        Each value as the function of its name returns it; None if the device does not report it or NVML fails.
+        The fields and their units are those of ``Telemetry``; None if the device does not report a field or NVML fails.
 
     Example:
         >>> import accelerator as acc

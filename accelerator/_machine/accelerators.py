@@ -211,8 +211,3 @@ def get_row(device_type: str, *, is_hip: bool = False) -> Accelerator:
     if is_hip and device_type == "cuda":
         return _ROCM
     return _TABLE.get(device_type) or Accelerator(device_type, op_builders=device_type)
-
-
-def is_known(device_type: str) -> bool:
-    """Whether the table has a row for a device type."""
-    return device_type in _TABLE

@@ -60,7 +60,7 @@ def run(
     try:
         imports.import_modules("subprocess")
         import subprocess
-    except (OSError, ImportError) as error:  # too many open files, or a signal handler interrupted the import
+    except (OSError, ImportError, RuntimeError) as error:  # too many open files, or as import_modules
         raise NotStarted(f"no child process could be started to ask {subject} ({error})") from None
     python = process.python()
     if python is None or program is None:
@@ -75,9 +75,8 @@ def run(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-    except (OSError, ValueError, AttributeError, RuntimeError) as error:
-        # ValueError: a value that no environment can hold. AttributeError: a signal handler interrupted the import of
-        # subprocess. RuntimeError: a sub-interpreter may not fork.
+    except (OSError, ValueError, RuntimeError) as error:
+        # ValueError: a value that no environment can hold. RuntimeError: a sub-interpreter may not fork.
         raise NotStarted(f"no child process could be started to ask {subject} ({error})") from None
     try:
         output, errors = child.communicate(timeout=deadline_s)

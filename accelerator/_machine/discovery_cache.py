@@ -187,7 +187,7 @@ def _cpu_build() -> str:
     if import_error := torch_build.import_error():
         return f"torch cannot be imported: {import_error}"
     if build is None and (error := torch_build.read_error()):
-        return f"whether torch is installed is unknown: {error.strerror}"
+        return f"whether torch is installed is unknown: {getattr(error, 'strerror', None) or error}"
     if build is None and (path := torch_build.hiding_file()):
         return torch_build.HIDDEN.format(path)
     if build is None:

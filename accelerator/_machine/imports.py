@@ -7,12 +7,37 @@ imports one module at a time. Before each it takes the lock ``_gate``, which a w
 
 from __future__ import annotations
 
+import sys
 from _thread import RLock  # importing threading takes longer than all of this module
 from time import monotonic
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
+
+try:
+    import _signal  # type: ignore[import-not-found]  # importing signal takes longer
+
+    # All but those that the interpreter's own faults raise.
+    _DEFERRED = _signal.valid_signals() - {
+        getattr(_signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")
+    }
+
+    def _block(signals: Any) -> Any:
+        return _signal.pthread_sigmask(_signal.SIG_BLOCK, signals)
+
+    def _restore(mask: Any) -> None:
+        _signal.pthread_sigmask(_signal.SIG_SETMASK, mask)
+
+except AttributeError:  # Windows
+
+    def _block(signals: Any) -> Any:
+        return None
+
+    def _restore(mask: Any) -> None:
+        return
+
+    _DEFERRED = None
 
 _FORK_WAITS_S = 0.1
 
@@ -36,15 +61,32 @@ def import_public(name: str, package: str) -> Any:
 
 
 def import_modules(*names: str, package: str | None = None) -> Any:
-    """Import modules one after the other and return the last; a fork waits for one of them at most."""
+    """Import modules one after the other and return the last; a fork waits for one of them at most.
+
+    Raises:
+        ImportError: if a module is missing.
+        RuntimeError: in a signal handler that interrupted the first import of a module, and while the interpreter shuts down.
+    """
     module: Any = None
     for name in names:
         with _gate:
             pass
         with _importing:
-            from importlib import import_module
+            # The handler of a signal that interrupts an import would meet a part of the module.
+            mask = _block(_DEFERRED)
+            try:
+                from importlib import import_module
 
-            module = import_module(name, package)
+                module = import_module(name, package)
+            except ImportError as error:
+                if sys.meta_path is None:
+                    raise RuntimeError(f"{name} cannot be imported while the interpreter shuts down; use it before") from error
+                raise
+            finally:
+                _restore(mask)
+        # With several threads the signal interrupts the import nevertheless, and the handler cannot wait for its end.
+        if getattr(module.__spec__, "_initializing", False):
+            raise RuntimeError(f"a signal handler interrupted the first import of {name}; query once before you set it")
     return module
 
 

@@ -21,7 +21,7 @@ class Build(NamedTuple):
 
 
 _build: tuple[Build | None] | None = None
-_error: OSError | None = None
+_error: Exception | None = None
 _import_error: str | None = None
 _type: tuple[str | None] | None = None
 
@@ -37,7 +37,7 @@ def read() -> Build | None:
     if _build is None:
         try:
             _build = (_read_version(),)
-        except OSError as error:  # too many open files, for example: it may work later
+        except (OSError, ImportError) as error:  # too many open files, or the interpreter shuts down
             _error = error
             return None
     return _build[0]
@@ -54,7 +54,7 @@ def _read_version() -> Build | None:
             exec(compile(file.read(), path, "exec"), values)
         # __version__ may be a str subclass that compares versions.
         return Build(str(values["__version__"]), values.get("cuda"), values.get("hip"), values.get("xpu"))
-    except OSError:
+    except (OSError, ImportError):
         raise
     except Exception:  # a broken torch cannot use an accelerator, whatever is wrong with it
         return None
@@ -65,7 +65,7 @@ def is_known() -> bool:
     return _build is not None
 
 
-def read_error() -> OSError | None:
+def read_error() -> Exception | None:
     """Why the build could not be read at the latest attempt; None if it has been read."""
     return None if is_known() else _error
 

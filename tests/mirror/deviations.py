@@ -1,4 +1,4 @@
-"""The deviations from ``torch.accelerator``, which README's table lists and the differential tests allow.
+"""The deviations from ``torch.accelerator``, which the table of docs/differences.md lists and the differential tests allow.
 
 Outside them, results and exception types are equal.
 """

@@ -14,7 +14,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from accelerator._machine import grammar
@@ -336,8 +336,12 @@ def values(uuids: list[str]) -> st.SearchStrategy[str | None]:
 ORDERS = st.sampled_from([None, None, "PCI_BUS_ID", "FASTEST_FIRST", "pci_bus_id", ""])
 EXAMPLES = 20
 BATCH = 10
+# An example starts processes, so that shrinking a failing one would take minutes.
 ECONOMICAL = settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+    max_examples=EXAMPLES,
+    deadline=None,
+    phases=set(Phase) - {Phase.shrink, Phase.explain},
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
 
@@ -394,7 +398,7 @@ def torch_selection(value: str | None, gpus: list[Gpu]) -> list[int] | None:
     return listed[:beyond]
 
 
-@settings(ECONOMICAL, max_examples=1000)
+@settings(max_examples=1000, deadline=None)
 @given(values([A, B, C, D]))
 def test_generated_values_select_torchs_devices(value: str | None) -> None:
     # torch's parser differs here: Python's str.strip removes more control characters, and its integers are unbounded.
@@ -405,7 +409,7 @@ def test_generated_values_select_torchs_devices(value: str | None) -> None:
         assert chosen(value) == theirs
 
 
-@settings(ECONOMICAL, max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.text(), st.lists(st.sampled_from([Gpu(""), Gpu("GPU-"), *FOUR, *DIVIDED, *EMPTY]), max_size=4))
 def test_generated_values_raise_nothing(text: str, gpus: list[Gpu]) -> None:
     selection = grammar.select(text, gpus)

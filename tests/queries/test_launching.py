@@ -31,7 +31,7 @@ BEYOND = """
 def test_ids_beyond_the_machines_devices_raise() -> None:
     inside, beyond, wrong = evaluate_simulated(BEYOND, gpus=2)
     assert inside == "1,0"
-    assert beyond == "ValueError: Device 5 is out of range: this machine has 2"
+    assert beyond == "ValueError: Device 5 is out of range: the number of visible devices is 2"
     assert wrong == "TypeError: The variable CUDA_VISIBLE_DEVICES must be a str, not int (1)"
 
 

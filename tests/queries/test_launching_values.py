@@ -156,7 +156,7 @@ def test_ids_in_variables_of_other_vendors(
         ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "x"}, [0], "ASCEND_RT_VISIBLE_DEVICES='x' is not a list of devices; unset it"),
         ("npu", {"ASCEND_RT_VISIBLE_DEVICES": ""}, [0], "Device 0 is out of range: ASCEND_RT_VISIBLE_DEVICES='' lists 0"),
         ("npu", {"ASCEND_RT_VISIBLE_DEVICES": "4"}, [1], "Device 1 is out of range: ASCEND_RT_VISIBLE_DEVICES='4' lists 1"),
-        ("npu", {}, [3], "Device 3 is out of range: this machine has 3"),
+        ("npu", {}, [3], "Device 3 is out of range: the number of visible devices is 3"),
         ("xpu", {"ZE_AFFINITY_MASK": "0.1.2"}, [0], "ZE_AFFINITY_MASK='0.1.2' is not a list of devices; unset it"),
     ],
 )

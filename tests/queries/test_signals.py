@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import support
 from tests.support import discovery
 from tests.support.discovery import on_simulated_gpus
 
@@ -57,6 +58,78 @@ def test_handler_that_interrupts_first_imports_does_not_raise() -> None:
     for _ in range(3):
         output = discovery.evaluate_simulated(HANDLER, "acc.usable_devices", "acc.usable_devices", "first", gpus=2)
         assert output is True
+
+
+FIRST_IMPORT = """
+    import signal, threading, time
+    import accelerator as acc
+
+    def attempt(delay, threaded):
+        results = []
+        def handle(number, frame):
+            try:
+                results.append(acc.device_count())
+            except RuntimeError as error:
+                results.append(str(error))
+        signal.signal(signal.SIGALRM, handle)
+        if threaded:  # then the kernel may deliver the signal to this thread while the main thread has blocked it
+            threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        signal.setitimer(signal.ITIMER_REAL, delay)
+        results.append(acc.device_count())
+        while len(results) < 2:
+            time.sleep(0.001)
+        return results
+
+    print(json.dumps([in_child(attempt, 0.001 * (i + 1), sys.argv[1] == "threaded") for i in range(int(sys.argv[2]))]))
+"""
+
+
+@discovery.simulated_driver
+@pytest.mark.parametrize("threads", ["single", "threaded"])
+def test_handler_during_the_first_import_answers_or_raises_the_documented_error(threads: str) -> None:
+    results = [each for pair in discovery.evaluate_simulated(FIRST_IMPORT, threads, "40", gpus=2) for each in pair]
+    others = [result for result in results if result != 2]
+    assert len(results) == 80
+    assert threads == "threaded" or others == []
+    assert [text for text in others if "interrupted the first import of" not in str(text)] == []
+
+
+TEARDOWN = """
+    import types
+    import accelerator as acc
+    if sys.argv[1] == "imported":
+        acc.device_count  # imports the modules, and queries nothing
+
+    class Late:
+        def __init__(self, write=os.write):
+            self.call, self.write = lambda: acc.device_count(), write
+        def __del__(self):
+            try:
+                result = repr(self.call())
+            except RuntimeError as error:
+                result = f"RuntimeError: {error}"
+            except BaseException as error:
+                result = f"unexpected {type(error).__name__}: {error}"
+            self.write(1, result.encode())
+
+    # Its module is known to sys.modules only, so the object ends when the interpreter has cleared that.
+    sys.modules["holder"] = holder = types.ModuleType("holder")
+    holder.late = Late()
+    del holder
+"""
+
+
+@discovery.simulated_driver
+@pytest.mark.parametrize("state", ["new", "imported"])
+def test_first_query_while_the_interpreter_shuts_down(state: str) -> None:
+    code = support.with_prelude(discovery.DRIVER, TEARDOWN)
+    done = support.python(code, support.simulated_environment(gpus=2), state)
+    assert done.returncode == 0
+    if state == "new":
+        assert done.stdout.startswith("RuntimeError: ")
+        assert done.stdout.endswith("cannot be imported while the interpreter shuts down; use it before")
+    else:
+        assert done.stdout == "0"
 
 
 LIBRARY_LOCK = """

@@ -176,6 +176,29 @@ def test_lists_on_two_devices() -> None:
         torch.cat(xs)
 
 
+INDICES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "rows": lambda x, i: x[i],
+    "columns": lambda x, i: x[:, i],
+    "both": lambda x, i: x[i, i],
+    "mask": lambda x, i: x[x > 0],
+    "mask of rows": lambda x, i: x[i == 2],
+    "assignment": lambda x, i: x.index_put_((i,), x[0].clone(), accumulate=True),
+    "host": lambda x, i: x[[2, 0]],
+    "nonzero": lambda x, i: x.nonzero(),
+    "masked_select": lambda x, i: x.masked_select(x > 0),
+    "unique": lambda x, i: i.unique(return_counts=True),
+    "repeated": lambda x, i: x.repeat_interleave(i, 0),
+    "repeated to a size": lambda x, i: x.repeat_interleave(i, 0, output_size=3),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices(name: str) -> None:
+    x, index = random_tensor(3, 4), torch.tensor([2, 0, 1])
+    for _ in range(3):
+        assert_same(INDICES[name](x.cuda(), index.cuda()), INDICES[name](x.clone(), index))
+
+
 WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
     "in place": lambda x: x.add_(1),
     "filled": lambda x: x.fill_(1),

@@ -29,12 +29,13 @@ PYTHON_KEY: torch._C.DispatchKey = _C._dispatch_key_parse("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
 
 # The flags of Rules in native/engine_call.hpp.
-_TAKES_HOST_SCALARS, _HAS_ALERT, _HAS_WORKSPACE, _READS_INDICES, _COPIES, _CLEARS, _DRAWS, _NEEDS_INPUT_DTYPE = (
-    1 << bit for bit in range(8)
+_TAKES_HOST_SCALARS, _HAS_ALERT, _HAS_WORKSPACE, _READS_INDICES, _COPIES, _CLEARS, _DRAWS, _WAITS, _NEEDS_INPUT_DTYPE = (
+    1 << bit for bit in range(9)
 )
 # Results of these ops may have parts, or a scale.
 _PARTS = ("sparse", "nested")
 _SCALED = ("quantize", "_make_per")
+_WAIT_SOMETIMES = ("repeat_interleave",)
 _SPARSE_RESULTS = Need(argument="sparse", value=True)
 
 
@@ -110,7 +111,7 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
     """Return what the engine needs to know about an op, or None if Python handles all its calls."""
     is_scaled = op.short_name.startswith(_SCALED) or any(part in op.name for part in _PARTS)
     draws = op.is_random and op.has_generator and not op.is_decomposed
-    if not op.is_dense or is_scaled or op.is_data_dependent or (op.is_random and not draws):
+    if not op.is_dense or is_scaled or op.short_name in _WAIT_SOMETIMES or (op.is_random and not draws):
         return None
     need = NEEDS.get(op.name)
     if op.is_decomposed and need is None:
@@ -125,6 +126,7 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
         _COPIES: op.is_copy,
         _CLEARS: op.name == "aten::zero_",
         _DRAWS: draws,
+        _WAITS: op.is_data_dependent and not op.is_indexing,
         _NEEDS_INPUT_DTYPE: bool(need.argument) and need.value is None,
     }
     return _Rules(

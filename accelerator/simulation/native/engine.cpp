@@ -37,7 +37,6 @@ EXPORT void accelerator_engine_start(const engine_runtime* runtime)
     clear_memory = reinterpret_cast<decltype(clear_memory)>(runtime->clear_memory);
     make_span();
     host_allocator = c10::GetAllocator(c10::kCPU);
-    device_allocator = c10::GetAllocator(c10::kCUDA);
     c10::SetAllocator(c10::kCPU, &router, UINT8_MAX);
     pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
 }

@@ -37,7 +37,8 @@ enum : uint32_t {
     COPIES = 1 << 4,           // `copy_`
     CLEARS = 1 << 5,           // `zero_`
     DRAWS = 1 << 6,            // random numbers, from an argument `generator`
-    NEEDS_INPUT_DTYPE = 1 << 7, // the selecting argument is a type; any other than the first tensor's selects Python
+    WAITS = 1 << 7,            // the host reads results or their sizes
+    NEEDS_INPUT_DTYPE = 1 << 8, // the selecting argument is a type; any other than the first tensor's selects Python
 };
 
 enum class Kind : uint8_t { TENSOR, TENSOR_LIST, OPTIONAL_TENSOR_LIST, GENERATOR, DEVICE, OTHER };
@@ -281,6 +282,8 @@ inline bool Kernel::has_integer_indices(const Stack& stack) const
         for (const c10::IValue& item : argument(stack, position).toListRef())
             if (item.isTensor()) {
                 const auto* index = item.unsafeToTensorImpl();
+                if (index == c10::UndefinedTensorImpl::singleton())
+                    continue;
                 const auto dtype = c10::typeMetaToScalarType(index->dtype());
                 if (index->device().is_cpu() || dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte)
                     return false;
@@ -321,6 +324,8 @@ inline bool Kernel::run(const c10::OperatorHandle& op, Stack* stack, Look& look)
         return false;
     if (!look_at_tensors(*stack, look) || !is_usual(*stack, look))
         return false;
+    if (rules_.flags & WAITS) // torch's own wait, for set_sync_debug_mode and the trace of synchronizations
+        cuda().synchronizeStream(cuda().getStream(c10::Device(c10::kCUDA, look.device)));
     if ((rules_.flags & COPIES) && is_transfer(*stack))
         op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, *stack); // torch's own kernel
     else if (!(rules_.flags & CLEARS) || !clear(*stack))

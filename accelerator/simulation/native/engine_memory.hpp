@@ -7,6 +7,7 @@
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/detail/CUDAHooksInterface.h>
 
 #include <mutex>
 #include <unordered_map>
@@ -18,7 +19,11 @@ constexpr size_t LARGE_BYTES = 32768; // to copy fewer bytes costs less than to 
 constexpr size_t MAXIMUM_PATTERNS = 1024;
 
 inline c10::Allocator* host_allocator;
-inline c10::Allocator* device_allocator;
+
+inline c10::Allocator* device_allocator()
+{
+    return at::detail::getCUDAHooks().getCUDADeviceAllocator();
+}
 
 // Which large allocations of an op became results the last time, by their order. An allocation that once did not is never
 // expected to again.
@@ -78,7 +83,7 @@ public:
             pattern_ = patterns_.find(signature_);
         const size_t order = allocations_.size();
         const bool is_expected = order < pattern_.expected.size() && pattern_.expected[order];
-        c10::DataPtr data = (is_expected ? device_allocator : host_allocator)->allocate(size);
+        c10::DataPtr data = (is_expected ? device_allocator() : host_allocator)->allocate(size);
         allocations_.push_back({data.get(), is_expected, false});
         if (!is_expected)
             return data;
@@ -166,7 +171,7 @@ inline bool is_device_memory(const void* address)
 // Memory that was allocated raw inside an op may be the device's.
 inline void delete_raw(void* address)
 {
-    (is_device_memory(address) ? device_allocator : host_allocator)->raw_deleter()(address);
+    (is_device_memory(address) ? device_allocator() : host_allocator)->raw_deleter()(address);
 }
 
 inline c10::DeleterFnPtr Router::raw_deleter() const

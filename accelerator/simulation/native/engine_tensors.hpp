@@ -118,7 +118,7 @@ inline c10::DataPtr to_device(StorageImpl& storage, size_t size, c10::Device dev
     }
     if (size >= LARGE_BYTES)
         large_copies++;
-    c10::DataPtr result = device_allocator->allocate(size);
+    c10::DataPtr result = device_allocator()->allocate(size);
     if (size != 0)
         std::memcpy(result.get(), address, size);
     return result;
@@ -171,7 +171,7 @@ inline at::Tensor adopt(at::Tensor result, c10::Device device, Route& route)
     StorageImpl& own = *result.storage().unsafeGetStorageImpl();
     const size_t size = item_size * size_t(tensor->numel());
     own.set_data_ptr_noswap(to_device(own, size, device, route));
-    own.set_allocator(device_allocator);
+    own.set_allocator(device_allocator());
     auto adopted = c10::make_intrusive<TensorImpl>(c10::Storage(result.storage()), CUDA_KEYS, tensor->dtype());
     adopted->set_sizes_and_strides(tensor->sizes(), tensor->strides());
     return at::Tensor(std::move(adopted));

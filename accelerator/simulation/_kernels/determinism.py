@@ -1,6 +1,7 @@
 """Errors of ops whose CUDA kernels are not deterministic, if ``torch.use_deterministic_algorithms`` is on.
 
 The names are those of CUDA's errors. Ops and conditions follow the documentation of ``torch.use_deterministic_algorithms``.
+An error applies if the installed torch has its text: torch's kernels become deterministic one by one.
 """
 
 from __future__ import annotations
@@ -13,10 +14,15 @@ from typing import Any
 import torch
 
 from .._values import release
+from .library_texts import has_string, has_text
 
 __all__ = ["alert_for", "has_alert"]
 
-_VERSION = release(torch.__version__)
+# The backward of max_pool3d is deterministic from torch 2.13 on: https://github.com/pytorch/pytorch/issues/85425. Its name
+# remains in the library.
+_MAX_POOL3D_IS_DETERMINISTIC = release(torch.__version__) >= (2, 13)
+# No reduction of scatter_reduce is deterministic from torch 2.15 on, by the documentation of use_deterministic_algorithms.
+_ALL_REDUCTIONS_ALERT = release(torch.__version__) >= (2, 15)
 _is_deterministic = torch._C._get_deterministic_algorithms
 _is_warn_only = torch._C._get_deterministic_algorithms_warn_only
 
@@ -41,14 +47,13 @@ _ALERTS = {
     },
     "_ctc_loss_backward": "ctc_loss_backward_gpu",
     "histc": "_histc_cuda",
+    "kthvalue": "kthvalue CUDA",
     "max_unpool2d": "max_unpooling2d_forward_out",
     "max_unpool3d": "max_unpooling3d_forward_out",
     "nll_loss2d_forward": "nll_loss2d_forward_out_cuda_template",
     "nll_loss2d_backward": "nll_loss2d_backward_out_cuda_template",
 }
-if _VERSION < (2, 13):
-    _ALERTS["kthvalue"] = "kthvalue CUDA"
-if _VERSION < (2, 15):
+if not _MAX_POOL3D_IS_DETERMINISTIC:
     _ALERTS["max_pool3d_with_indices_backward"] = "max_pool3d_with_indices_backward_cuda"
 
 _Arguments = dict[str, Any]
@@ -73,7 +78,7 @@ def _embedding_bag(name: str, arguments: _Arguments) -> str | None:
 
 def _scatter_reduce(name: str, arguments: _Arguments) -> str | None:
     reduce = arguments.get("reduce")
-    return f"scatter_reduce_cuda_{reduce}_" if reduce == "prod" or _VERSION >= (2, 15) else None
+    return f"scatter_reduce_cuda_{reduce}_" if reduce == "prod" or _ALL_REDUCTIONS_ALERT else None
 
 
 # Ops that are nondeterministic only with some arguments.
@@ -93,7 +98,7 @@ _CUBLAS_CONFIGURATIONS = (":4096:8", ":16:8")
 
 def has_alert(short_name: str) -> bool:
     """Return whether an op has an error or a warning with some arguments."""
-    return short_name in _ALERTS or short_name in _CONDITIONS or (short_name in _BY_CUBLAS and _VERSION < (2, 15))
+    return short_name in _ALERTS or short_name in _CONDITIONS or short_name in _BY_CUBLAS
 
 
 def alert_for(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
@@ -101,10 +106,11 @@ def alert_for(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
     base, _, overload = name.partition(".")
     short_name = base.partition("::")[2]
     if short_name in _ALERTS:
-        find: Callable[[_Arguments], str | None] = lambda _: _ALERTS[short_name]  # noqa: E731
+        kernel_name = _ALERTS[short_name]
+        find: Callable[[_Arguments], str | None] = lambda _: kernel_name if _has_error(kernel_name) else None  # noqa: E731
     elif short_name in _CONDITIONS:
         find = lambda arguments: _CONDITIONS[short_name](name, arguments)  # noqa: E731
-    elif short_name in _BY_CUBLAS and _VERSION < (2, 15):
+    elif short_name in _BY_CUBLAS:
         return _cublas_alert(override)
     else:
         return override
@@ -116,6 +122,10 @@ def alert_for(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
         return override(*args, **kwargs)
 
     return run
+
+
+def _has_error(kernel: str) -> bool:
+    return has_string("libtorch_cuda.so", kernel)
 
 
 def _alert(kernel: str) -> None:
@@ -139,7 +149,11 @@ def _alert(kernel: str) -> None:
 
 def _cublas_alert(override: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        if _is_deterministic() and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in _CUBLAS_CONFIGURATIONS:
+        if (
+            _is_deterministic()
+            and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in _CUBLAS_CONFIGURATIONS
+            and has_text("libtorch_cpu.so", "CUBLAS_WORKSPACE_CONFIG")
+        ):
             message = (
                 "Deterministic behavior was enabled with either `torch.use_deterministic_algorithms(True)` or"
                 " `at::Context::setDeterministicAlgorithms(true)`, but this operation is not deterministic because it uses"

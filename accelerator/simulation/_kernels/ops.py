@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -226,12 +228,25 @@ class Op:
             prepared_kwargs = {name: prepare(value) for name, value in kwargs.items()}
             return function(*prepared_args, **prepared_kwargs), self.bind(tuple(prepared_args), prepared_kwargs)
 
+        _import_dynamo()
         try:
             returned, arguments = compute(_to_meta, self.operator)
         except NotImplementedError:
             returned, arguments = compute(_to_cpu_copy, self.compute)
         results = [] if not self.results else [returned] if len(self.results) == 1 else list(returned)
         return results, arguments
+
+
+@functools.cache
+def _import_dynamo() -> None:
+    """Import Dynamo if this torch cannot import it inside a kernel, as the shape rules of some ops do.
+
+    Until torch 2.7, the import of Dynamo records which functions of tensors Python's operators call, and kernels disable that.
+    """
+    source = Path(torch.__file__).parent / "_dynamo/variables/torch_function.py"
+    if "\npopulate_builtin_to_tensor_fn_map()" in source.read_text(encoding="utf-8"):
+        with torch._C._EnableTorchFunction():
+            importlib.import_module("torch._dynamo")
 
 
 def _as_tensor(value: complex) -> torch.Tensor:

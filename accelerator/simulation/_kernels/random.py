@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .._values import release
+from .library_texts import has_text
 
 __all__ = ["default_generator", "draw", "draw_with_generator", "raise_if_not_registered", "track_registrations"]
 
@@ -25,16 +25,13 @@ def default_generator(index: int) -> torch.Generator:
     return torch.cuda.default_generators[index]
 
 
-# From 2.15 on, torch registers a generator with the capture that draws from it first.
-_REGISTERS_ITSELF = release(torch.__version__) >= (2, 15)
+_NOT_REGISTERED = "Attempt to increase offset for a CUDA generator not in capture mode"
 # Generators that were registered with a graph. Kept for the process, since nothing unregisters them.
 _registered: list[torch.Generator] = []
 
 
 def track_registrations() -> None:
     """Remember the generators that are registered with graphs."""
-    if _REGISTERS_ITSELF:
-        return
     graph: Any = torch._C._CUDAGraph
     register = graph.register_generator_state
 
@@ -46,15 +43,17 @@ def track_registrations() -> None:
 
 
 def raise_if_not_registered(generator: torch.Generator) -> None:
-    """Raise CUDA's error for a capture that draws from a generator that no graph knows."""
-    if _REGISTERS_ITSELF:
-        return
+    """Raise CUDA's error for a capture that draws from a generator that no graph knows, if this torch has that error.
+
+    A newer torch registers a generator with the capture that draws from it first.
+    """
 
     def pointer(generator: Any) -> int:
         return generator._cdata  # the dispatcher makes a new Python object for each call
 
-    if pointer(generator) not in map(pointer, (*torch.cuda.default_generators, *_registered)):
-        raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
+    is_known = pointer(generator) in map(pointer, (*torch.cuda.default_generators, *_registered))
+    if not is_known and has_text("libtorch_cuda.so", _NOT_REGISTERED):
+        raise RuntimeError(f"{_NOT_REGISTERED}.")
 
 
 def _next_seed(generator: torch.Generator) -> int:

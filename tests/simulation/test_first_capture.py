@@ -1,0 +1,32 @@
+"""The first op of a process may be in a capture: nothing that its shape rule imports fails there."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+OPS = {
+    "gelu": "torch.nn.functional.gelu(x)",
+    "dropout": "torch.nn.functional.dropout(x)",
+    "randn": "torch.randn(64, device='cuda')",
+    "normal_": "x.clone().normal_()",
+    "bernoulli": "x.clone().bernoulli_(0.5)",
+    "exponential_": "x.clone().exponential_()",
+}
+
+
+@pytest.mark.simulated_machine
+@pytest.mark.parametrize("name", OPS)
+def test_op_in_the_first_capture(name: str) -> None:
+    import torch
+
+    assert "torch._dynamo" not in sys.modules
+    x = torch.ones(64, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = eval(OPS[name], {"torch": torch, "x": x})
+    graph.replay()
+    assert y.abs().sum().item() > 0

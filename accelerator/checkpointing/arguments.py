@@ -205,7 +205,7 @@ class StoredArguments:
     A tensor or a container that occurs twice is stored once and restored as one object. Containers are copied.
     """
 
-    __slots__ = ("_args", "_kwargs", "_names", "_saved", "_tensors", "devices", "stored")
+    __slots__ = ("_args", "_attributes", "_kwargs", "_names", "_saved", "_tensors", "devices", "stored")
 
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, outer_hooks: Hooks | None, *, nested: bool
@@ -223,6 +223,8 @@ class StoredArguments:
 
         self._args, self._kwargs = _map_arguments(args, kwargs, reference)
         self.devices = devices_of(tensors_in((args, kwargs)))
+        # The Python attributes of each tensor, which its stored form lacks.
+        self._attributes = [dict(vars(tensor)) for tensor in tensors]
         # Each is a StoredActivation, a PackedByHook, a _KeptTensor, or an index into _saved.
         self._tensors: list[Any] = []
         self._saved: _SavedByAutograd | None = None
@@ -265,6 +267,7 @@ class StoredArguments:
     def release(self) -> None:
         """Release all tensors."""
         self._tensors.clear()
+        self._attributes.clear()
         self.stored = ()
 
     def prefetch(self) -> None:
@@ -287,4 +290,7 @@ class StoredArguments:
             saved[each] if isinstance(each, int) else each.restore(name)
             for each, name in zip(self._tensors, self._names, strict=True)
         ]
+        for tensor, each, attributes in zip(tensors, self._tensors, self._attributes, strict=True):
+            if attributes and not isinstance(each, _KeptTensor):
+                vars(tensor).update(attributes)
         return _map_arguments(self._args, self._kwargs, lambda reference, name: tensors[reference.index], _Reference)

@@ -41,9 +41,12 @@ class Digests:
 
         Call it when the forward has ended, and before a recomputation that starts earlier.
         """
-        for index, reference in enumerate(self._tensors):
-            tensor = reference()
-            if tensor is not None and digest(tensor) != self._digests[index]:
+        tensors = [reference() for reference in self._tensors]
+        pairs = zip(tensors, self._digests, strict=True)
+        edited = {id(tensor) for tensor, saved in pairs if tensor is not None and (saved is None or saved != digest(tensor))}
+        # An edited tensor may have been saved again after its last edit.
+        for index, tensor in enumerate(tensors):
+            if id(tensor) in edited:
                 self._digests[index] = None
 
     def forward_ended(self) -> None:

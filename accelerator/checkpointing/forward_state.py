@@ -149,18 +149,17 @@ class ForwardState:
         self, function: Callable[..., Any], context: AbstractContextManager[Any] | None, /, *args: Any, **kwargs: Any
     ) -> None:
         """Call a function with the forward's autocast and defaults, and inside of a context."""
-        device, *switches = self._defaults
-        current_device, *current_switches = bindings.defaults()
+        now = bindings.defaults()
         with ExitStack() as stack:
-            if switches != current_switches:
-                stack.callback(_set_switches, *current_switches)
-                _set_switches(*switches)
+            if now[1:] != self._defaults[1:]:
+                stack.callback(_set_switches, now)
+                _set_switches(self._defaults)
             if self._autocast is not None or bindings.any_autocast():
                 self._enter_autocast(stack)
             if context is not None:
                 stack.enter_context(context)
-            if device != current_device:
-                stack.enter_context(device or torch.device("cpu"))
+            if now[0] != self._defaults[0]:
+                stack.enter_context(self._defaults[0] or torch.device("cpu"))
             function(*args, **kwargs)
 
     def _enter_autocast(self, stack: ExitStack) -> None:
@@ -171,6 +170,8 @@ class ForwardState:
                 stack.enter_context(torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cached))
 
 
-def _set_switches(dtype: torch.dtype, deterministic: bool, only_warns: bool) -> None:
+def _set_switches(defaults: bindings.Defaults) -> None:
+    """Set all defaults except the device, which a context sets."""
+    _, dtype, deterministic, only_warns = defaults
     torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
     torch.set_default_dtype(dtype)

@@ -259,6 +259,25 @@ def test_debug_ignores_statistics_edited_by_the_function() -> None:
     assert a.grad is not None
 
 
+@pytest.mark.parametrize("create_graph", [False, True])
+def test_debug_ignores_statistics_if_the_function_calls_backward(create_graph: bool) -> None:
+    checkpointing.configure(determinism_check="debug")
+
+    def gradient_penalty(ckpt: Checkpoint) -> list[torch.Tensor | None]:
+        norm, a = nn.BatchNorm1d(8), x()
+
+        def function(b: torch.Tensor) -> torch.Tensor:
+            out = norm(b).sin()
+            (gradient,) = torch.autograd.grad(out.exp().sum(), b, retain_graph=True, create_graph=create_graph)
+            return out.sum() + gradient.square().sum()
+
+        out = ckpt(function, a)
+        out.backward()
+        return [out, a.grad, norm.weight.grad]
+
+    torch.testing.assert_close(gradient_penalty(checkpointing.checkpoint), gradient_penalty(none))
+
+
 def test_debug_detects_state_edited_outside_the_function() -> None:
     checkpointing.configure(determinism_check="debug")
     norm = nn.BatchNorm1d(8).eval()

@@ -104,6 +104,23 @@ def test_only_tensors_with_a_version_can_be_found_edited(stored: Callable[[torch
         kept.restore()
 
 
+@pytest.mark.parametrize("how", ["in a buffer", "by a hook", "by autograd"])
+def test_attributes_of_tensors_are_restored(how: str, buffered: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "by autograd":
+        monkeypatch.setattr(bindings, "innermost_hooks", None)
+    hooks = (torch.clone, torch.clone) if how == "by a hook" else None
+    tensors: list[Any] = [torch.ones(2), torch.ones(2), torch.ones(2)]
+    for tensor, tag in zip(tensors, ("first", None, "third"), strict=True):
+        if tag is not None:
+            tensor.tag = tag
+    stored = StoredArguments(tuple(tensors), {}, buffered if how == "in a buffer" else KEPT, hooks, nested=False)
+    stored.forward_ended()
+    for _ in range(2):
+        restored = stored.restore()[0]
+        assert all(one is not other for one, other in zip(restored, tensors, strict=True)) or how == "by autograd"
+        assert [getattr(each, "tag", None) for each in restored] == ["first", None, "third"]
+
+
 def stored_argument(tensor: torch.Tensor) -> StoredArguments:
     return StoredArguments((tensor,), {}, KEPT, None, nested=False)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 from typing import Any
@@ -18,6 +16,7 @@ from torch import nn
 
 from accelerator import checkpointing
 from accelerator.checkpointing import bindings
+from tests.support import plain_environment, run
 from tests.support.checkpointing_cases import (
     ALL_CHECKPOINTS,
     CASES,
@@ -506,5 +505,4 @@ def test_disabled_saved_tensor_hooks_raise() -> None:
 
 
 def test_import_does_not_import_dynamo() -> None:
-    code = "import sys, accelerator.checkpointing; assert 'torch._dynamo' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    run("import torch\nimport sys, accelerator.checkpointing; assert 'torch._dynamo' not in sys.modules", plain_environment())

@@ -56,6 +56,7 @@ def test_backend_of_wrong_type_raises(wrong: object) -> None:
 def test_setting_common_backends_does_not_import_dynamo() -> None:
     run(
         """
+        import torch
         import sys
         import accelerator as acc
         for name in ("eager", "aot_eager", "inductor", print):

@@ -120,6 +120,7 @@ def _start_parent(address: Path, environment: Mapping[str, str], prepare: str) -
             )
             assert parent.stdout
             listens = select.select([parent.stdout], [], [], _IMPORT_S)[0] and parent.stdout.read(1)
+            parent.stdout.close()
             if not listens:
                 parent.kill()
                 parent.wait()

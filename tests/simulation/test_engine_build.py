@@ -42,6 +42,7 @@ def test_no_compiler(tmp_path: Path) -> None:
             assert re.fullmatch("accelerator: simulated GPUs compute slower.*CXX names 'missing-compiler'.*", lines[0])
 
 
+@pytest.mark.slow
 def test_failing_compiler(tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text("#!/bin/sh\necho 'fatal error: no such header' >&2\nexit 1\n")

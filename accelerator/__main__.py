@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from typing import Any
 
@@ -93,10 +94,8 @@ def _text(options: argparse.Namespace) -> str:
 
 
 def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
+    # float alone would also take other scripts' digits, and "1_0".
+    seconds = float(text) if re.fullmatch(r"[0-9]*\.?[0-9]+", text) else 0.0
     if not 0 < seconds < 1e6:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds such as 2 or 0.5")
     return seconds

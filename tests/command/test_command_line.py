@@ -28,6 +28,8 @@ def run(*arguments: str, environment: dict[str, str] | None = None, **options: A
         (["--watch", "0"], "'0' is not a number of seconds"),
         (["--watch", "nan"], "'nan' is not a number of seconds"),
         (["--watch", "abc"], "'abc' is not a number of seconds"),
+        (["--watch", "\uff12"], "'\uff12' is not a number of seconds"),
+        (["check", "--timeout", "1_0"], "'1_0' is not a number of seconds"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["report", "more"], "unrecognized arguments: more"),
         (["bogus"], "unknown command 'bogus': there are report, check and simulate"),

@@ -87,13 +87,20 @@ def test_handle_of_a_destroyed_event_opens_nothing_else(tmp_path: Path, replacem
     assert path.read_bytes() == CONTENT
 
 
-def test_handle_of_a_destroyed_event_does_not_open_its_own_file() -> None:
-    """A copy of the descriptor keeps the file, in which the id tells that the event is gone."""
-    exporter = """
+@pytest.mark.parametrize("kept", ["file", "anonymous file with its content", "data file with its content"])
+def test_handle_of_a_destroyed_event_does_not_open_a_copy(tmp_path: Path, kept: str) -> None:
+    """The id in the event's own file is cleared. Another file with the id has another inode."""
+    statements = {
+        "file": "copy = os.dup(descriptor)",
+        "anonymous file with its content": "copy = os.memfd_create('copy'); os.write(copy, os.pread(descriptor, 4096, 0))",
+        "data file with its content": f"""copy = os.open({str(tmp_path / "file")!r}, os.O_RDWR | os.O_CREAT)
+os.write(copy, os.pread(descriptor, 4096, 0))""",
+    }
+    exporter = f"""
 event = make_event()
 code, handle = export_event(event)
 (descriptor,) = (number for number in descriptors() if "cuda-event" in name_of(number))
-copy = os.dup(descriptor)
+{statements[kept]}
 assert (code, cuda("cudaEventDestroy", event)) == (0, 0)
 os.dup2(copy, descriptor)
 report(handle)

@@ -131,15 +131,23 @@ class TestBarrier:
         assert [barrier.status for barrier in barriers] == [ABORTED] * 3
 
     def test_barrier_starts_after_earlier_work_of_its_stream(self, barriers: list[Barrier]) -> None:
-        stream = torch.cuda.Stream()
-        begin = time.monotonic()
-        with torch.cuda.stream(stream):
-            torch.cuda._sleep(200 * MILLISECOND)
-        barriers[0].release()
-        barriers[0].launch(stream)
-        stream.synchronize()
-        assert time.monotonic() - begin >= 0.2
-        assert barriers[0].status == ABORTED
+        barrier, stream = barriers[0], torch.cuda.Stream()
+        barrier.release()
+        for milliseconds in (200, 2000, 20_000):  # longer if the machine is slower than the sleep
+            barrier.numbers[1] = 0
+            begin = time.monotonic()
+            with torch.cuda.stream(stream):
+                torch.cuda._sleep(milliseconds * MILLISECOND)
+            barrier.launch(stream)
+            time.sleep(0.05)
+            early_status, is_early = barrier.status, time.monotonic() - begin < milliseconds / 1000
+            stream.synchronize()
+            assert barrier.status == ABORTED
+            assert time.monotonic() - begin >= milliseconds / 1000
+            if is_early:
+                break
+        assert is_early
+        assert early_status == 0
 
     def test_timeout(self, barriers: list[Barrier]) -> None:
         stream, begin = torch.cuda.Stream(), time.monotonic()

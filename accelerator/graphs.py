@@ -88,13 +88,9 @@ class Graph(_Base):
             raise NotSupported(f"torch {torch.__version__} has no graphs for {runtime.device_type}")
         subclass = _with_torch_graph(base, torch_graph)
         new: Any = super(Graph, subclass).__new__
-        # Some classes define only __init__, and object.__new__ takes no options.
-        graph: Graph = (
-            new(subclass)
-            if new is object.__new__
-            else new(subclass, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
-        )
-        return graph
+        if new is object.__new__:  # torch's class defines only __init__
+            return new(subclass)
+        return new(subclass, keep_graph, pool=pool, capture_error_mode=capture_error_mode)
 
     def __enter__(self) -> None:
         _prepare_capture()

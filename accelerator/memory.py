@@ -111,11 +111,9 @@ def memory_reserved(device_index: Device = None, /) -> int:
 
     Example:
         >>> import accelerator as acc, torch
-        >>> acc.empty_cache()
-        >>> before = acc.memory_reserved()
         >>> kept = torch.ones(64 << 20, dtype=torch.uint8, device=acc.device())
-        >>> (acc.memory_reserved() - before) >> 20
-        64
+        >>> acc.memory_reserved() >= kept.nbytes
+        True
     """
     return _counter(device_index, "memory_reserved", "reserved_bytes", "current")
 

@@ -385,7 +385,7 @@ def test_existing_build_needs_no_compiler(tmp_path: Path) -> None:
 
 def test_prebuilt_directory_needs_no_compiler(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "accelerator", "simulate", "--build", str(tmp_path / "prebuilt")]
-    compiler = {**plain(), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
+    compiler = {**plain(), **dict.fromkeys(("CC", "CXX"), str(make_compiler(tmp_path, FAKE_BUILD)))}
     built = subprocess.run(command, env=compiler, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
     assert built.returncode == 0, built.stderr
     env = {**plain(), "PATH": "/nowhere", "ACCELERATOR_SIM_LIBRARIES": str(tmp_path / "prebuilt")}

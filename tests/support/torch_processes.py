@@ -31,14 +31,16 @@ from pathlib import Path
 from typing import Any
 
 # Variables that are read only after the import of torch. Processes with different values can have the same parent.
-# The simulated libraries read their variables at their first call, and the import of torch calls none of them.
+# The simulated libraries read their variables at their first call, and the import of torch calls none of them. torch reads
+# the name of its allocator when it is imported, and the allocator's other settings later.
 _READ_LATER = re.compile(
-    r"ACCELERATOR_SIM_(?!(COMPILE|COMPUTE|OWN_KERNELS|TRITON)$)|ACCELERATOR_BACKEND$|(CUDA|HIP|ROCR)_VISIBLE_DEVICES$"
-    r"|CUDA_DEVICE_ORDER$|PYTEST_|PYTORCH_NVML_BASED_CUDA_CHECK$|HOSTACC_SWITCHES$"
-    r"|(GLOO_SOCKET_IFNAME|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|SLURM_\w+|TORCHINDUCTOR_CACHE_DIR|TRITON_CACHE_DIR)$"
+    r"(ACCELERATOR_SIM_(?!COMPILE=|COMPUTE=|OWN_KERNELS=|TRITON=)\w+|ACCELERATOR_BACKEND|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
+    r"|CUDA_DEVICE_ORDER|PYTORCH_NVML_BASED_CUDA_CHECK|HOSTACC_SWITCHES|PYTEST_\w+|SLURM_\w+|TORCHINDUCTOR_CACHE_DIR"
+    r"|TRITON_CACHE_DIR|GLOO_SOCKET_IFNAME|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)="
+    r"|PYTORCH_(CUDA_)?ALLOC_CONF=(?!.*backend)"
 )
 # A parent ends after this time without a program, because each occupies memory.
-_IDLE_S = 60.0
+_IDLE_S = 180.0
 _IMPORT_S = 300.0  # torch may have to be read from a slow disk
 _INT = struct.Struct("i")
 
@@ -78,7 +80,7 @@ def run(
 
 def _request(request: dict[str, Any], environment: Mapping[str, str], prepare: str, timeout: float) -> int:
     """Send a program to the parent of its environment, start the parent if there is none, and return the program's status."""
-    key = sorted((name, value) for name, value in environment.items() if not _READ_LATER.match(name))
+    key = sorted((name, value) for name, value in environment.items() if not _READ_LATER.match(f"{name}={value}"))
     address = _FOLDER / hashlib.sha256(repr((prepare, key)).encode()).hexdigest()[:16]
     while True:
         with socket.socket(socket.AF_UNIX) as connection:

@@ -55,6 +55,31 @@ def test_recomputation_restores_state_of_the_argument_device(backend: str | None
     support.run(code, support.simulated_environment(variables, gpus=2))
 
 
+@pytest.mark.parametrize("drawn", ["argument", "current", "both"])
+@pytest.mark.parametrize("current", [0, 1])
+@pytest.mark.parametrize("argument", ["cpu", "cuda:0", "cuda:1"])
+def test_recomputation_draws_the_same_numbers_on_each_device(argument: str, current: int, drawn: str) -> None:
+    devices = {"argument": [argument], "current": [f"cuda:{current}"], "both": [argument, f"cuda:{current}"]}[drawn]
+    runs: list[list[torch.Tensor]] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        runs.append([torch.rand(4, device=device).cpu() for device in devices])
+        return h.sin().exp()
+
+    h = torch.ones(4, device=argument, requires_grad=True)
+    with torch.cuda.device(current):
+        out = checkpointing.checkpoint(function, h)
+        others = [torch.rand(4, device=device).cpu() for device in devices]
+        out.sum().backward()
+        after = [torch.rand(4, device=device).cpu() for device in devices]
+    forward, recomputed = runs
+    for one, other, between, later in zip(forward, recomputed, others, after, strict=True):
+        assert torch.equal(one, other)
+        # The caller's own numbers continue.
+        assert not torch.equal(between, later)
+        assert not torch.equal(one, later)
+
+
 def test_recomputation_restores_rng_of_a_nested_tensor_device() -> None:
     default = torch.cuda.default_generators[1]
     recorded: list[int] = []

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["Build", "announce", "cache_roots", "install", "install_in_cache", "is_intact", "lock"]
+__all__ = ["Build", "announce", "announce_once", "cache_roots", "install", "install_in_cache", "is_intact", "lock"]
 
 _CHECKSUMS = "SHA256SUMS"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -47,6 +47,21 @@ def announce(message: str) -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):
             print(f"accelerator: {message}", file=sys.stderr, flush=True)
+
+
+def announce_once(file_name: str, message: str) -> None:
+    """Print one line on stderr, once for each cache directory: a file there, with the message, says that it was printed."""
+    for root in cache_roots():
+        path = root / file_name
+        try:
+            with lock(root, path.parent):
+                if path.exists():
+                    return
+                path.write_text(message, encoding="utf-8")
+        except OSError:
+            continue
+        break
+    announce(message)
 
 
 def cache_roots() -> list[Path]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact, lock
+from ._build_cache import Build, announce, announce_once, cache_roots, install, install_in_cache, is_intact
 
 __all__ = ["Torch", "build", "describe", "ensure_built"]
 
@@ -70,7 +70,7 @@ def ensure_built(torch: Torch, libraries: str | None) -> Path | None:
             return None
         return install_in_cache(made) / _LIBRARY
     except RuntimeError as error:
-        _report_failure(made.name, str(error))
+        announce_once(_failure_name(made.name), f"simulated GPUs compute slower, without their engine: {error}")
         return None
 
 
@@ -142,18 +142,3 @@ def _failure_name(name: str) -> str:
 
 def _has_failed(name: str) -> bool:
     return any((root / _failure_name(name)).exists() for root in cache_roots())
-
-
-def _report_failure(name: str, reason: str) -> None:
-    """Say once for each cache directory that there is no engine, and why."""
-    for root in cache_roots():
-        path = root / _failure_name(name)
-        try:
-            with lock(root, path.parent):
-                if path.exists():
-                    return
-                path.write_text(reason, encoding="utf-8")
-        except OSError:
-            continue
-        break
-    announce(f"simulated GPUs compute slower, without their engine: {reason}")

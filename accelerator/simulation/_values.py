@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CACHE_NAME",
     "MAXIMUM_GPUS",
+    "NEWEST_TORCH",
     "capability",
     "check_mig",
     "choice",
@@ -35,6 +36,8 @@ __all__ = [
 ]
 
 CACHE_NAME = "accelerator/simulation-"
+NEWEST_TORCH = (2, 15)
+"""The newest release of torch that the tables of simulated GPUs describe: the newest one in ``_kernels/dtypes.json``."""
 """Start of a build's path below the user's cache directory; the hash of the sources follows."""
 
 MAXIMUM_GPUS = 128

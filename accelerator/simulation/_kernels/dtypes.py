@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import torch
 
-from .._values import release
+from .._build_cache import announce_once
+from .._values import NEWEST_TORCH, release
 
-__all__ = ["WITHOUT_KERNELS", "DtypeRules", "dtype_rules", "raise_unsupported_dtype", "widen"]
+__all__ = ["WITHOUT_KERNELS", "DtypeRules", "dtype_rules", "raise_unsupported_dtype", "report_newer_torch", "widen"]
 
 
 class DtypeRules(NamedTuple):
@@ -83,6 +84,17 @@ _WIDE.update({getattr(torch, name): torch.float32 for name in dir(torch) if name
 WITHOUT_KERNELS: torch.dtype | None = getattr(torch, "bcomplex32", None)
 if WITHOUT_KERNELS is not None:
     _WIDE[WITHOUT_KERNELS] = torch.complex64
+
+
+def report_newer_torch() -> None:
+    """Say once for each cache directory that the installed torch is newer than the tables, whose newest one is used then."""
+    version = ".".join(map(str, release(torch.__version__)))
+    if release(torch.__version__) > NEWEST_TORCH:
+        known = ".".join(map(str, NEWEST_TORCH))
+        announce_once(
+            f"accelerator/newer-torch-{version}",
+            f"torch {version} is newer than {known}, which simulated GPUs follow: the types that an op refuses may differ",
+        )
 
 
 @functools.cache

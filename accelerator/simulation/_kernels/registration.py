@@ -15,6 +15,7 @@ from . import dispatch, random, rehearsal
 from .argument_checks import with_argument_checks
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
+from .dtypes import report_newer_torch
 from .engine import PYTHON_KEY, engine
 from .ops import not_simulated
 from .workspaces import release_with_torch, with_workspace
@@ -92,6 +93,7 @@ def install(computes: bool = True) -> None:
     """
     kernel_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
     copy_override = dispatch.copy_override if computes else rehearsal.copy_override
+    report_newer_torch()
     _remove_python_kernels()
     library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 
+_MEMORY = "/proc/meminfo"
 _PROCESS_GROUPS = "/proc/self/cgroup"
 _GROUPS = "/sys/fs/cgroup"
 
@@ -23,7 +24,7 @@ def available() -> int:
 def _machine() -> tuple[int, int]:
     """Available and total bytes of the machine."""
     if sys.platform == "linux":
-        with open("/proc/meminfo", encoding="ascii") as file:
+        with open(_MEMORY, encoding="ascii") as file:
             fields = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in file)}
         return fields["MemAvailable"], fields["MemTotal"]
     if sys.platform == "win32":

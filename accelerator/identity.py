@@ -84,10 +84,9 @@ def is_nvlink_connected(device: Device, peer_device: Device) -> bool | None:
     if result.backend is None or gpu is None or peer is None:
         return None
     try:
-        is_linked: bool | None = result.backend.is_linked(gpu.handle, peer.handle)
+        return result.backend.is_linked(gpu.handle, peer.handle)
     except (NotSupported, Failed):
         return None
-    return is_linked
 
 
 def numa_node(device: Device = None) -> int | None:

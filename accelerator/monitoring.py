@@ -9,14 +9,13 @@ instance. Accelerators other than CUDA and ROCm are read by their torch module, 
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from . import discovery
 from ._machine import description, discovery_cache, torch_runtime
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
-from ._machine.discovery_result import DiscoveredDevice, DiscoveryResult, Failed, NotSupported
+from ._machine.discovery_result import DiscoveredDevice, DiscoveryResult, Failed, NotSupported, Reader
 
 __all__ = [
     "Process",
@@ -82,20 +81,20 @@ class Telemetry(NamedTuple):
 _current = discovery_cache.current
 
 
-def _resolve(device: AnyDevice) -> tuple[DiscoveredDevice, ModuleType | None, str]:
+def _resolve(device: AnyDevice) -> tuple[DiscoveredDevice, Reader | None, str]:
     """A device, the backend that reads it, and its name for messages."""
     if isinstance(device, (VisibleDevice, PhysicalDevice)):
         return _listed(device)
     return _indexed(*discovery.resolve_device(device))
 
 
-def _indexed(result: DiscoveryResult, index: int) -> tuple[DiscoveredDevice, ModuleType | None, str]:
+def _indexed(result: DiscoveryResult, index: int) -> tuple[DiscoveredDevice, Reader | None, str]:
     if not result.count:
         raise RuntimeError(f"There is no device to read from: {result.problem}")
     return result.devices[index], result.backend or torch_runtime, f"device {index}"
 
 
-def _listed(device: VisibleDevice | PhysicalDevice) -> tuple[DiscoveredDevice, ModuleType | None, str]:
+def _listed(device: VisibleDevice | PhysicalDevice) -> tuple[DiscoveredDevice, Reader | None, str]:
     backend, devices = discovery_cache.physical()
     index = device.index if isinstance(device, PhysicalDevice) else device.physical_index
     for listed in devices:
@@ -118,7 +117,7 @@ def _read(device: AnyDevice, field: str) -> Any:
     return _read_from(*_resolve(device), field)
 
 
-def _read_from(device: DiscoveredDevice, backend: ModuleType | None, label: str, field: str) -> Any:
+def _read_from(device: DiscoveredDevice, backend: Reader | None, label: str, field: str) -> Any:
     try:
         return description.read(device, backend, field)
     except (NotSupported, Failed) as error:
@@ -313,23 +312,12 @@ def telemetry(device: AnyDevice = None) -> Telemetry:
     resolved, backend, _ = _resolve(device)
 
     def read(field: str) -> Any:
-        return description.read_or_none(resolved, backend, field)
+        if field == "device_memory_used":
+            try:
+                return description.memory(resolved, backend)[2]
+            except Failed:
+                return None
+        value = description.read_or_none(resolved, backend, field)
+        return tuple(Process(*process) for process in value) if field == "processes" and value is not None else value
 
-    try:
-        used = description.memory(resolved, backend)[2]
-    except Failed:
-        used = None
-    listed = read("processes")
-    return Telemetry(
-        utilization=read("utilization"),
-        memory_usage=read("memory_usage"),
-        device_memory_used=used,
-        temperature=read("temperature"),
-        power_draw=read("power_draw"),
-        clock_rate=read("clock_rate"),
-        processes=None if listed is None else tuple(Process(*process) for process in listed),
-        power_limit=read("power_limit"),
-        memory_temperature=read("memory_temperature"),
-        fan_speed=read("fan_speed"),
-        throttled=read("throttled"),
-    )
+    return Telemetry(*map(read, Telemetry._fields))

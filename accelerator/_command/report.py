@@ -7,12 +7,11 @@ import os
 import platform
 import socket
 import sys
-from types import ModuleType
 from typing import Any
 
 from .. import __version__, discovery, identity, monitoring, simulation
 from .._machine import accelerators, description, discovery_cache, driver, environment, grammar, nvml, torch_build
-from .._machine.discovery_result import DiscoveredDevice, Failed, NotSupported
+from .._machine.discovery_result import DiscoveredDevice, Failed, NotSupported, Reader
 
 SCHEMA = 1
 
@@ -153,7 +152,7 @@ def _problem(index: int, telemetry: monitoring.Telemetry) -> str | None:
     return device.gpu.problem
 
 
-def _read(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> None:
+def _read(device: DiscoveredDevice, backend: Reader | None, field: str) -> None:
     try:
         description.read(device, backend, field)
     except NotSupported:

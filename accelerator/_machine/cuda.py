@@ -138,7 +138,7 @@ def clear() -> None:
     nvml.clear()
 
 
-_SELF = sys.modules[__name__]
+_SELF: Any = sys.modules[__name__]  # a Backend
 
 
 def _result(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from . import host_memory, nvml
-from .discovery_result import DiscoveredDevice, Failed, NotSupported
+from .discovery_result import Backend, DiscoveredDevice, Failed, NotSupported, Reader
 
 _PCI_DEVICES = "/sys/bus/pci/devices"
 
@@ -62,20 +61,20 @@ class PhysicalDevice(NamedTuple):
     visible_index: int | None
 
 
-def visible(index: int, device: DiscoveredDevice, backend: ModuleType | None) -> VisibleDevice:
+def visible(index: int, device: DiscoveredDevice, backend: Backend | None) -> VisibleDevice:
     """Describe the visible device with this index."""
     physical_index = None if device.gpu is None else device.gpu.physical_index
     return VisibleDevice(index, device.uuid, *_shared_fields(device, backend), physical_index, device.mig)
 
 
-def physical(device: DiscoveredDevice, backend: ModuleType, visible_index: int | None) -> PhysicalDevice:
+def physical(device: DiscoveredDevice, backend: Backend, visible_index: int | None) -> PhysicalDevice:
     """Describe a device of the machine."""
     assert device.gpu is not None  # from the list of the backend
     return PhysicalDevice(device.gpu.physical_index, device.uuid, *_shared_fields(device, backend), device.mig, visible_index)
 
 
 def _shared_fields(
-    device: DiscoveredDevice, backend: ModuleType | None
+    device: DiscoveredDevice, backend: Backend | None
 ) -> tuple[str, str | None, tuple[int, int] | None, int | None]:
     try:
         total = total_memory(device, backend)
@@ -84,19 +83,19 @@ def _shared_fields(
     return name(device, backend), pci_bus_id(device, backend), compute_capability(device, backend), total
 
 
-def name(device: DiscoveredDevice, backend: ModuleType | None) -> str:
+def name(device: DiscoveredDevice, backend: Reader | None) -> str:
     """The product name."""
     # The list has the GPU's name. A MIG instance has a longer name of its own.
     return (device.instance and read_or_none(device, backend, "name")) or device.name
 
 
-def pci_bus_id(device: DiscoveredDevice, backend: ModuleType | None) -> str | None:
+def pci_bus_id(device: DiscoveredDevice, backend: Reader | None) -> str | None:
     """Domain, bus and device of the GPU, the domain in eight digits."""
     bus = read_or_none(device._replace(instance=None), backend, "pci_bus_id") or (device.driver and device.driver.pci_bus_id)
     return bus and nvml.plain_bus(bus)
 
 
-def compute_capability(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[int, int] | None:
+def compute_capability(device: DiscoveredDevice, backend: Backend | None) -> tuple[int, int] | None:
     """Major and minor; from the driver if the library that lists GPUs fails, None if unknown."""
     if device.driver and device.driver.compute_capability:
         return device.driver.compute_capability
@@ -105,12 +104,12 @@ def compute_capability(device: DiscoveredDevice, backend: ModuleType | None) -> 
     except NotSupported:
         return None
     except Failed:
-        driver_device = backend and backend.driver_device(device)
+        driver_device = backend.driver_device(device) if backend else None
         return driver_device.compute_capability if driver_device else None
     return capability
 
 
-def total_memory(device: DiscoveredDevice, backend: ModuleType | None) -> int:
+def total_memory(device: DiscoveredDevice, backend: Reader | None) -> int:
     """Bytes; the host's if the device has none of its own.
 
     Raises:
@@ -124,7 +123,7 @@ def total_memory(device: DiscoveredDevice, backend: ModuleType | None) -> int:
         raise
 
 
-def memory(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[int, int, int]:
+def memory(device: DiscoveredDevice, backend: Reader | None) -> tuple[int, int, int]:
     """Free, total and used bytes, all processes counted; the host's if the device has none of its own.
 
     Raises:
@@ -141,7 +140,7 @@ def memory(device: DiscoveredDevice, backend: ModuleType | None) -> tuple[int, i
     return available, total, total - available
 
 
-def read(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> Any:
+def read(device: DiscoveredDevice, backend: Reader | None, field: str) -> Any:
     """Read a field of a device.
 
     Raises:
@@ -155,7 +154,7 @@ def read(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> An
     return backend.read(device.handle, field)
 
 
-def read_or_none(device: DiscoveredDevice, backend: ModuleType | None, field: str) -> Any:
+def read_or_none(device: DiscoveredDevice, backend: Reader | None, field: str) -> Any:
     """Read a field of a device; None if it cannot be read."""
     try:
         return read(device, backend, field)

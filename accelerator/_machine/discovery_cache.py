@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from . import (
@@ -22,7 +21,7 @@ from . import (
     torch_probe,
     torch_runtime,
 )
-from .discovery_result import RETRY_AFTER_S, DiscoveredDevice, DiscoveryResult, Failed, ListedDevices
+from .discovery_result import RETRY_AFTER_S, Backend, DiscoveredDevice, DiscoveryResult, Failed, ListedDevices
 from .driver_child import Device
 
 _driver_count = driver.device_count
@@ -112,8 +111,7 @@ def _discover_now(driver_count: int | None, env: Mapping[str, str]) -> Discovery
 def _discover_fresh(accelerator: str | None, env: Mapping[str, str]) -> DiscoveryResult:
     if accelerator is None:
         return _without_accelerator(_cpu_build(), env)
-    result: DiscoveryResult = backend().discover(env)
-    return result
+    return backend().discover(env)
 
 
 def _is_cpu_chosen(env: Mapping[str, str]) -> bool:
@@ -195,12 +193,12 @@ def _cpu_build() -> str:
     return f"torch {build.version} is a CPU build; install one that is built for the accelerator"
 
 
-def backend() -> ModuleType:
+def backend() -> Backend:
     """The discovery backend that fits torch's build; CUDA's if the build does not say."""
     return rocm if torch_build.is_rocm() else cuda
 
 
-def physical() -> tuple[ModuleType, tuple[DiscoveredDevice, ...]]:
+def physical() -> tuple[Backend, tuple[DiscoveredDevice, ...]]:
     """Every GPU and MIG instance of the machine, and the backend that reads them; none if no library lists any."""
     preferred = backend()
     try:

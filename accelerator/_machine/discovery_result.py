@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from . import grammar
 from .driver_child import Device
 
 if TYPE_CHECKING:
-    from types import ModuleType
+    from .probe import ProbeResult
 
 # A daemon may start before the driver does, so a failure is cached for this long only.
 RETRY_AFTER_S = 1.0
@@ -88,6 +88,50 @@ class DiscoveredDevice(NamedTuple):
         return (self.instance.gi, self.instance.ci) if self.instance else None
 
 
+class Reader(Protocol):
+    """A module that reads devices by their handles."""
+
+    def read(self, handle: Any, field: str, /) -> Any:
+        """Read a field of a device. Raises NotSupported or Failed."""
+
+    def library_problem(self) -> str:
+        """Why the library cannot read a device that has no handle."""
+        ...
+
+
+class Backend(Reader, Protocol):
+    """A discovery backend: the module ``cuda`` or ``rocm``, whose functions these are."""
+
+    def discover(self, env: Mapping[str, str]) -> DiscoveryResult:
+        """The devices of a fresh process with this environment."""
+        ...
+
+    def physical(self) -> tuple[DiscoveredDevice, ...]:
+        """Every device of the machine. Raises Failed."""
+        ...
+
+    def is_linked(self, handle: Any, peer: Any) -> bool | None:
+        """Whether a fast link connects two GPUs. Raises NotSupported or Failed."""
+
+    def driver_device(self, device: DiscoveredDevice) -> Device | None:
+        """The driver's description of a device."""
+
+    def probe_usability(self, result: DiscoveryResult, *, refresh: bool) -> ProbeResult:
+        """Create a context on each device in a child process."""
+        ...
+
+    def has_context(self, index: int) -> bool:
+        """Whether this process has a context on a device."""
+        ...
+
+    def limiting_variable(self, env: Mapping[str, str]) -> str:
+        """The variable by which an environment limits what a process sees."""
+        ...
+
+    def clear(self) -> None:
+        """Discover again at the next query."""
+
+
 # The devices, or a function that lists them and says whether their order is certain.
 ListedDevices: TypeAlias = "tuple[DiscoveredDevice, ...] | Callable[[], tuple[tuple[DiscoveredDevice, ...], bool]]"
 
@@ -104,7 +148,7 @@ class DiscoveryResult:
         environment: the variables that it was discovered with.
         selection: how a visible-devices variable was read, if it was read in this process.
         is_cacheable: whether it holds while everything it depends on is unchanged; a failure may pass in a second.
-        backend: the module that reads the handles of its devices; None if only torch knows them.
+        backend: the discovery backend that reads the handles of its devices; None if only torch knows them.
     """
 
     __slots__ = (
@@ -121,7 +165,7 @@ class DiscoveryResult:
         *,
         environment: Mapping[str, str],
         accelerator_type: str | None = None,
-        backend: ModuleType | None = None,
+        backend: Backend | None = None,
         selection: grammar.Selection | None = None,
         is_cacheable: bool = True,
     ) -> None:

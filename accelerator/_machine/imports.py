@@ -19,7 +19,7 @@ try:
     import _signal  # type: ignore[import-not-found]  # importing signal takes longer
 
     # All but those that the interpreter's own faults raise.
-    _DEFERRED = _signal.valid_signals() - {
+    _deferred = _signal.valid_signals() - {
         getattr(_signal, name) for name in ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT")
     }
 
@@ -37,7 +37,7 @@ except AttributeError:  # Windows
     def _restore(mask: Any) -> None:
         return
 
-    _DEFERRED = None
+    _deferred = None
 
 _FORK_WAITS_S = 0.1
 
@@ -73,13 +73,13 @@ def import_modules(*names: str, package: str | None = None) -> Any:
             pass
         with _importing:
             # The handler of a signal that interrupts an import would meet a part of the module.
-            mask = _block(_DEFERRED)
+            mask = _block(_deferred)
             try:
                 from importlib import import_module
 
                 module = import_module(name, package)
             except ImportError as error:
-                if sys.meta_path is None:
+                if not sys.meta_path:
                     raise RuntimeError(f"{name} cannot be imported while the interpreter shuts down; use it before") from error
                 raise
             finally:

@@ -136,7 +136,7 @@ def clear() -> None:
     amdsmi.clear()
 
 
-_SELF = sys.modules[__name__]
+_SELF: Any = sys.modules[__name__]  # a Backend
 
 
 def _result(

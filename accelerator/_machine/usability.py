@@ -23,7 +23,7 @@ def _probe(result: DiscoveryResult, *, refresh: bool) -> tuple[str | None, list[
     devices, backend = result.devices, result.backend
     if backend is None:
         return None, [None] * len(devices)
-    probed: probe.ProbeResult = backend.probe_usability(result, refresh=refresh)
+    probed = backend.probe_usability(result, refresh=refresh)
     if probed.error:
         return probed.error, [None] * len(devices)
     if not probed.devices:

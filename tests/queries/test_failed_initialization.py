@@ -128,7 +128,7 @@ FORKED = """
     import torch
     import accelerator as acc
     parent = acc.device_count()
-    torch.cuda.init() if sys.argv[1] == "initialized" else None
+    exec(sys.argv[1])
     def child():
         try:
             torch.cuda.init()
@@ -143,10 +143,14 @@ FORKED = """
 
 def test_failure_belongs_to_one_process() -> None:
     """A child in a bad fork keeps its count, and names the fork. The failure of a child is not the parent's."""
-    parent, (error, count, reason), after, own = evaluate_simulated(FORKED, "initialized", gpus=2)
-    assert "Cannot re-initialize CUDA in forked subprocess" in error
-    assert (parent, count, after, own) == (2, 2, 2, None)
-    assert "was forked after its parent had initialized" in reason
+    for first, message in (
+        ("torch.cuda.init()", "Cannot re-initialize CUDA in forked subprocess"),
+        ("ctypes.CDLL('libcuda.so.1').cuInit(0)", "CUDA driver initialization failed"),  # without torch's knowledge
+    ):
+        parent, (error, count, reason), after, own = evaluate_simulated(FORKED, first, gpus=2)
+        assert message in error
+        assert (parent, count, after, own) == (2, 2, 2, None)
+        assert "was forked after its parent had initialized" in reason
     parent, (error, count, reason), after, own = evaluate_simulated(FORKED, "", gpus=2, driver="broken")
     assert "CUDA unknown error" in error
     assert (parent, count, after, own) == (2, 0, 2, None)

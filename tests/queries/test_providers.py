@@ -1,4 +1,4 @@
-"""Rare providers, as data: unreadable names and UUIDs, amdsmi's units, the kernel's memory file, probes that count otherwise."""
+"""Rare providers, as data: unreadable names and UUIDs, amdsmi's units, the kernel's memory file, other counts of probes."""
 
 from __future__ import annotations
 

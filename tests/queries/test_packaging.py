@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, simulated_environment
+from tests.support import ROOT, python, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
 PACKAGE = ROOT / "accelerator"
@@ -53,16 +53,15 @@ def test_vendored_package(tmp_path: Path) -> None:
     (target.parent / "__init__.py").write_text("import sys\nassert not sys.flags.isolated, 'imported in the child'\n")
     output = run_queries(tmp_path / "project", "mylib._vendor.accelerator")
     assert output == [2, 2, True, 31, "cuda", False, True, "mylib._vendor.accelerator", False]
-    environment = simulated_environment(gpus=2)
-    environment["PYTHONPATH"] = f"{tmp_path / 'project'}:{environment['PYTHONPATH']}"
     program = """
+        import torch
         import sys
         sys.modules["accelerator"] = None
+        sys.path.insert(0, sys.argv[1])
         from mylib._vendor.accelerator.__main__ import main
         sys.exit(main(["check"]))
     """
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    done = python(textwrap.dedent(program), simulated_environment(gpus=2), str(tmp_path / "project"), timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith("all areas passed")
 
@@ -74,10 +73,11 @@ def test_queued_seeds_keep_their_order_in_a_vendored_package(tmp_path: Path) -> 
     (target / "__init__.py").touch()
     (target.parent / "__init__.py").touch()
     program = """
+        import torch
         import sys
         sys.modules["accelerator"] = None
+        sys.path.insert(0, sys.argv[1])
         from mylib._vendor import accelerator as acc
-        import torch
         acc.manual_seed_all(1)
         with acc.fork_rng():
             acc.manual_seed_all(2)
@@ -87,10 +87,7 @@ def test_queued_seeds_keep_their_order_in_a_vendored_package(tmp_path: Path) -> 
         except AttributeError as error:
             print(error)
     """
-    environment = simulated_environment(gpus=2)
-    environment["PYTHONPATH"] = f"{tmp_path}:{environment['PYTHONPATH']}"
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    done = python(textwrap.dedent(program), simulated_environment(gpus=2), str(tmp_path), timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[1, 1]", "module 'mylib._vendor.accelerator' has no attribute 'no_such_name'"]
 

@@ -1,4 +1,7 @@
-"""``python -m accelerator``: report what this machine has, check that it works, or run a command on simulated GPUs."""
+"""``python -m accelerator``: report what this machine has, check that it works, or run a command on simulated GPUs.
+
+The command ``rehearse`` says what memory a program needs.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,10 @@ def main(arguments: list[str]) -> int:
             from ._command import simulate
 
             return simulate.main(rest)
+        if command == "rehearse":
+            from ._command import rehearse
+
+            return rehearse.main(rest)
         if command == "check":
             return _check(rest)
         if command == "report":
@@ -28,7 +35,7 @@ def main(arguments: list[str]) -> int:
     except terminal.OutputError as error:
         print(f"python -m accelerator: {error}", file=sys.stderr)
         return 1
-    _parser("").error(f"unknown command {command!r}: there are report, check and simulate")
+    _parser("").error(f"unknown command {command!r}: there are report, check, simulate and rehearse")
 
 
 def _parser(command: str, **options: Any) -> terminal.Parser:
@@ -40,9 +47,10 @@ def _parser(command: str, **options: Any) -> terminal.Parser:
 def _report(arguments: list[str]) -> int:
     parser = _parser(
         "",
-        usage="python -m accelerator [report | check | simulate] [OPTIONS]",
+        usage="python -m accelerator [report | check | simulate | rehearse] [OPTIONS]",
         description="report, the default: print what this machine has, without importing torch or initializing the driver.",
-        epilog="'check' exercises every area on every device, 'simulate -- COMMAND' runs a command on simulated GPUs; "
+        epilog="'check' exercises every area on every device, 'simulate -- COMMAND' runs a command on simulated GPUs, "
+        "'rehearse -- COMMAND' says what memory it needs; "
         "each has its own --help.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON; with --watch one document a line")

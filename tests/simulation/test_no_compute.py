@@ -204,3 +204,36 @@ def test_captured_graph_allocates_only_when_it_is_captured() -> None:
         assert (torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()) == before
         """
     )
+
+
+KERNEL_MEMORY = """
+    import torch
+    import torch.nn.functional as F
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    def added(backward):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        with torch.autograd.set_multithreading_enabled(False):
+            backward()
+        return torch.cuda.max_memory_allocated() - before
+    q, k, v = (torch.zeros(2, heads, 200, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True) for heads in (8, 4, 4))
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        output = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    gradients = 2 * 200 * 64 * 2 * (8 + 4 + 4)
+    softmax_d, dq_accum, expanded = 2 * 8 * 256 * 4, 2 * 256 * 8 * 64 * 4, 2 * 2 * 200 * 8 * 64 * 2
+    grad = torch.zeros_like(output)
+    taken = added(lambda: torch.autograd.grad(output, (q, k, v), grad))
+    assert taken >= gradients + softmax_d + dq_accum + expanded, (taken, gradients + softmax_d + dq_accum + expanded)
+    assert taken < gradients + softmax_d + dq_accum + expanded + 2**16
+    for count, extra in ((3072, 0), (5000, 3 * 5000 * 8 + 2 * 100 * 8 + 600 * 8 + 600 * 32 * 4)):
+        weight = torch.zeros(100, 32, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+        output = F.embedding(torch.zeros(count, dtype=torch.int64, device="cuda"), weight)
+        grad = torch.zeros_like(output)
+        taken = added(lambda: torch.autograd.grad(output, weight, grad)) - 100 * 32 * 2
+        assert extra <= taken < extra + 2**13, (taken, extra)
+"""
+
+
+@pytest.mark.parametrize("compute", [True, False])
+def test_kernels_take_memory_while_they_run(compute: bool) -> None:
+    run(KERNEL_MEMORY, compute=compute)

@@ -19,6 +19,7 @@ from .argument_checks import checked_dtypes
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
+from .kernel_memory import KERNEL_MEMORY
 from .ops import Op
 from .workspaces import has_workspace
 
@@ -112,6 +113,8 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
     is_scaled = op.short_name.startswith(_SCALED) or any(part in op.name for part in _PARTS)
     draws = op.is_random and op.has_generator and not op.is_decomposed
     if not op.is_dense or is_scaled or op.short_name in _WAIT_SOMETIMES or (op.is_random and not draws):
+        return None
+    if op.name in KERNEL_MEMORY:
         return None
     need = NEEDS.get(op.name)
     if op.is_decomposed and need is None:

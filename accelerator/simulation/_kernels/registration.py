@@ -17,6 +17,7 @@ from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dtypes import report_newer_torch
 from .engine import PYTHON_KEY, engine
+from .kernel_memory import with_kernel_memory
 from .ops import not_simulated
 from .workspaces import release_with_torch, with_workspace
 
@@ -100,7 +101,9 @@ def install(computes: bool = True) -> None:
     with _without_override_warning():
         for name in _names_to_override():
             if _is_computed(name):
-                checked = alert_for(name, with_argument_checks(name, with_workspace(name, kernel_override(name))))
+                checked = alert_for(
+                    name, with_argument_checks(name, with_workspace(name, with_kernel_memory(name, kernel_override(name))))
+                )
                 _register(library, name, checked)
             else:
                 library.impl(name, torch._C.DispatchKey.CUDA, CUDNN_SELECTION.get(name) or _not_simulated(name))

@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from .._compile.import_hook import after_import
+from . import recorder
 
 __all__ = ["install"]
 
@@ -117,6 +118,7 @@ def _replace_rendezvous(c10d: Any, store_class: Any) -> None:
     init_process_group = c10d.init_process_group
 
     def init_alone(*arguments: Any, **options: Any) -> Any:
+        recorder.start()
         if options.get("store") is not None:
             options["store"] = store_class()
         return init_process_group(*arguments, **options)

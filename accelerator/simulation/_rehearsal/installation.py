@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import alone, host_memory
+from . import alone, host_memory, recorder
 
 __all__ = ["install"]
 
@@ -11,3 +11,4 @@ def install() -> None:
     """Prepare this process. Imports and initializes nothing."""
     host_memory.install()
     alone.install()
+    recorder.install()

@@ -1,0 +1,113 @@
+"""Draws the memory of a rehearsal as SVG: allocated by what holds it, reserved, and the size of the GPU."""
+
+from __future__ import annotations
+
+import json
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["read", "write"]
+
+_WIDTH, _HEIGHT = 800, 400
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 40, 56
+_COLORS = {
+    "parameters": "#4269d0",
+    "gradients": "#efb118",
+    "optimizer state": "#6cc5b0",
+    "activations": "#ff725c",
+    "other": "#9c9c9c",
+}
+_TEXT = "#777777"  # readable on light and on dark pages
+_GIB = 2**30
+
+
+def read(reports: Path) -> list[dict[str, Any]]:
+    """Return the curves that the processes recorded."""
+    curves = [json.loads(file.read_text(encoding="utf-8")) for file in reports.glob("*.plot.json")]
+    return sorted(curves, key=lambda curve: (curve["rank"], curve["device"]))
+
+
+def write(file: Path, curves: list[dict[str, Any]], entries: list[dict[str, Any]]) -> None:
+    """Write one picture, or one for each rank and device with its name before the suffix."""
+    totals = {(entry["rank"], entry["device"]): entry["total"] for entry in entries}
+    ranks = [curve["rank"] for curve in curves]
+    for curve in curves:
+        rank, device = curve["rank"], curve["device"]
+        name = "" if len(curves) == 1 else f"-rank{rank}" if ranks.count(rank) == 1 else f"-rank{rank}-cuda{device}"
+        path = file.with_name(f"{file.stem}{name}{file.suffix}")
+        path.write_text(draw(curve, totals.get((rank, device), 0)), encoding="utf-8")
+
+
+def draw(curve: dict[str, Any], total: int) -> str:
+    """Return the picture of one rank's memory.
+
+    Args:
+        curve: The names of the categories, and points that list the bytes of each category and the reserved bytes.
+        total: The memory of the GPU in bytes.
+    """
+    points: list[list[int]] = curve["points"]
+    top = max([total, *(point[-1] for point in points)]) * 1.05
+    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+
+    def x(index: int) -> float:
+        return _LEFT + (right - _LEFT) * index / max(1, len(points) - 1)
+
+    def y(size: float) -> float:
+        return bottom - (bottom - _TOP) * size / top
+
+    def line(sizes: list[int]) -> str:
+        return " ".join(f"{x(index):.1f},{y(size):.1f}" for index, size in enumerate(sizes))
+
+    title = f"Memory of rank {curve['rank']}, cuda:{curve['device']}"
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="13">',
+        f"<title>{escape(title)}</title>",
+        f'<text x="{_LEFT}" y="20" fill="{_TEXT}" font-size="15">{escape(title)}</text>',
+    ]
+    parts += [_grid_line(y(size), right, f"{size / _GIB:g} GiB") for size in _ticks(top)]
+    below = [0] * len(points)
+    for position, category in enumerate(curve["categories"]):
+        above = [size + point[position] for size, point in zip(below, points, strict=True)]
+        reverse = " ".join(reversed(line(below).split(" ")))
+        parts.append(f'<polygon points="{line(above)} {reverse}" fill="{_COLORS[category]}" fill-opacity="0.85"/>')
+        below = above
+    parts.append(
+        f'<polyline points="{line([point[-1] for point in points])}" fill="none" stroke="{_TEXT}" stroke-width="1.5"/>'
+    )
+    parts.append(
+        f'<line x1="{_LEFT}" x2="{right}" y1="{y(total):.1f}" y2="{y(total):.1f}" stroke="#d62728" stroke-dasharray="6 4"/>'
+        f'<text x="{right}" y="{y(total) - 5:.1f}" fill="#d62728" text-anchor="end">the GPU: {total / _GIB:.1f} GiB</text>'
+    )
+    parts.append(_legend(curve["categories"], bottom + 36))
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _ticks(top: float) -> list[float]:
+    """Return about five round sizes."""
+    step = 2.0**-10
+    while top / _GIB / step > 6:
+        step *= 2
+    return [index * step * _GIB for index in range(int(top / _GIB / step) + 1)]
+
+
+def _grid_line(height: float, right: int, label: str) -> str:
+    return (
+        f'<line x1="{_LEFT}" x2="{right}" y1="{height:.1f}" y2="{height:.1f}" stroke="{_TEXT}" stroke-opacity="0.25"/>'
+        f'<text x="{_LEFT - 6}" y="{height + 4:.1f}" fill="{_TEXT}" text-anchor="end">{label}</text>'
+    )
+
+
+def _legend(categories: list[str], height: float) -> str:
+    left, parts = float(_LEFT), list[str]()
+    for name, color in (*((category, _COLORS[category]) for category in categories), ("reserved", "")):
+        mark = (
+            f'<rect x="{left}" y="{height - 10}" width="12" height="12" fill="{color}" fill-opacity="0.85"/>'
+            if color
+            else f'<line x1="{left}" x2="{left + 12}" y1="{height - 4}" y2="{height - 4}" stroke="{_TEXT}" stroke-width="1.5"/>'
+        )
+        parts.append(f'{mark}<text x="{left + 17}" y="{height}" fill="{_TEXT}">{name}</text>')
+        left += 17 + 7.5 * len(name) + 18
+    return "".join(parts)

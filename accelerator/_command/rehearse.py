@@ -1,0 +1,205 @@
+"""The command line of ``python -m accelerator rehearse``: run a program on GPUs that compute nothing, and say if it fits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from ..simulation import _known_gpus, environment
+from ..simulation._run import run
+from ..simulation._state_folder import state_folder
+from . import memory_plot, rehearse_report, terminal
+
+__all__ = ["main"]
+
+_USAGE = 2
+_PROGRESS_S = 1.0
+_DESCRIPTION = """\
+Run COMMAND at full size on simulated GPUs that compute nothing, and print what
+memory it needs. torch's own allocator decides: what is printed is what a GPU
+of that size would have reserved, out of memory included.
+
+With --world-size each named rank runs alone, one after the other, as that rank
+of a larger world. Without it, COMMAND may start its own ranks (torchrun)."""
+_EPILOG = """\
+  python -m accelerator rehearse --name H100 --gpus 8 --world-size 128 \\
+      --rank 0,127 -- python train.py
+
+A known --name sets memory and capability:
+  {names}
+
+The exit status is COMMAND's; with several ranks the first that is not 0. It is
+2 on wrong usage or if GPUs cannot be simulated here."""
+
+
+def main(argv: list[str]) -> int:
+    """Rehearse a command.
+
+    Args:
+        argv: What follows ``python -m accelerator rehearse`` on the command line.
+
+    Returns:
+        The command's exit status, or that of the first rank that failed; 2 if the usage is wrong.
+
+    Example:
+        >>> from accelerator._command.rehearse import main
+        >>> main(["--gpus", "2", "--", "true"])
+        0
+    """
+    parser = _parser()
+    try:
+        options = parser.parse_args(argv)
+        command: list[str] = options.command
+        if command[:1] == ["--"]:
+            del command[0]
+        if not command or not command[0]:
+            parser.error("no command: give one after --")
+        ranks = _ranks(parser, options)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    gpu = _known_gpus.find(options.name or "")
+    entries: list[dict[str, Any]] = []
+    curves: list[dict[str, Any]] = []
+    status = 0
+    with state_folder() as folder:
+        for rank in ranks:
+            reports = folder / f"reports-{rank}"
+            reports.mkdir()
+            try:
+                child = environment(
+                    options.gpus,
+                    memory=options.memory or (gpu.memory_mib * 2**20 if gpu else "8GiB"),
+                    name=gpu.name if gpu else options.name or "Simulated GPU",
+                    capability=options.capability or (gpu.capability if gpu else "9.0"),
+                    compute=False,
+                    state=folder / f"state-{rank}",
+                    base={**os.environ, **_world(options, rank)},
+                )
+                _prepare(options, child, reports)
+            except (ValueError, OSError) as error:
+                return _report_error(str(error))
+            except RuntimeError as error:
+                return _report_error(f"cannot simulate GPUs: {error}")
+            with _Progress(rank, reports):
+                ended = run(command, child)
+            status = status or ended
+            entries += rehearse_report.read(reports, ended)
+            curves += memory_plot.read(reports)
+    sys.stderr.write(rehearse_report.format_table(entries))
+    try:
+        if options.json:
+            Path(options.json).write_text(json.dumps({"schema": 1, "ranks": entries}, indent=2) + "\n", encoding="utf-8")
+        if options.plot:
+            memory_plot.write(Path(options.plot), curves, entries)
+    except OSError as error:
+        return status or _report_error(str(error))
+    return status
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = terminal.Parser(
+        prog="python -m accelerator rehearse",
+        usage="%(prog)s [OPTIONS] -- COMMAND...",
+        description=_DESCRIPTION,
+        epilog=_EPILOG.format(names=_known_gpus.names()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs of a node (default: 1)")
+    add("--memory", metavar="SIZE", help="memory of each GPU, such as 80GiB (default: that of --name, else 8GiB)")
+    add("--name", metavar="NAME", help="name of the GPUs, such as H100")
+    add("--capability", metavar="X.Y", help="compute capability of the GPUs (default: that of --name, else 9.0)")
+    add("--world-size", type=int, metavar="W", help="number of ranks of the world that the command is one rank of")
+    add("--rank", metavar="R[,R...]", help="the ranks to rehearse, one after the other (default: 0)")
+    add("--json", metavar="FILE", help="write the figures as JSON")
+    add("--snapshot", metavar="DIR", help="write torch's memory snapshots, one file a rank, for https://pytorch.org/memory_viz")
+    add("--plot", metavar="FILE.svg", help="draw the memory over the run, by what holds it")
+    add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
+    return parser
+
+
+def _ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[int] | list[None]:
+    """Return the ranks to run, or None for a command that starts its own."""
+    if options.world_size is None:
+        if options.rank is not None:
+            parser.error("--rank needs --world-size")
+        return [None]
+    try:
+        ranks = [int(word) for word in (options.rank or "0").split(",")]
+    except ValueError:
+        parser.error(f"--rank must be numbers separated by commas, not {options.rank!r}")
+    wrong = next((rank for rank in ranks if not 0 <= rank < options.world_size), None)
+    if wrong is not None:
+        parser.error(f"rank {wrong} is not in a world of {options.world_size}")
+    if len(set(ranks)) < len(ranks):
+        parser.error(f"--rank names a rank twice: {options.rank}")
+    if options.gpus < 1:
+        parser.error("a rank needs a GPU: --gpus must be at least 1")
+    return ranks
+
+
+def _world(options: argparse.Namespace, rank: int | None) -> dict[str, str]:
+    """Return the variables that torchrun would set for a rank."""
+    if rank is None:
+        return {}
+    local = min(options.gpus, options.world_size)
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(options.world_size),
+        "LOCAL_RANK": str(rank % local),
+        "LOCAL_WORLD_SIZE": str(local),
+        "GROUP_RANK": str(rank // local),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }
+
+
+def _prepare(options: argparse.Namespace, child: dict[str, str], reports: Path) -> None:
+    """Tell the processes of the command to record themselves and not to wait for other ranks."""
+    child["ACCELERATOR_SIM_ALONE"] = "1"
+    child["ACCELERATOR_SIM_REHEARSE"] = str(reports)
+    if options.snapshot:
+        folder = os.path.abspath(options.snapshot)
+        os.makedirs(folder, exist_ok=True)
+        child["ACCELERATOR_SIM_SNAPSHOT"] = folder
+    if options.plot:
+        child["ACCELERATOR_SIM_PLOT"] = str(reports)
+
+
+class _Progress:
+    """Shows on a terminal which rank runs, for how long, and its memory so far."""
+
+    def __init__(self, rank: int | None, reports: Path) -> None:
+        self._label = "rehearsal" if rank is None else f"rank {rank}"
+        self._reports = reports
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, daemon=True) if sys.stderr.isatty() else None
+
+    def __enter__(self) -> None:
+        if self._thread is not None:
+            self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._has_ended.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _show(self) -> None:
+        seconds = 0
+        while not self._has_ended.wait(_PROGRESS_S):
+            seconds += 1
+            reserved = max((entry["peak_reserved"] for entry in rehearse_report.read(self._reports, None)), default=0)
+            sys.stderr.write(f"\r\x1b[K{self._label}: {seconds} s, {rehearse_report.format_size(reserved)} reserved so far")
+            sys.stderr.flush()
+        sys.stderr.write("\r\x1b[K")
+
+
+def _report_error(message: str) -> int:
+    print(f"python -m accelerator rehearse: {message}", file=sys.stderr)
+    return _USAGE

@@ -1,0 +1,74 @@
+"""Reads what the processes of a rehearsal recorded, and formats the table."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["format_size", "format_table", "read"]
+
+_COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "retries", "fits")
+
+
+def read(reports: Path, exit_status: int | None) -> list[dict[str, Any]]:
+    """Return an entry for each rank and device.
+
+    Args:
+        reports: The folder with one file for each process.
+        exit_status: The status of the command, which is its rank's if there is one; None while it runs.
+    """
+    entries: list[dict[str, Any]] = []
+    files = [file for file in reports.glob("*.json") if not file.name.endswith(".plot.json")]
+    for file in files:
+        report = json.loads(file.read_text(encoding="utf-8"))
+        status = exit_status if exit_status is not None and len(files) == 1 else report["exit_status"]
+        entries += [_entry(report["rank"], device, status) for device in report["devices"]]
+    return sorted(entries, key=lambda entry: (entry["rank"], entry["device"]))
+
+
+def _entry(rank: int, device: dict[str, Any], exit_status: int) -> dict[str, Any]:
+    return {
+        "rank": rank,
+        "device": device["device"],
+        "peak_allocated": device["allocated"],
+        "peak_reserved": device["reserved"],
+        "total": device["total"],
+        "retries": device["retries"],
+        "fits": device["ooms"] == 0,
+        "out_of_memory": device["out_of_memory"],
+        "exit_status": exit_status,
+    }
+
+
+def format_size(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def format_table(entries: list[dict[str, Any]]) -> str:
+    """Return the table, and a line for each rank that does not fit."""
+    if not entries:
+        return "rehearsal: no process initialized CUDA or a process group\n"
+    rows = [
+        (
+            str(entry["rank"]),
+            f"cuda:{entry['device']}",
+            *(format_size(entry[name]) for name in ("peak_allocated", "peak_reserved", "total")),
+            str(entry["retries"]),
+            "yes" if entry["fits"] else "no",
+        )
+        for entry in entries
+    ]
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (_COLUMNS, *rows)]
+    for entry in entries:
+        failure = entry["out_of_memory"]
+        if failure is not None:
+            where = f" at {failure['where']}" if failure["where"] else ""
+            lines.append(
+                f"rank {entry['rank']}, cuda:{entry['device']} is out of memory: {failure['op']}{where} asked for"
+                f" {format_size(failure['requested'])}, and {format_size(failure['free'])} were free"
+            )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,105 @@
+"""The memory that CUDA's kernels take from torch's allocator while an op runs.
+
+Nothing reads it here. It counts in the peaks, as on a GPU, so an op's kernel override allocates it after its results and frees
+it at once. Each row names the source from which its sizes were read. Rows are here if the memory is large in usual trainings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["KERNEL_MEMORY", "with_kernel_memory"]
+
+_Arguments = dict[str, Any]
+_FLOAT_BYTES = 4
+_FLASH_ROWS = 128  # of a tile
+_FEW_INDICES = 3072  # which embedding's backward handles without sorting
+_ROWS_PER_THREAD = 10
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _flash_backward(
+    batch: int, queries: int, keys: int, heads: int, key_heads: int, features: int, element_bytes: int
+) -> list[int]:
+    rows = _round_up(queries, _FLASH_ROWS)
+    rounded_features = _round_up(features, 32) if features <= 192 else 256
+    softmax_d = batch * heads * rows * _FLOAT_BYTES
+    splits = 1
+    if torch._C._get_deterministic_algorithms():
+        processors = torch.cuda.get_device_properties().multi_processor_count
+        splits = (processors + batch * heads - 1) // (batch * heads)
+    dq_accum = splits * batch * rows * heads * rounded_features * _FLOAT_BYTES
+    expanded = batch * keys * heads * features * element_bytes if key_heads != heads else 0
+    return [softmax_d, dq_accum, expanded, expanded]
+
+
+def _flash_attention_backward(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd and mha_varlen_bwd"""
+    query, key = arguments["query"], arguments["key"]
+    if query.dim() == 3:  # packed sequences: (all queries, heads, features)
+        sequences = arguments["cum_seq_q"].numel() - 1
+        queries = arguments["max_q"]
+        rows = _round_up(queries, _FLASH_ROWS)
+        heads, features = query.size(1), query.size(2)
+        rounded_features = _round_up(features, 32) if features <= 192 else 256
+        expanded = key.size(0) * heads * features * key.element_size() if key.size(1) != heads else 0
+        dq_accum = (query.size(0) + _FLASH_ROWS * sequences) * heads * rounded_features * _FLOAT_BYTES
+        return [sequences * heads * rows * _FLOAT_BYTES, dq_accum, expanded, expanded]
+    batch, queries, heads, features = query.shape
+    return _flash_backward(batch, queries, key.size(1), heads, key.size(2), features, query.element_size())
+
+
+def _sdpa_flash_backward(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp, mha_bwd"""
+    query, key = arguments["query"], arguments["key"]
+    batch, heads, queries, features = query.shape
+    return _flash_backward(batch, queries, key.size(2), heads, key.size(1), features, query.element_size())
+
+
+def _embedding_backward(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu"""
+    grad, indices = arguments["grad_output"], arguments["indices"]
+    count, index_bytes = indices.numel(), indices.element_size()
+    if count <= _FEW_INDICES and not arguments["scale_grad_by_freq"]:
+        return []
+    segments = min(count, arguments["num_weights"])
+    partial_segments = count // _ROWS_PER_THREAD + segments
+    sums = partial_segments * grad.size(-1) * max(grad.element_size(), _FLOAT_BYTES)
+    # Sorted and original indices, the offsets of segments and of their parts, and the sums of the parts.
+    return [*(count * index_bytes,) * 3, *(segments * index_bytes,) * 2, partial_segments * index_bytes, sums]
+
+
+KERNEL_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
+    "aten::_flash_attention_backward": _flash_attention_backward,
+    "aten::_scaled_dot_product_flash_attention_backward": _sdpa_flash_backward,
+    "aten::embedding_dense_backward": _embedding_backward,
+}
+
+
+def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an op's kernel override that allocates what the op's CUDA kernel does, if the table has it."""
+    sizes_of = KERNEL_MEMORY.get(name)
+    if sizes_of is None:
+        return override
+    names = [argument.name for argument in torch._C._get_schema(name, "").arguments]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        result = override(*args, **kwargs)
+        first = args[0] if args else next(iter(kwargs.values()))
+        sizes = sizes_of({**dict(zip(names, args, strict=False)), **kwargs})
+        _allocate_together(sizes, first.device)
+        return result
+
+    return run
+
+
+def _allocate_together(sizes: list[int], device: torch.device) -> None:
+    """Allocate memory of these sizes, and free it."""
+    held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes if size]
+    held.clear()

@@ -1,0 +1,133 @@
+"""torch's history of allocations: a snapshot for torch's viewer, and the curves of a plot by what holds the memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+import torch
+
+__all__ = ["end", "start"]
+
+_MAXIMUM_EVENTS = 2_000_000
+_POINTS = 600
+CATEGORIES: tuple[str, ...] = ("parameters", "gradients", "optimizer state", "activations", "other")
+
+_snapshots = os.environ.get("ACCELERATOR_SIM_SNAPSHOT", "")
+_plots = os.environ.get("ACCELERATOR_SIM_PLOT", "")
+# What was at which address of device memory at a time in microseconds: the category by address, or None for the start of a
+# backward, when all that is alive and has no other category is an activation.
+_marks: list[tuple[int, dict[int, str] | None]] = []
+
+
+def start() -> None:
+    """Record the history of allocations, if a snapshot or a plot is asked for."""
+    if not _snapshots and not _plots:
+        return
+    context = "all" if _snapshots else None
+    torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=_MAXIMUM_EVENTS)
+    if _plots:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        register_optimizer_step_post_hook(_mark_step)
+        backward: Any = torch.autograd.backward
+
+        def mark_and_run(*arguments: Any, **options: Any) -> Any:
+            _marks.append((_now(), None))
+            return backward(*arguments, **options)
+
+        torch.autograd.backward = mark_and_run
+
+
+def end(rank: int) -> None:
+    """Write what was asked for."""
+    cuda: Any = torch.cuda
+    if not cuda.is_initialized():
+        return
+    if _snapshots:
+        cuda.memory._dump_snapshot(os.path.join(_snapshots, f"rank{rank}.pickle"))
+    if _plots:
+        for device, events in enumerate(cuda.memory._snapshot()["device_traces"]):
+            curves = _curves([event for event in events if "addr" in event])
+            if any(map(any, curves["points"])):
+                path = os.path.join(_plots, f"{os.getpid()}-{device}.plot.json")
+                with open(path, "w", encoding="utf-8") as file:
+                    json.dump({"rank": rank, "device": device, **curves}, file)
+
+
+def _now() -> int:
+    return time.time_ns() // 1000
+
+
+def _address(tensor: Any) -> int:
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local.untyped_storage().data_ptr() if isinstance(local, torch.Tensor) and local.is_cuda else 0
+
+
+def _mark_step(optimizer: Any, *arguments: Any) -> None:
+    """Note the addresses of parameters, gradients and optimizer state after the first steps."""
+    if len(_marks) > 2 * _POINTS:
+        return
+    by_address: dict[int, str] = {}
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for value in optimizer.state.get(parameter, {}).values():
+                by_address[_address(value)] = "optimizer state"
+            if parameter.grad is not None:
+                by_address[_address(parameter.grad)] = "gradients"
+            by_address[_address(parameter)] = "parameters"
+    by_address.pop(0, None)
+    _marks.append((_now(), by_address))
+
+
+def _curves(events: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the allocated bytes by category and the reserved bytes over the events of a run."""
+    categories = _categories(events)
+    held: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+    reserved = 0
+    sizes: dict[int, tuple[int, str]] = {}
+    step = max(1, len(events) // _POINTS)
+    points: list[list[int]] = []
+    most: list[int] = []
+    for index, event in enumerate(events):
+        action, address, size = event["action"], event["addr"], event["size"]
+        if action == "alloc":
+            sizes[address] = size, categories.get(index, "other")
+            held[sizes[address][1]] += size
+        elif action == "free_requested" and address in sizes:
+            freed, category = sizes.pop(address)
+            held[category] -= freed
+        elif action in ("segment_alloc", "segment_map"):
+            reserved += size
+        elif action in ("segment_free", "segment_unmap"):
+            reserved -= size
+        now = [*held.values(), reserved]
+        if not most or sum(now[:-1]) > sum(most[:-1]):
+            most = now
+        if index % step == step - 1 or index == len(events) - 1:
+            points.append(most)  # the largest of each interval, so that no peak is lost
+            most = []
+    return {"categories": [*CATEGORIES], "points": points}
+
+
+def _categories(events: list[dict[str, Any]]) -> dict[int, str]:
+    """Return the category of allocations by the index of their event."""
+    found: dict[int, str] = {}
+    alive: dict[int, int] = {}
+    marks = iter(_marks)
+    mark = next(marks, None)
+    for index, event in enumerate(events):
+        while mark is not None and event.get("time_us", 0) > mark[0]:
+            for address, allocation in alive.items():
+                if mark[1] is None:
+                    found.setdefault(allocation, "activations")
+                elif address in mark[1]:
+                    found[allocation] = mark[1][address]
+            mark = next(marks, None)
+        if event["action"] == "alloc":
+            alive[event["addr"]] = index
+        elif event["action"] == "free_requested":
+            alive.pop(event["addr"], None)
+    return found

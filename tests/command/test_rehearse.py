@@ -1,0 +1,198 @@
+"""``python -m accelerator rehearse``: what a program needs, on GPUs that compute nothing."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from tests import support
+
+pytestmark = pytest.mark.xdist_group("rehearse")
+
+DEADLINE = 240
+GIB = 2**30
+
+
+def rehearse(*options: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "accelerator", "rehearse", *options, "--", *command],
+        cwd=support.ROOT,
+        env=support.plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+    )
+
+
+def figures(tmp_path: Path, code: str, *options: str, status: int = 0) -> tuple[list[dict[str, Any]], str]:
+    """Rehearse a program and return the entries of its JSON and its standard error."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(code), encoding="utf-8")
+    file = tmp_path / "figures.json"
+    done = rehearse("--json", str(file), *options, command=[sys.executable, str(program)])
+    assert done.returncode == status, done.stderr
+    document = json.loads(file.read_text(encoding="utf-8"))
+    assert document["schema"] == 1
+    return document["ranks"], done.stderr
+
+
+def test_peaks_are_those_of_the_whole_run(tmp_path: Path) -> None:
+    entries, text = figures(
+        tmp_path,
+        """
+        import torch
+        from torch.utils.data import DataLoader
+        large = torch.empty(2**32, dtype=torch.uint8, device="cuda")
+        list(DataLoader([0, 1], num_workers=1))
+        del large
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_accumulated_memory_stats()
+        torch.empty(2**30, dtype=torch.uint8, device="cuda:1")
+        raise SystemExit(3)
+        """,
+        *("--gpus", "2", "--name", "h100"),
+        status=3,
+    )
+    common = {"rank": 0, "total": 81559 * 2**20, "retries": 0, "fits": True, "out_of_memory": None, "exit_status": 3}
+    assert entries == [
+        {**common, "device": 0, "peak_allocated": 4 * GIB, "peak_reserved": 4 * GIB},
+        {**common, "device": 1, "peak_allocated": GIB, "peak_reserved": GIB},
+    ]
+    assert text.splitlines()[-3:] == [
+        "rank  device  peak allocated  peak reserved         of  retries  fits",
+        "   0  cuda:0        4.00 GiB       4.00 GiB  79.65 GiB        0   yes",
+        "   0  cuda:1        1.00 GiB       1.00 GiB  79.65 GiB        0   yes",
+    ]
+
+
+def test_out_of_memory_names_op_and_line_even_if_it_is_caught(tmp_path: Path) -> None:
+    entries, text = figures(
+        tmp_path,
+        """
+        import torch
+        def product(x):
+            return x @ x
+        x = torch.empty(16384, 16384, device="cuda")
+        kept = []
+        try:
+            while True:
+                kept.append(product(x))
+        except torch.OutOfMemoryError:
+            pass
+        """,
+    )
+    [entry] = entries
+    assert (entry["fits"], entry["retries"], entry["exit_status"]) == (False, 1, 0)
+    failure = entry["out_of_memory"]
+    assert failure["requested"] == GIB
+    assert 0 < failure["free"] < GIB
+    assert failure["op"] == "aten::mm"
+    assert failure["where"].endswith("program.py:4 in product")
+    assert "is out of memory: aten::mm at " in text
+    assert "asked for 1.00 GiB" in text
+
+
+def test_out_of_memory_in_a_backward_names_the_line_that_calls_it(tmp_path: Path) -> None:
+    entries, _ = figures(
+        tmp_path,
+        """
+        import torch
+        x = torch.empty(2**29, device="cuda", requires_grad=True)
+        y = (x * 2).exp()
+        del y
+        y = x.sigmoid()
+        z = torch.empty(2**28, device="cuda")
+        y.backward(torch.empty_like(y))
+        """,
+        status=1,
+    )
+    [entry] = entries
+    assert entry["exit_status"] == 1
+    assert not entry["fits"]
+    assert entry["out_of_memory"]["where"].partition(" in ")[0].endswith(("program.py:8", "program.py:7"))
+
+
+WORLD = """
+import os
+import torch
+import torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+assert dist.get_world_size() == int(os.environ["WORLD_SIZE"]) > int(os.environ["LOCAL_WORLD_SIZE"]) - 1
+x = torch.empty((1 + dist.get_rank()) * 2**28, dtype=torch.uint8, device="cuda")
+dist.all_reduce(x)
+"""
+
+
+def test_ranks_of_a_world_run_alone(tmp_path: Path) -> None:
+    entries, _ = figures(tmp_path, WORLD, "--gpus", "4", "--world-size", "6", "--rank", "5,0")
+    assert [(entry["rank"], entry["device"], entry["peak_allocated"] // 2**28) for entry in entries] == [(5, 1, 6), (0, 0, 1)]
+
+
+def test_ranks_of_torchrun_are_all_reported(tmp_path: Path) -> None:
+    program, file = tmp_path / "program.py", tmp_path / "figures.json"
+    program.write_text(WORLD, encoding="utf-8")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    done = rehearse("--gpus", "2", "--json", str(file), command=launcher)
+    assert done.returncode == 0, done.stderr
+    entries = json.loads(file.read_text(encoding="utf-8"))["ranks"]
+    assert [(entry["rank"], entry["device"]) for entry in entries] == [(0, 0), (1, 1)]
+
+
+def test_snapshot_and_plot(tmp_path: Path) -> None:
+    picture, folder = tmp_path / "memory.svg", tmp_path / "snapshots"
+    figures(
+        tmp_path,
+        """
+        import torch
+        model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(4))).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            model(torch.empty(8192, 4096, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        """,
+        *("--plot", str(picture), "--snapshot", str(folder)),
+    )
+    text = "".join(ElementTree.fromstring(picture.read_text(encoding="utf-8")).itertext())
+    for word in ("parameters", "gradients", "optimizer state", "activations", "reserved", "the GPU: 8.0 GiB"):
+        assert word in text
+    with open(folder / "rank0.pickle", "rb") as stream:
+        assert any(event["action"] == "alloc" for event in pickle.load(stream)["device_traces"][0])
+
+
+def test_program_without_cuda(tmp_path: Path) -> None:
+    done = rehearse(command=["true"])
+    assert (done.returncode, done.stderr) == (0, "rehearsal: no process initialized CUDA or a process group\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--rank", "1"], "--rank needs --world-size"),
+        (["--world-size", "4", "--rank", "4"], "rank 4 is not in a world of 4"),
+        (["--world-size", "4", "--rank", "x"], "--rank must be numbers separated by commas, not 'x'"),
+        (["--world-size", "4", "--rank", "1,1"], "--rank names a rank twice: 1,1"),
+        (["--memory", "much"], "memory must be bytes or a size"),
+    ],
+)
+def test_wrong_usage(options: list[str], message: str) -> None:
+    done = rehearse(*options, command=["true"])
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_names_of_gpus() -> None:
+    from accelerator.simulation import _known_gpus
+
+    assert _known_gpus.find("a100") == _known_gpus.find("NVIDIA A100-SXM4-80GB") is not None
+    assert _known_gpus.find("Simulated GPU") is None

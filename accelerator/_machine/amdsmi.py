@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from . import imports, process
-from .discovery_result import DiscoveredDevice, Failed, Gpu, NotSupported
-from .driver_child import Device
+from .discovery_result import DiscoveredDevice, Failed, NotSupported, PhysicalGpu
+from .driver_child import DriverDevice
 
 _NONE = "N/A"
 _XGMI = 2  # in the enumeration of link types, whose name depends on the version
@@ -87,14 +87,14 @@ def _describe(smi: Any, index: int, handle: Any) -> DiscoveredDevice:
     asic = _or_none(smi, lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
     serial = str(asic.get("asic_serial") or _NONE)
     total = _or_none(smi, lambda: smi.amdsmi_get_gpu_vram_usage(handle)["vram_total"])
-    device = Device(
+    device = DriverDevice(
         uuid=None if serial == _NONE else serial.removeprefix("0x").lower(),
         name=str(asic.get("market_name") or "cuda"),
         pci_bus_id=_or_none(smi, lambda: smi.amdsmi_get_gpu_device_bdf(handle)),
         compute_capability=None,
         total_memory=total << 20 if isinstance(total, int) else None,
     )
-    return DiscoveredDevice(Gpu(index, handle, device.uuid and f"GPU-{device.uuid}", device.name), None, device)
+    return DiscoveredDevice(PhysicalGpu(index, handle, device.uuid and f"GPU-{device.uuid}", device.name), None, device)
 
 
 def _or_none(smi: Any, function: Callable[[], Any]) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import driver, driver_child, grammar, nvml, nvml_telemetry, probe, torch_build
-from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, Gpu
+from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, PhysicalGpu
 
 FROM_DRIVER = "the driver, which is initialized in this process"
 FROM_NVML = "NVML and the environment"
@@ -106,7 +106,7 @@ def driver_cuda_version(env: Mapping[str, str]) -> tuple[int, int] | None:
         return probe.run(_probed_variables(env)).version if driver.is_installed() else None
 
 
-def driver_device(device: DiscoveredDevice) -> driver_child.Device | None:
+def driver_device(device: DiscoveredDevice) -> driver_child.DriverDevice | None:
     """The driver's description of a device, from a probe if it is not known yet; None if the driver has none."""
     if device.driver is not None or device.uuid is None:
         return device.driver
@@ -165,12 +165,12 @@ def _probed_variables(env: Mapping[str, str]) -> dict[str, str | None]:
     return {name: env.get(name) for name in _READ}
 
 
-def _alike(gpus: Sequence[Gpu]) -> bool:
+def _alike(gpus: Sequence[PhysicalGpu]) -> bool:
     # CUDA puts the fastest first and keeps the order of equal ones. Only CUDA knows which of different GPUs is faster.
     return len(gpus) <= 1 or (gpus[0].name is not None and all(gpu.name == gpus[0].name for gpu in gpus))
 
 
-def _uncertain(visible: str | None, gpus: Sequence[Gpu], *, is_ordered: bool) -> str | None:
+def _uncertain(visible: str | None, gpus: Sequence[PhysicalGpu], *, is_ordered: bool) -> str | None:
     """Why NVML's list does not determine the number of devices, or None."""
     if grammar.needs_uuids(visible) and any(gpu.uuid is None for gpu in gpus):
         return "NVML does not report the UUIDs that CUDA_VISIBLE_DEVICES refers to"
@@ -205,7 +205,7 @@ def _from_probe(env: Mapping[str, str], nvml_problem: str, by_nvml: DiscoveryRes
 
 
 def _in_driver_order(
-    env: Mapping[str, str], gpus: Sequence[Gpu], devices: tuple[DiscoveredDevice, ...]
+    env: Mapping[str, str], gpus: Sequence[PhysicalGpu], devices: tuple[DiscoveredDevice, ...]
 ) -> tuple[tuple[DiscoveredDevice, ...], bool]:
     """GPUs of several models in the driver's order, or in NVML's if the probe fails; and whether the order is certain.
 
@@ -220,7 +220,7 @@ def _in_driver_order(
 
 
 def _joined(
-    devices: Sequence[driver_child.Device], gpus: Sequence[Gpu] | None = None
+    devices: Sequence[driver_child.DriverDevice], gpus: Sequence[PhysicalGpu] | None = None
 ) -> tuple[tuple[DiscoveredDevice, ...], bool]:
     """The driver's devices with NVML's entry for each, matched by UUID or else by PCI bus; and whether NVML listed all."""
     is_listed = True
@@ -264,7 +264,7 @@ def _too_old(driver: tuple[int, int]) -> str | None:
     )
 
 
-def _nothing_visible(visible: str | None, gpus: Sequence[Gpu], selection: grammar.Selection) -> str:
+def _nothing_visible(visible: str | None, gpus: Sequence[PhysicalGpu], selection: grammar.Selection) -> str:
     if not gpus:
         return "the NVIDIA driver finds no GPU"
     return _hidden(visible, selection.problem) or (

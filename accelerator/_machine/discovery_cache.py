@@ -22,7 +22,7 @@ from . import (
     torch_runtime,
 )
 from .discovery_result import RETRY_AFTER_S, Backend, DiscoveredDevice, DiscoveryResult, Failed, ListedDevices
-from .driver_child import Device
+from .driver_child import DriverDevice
 
 _driver_count = driver.device_count
 _torch_accelerator = process.torch_accelerator
@@ -147,7 +147,7 @@ def _from_torch(accelerator: str, env: Mapping[str, str]) -> DiscoveryResult:
 def _of_imported_torch(module: Any, accelerator: str, env: Mapping[str, str]) -> DiscoveryResult:
     count = torch_runtime.device_count(module)
     if not process.is_initialized():
-        return _result_of_torch(accelerator, (Device(None, accelerator, None, None, None),) * count, env)
+        return _result_of_torch(accelerator, (DriverDevice(None, accelerator, None, None, None),) * count, env)
 
     # Runtime functions need the count only, and some backends lack the functions that describe a device.
     def devices() -> tuple[tuple[DiscoveredDevice, ...], bool]:
@@ -158,7 +158,7 @@ def _of_imported_torch(module: Any, accelerator: str, env: Mapping[str, str]) ->
 
 
 def _result_of_torch(
-    accelerator: str, devices: tuple[Device, ...], env: Mapping[str, str], error: str | None = None
+    accelerator: str, devices: tuple[DriverDevice, ...], env: Mapping[str, str], error: str | None = None
 ) -> DiscoveryResult:
     discovered = tuple(DiscoveredDevice(None, None, device) for device in devices)
     return _counted_by_torch(accelerator, len(devices), discovered, env, error)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
 from . import grammar
-from .driver_child import Device
+from .driver_child import DriverDevice
 
 if TYPE_CHECKING:
     from .probe import ProbeResult
@@ -31,7 +31,7 @@ class Failed(RuntimeError):
         self.code = code
 
 
-class Gpu(NamedTuple):
+class PhysicalGpu(NamedTuple):
     """A physical GPU in the list of its library.
 
     Attributes:
@@ -61,9 +61,9 @@ class DiscoveredDevice(NamedTuple):
         torch_index: the index by which an initialized torch reads it, if no library lists it.
     """
 
-    gpu: Gpu | None
+    gpu: PhysicalGpu | None
     instance: grammar.Instance | None = None
-    driver: Device | None = None
+    driver: DriverDevice | None = None
     torch_index: int | None = None
 
     @property
@@ -113,7 +113,7 @@ class Backend(Reader, Protocol):
     def is_linked(self, handle: Any, peer: Any) -> bool | None:
         """Whether a fast link connects two GPUs. Raises NotSupported or Failed."""
 
-    def driver_device(self, device: DiscoveredDevice) -> Device | None:
+    def driver_device(self, device: DiscoveredDevice) -> DriverDevice | None:
         """The driver's description of a device."""
 
     def probe_usability(self, result: DiscoveryResult, *, refresh: bool) -> ProbeResult:

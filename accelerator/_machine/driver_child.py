@@ -20,7 +20,7 @@ _COMPUTE_CAPABILITY_MINOR = 76
 _INTEGRATED = 18
 
 
-class Device(NamedTuple):
+class DriverDevice(NamedTuple):
     """What the driver reports about one device; None if unknown. The UUID has no ``GPU-`` or ``MIG-`` prefix.
 
     Only the name is known for accelerators other than CUDA's and ROCm's. ``integrated``: whether it shares the host's memory.
@@ -45,12 +45,12 @@ def version(library: Any) -> tuple[int, int]:
     return encoded.value // 1000, encoded.value % 1000 // 10
 
 
-def devices(library: Any, count: int) -> tuple[Device, ...]:
+def devices(library: Any, count: int) -> tuple[DriverDevice, ...]:
     """Describe the first ``count`` devices of an initialized driver; creates no context."""
     return tuple(_describe(library, ordinal) for ordinal in range(count))
 
 
-def _describe(library: Any, ordinal: int) -> Device:
+def _describe(library: Any, ordinal: int) -> DriverDevice:
     handle, memory = ctypes.c_int(), ctypes.c_size_t()
     uuid, name, bus = (ctypes.c_ubyte * 16)(), ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
     # For a MIG instance, the first version returns the UUID of the whole GPU.
@@ -64,7 +64,7 @@ def _describe(library: Any, ordinal: int) -> Device:
         _attribute(library, which, handle) for which in (_COMPUTE_CAPABILITY_MAJOR, _COMPUTE_CAPABILITY_MINOR, _INTEGRATED)
     )
     digits = bytes(uuid).hex()
-    return Device(
+    return DriverDevice(
         uuid="-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])) if has_uuid else None,
         name=name.value.decode(errors="replace") if has_name else "cuda",
         pci_bus_id=bus.value.decode(errors="replace") if has_bus else None,
@@ -90,7 +90,7 @@ def main(mode: str, library_name: str, prefix: str, mark: str) -> None:
     """
     error: str | None = None
     supported: tuple[int, int] | None = None
-    described: tuple[Device, ...] = ()
+    described: tuple[DriverDevice, ...] = ()
     unusable: list[str | None] = []
     is_hip = prefix == "hip"
     driver_name = "ROCm runtime" if is_hip else "CUDA driver"
@@ -137,14 +137,14 @@ def _use(library: Any, ordinal: int) -> str | None:
     return None
 
 
-def _describe_hip(library: Any, ordinal: int) -> Device:
+def _describe_hip(library: Any, ordinal: int) -> DriverDevice:
     memory, uuid = ctypes.c_size_t(), (ctypes.c_char * 16)()
     name, bus = ctypes.create_string_buffer(256), ctypes.create_string_buffer(32)
     has_uuid = library.hipDeviceGetUuid(ctypes.byref(uuid), ordinal) == 0
     has_name = library.hipDeviceGetName(name, len(name), ordinal) == 0
     has_bus = library.hipDeviceGetPCIBusId(bus, len(bus), ordinal) == 0
     has_memory = library.hipDeviceTotalMem(ctypes.byref(memory), ordinal) == 0
-    return Device(
+    return DriverDevice(
         # These bytes are the sixteen characters that HIP_VISIBLE_DEVICES takes.
         uuid=uuid.value.decode(errors="replace").lower() if has_uuid else None,
         name=name.value.decode(errors="replace") if has_name else "cuda",

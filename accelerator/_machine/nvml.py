@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from . import imports, process
-from .discovery_result import RETRY_AFTER_S, Failed, Gpu, NotSupported
+from .discovery_result import RETRY_AFTER_S, Failed, NotSupported, PhysicalGpu
 from .grammar import Instance
 
 LIBRARY_NOT_FOUND = 12
@@ -40,7 +40,7 @@ class _Session:
     def __init__(self, binding: Any) -> None:
         self.binding = binding
         # The time of expiry, and the list: a GPU that fails may work again.
-        self.gpus: tuple[float, tuple[Gpu, ...]] = 0.0, ()
+        self.gpus: tuple[float, tuple[PhysicalGpu, ...]] = 0.0, ()
         self.cuda_version: tuple[int, int] | None = None
 
 
@@ -203,7 +203,7 @@ def clear() -> None:
                 return
 
 
-def gpus() -> tuple[Gpu, ...]:
+def gpus() -> tuple[PhysicalGpu, ...]:
     """All physical GPUs with their MIG instances, in PCI bus order; a GPU that fails is listed with its problem.
 
     Raises:
@@ -236,7 +236,7 @@ def _required(function: Callable[[], T]) -> T:
         raise Failed(str(error), _NOT_SUPPORTED) from None
 
 
-def _gpu(index: int) -> Gpu:
+def _gpu(index: int) -> PhysicalGpu:
     handle, instances, problem = Handle(index), None, None
     try:
         instances = _instances(handle, index)
@@ -245,7 +245,7 @@ def _gpu(index: int) -> Gpu:
     uuid = read_or_none("nvmlDeviceGetUUID", handle)
     if uuid:
         handle.bind_uuid(uuid)
-    return Gpu(index, handle, uuid, read_or_none("nvmlDeviceGetName", handle), instances, problem)
+    return PhysicalGpu(index, handle, uuid, read_or_none("nvmlDeviceGetName", handle), instances, problem)
 
 
 def _instances(gpu: Handle, index: int) -> tuple[Instance, ...] | None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from . import child_process, driver, driver_child, process
 from .discovery_result import RETRY_AFTER_S
-from .driver_child import Device
+from .driver_child import DriverDevice
 
 DEADLINE_S = 60.0
 
@@ -31,7 +31,7 @@ class ProbeResult(NamedTuple):
 
     error: str | None
     version: tuple[int, int] | None = None
-    devices: tuple[Device, ...] = ()
+    devices: tuple[DriverDevice, ...] = ()
     unusable: tuple[str | None, ...] = ()
 
 
@@ -112,8 +112,8 @@ def _device(
     capability: list[int] | None,
     memory: int | None,
     integrated: bool | None,
-) -> Device:
-    return Device(uuid, name, bus, _pair(capability), memory, integrated)
+) -> DriverDevice:
+    return DriverDevice(uuid, name, bus, _pair(capability), memory, integrated)
 
 
 def _pair(integers: list[int] | None) -> tuple[int, int] | None:

@@ -55,7 +55,7 @@ def from_torch(module: Any, env: Mapping[str, str]) -> DiscoveryResult:
         else:
             devices.append(
                 DiscoveredDevice(
-                    None, None, driver_child.Device(uuid, properties.name, bus, None, int(properties.total_memory))
+                    None, None, driver_child.DriverDevice(uuid, properties.name, bus, None, int(properties.total_memory))
                 )
             )
     problem = None if count else "the ROCm runtime of this process was initialized with no visible device"
@@ -78,7 +78,7 @@ def _pci_bus_id(properties: Any) -> str | None:
     return f"{properties.pci_domain_id:08X}:{properties.pci_bus_id:02X}:{properties.pci_device_id:02X}.0"
 
 
-def _is_same(device: driver_child.Device, uuid: str | None, bus: str | None) -> bool:
+def _is_same(device: driver_child.DriverDevice, uuid: str | None, bus: str | None) -> bool:
     if uuid and device.uuid:
         return uuid == device.uuid
     return bool(bus and device.pci_bus_id) and bus == nvml.plain_bus(device.pci_bus_id or "")
@@ -110,7 +110,7 @@ def library_problem() -> str:
     return amdsmi.problem() or "amdsmi does not list it"
 
 
-def driver_device(device: DiscoveredDevice) -> driver_child.Device | None:
+def driver_device(device: DiscoveredDevice) -> driver_child.DriverDevice | None:
     """The description of a device by the driver or by amdsmi's list."""
     return device.driver
 

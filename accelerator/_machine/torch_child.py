@@ -29,7 +29,7 @@ def main(paths: str, site_folders: str, package: str, binding: str, mark: str) -
         _run_pth_files(json.loads(site_folders))
         sys.path[:] = json.loads(paths)
         import torch
-        import torch.accelerator
+        import torch.accelerator  # pyright: ignore[reportUnusedImport]
 
         if package:
             __import__(package)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from . import child_process, process, torch_child
 from . import environment as this_environment
 from .discovery_result import RETRY_AFTER_S
-from .driver_child import Device
+from .driver_child import DriverDevice
 
 DEADLINE_S = 120.0
 
@@ -33,7 +33,7 @@ class TorchProbeResult(NamedTuple):
 
     error: str | None
     device_type: str | None = None
-    devices: tuple[Device, ...] = ()
+    devices: tuple[DriverDevice, ...] = ()
     free_memory: tuple[int | None, ...] = ()
 
 
@@ -91,7 +91,7 @@ def _run_child(environment: Mapping[str, str | None]) -> TorchProbeResult:
     except child_process.ChildError as failure:
         return TorchProbeResult(str(failure))
     device_type, devices = report or ("", ())
-    described = tuple(Device(None, name or device_type, None, None, total) for name, _, total in devices)
+    described = tuple(DriverDevice(None, name or device_type, None, None, total) for name, _, total in devices)
     return TorchProbeResult(error, device_type or None, described, tuple(free for _, free, _ in devices))
 
 

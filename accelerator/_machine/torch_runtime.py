@@ -13,7 +13,7 @@ from typing import Any
 
 from . import accelerators, process
 from .discovery_result import Failed, NotSupported
-from .driver_child import Device
+from .driver_child import DriverDevice
 
 
 def current_index() -> int:
@@ -110,7 +110,7 @@ def device_count(module: Any) -> int:
     return count
 
 
-def describe(module: Any, device_type: str, index: int) -> Device:
+def describe(module: Any, device_type: str, index: int) -> DriverDevice:
     """A device of an initialized runtime, with the name and the size that torch reports."""
     try:
         name = str(module.get_device_name(index))
@@ -120,7 +120,7 @@ def describe(module: Any, device_type: str, index: int) -> Device:
         total: int | None = memory_info(index)[1]
     except (NotSupported, RuntimeError):
         total = None
-    return Device(None, name, None, None, total)
+    return DriverDevice(None, name, None, None, total)
 
 
 def is_integrated(index: int) -> bool:

@@ -26,7 +26,7 @@ from tests.support.discovery import BUILD, on_simulated_gpus
 KEYS = """schema version python host time torch accelerator available unavailable_reason initialized fork_safe simulated driver
     nvml environment devices hidden""".split()
 DEVICE_KEYS = """index physical_index name uuid pci_bus_id compute_capability total_memory memory_used utilization memory_usage
-    temperature memory_temperature power_draw power_limit fan_speed clock_rate throttled numa_node mig usable processes
+    temperature power_draw clock_rate power_limit memory_temperature fan_speed throttled numa_node mig usable processes
     problem""".split()
 
 
@@ -147,7 +147,7 @@ def test_an_nvml_failure_is_named(nvml: str, name: str) -> None:
     report = text(machine)
     assert "NVML does not answer: " in report
     assert name in report
-    assert "simulated GPUs, driver version unknown" in report
+    assert "NVIDIA driver unknown, up to CUDA 13.2" in report
     assert "? of 8.0 GiB" in report
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from accelerator._machine import amdsmi, child_process, discovery_cache, imports, nvml, probe, torch_probe
-from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, Gpu
+from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, PhysicalGpu
 from tests.support import in_child
 from tests.support.discovery import evaluate_simulated, simulated_driver
 
@@ -44,7 +44,7 @@ def test_result_of_a_discovery_that_a_refresh_overtakes_is_not_cached(
 
 
 def test_handles_follow_the_order_of_devices_until_it_is_certain() -> None:
-    one, two, three = (DiscoveredDevice(Gpu(i, f"handle {i}", None, None)) for i in range(3))
+    one, two, three = (DiscoveredDevice(PhysicalGpu(i, f"handle {i}", None, None)) for i in range(3))
     orders = iter([((one, two, three), False), ((three, one, two), False), ((two, three, one), True)])
     found = DiscoveryResult(3, None, "a test", lambda: next(orders), environment={})
     assert found.handle(0) == "handle 0"

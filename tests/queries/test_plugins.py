@@ -18,7 +18,7 @@ import pytest
 
 import accelerator as acc
 from accelerator._machine import child_process, discovery_cache, torch_build, torch_child
-from accelerator._machine.driver_child import Device
+from accelerator._machine.driver_child import DriverDevice
 from tests.support import plain_environment, python, simulated_environment
 from tests.support.discovery import DRIVER, evaluate, on_simulated_gpus
 
@@ -274,7 +274,7 @@ def test_probe_counts_if_torchs_count_may_initialize(device_type: str, calls: in
     counted: list[None] = []
     module = SimpleNamespace(device_count=lambda: counted.append(None) or 2, is_initialized=lambda: False)
     monkeypatch.setattr(discovery_cache.process, "torch_device_module", lambda: module)
-    devices = (Device(None, device_type, None, None, None),) * 2
+    devices = (DriverDevice(None, device_type, None, None, None),) * 2
     monkeypatch.setattr(
         discovery_cache.torch_probe, "run", lambda: discovery_cache.torch_probe.TorchProbeResult(None, devices=devices)
     )
@@ -288,7 +288,7 @@ def test_given_environment_is_discovered_in_a_probe(monkeypatch: pytest.MonkeyPa
 
     def probe(environment: dict[str, str | None]) -> Any:
         masks.append(environment["ZE_AFFINITY_MASK"])
-        return discovery_cache.torch_probe.TorchProbeResult(None, devices=(Device(None, "xpu", None, None, None),))
+        return discovery_cache.torch_probe.TorchProbeResult(None, devices=(DriverDevice(None, "xpu", None, None, None),))
 
     monkeypatch.setattr(discovery_cache.torch_build, "accelerator_type", lambda: "xpu")
     monkeypatch.setattr(discovery_cache.torch_probe, "run", probe)

@@ -12,8 +12,8 @@ import pytest
 import accelerator as acc
 from accelerator import memory_info
 from accelerator._machine import amdsmi, cuda, discovery_cache, host_memory, torch_build, torch_probe
-from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, Failed, Gpu, NotSupported
-from accelerator._machine.driver_child import Device
+from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, Failed, NotSupported, PhysicalGpu
+from accelerator._machine.driver_child import DriverDevice
 from accelerator._machine.grammar import Instance
 from tests.support.discovery import evaluate_simulated, on_simulated_gpus
 
@@ -22,7 +22,7 @@ GIB = 2**30
 
 @pytest.mark.parametrize("names", [*itertools.product(["A", "B", None], repeat=3), (None,), (None, None), ("A",), ()])
 def test_gpus_are_alike_if_all_have_one_known_name(names: tuple[str | None, ...]) -> None:
-    gpus = [Gpu(i, None, None, name) for i, name in enumerate(names)]
+    gpus = [PhysicalGpu(i, None, None, name) for i, name in enumerate(names)]
     assert cuda._alike(gpus) == (len(names) <= 1 or (None not in names and len(set(names)) == 1))
 
 
@@ -37,7 +37,7 @@ def test_listed_device_is_read_by_its_own_handle(
 ) -> None:
     """By UUID, or by index and MIG instance if the UUIDs cannot be read."""
     instances = INSTANCES if has_uuids else tuple(instance._replace(uuid=None) for instance in INSTANCES)  # type: ignore[arg-type]
-    gpus = [Gpu(i, i, f"GPU-{i}" if has_uuids else None, "A", instances if i == 1 else None) for i in range(3)]
+    gpus = [PhysicalGpu(i, i, f"GPU-{i}" if has_uuids else None, "A", instances if i == 1 else None) for i in range(3)]
     listed = [DiscoveredDevice(gpus[0]), DiscoveredDevice(gpus[1]), *(DiscoveredDevice(gpus[1], each) for each in instances)]
     listed.append(DiscoveredDevice(gpus[2]))
     backend = SimpleNamespace(read=lambda handle, field: handle)
@@ -85,7 +85,7 @@ def test_available_memory_of_the_kernel(tmp_path: Path, monkeypatch: pytest.Monk
 def test_memory_of_a_probe_that_counts_otherwise_is_unknown(
     probed: int, error: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    devices = tuple(Device(None, "npu", None, None, (i + 1) * GIB) for i in range(probed))
+    devices = tuple(DriverDevice(None, "npu", None, None, (i + 1) * GIB) for i in range(probed))
     output = torch_probe.TorchProbeResult(error, "npu", devices, tuple(i * GIB for i in range(probed)))
     monkeypatch.setattr(torch_probe, "run", lambda refresh: output)
     result = DiscoveryResult(2, None, "torch", (), environment={}, accelerator_type="npu")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from accelerator._machine import probe, usability
-from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, Gpu
-from accelerator._machine.driver_child import Device
+from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, PhysicalGpu
+from accelerator._machine.driver_child import DriverDevice
 
 pytestmark = pytest.mark.torch_free
 
@@ -22,10 +22,10 @@ def probed(errors: list[str | None], *, owned: set[int] = frozenset(), order: li
     """A discovery result of which the probe reports these errors, by device; the driver lists the devices in an order."""
     count = len(errors)
     order = list(range(count)) if order is None else order
-    driver = tuple(Device(f"uuid-{i}", f"GPU {i}", None, None, None) for i in order)
+    driver = tuple(DriverDevice(f"uuid-{i}", f"GPU {i}", None, None, None) for i in order)
     result = probe.ProbeResult(None, (13, 0), driver, tuple(errors[i] for i in order))
     backend: Any = SimpleNamespace(probe_usability=lambda result_, refresh: result, has_context=lambda index: index in owned)
-    devices = tuple(DiscoveredDevice(Gpu(i, None, f"GPU-uuid-{i}", f"GPU {i}")) for i in range(count))
+    devices = tuple(DiscoveredDevice(PhysicalGpu(i, None, f"GPU-uuid-{i}", f"GPU {i}")) for i in range(count))
     return DiscoveryResult(count, None, "a test", devices, environment={}, accelerator_type="cuda", backend=backend)
 
 

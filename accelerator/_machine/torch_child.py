@@ -1,4 +1,4 @@
-"""The program of a child process that imports torch and reports its accelerator or the result of a binding of torch.
+"""The program of a child process that imports torch and reports its accelerator or the result of a function of torch.
 
 It imports nothing of this package. The parent's torch stays unimported, and its accelerator uninitialized.
 """
@@ -6,6 +6,7 @@ It imports nothing of this package. The parent's torch stays unimported, and its
 from __future__ import annotations
 
 import json
+import operator
 import os
 import site
 import sys
@@ -13,14 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 
-def main(paths: str, site_folders: str, package: str, binding: str, mark: str) -> None:
+def main(paths: str, site_folders: str, package: str, function: str, mark: str) -> None:
     """Print two results between two marks: why torch cannot be imported, or None, and what torch reports.
 
     Args:
         paths: the parent's ``sys.path``, as JSON.
         site_folders: the folders whose ``.pth`` files the parent ran, as JSON.
         package: a package to import after torch because it registers the accelerator; "" for none.
-        binding: a function of ``torch._C`` whose result is printed; "" for the device type and the devices.
+        function: the name of a function in torch whose result is printed; "" for the device type and the devices.
         mark: a line that nothing else prints.
     """
     error: str | None = None
@@ -33,7 +34,7 @@ def main(paths: str, site_folders: str, package: str, binding: str, mark: str) -
 
         if package:
             __import__(package)
-        report = getattr(torch._C, binding)() if binding else _describe_accelerator(torch)
+        report = operator.attrgetter(function)(torch)() if function else _describe_accelerator(torch)
     except BaseException as failure:  # a plug-in may raise anything
         error = _describe_error(failure)
     message = f"\n{mark}\n{json.dumps([error, report])}\n{mark}\n".encode("ascii")

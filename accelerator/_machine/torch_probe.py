@@ -1,4 +1,4 @@
-"""The torch probe: a child process imports torch and reports its accelerator, or the result of a binding."""
+"""The torch probe: a child process imports torch and reports its accelerator, or the result of a function."""
 
 from __future__ import annotations
 
@@ -69,13 +69,13 @@ def clear() -> None:
     _result = None
 
 
-def call_binding(name: str) -> Any:
-    """What a function of ``torch._C`` returns in a child process that loads no plug-ins.
+def call(name: str) -> Any:
+    """What a function in torch, such as "cuda.device_count", returns in a child process that loads no plug-ins.
 
     Raises:
         RuntimeError: if the child has no output, or torch cannot be imported there.
     """
-    error, value = _import_torch({AUTOLOAD: "0"}, binding=name)
+    error, value = _import_torch({AUTOLOAD: "0"}, function=name)
     if error:
         raise RuntimeError(error)
     return value
@@ -95,10 +95,10 @@ def _run_child(environment: Mapping[str, str | None]) -> TorchProbeResult:
     return TorchProbeResult(error, device_type or None, described, tuple(free for _, free, _ in devices))
 
 
-def _import_torch(environment: Mapping[str, str | None], *, package: str = "", binding: str = "") -> Any:
+def _import_torch(environment: Mapping[str, str | None], *, package: str = "", function: str = "") -> Any:
     """The error and the report of ``torch_child``."""
     paths = [os.fspath(path) for path in sys.path]
-    arguments = (json.dumps(paths), json.dumps(_site_folders()), package, binding)
+    arguments = (json.dumps(paths), json.dumps(_site_folders()), package, function)
     program = child_process.source(torch_child)
     return child_process.run(program, arguments, environment, subject="torch", deadline_s=DEADLINE_S)
 

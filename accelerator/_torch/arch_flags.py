@@ -17,7 +17,7 @@ def arch_flags() -> str | None:
         return None
     if device_type == "cuda" and not initialized:
         # The binding would make torch refuse to work in children that are forked afterwards.
-        return _read_in_child(binding.__name__)
+        return _read_in_child(bindings.name_of(binding))
     flags: str | None = binding()
     return flags
 
@@ -25,7 +25,7 @@ def arch_flags() -> str | None:
 @cache
 def _read_in_child(binding: str) -> str | None:
     try:
-        flags: str | None = torch_probe.call_binding(binding)
+        flags: str | None = torch_probe.call(binding)
     except RuntimeError as error:
         raise RuntimeError(
             f"the architectures of this torch could not be read: {error}; after init() no child process is needed"

@@ -119,6 +119,11 @@ def is_accelerator_traced() -> bool:
     return names is None or "torch.accelerator.synchronize" in names
 
 
+def name_of(binding: Any) -> str:
+    """Return the name by which a child process finds a binding in torch."""
+    return f"_C.{binding.__name__}"
+
+
 def mps_generator() -> torch.Generator | None:
     """Return the generator of MPS, or None if this torch has no such function."""
     function = getattr(torch.mps, "_get_default_mps_generator", None)

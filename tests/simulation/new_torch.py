@@ -59,17 +59,19 @@ def import_problem(name: str) -> str | None:
 def compare_parameters(function: Callable[..., Any], positional: list[str], keywords: list[str]) -> str | None:
     """Return how a function's parameters differ from those of a schema, or None if the function takes the schema's arguments.
 
-    Names count for keyword arguments only. Random decompositions also take a generator, even if the op does not.
+    Names count for keyword arguments only. A decomposition may have optional ones that this torch lacks, and random ones take a
+    generator even if the op does not.
     """
     parameters = inspect.signature(function).parameters.values()
     kinds = {parameter.kind for parameter in parameters}
     keyword_only = {parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY}
+    required = {p.name for p in parameters if p.kind == p.KEYWORD_ONLY and p.default is p.empty}
     by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     by_keyword = keyword_only | set(by_position)
     by_position = [name for name in by_position if name not in {"generator", *keywords} - {*positional}]
     takes_positional = inspect.Parameter.VAR_POSITIONAL in kinds or len(by_position) == len(positional)
     takes_keywords = inspect.Parameter.VAR_KEYWORD in kinds or set(keywords) <= by_keyword
-    if takes_positional and takes_keywords and keyword_only - {"generator"} <= {*keywords}:
+    if takes_positional and takes_keywords and required - {"generator"} <= {*keywords}:
         return None
     return f"{inspect.signature(function)}, torch has ({', '.join((*positional, *keywords))})"
 
@@ -82,7 +84,7 @@ def decompositions() -> Iterator[str]:
     for name, function in simulation_module("_kernels.decompositions").DECOMPOSITIONS.items():
         base, _, overload = name.partition(".")
         if name not in known:
-            yield f"{name}: this torch has no such op"
+            print(f"   {name}: this torch has no such op")
             continue
         arguments = torch._C._get_schema(base, overload).arguments
         keywords = [argument.name for argument in arguments if argument.kwarg_only]

@@ -1,22 +1,24 @@
 """``python -m tests.benchmarks.checkpointing [--gate] [--times] [--json FILE] [--clock cpu]``: the time and the memory of
 checkpoints, compared with torch and DeepSpeed.
 
-The benchmark runs on a GPU, real or simulated, if there is one, and else on the CPU. It prints up to four tables:
+The benchmark runs on a GPU, real or simulated, if there is one, and else on the CPU. It prints up to five tables:
 
 - Time: the time that a checkpoint adds to the forward and backward of a tiny layer. Each round has 40 turns. In a turn every
   contender runs twelve layers twice, and the second run is timed. The garbage collector runs before, so that no contender
   pays for the garbage of another one. The figure of a contender is its fastest run, minus that of the same layers without
   checkpoints. The table shows the minimum of five rounds, its ratio to the minimum of torch's non-reentrant checkpoint, and
   the interquartile range of the ratios of the rounds.
+- Calls: the Python functions of this package that one checkpoint of the layer calls, and their modules. Unlike times, they are
+  the same on every machine; the interpreter and the initialized accelerator change them by a few.
 - Early stop: the time of layers of several widths if recomputation stops early, never stops early, or decides by size.
 - Peak, only on the CPU: the resident memory that a separate process adds while it trains twelve wide layers.
 - Held memory, only on the CPU: the memory that the inputs of checkpoints occupy between forward and backward, by number of
   layers and by number of ranks that share the inputs over gloo.
 
 With ``--gate`` the exit status is 1 if the ratio of a plain checkpoint exceeds its budget by over 5 % and by over the
-spread, or if partitioned inputs occupy more than a rank's share. ``--times`` leaves out the tables of memory. ``--json`` also
-writes all figures to a file. ``--clock cpu`` measures CPU time instead of wall time. On an overloaded machine wall time favors
-fast contenders, because only short runs finish without an interruption.
+spread, if it takes more calls than its budget, or if partitioned inputs occupy more than a rank's share. ``--times`` leaves out
+the tables of memory. ``--json`` also writes all figures to a file. ``--clock cpu`` measures CPU time instead of wall time. On
+an overloaded machine wall time favors fast contenders, because only short runs finish without an interruption.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ ROUNDS = 5
 TURNS = 40
 # The ratio of a checkpoint's time to that of torch's non-reentrant checkpoint, for the tiny layer.
 BUDGET = 0.30
+# The Python calls of one checkpoint in this package, forward and backward: up to 23 and 17, and a few for other interpreters.
+CALLS_BUDGET = (25, 19)
 GATED = ("ours, plain", "ours, non_reentrant_checkpoint")
 WIDTHS = (8, 64, 128, 256, 1024)
 
@@ -158,6 +162,52 @@ def times(device: str, clock: Callable[[], float]) -> dict[str, Cost]:
 def cost(mine: list[float], theirs: list[float]) -> Cost:
     ratios = [one / other for one, other in zip(mine, theirs, strict=True)]
     return Cost(min(mine), min(mine) / min(theirs), gate.spread(ratios))
+
+
+def calls(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
+    """Return the modules of this package's functions that a forward and a backward call, a module for each call.
+
+    The layer is on the CPU, whose backward runs in this thread.
+    """
+    import accelerator
+
+    package = str(Path(accelerator.__file__).parent)
+    layer, x = nn.Linear(8, 8), torch.randn(4, 8, requires_grad=True)
+    # Calls of first uses do not count.
+    checkpoint(layer, x).sum().backward()
+    modules: list[str] = []
+
+    def record(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(package):
+            modules.append(frame.f_code.co_filename[len(package) + 1 :])
+
+    def profiled(function: Callable[[], Any]) -> tuple[Any, list[str]]:
+        modules.clear()
+        sys.setprofile(record)
+        try:
+            result = function()
+        finally:
+            sys.setprofile(None)
+        return result, list(modules)
+
+    out, forward = profiled(lambda: checkpoint(layer, x))
+    _, backward = profiled(out.sum().backward)
+    return forward, backward
+
+
+def print_calls() -> dict[str, dict[str, list[str]]]:
+    """Print the calls of the gated contenders, and return them by direction."""
+    print(f"\n| {'checkpoint':30} | calls forward | in modules | calls backward | in modules |")
+    print(f"|{'-' * 32}|--------------:|-----------:|---------------:|-----------:|")
+    results: dict[str, dict[str, list[str]]] = {}
+    for name in GATED:
+        prepare, checkpoint = contenders()[name]
+        prepare()
+        forward, backward = calls(checkpoint)
+        results[name] = {"forward": forward, "backward": backward}
+        cells = f"{len(forward):13} | {len(set(forward)):10} | {len(backward):14} | {len(set(backward)):10}"
+        print(f"| {name:30} | {cells} |")
+    return results
 
 
 def stopping(device: str, clock: Callable[[], float]) -> dict[int, list[float]]:
@@ -337,6 +387,9 @@ def main(arguments: list[str]) -> int:
     for name, each in costs.items():
         print(f"| {name:30} | {each.microseconds:11.1f} | {each.ratio:10.3f} | {each.spread:6.3f} |")
     failed = not all(gate.passes(costs[name].ratio, BUDGET, costs[name].spread) for name in GATED)
+    figures["calls"] = print_calls()
+    for each in figures["calls"].values():
+        failed |= len(each["forward"]) > CALLS_BUDGET[0] or len(each["backward"]) > CALLS_BUDGET[1]
     if tiny(device) is not Scale:
         print("\nµs of two linear layers of so many features and rows, forward and backward; recomputations that stop")
         print("| features | early | never | by size |")

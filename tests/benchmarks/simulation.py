@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
@@ -87,9 +88,9 @@ def operations() -> Iterator[Row]:
         run(CALLS)
 
         def microseconds() -> float:
-            start = time.perf_counter()
+            start = time.thread_time()
             run(CALLS)
-            return (time.perf_counter() - start) / CALLS * 1e6
+            return (time.thread_time() - start) / CALLS * 1e6
 
         return microseconds
 
@@ -108,7 +109,7 @@ def operations() -> Iterator[Row]:
         yield Row(name, "µs", values, None)
     # A value is the minimum up to its round, so that an interrupted round does not decide which op is the median.
     best = zip(*(accumulate(values, min) for values in rounds.values()), strict=True)
-    yield Row("an op: their median", "µs", [statistics.median(values) for values in best], 15.0)
+    yield Row("an op: their median", "µs", [statistics.median(values) for values in best], 3.0)
 
 
 def training_steps() -> Iterator[Row]:
@@ -118,20 +119,24 @@ def training_steps() -> Iterator[Row]:
     from torch.nn import functional
 
     class Block(nn.Module):
-        def __init__(self) -> None:
+        def __init__(self, width: int, heads: int) -> None:
             super().__init__()
-            self.norm1, self.norm2 = nn.LayerNorm(256), nn.LayerNorm(256)
-            self.project, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
-            self.mlp = nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256))
+            self.heads = heads
+            self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.project, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            q, k, v = (part.unflatten(-1, (8, -1)).transpose(1, 2) for part in self.project(self.norm1(x)).chunk(3, -1))
+            q, k, v = (
+                part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.project(self.norm1(x)).chunk(3, -1)
+            )
             attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
             x = x + self.out(attended.transpose(1, 2).flatten(2))
             return x + self.mlp(self.norm2(x))
 
-    def gpt() -> nn.Module:
-        return nn.Sequential(nn.Embedding(512, 256), *(Block() for _ in range(4)), nn.Linear(256, 512))
+    def gpt(width: int, heads: int, layers: int) -> nn.Module:
+        blocks = (Block(width, heads) for _ in range(layers))
+        return nn.Sequential(nn.Embedding(512, width), *blocks, nn.Linear(width, 512))
 
     def cnn() -> nn.Module:
         layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2)]
@@ -139,11 +144,13 @@ def training_steps() -> Iterator[Row]:
         layers += [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
         return nn.Sequential(*layers)
 
-    def timer(make: Callable[[], nn.Module], inputs: torch.Tensor, target: torch.Tensor, device: str) -> Callable[[], float]:
+    def timer(
+        make: Callable[[], nn.Module], inputs: torch.Tensor, target: torch.Tensor, foreach: bool | None, device: str
+    ) -> Callable[[], float]:
         torch.manual_seed(0)
         model = make().to(device)
         inputs, target = inputs.to(device), target.to(device)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
 
         def seconds() -> float:
             start = time.process_time()
@@ -157,18 +164,57 @@ def training_steps() -> Iterator[Row]:
         seconds()
         return seconds
 
-    batches = {
-        "GPT": (gpt, torch.randint(512, (4, 128)), torch.randint(512, (512,))),
-        "CNN": (cnn, torch.randn(16, 3, 32, 32), torch.randint(10, (16,))),
+    tokens, pictures = torch.randint(512, (4, 128)), torch.randn(16, 3, 32, 32)
+    steps = {
+        "GPT": (partial(gpt, 256, 8, 4), tokens, tokens.flatten(), None, 1.05),
+        "CNN": (cnn, pictures, torch.randint(10, (16,)), None, 1.05),
+        "tiny GPT without foreach": (partial(gpt, 32, 2, 2), tokens[:2, :16], tokens[:2, :16].flatten(), False, 1.30),
     }
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for name, batch in batches.items():
-            runs = timer(*batch, "cpu"), timer(*batch, "cuda")
-            yield Row(f"training step of a {name}, ratio", "", ratios(runs, 1.25), 1.25)
+        for name, (*arguments, budget) in steps.items():
+            runs = timer(*arguments, "cpu"), timer(*arguments, "cuda")
+            yield Row(f"step of a {name}, ratio", "", ratios(runs, budget), budget)
     finally:
         torch.set_num_threads(threads)
+
+
+def pending() -> Iterator[Row]:
+    """Yield the ratio of the time of an op while another stream waits for a collective to that without one."""
+    import ctypes
+
+    import torch
+
+    assert torch.version.cuda is not None
+    runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
+    runtime.accelerator_simulation_pending.restype = ctypes.POINTER(ctypes.c_void_p * 8)
+    table = runtime.accelerator_simulation_pending().contents  # struct sim_pending of native/pending.h
+    submit = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4)(table[0])
+    release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(table[6])
+    queue, before, not_before = (ctypes.create_string_buffer(64) for _ in range(3))
+    x = torch.ones(16, device="cuda")
+    stream = ctypes.c_void_p(torch.cuda.Stream().cuda_stream)
+    run = loop("x + x", x=x)
+    run(CALLS)
+
+    def seconds() -> float:
+        start = time.thread_time()
+        run(CALLS)
+        return time.thread_time() - start
+
+    def seconds_while_pending() -> float:
+        assert submit(ctypes.addressof(queue), 0, ctypes.addressof(stream), 1, before, not_before)
+        try:
+            return seconds()
+        finally:
+            release(ctypes.addressof(queue))
+
+    rounds = []
+    for _ in range(ROUNDS):
+        free, waiting = fastest((seconds, seconds_while_pending), SLICES)
+        rounds.append(waiting / free)
+    yield Row("an op beside a pending collective, ratio", "", rounds, 1.10)
 
 
 def starting() -> Iterator[Row]:
@@ -198,7 +244,7 @@ def main() -> int:
         parser.error("run it under 'python -m accelerator simulate --gpus 2 --'")
     rows: list[Row] = []
     print(f"{'additional time of simulated GPUs':40}{'minimum':>10}{'spread':>9}{'budget':>9}")
-    for part in (operations, training_steps, starting):
+    for part in (operations, pending, training_steps, starting):
         for row in part():
             rows.append(row)
             budget = "" if row.budget is None else f"{row.budget:.1f}"

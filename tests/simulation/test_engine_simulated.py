@@ -5,10 +5,13 @@ Without a C++ compiler, the same calls run in Python.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -297,3 +300,85 @@ def test_overlapping_arguments_are_refused() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="unsupported operation"):
             x[1:].add_(x[:-1])
+
+
+# Functions of a tensor of 4 MiB whose first allocation is of results at least as large.
+ALLOCATING: dict[str, Function] = {
+    name: getattr(torch, name)
+    for name in (
+        *(
+            "abs",
+            "neg",
+            "exp",
+            "log",
+            "sin",
+            "cos",
+            "tanh",
+            "sigmoid",
+            "relu",
+            "sqrt",
+            "floor",
+            "round",
+            "sign",
+            "isnan",
+            "square",
+        ),
+        *("cumsum", "cumprod", "sort", "argsort", "flip", "softmax", "log_softmax", "logcumsumexp", "clone", "erf", "expm1"),
+        *("zeros_like", "ones_like", "rand_like", "randn_like", "reciprocal", "rsqrt", "sinh", "cosh", "asinh", "trunc"),
+    )
+}
+ALLOCATING.update(
+    {
+        **{name: partial(ALLOCATING[name], dim=0) for name in ("cumsum", "cumprod", "softmax", "log_softmax", "logcumsumexp")},
+        "flip": lambda x: x.flip(0),
+        "add": lambda x: x + x,
+        "number": lambda x: x + 1,
+        "where": lambda x: torch.where(x > 0, x, x),
+        "gelu": F.gelu,
+        "mm": lambda x: x @ x,
+        "addmm": lambda x: torch.addmm(x, x, x),
+        "layer_norm": lambda x: F.layer_norm(x, (1024,)),
+        "index": lambda x: x[torch.arange(1024, device="cuda")],
+        "foreach": lambda x: torch._foreach_add([x, x], 1),
+        "cat": lambda x: torch.cat([x, x]),
+        "double": torch.Tensor.double,
+        "transposed": lambda x: x.t().contiguous(),
+    }
+)
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+@pytest.mark.parametrize("name", ALLOCATING)
+def test_out_of_memory(name: str, is_known: bool) -> None:
+    """An op without memory for its results raises torch's error, leaks nothing and changes no argument."""
+    function = ALLOCATING[name]
+    x = random_tensor(1024, 1024).abs().cuda()
+    expected = x.clone()
+    torch.randn(8, 8, device="cuda") @ torch.randn(8, 8, device="cuda")  # allocates cuBLAS's workspace
+    if is_known:
+        for _ in range(3):
+            function(x)
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_allocated()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+    try:
+        fillers = fill_cache()
+        with pytest.raises(torch.OutOfMemoryError):
+            function(x)
+        del fillers
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert torch.cuda.memory_allocated() == before
+    assert torch.equal(x, expected)
+    assert function(x) is not None
+
+
+def fill_cache() -> list[torch.Tensor]:
+    """Take all free blocks of 2 MiB that the allocator has."""
+    fillers: list[torch.Tensor] = []
+    with contextlib.suppress(torch.OutOfMemoryError):
+        while True:
+            fillers.append(torch.empty(2**21, dtype=torch.uint8, device="cuda"))
+    return fillers

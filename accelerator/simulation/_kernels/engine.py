@@ -82,6 +82,8 @@ class Engine:
         self._resume = library.accelerator_engine_resume
         self.count_large_copies = library.accelerator_engine_large_copies
         self.count_large_copies.restype = ctypes.c_uint64
+        self.set_large_bytes = library.accelerator_engine_set_large_bytes
+        self.set_large_bytes.argtypes = (ctypes.c_size_t,)
         self.release_workspaces = library.accelerator_engine_release_workspaces
 
     def check_fork(self) -> None:

@@ -92,3 +92,8 @@ EXPORT uint64_t accelerator_engine_large_copies()
 {
     return engine::large_copies;
 }
+
+EXPORT void accelerator_engine_set_large_bytes(size_t size)
+{
+    engine::large_bytes = size;
+}

@@ -248,7 +248,7 @@ inline bool Kernel::look_at(TensorImpl* tensor, size_t position, Look& look) con
         } else if (C10_UNLIKELY(look.device != device)) {
             return (rules_.flags & COPIES) != 0;
         }
-        look.is_large |= size_t(tensor->numel()) * tensor->dtype().itemsize() >= LARGE_BYTES;
+        look.is_large |= size_t(tensor->numel()) * tensor->dtype().itemsize() >= large_bytes;
         return true;
     }
     if (!has_only(tensor, CPU_KEYS))

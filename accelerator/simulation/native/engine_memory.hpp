@@ -15,7 +15,8 @@
 
 namespace engine {
 
-constexpr size_t LARGE_BYTES = 32768; // to copy fewer bytes costs less than to look up a pattern
+// To copy fewer bytes costs less than to look up a pattern. Tests change it.
+inline size_t large_bytes = 32768;
 constexpr size_t MAXIMUM_PATTERNS = 1024;
 
 inline c10::Allocator* host_allocator;
@@ -148,7 +149,7 @@ public:
     c10::DataPtr allocate(size_t size) override
     {
         Route* const route = Route::active;
-        return C10_LIKELY(route == nullptr || size < LARGE_BYTES) ? host_allocator->allocate(size) : route->allocate(size);
+        return C10_LIKELY(route == nullptr || size < large_bytes) ? host_allocator->allocate(size) : route->allocate(size);
     }
 
     c10::DeleterFnPtr raw_deleter() const override;

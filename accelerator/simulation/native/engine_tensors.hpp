@@ -116,7 +116,7 @@ inline c10::DataPtr to_device(StorageImpl& storage, size_t size, c10::Device dev
         const auto deleter = data.get_deleter();
         return {address, data.release_context(), deleter, device};
     }
-    if (size >= LARGE_BYTES)
+    if (size >= large_bytes)
         large_copies++;
     c10::DataPtr result = device_allocator()->allocate(size);
     if (size != 0)

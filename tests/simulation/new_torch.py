@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import pkgutil
+import re
 import subprocess
 import sys
 import traceback
@@ -37,10 +37,11 @@ def simulation_module(name: str) -> Any:
 
 def hooks() -> Iterator[str]:
     """Import the package's modules, then what they hook into."""
-    import accelerator
-
-    package = pkgutil.walk_packages(accelerator.__path__, "accelerator.")
-    ours = [name for _, name, _ in package if "_kernels" not in name and "_compile" not in name and "_plugin" not in name]
+    package = ROOT / "accelerator"
+    names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in sorted(package.rglob("*.py"))]
+    # The simulated process has loaded these by file name. A second copy would replace torch's kernels again.
+    loaded_already = re.compile(r"accelerator\.simulation\.(_kernels|_compile|_rehearsal|_plugin)\b")
+    ours = [name.removesuffix(".__init__") for name in names if not loaded_already.match(name) and "__main__" not in name]
     yield from filter(None, map(import_problem, (*ours, *HOOKED)))
 
 

@@ -268,6 +268,7 @@ class StoredArguments:
         """Release all tensors."""
         self._tensors.clear()
         self._attributes.clear()
+        self._saved = None
         self.stored = ()
 
     def prefetch(self) -> None:

@@ -17,8 +17,9 @@ import torch
 from . import cpu_graph
 from .device_call import DeviceCall
 from .higher_order import let_generators_reach_device_ops
+from .refusal import graph_problems
 
-__all__ = ["hook", "refuse"]
+__all__ = ["hook", "refuse", "refuse_because"]
 
 _FUNCTION = "_compile_fx_inner"
 _PARAMETERS = ["gm", "example_inputs"]
@@ -35,6 +36,12 @@ def hook(compile_fx: ModuleType) -> None:
     setattr(compile_fx, _FUNCTION, _compile_for_cpu(original))
 
 
+def refuse_because(compile_fx: ModuleType, problem: str) -> None:
+    """Make the backend raise for graphs that use a GPU, because the hook has failed."""
+    graph_problems.append(problem)
+    refuse(compile_fx)
+
+
 def refuse(compile_fx: ModuleType) -> None:
     """Make the backend raise for graphs that use a GPU, because the hook does not support this version of Inductor."""
     original: Any = compile_fx.compile_fx
@@ -43,7 +50,7 @@ def refuse(compile_fx: ModuleType) -> None:
         if cpu_graph.uses_cuda(model, example_inputs):
             raise NotImplementedError(
                 f"torch.compile's default backend is not simulated for torch {torch.__version__}, which is older or newer than"
-                ' the simulation knows; use backend="aot_eager"'
+                f' the simulation knows; use backend="aot_eager"{"".join(f" ({problem})" for problem in graph_problems)}'
             )
         return original(model, example_inputs, *args, **kwargs)
 
@@ -72,6 +79,8 @@ def _compile_for_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
 
         if not cpu_graph.uses_cuda(gm, example_inputs):
             return original(gm, example_inputs, *args, **kwargs)
+        if graph_problems:
+            raise NotImplementedError("; ".join(graph_problems))
         if V.aot_compilation:
             raise NotImplementedError("AOTInductor is not simulated: compile for the CPU, or use torch.compile")
         devices = cpu_graph.output_devices(gm)

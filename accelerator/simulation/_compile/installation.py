@@ -11,6 +11,7 @@ import torch
 from .._values import runs_compiled_code
 from . import dynamo, inductor, library_ops, triton_interpreter, triton_op
 from .import_hook import after_import
+from .refusal import guarded, refuse_calls, refuse_functions, refuse_graphs
 from .triton_libdevice import hook_libdevice
 
 __all__ = ["install"]
@@ -19,22 +20,24 @@ __all__ = ["install"]
 def install() -> None:
     """Prepare this process for compiled code. Imports and initializes nothing."""
     library_ops.install()
-    after_import("torch._dynamo.trace_rules", dynamo.hook_trace_rules)
+    after_import("torch._dynamo.trace_rules", guarded(dynamo.hook_trace_rules, refuse_graphs))
     if not runs_compiled_code(torch.__version__):
         after_import("torch._inductor.compile_fx", inductor.refuse)
         after_import("torch.utils._triton", _report_that_triton_does_not_work)
         return
     after_import("triton._utils", _silence_fusion_warning)
     if os.environ.get("ACCELERATOR_SIM_COMPILE") == "cpp":
-        after_import("torch._inductor.compile_fx", inductor.hook)
+        after_import("torch._inductor.compile_fx", guarded(inductor.hook, inductor.refuse_because))
     if os.environ.get("ACCELERATOR_SIM_TRITON") == "1" and os.environ.get("TRITON_INTERPRET") == "1":
-        after_import("triton.runtime.interpreter", triton_interpreter.hook_interpreter)
-        after_import("triton.runtime.autotuner", triton_interpreter.hook_autotuner)
+        launches = refuse_calls("InterpretedFunction.run", "InterpretedFunction.__getitem__", "GridExecutor.__call__")
+        after_import("triton.runtime.interpreter", guarded(triton_interpreter.hook_interpreter, launches))
+        tuned = refuse_calls("Autotuner.run", "Heuristics.run")
+        after_import("triton.runtime.autotuner", guarded(triton_interpreter.hook_autotuner, tuned))
         for name in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
-            after_import(name, hook_libdevice)
-        after_import("torch._dynamo.variables.builder", dynamo.hook_builder)
-        after_import("torch._library.triton", triton_op.hook_wrap_triton)
-        after_import("torch.export._trace", triton_op.hook_decomposition)
+            after_import(name, guarded(hook_libdevice, refuse_functions))
+        after_import("torch._dynamo.variables.builder", guarded(dynamo.hook_builder, refuse_graphs))
+        after_import("torch._library.triton", guarded(triton_op.hook_wrap_triton, refuse_calls("wrap_triton")))
+        after_import("torch.export._trace", guarded(triton_op.hook_decomposition, refuse_graphs))
 
 
 def _report_that_triton_does_not_work(triton_utils: Any) -> None:

@@ -47,7 +47,8 @@ def is_capturing(device: torch.device) -> bool:
 
 def raise_in_bad_fork() -> None:
     """Raise torch's error in a child of a process that had initialized CUDA: it shares the memory of its parent's GPUs."""
-    torch.cuda.init()
+    initialize: Callable[[], None] = torch.cuda.init
+    initialize()
 
 
 def wait_for_pending(device: torch.device) -> None:

@@ -1,0 +1,62 @@
+"""A hook that does not fit the installed torch or Triton refuses its feature, and breaks no import."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from accelerator._machine import torch_build
+from tests.support import run, simulated_environment
+from tests.support.simulation import linux_only
+
+pytestmark = [linux_only, pytest.mark.skipif(torch_build.read() is None, reason="needs torch")]
+
+BREAK = """
+import sys
+import torch
+
+def fail(*_):
+    raise AttributeError("InterpreterBuilder has no create_fabs")
+
+sys.modules["_accelerator_simulation._compile." + sys.argv[1]].__dict__[sys.argv[2]] = fail
+"""
+USE = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def double(x, size: tl.constexpr):
+    positions = tl.arange(0, size)
+    tl.store(x + positions, tl.load(x + positions) * 2)
+
+x = torch.ones(4, device="cuda")
+torch.optim.SGD([x.requires_grad_()], lr=0.1)
+try:
+    double[(1,)](x.detach(), 4)
+except NotImplementedError as error:
+    print("launch:", error)
+assert torch.compile(lambda x: x + 1, backend="eager")(x).tolist() == [2] * 4
+"""
+
+
+def test_unknown_interpreter_refuses_launches_only() -> None:
+    program = BREAK + USE
+    output = run(program, simulated_environment(), "triton_interpreter", "hook_bfloat16", timeout=300)
+    sentence = "not simulated with this triton.runtime.interpreter: AttributeError: InterpreterBuilder has no create_fabs"
+    assert output.startswith("launch: ")
+    assert sentence in output
+
+
+def test_failing_hook_of_dynamo_refuses_compiled_graphs_only() -> None:
+    program = """
+        x = torch.ones(4, device="cuda")
+        torch.optim.SGD([x.requires_grad_()], lr=0.1)
+        sys.modules["_accelerator_simulation._compile.refusal"].refuse_graphs(torch, "not simulated with this torch")
+        assert torch.compile(lambda x: x + 1)(torch.ones(2)).tolist() == [2, 2]
+        try:
+            torch.compile(lambda x: x + 1)(x)
+        except Exception as error:
+            print("compiled code is not simulated with this torch" in str(error))
+    """
+    assert run(BREAK + textwrap.dedent(program), simulated_environment(), "dynamo", "hook_builder", timeout=300) == "True\n"

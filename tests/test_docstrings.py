@@ -76,6 +76,7 @@ PROGRAM = """
 import ctypes, json, os, sys, warnings
 import torch
 import accelerator
+from tests.programs import in_child
 
 warnings.simplefilter("ignore")
 STARTING = ("subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system")
@@ -97,18 +98,6 @@ def call(code):
     except Exception as raised:
         error = f"{type(raised).__name__}: {raised}"
     return is_driver_initialized(), bool(started), error
-
-def in_child(function, *arguments):
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.write(writing, json.dumps(function(*arguments)).encode())
-        os._exit(0)
-    os.close(writing)
-    with open(reading) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text)
 
 assert not in_child(is_driver_initialized)
 print(json.dumps({name: in_child(call, code) for name, code in calls.items()}))

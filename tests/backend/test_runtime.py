@@ -426,7 +426,7 @@ assert program(torch.ones(2)).tolist() == [2.0 if "index" in "{context}" else 1.
 
 FORK = """
 import os
-from tests.support import in_child
+from tests.programs import in_child
 def child():
     assert acc.device_count() == 2
     if IS_BAD:

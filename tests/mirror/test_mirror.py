@@ -5,9 +5,6 @@ for it, and what the call left behind.
 from __future__ import annotations
 
 import operator
-import os
-import pickle
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +13,7 @@ import torch
 import accelerator as acc
 from tests.mirror.deviations import TAKES_DEVICE, ActsAs, Raises, Works, expected
 from tests.mirror.mirroring import ARGUMENTS, known_to_torch, outcome
+from tests.programs import in_child
 from tests.support import run, simulated_environment
 
 # Calls that take a stream, and calls that share all their code with one that is tested.
@@ -23,23 +21,6 @@ SAME_CODE = ("set_stream", "set_device_idx", "max_memory_allocated", "max_memory
 # Results that each process draws at initialization. These initialize, in torch too.
 DRAWN = ("random.initial_seed", "random.get_rng_state", "random.get_rng_state_all")
 INITIALIZE = ("set_device_index", "set_device_idx", "device_index", "current_stream")
-
-
-def in_child(function: Callable[[], Any]) -> Any:
-    """Return what a function returns in a forked child."""
-    readable, writable = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            with os.fdopen(writable, "wb") as file:
-                pickle.dump(function(), file)
-        finally:
-            os._exit(0)
-    os.close(writable)
-    with os.fdopen(readable, "rb") as file:
-        result = pickle.loads(file.read())
-    os.waitpid(child, 0)
-    return result
 
 
 def observe(api: Any, call: str, argument: Any) -> tuple[str, Any, bool]:

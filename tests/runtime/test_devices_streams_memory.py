@@ -15,6 +15,7 @@ import accelerator as acc
 from accelerator._machine import torch_build
 from accelerator._torch import state
 from accelerator._torch.cpu_streams import CPUEvent, CPUStream
+from tests.programs import in_child
 from tests.runtime.device_arguments import (
     DIGITS_ARE_FINE,
     FUNCTIONS,
@@ -25,7 +26,7 @@ from tests.runtime.device_arguments import (
     WRONG,
     Index,
 )
-from tests.support import in_child, plain_environment, run, simulated_environment
+from tests.support import plain_environment, run, simulated_environment
 from tests.support.simulation_driver import is_driver_initialized
 
 pytestmark = pytest.mark.xdist_group("machines")

@@ -94,15 +94,7 @@ class TestInitialization:
 
 
 class TestFork:
-    CHILD = """
-def in_child(function):
-    reading, writing = os.pipe()
-    if os.fork() == 0:
-        os.write(writing, json.dumps(function()).encode())
-        os._exit(0)
-    os.wait()
-    return json.loads(os.read(reading, 1000))
-"""
+    CHILD = "from tests.programs import in_child\n"
 
     def test_driver_fails_in_child_of_an_initialized_process(self) -> None:
         program = "cuda.cuInit(0); report(in_child(lambda: (cuda.cuInit(0), count(), allocate(1))), count())"

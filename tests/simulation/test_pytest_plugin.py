@@ -211,7 +211,6 @@ def test_each_mark_runs_on_its_own_machine(tmp_path: Path) -> None:
 
 @on_simulated_gpus
 def test_ends_of_test_processes(tmp_path: Path) -> None:
-    hide_torch(tmp_path)
     """Each way in which the process can end, in and after each phase; and what becomes of the test's own processes."""
     write(
         tmp_path,
@@ -258,11 +257,13 @@ def test_ends_of_test_processes(tmp_path: Path) -> None:
             assert passes
         """,
     )
-    (tmp_path / "conftest.py").write_text(
-        "import os\ndef pytest_runtest_logfinish(nodeid):\n"
-        "    if os.environ.get('ACCELERATOR_SIM_GPUS') and 'after-' in nodeid:\n"
-        "        import test_it; test_it.ENDS[nodeid.rstrip(']').rpartition('-')[2]]()\n"
-    )
+    hide_torch(tmp_path)
+    with (tmp_path / "conftest.py").open("a") as conftest:
+        conftest.write(
+            "import os\ndef pytest_runtest_logfinish(nodeid):\n"
+            "    if os.environ.get('ACCELERATOR_SIM_GPUS') and 'after-' in nodeid:\n"
+            "        import test_it; test_it.ENDS[nodeid.rstrip(']').rpartition('-')[2]]()\n"
+        )
     done = start(tmp_path, "--junitxml=result.xml", "-p", "no:randomly")
     reported = {name.rpartition(".")[2]: parts for name, parts in results(tmp_path / "result.xml")}
     ends = {"status0": "with status 0", "status3": "with status 3", "SIGSEGV": "by SIGSEGV"}

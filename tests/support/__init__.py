@@ -1,4 +1,4 @@
-"""Run code in fresh processes, simulated or not, and in forked children."""
+"""Run code in fresh processes, simulated or not."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,21 +81,3 @@ def with_prelude(prelude: str, code: str) -> str:
     """Put definitions before a program. If the program begins with the import of torch, the result does too."""
     code = textwrap.dedent(code)
     return f"{'import torch' if torch_processes.begins_with_torch(code) else ''}\n{prelude}\n{code}"
-
-
-def in_child(function: Callable[[], object]) -> None:
-    """Call a function in a forked child. If it raises, the test fails with the child's traceback."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            function()
-        except BaseException:
-            os.write(writing, traceback.format_exc()[-4000:].encode())
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with open(reading, encoding="utf-8", errors="replace") as pipe:
-        failure = pipe.read()
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert (status, failure) == (0, ""), f"status {status} of the child\n{failure}"

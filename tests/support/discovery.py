@@ -7,7 +7,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -29,62 +28,10 @@ simulated_driver = pytest.mark.skipif(
 )
 
 # The start of programs that query the driver in a forked child, which exits afterwards.
-DRIVER = textwrap.dedent(
-    """
-    import ctypes, json, os, sys
-
-    def put(values):
-        for name, value in values.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-    def uuids(library, count):
-        found, uuid, handle = [], (ctypes.c_ubyte * 16)(), ctypes.c_int()
-        for ordinal in range(count):
-            assert library.cuDeviceGet(ctypes.byref(handle), ordinal) == 0
-            assert library.cuDeviceGetUuid_v2(ctypes.byref(uuid), handle) == 0
-            found.append(bytes(uuid).hex())
-        return found
-
-    def started():
-        # Loads and initializes the driver in this process, which breaks fork.
-        library, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-        code = library.cuInit(0)
-        assert code in (0, 100), code
-        if code == 0:
-            assert library.cuDeviceGetCount(ctypes.byref(count)) == 0
-        return library, count.value
-
-    def in_child(function, *arguments):
-        read, write = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                with os.fdopen(write, "w") as pipe:
-                    json.dump(function(*arguments), pipe)
-                os._exit(0)
-            except BaseException:
-                import traceback
-                traceback.print_exc()
-                os._exit(1)
-        os.close(write)
-        with os.fdopen(read) as pipe:
-            text = pipe.read()
-        assert os.waitpid(pid, 0)[1] == 0, "the child failed"
-        return json.loads(text)
-
-    def driver(**environment):
-        def enumerate_devices():
-            put(environment)
-            return uuids(*started())
-        return in_child(enumerate_devices)
-
-    def plain(uuid):
-        return uuid.partition("-")[2].replace("-", "")
-    """
-)
+DRIVER = """
+import ctypes, json, os, sys
+from tests.programs import driver, in_child, plain, put, started, uuids
+"""
 
 
 def evaluate(code: str, environment: dict[str, str], *arguments: str, python: tuple[str, ...] = ()) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from accelerator._machine import amdsmi, child_process, discovery_cache, imports, nvml, probe, torch_probe
 from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, PhysicalGpu
-from tests.support import in_child
+from tests.programs import in_child
 from tests.support.discovery import evaluate_simulated, simulated_driver
 
 

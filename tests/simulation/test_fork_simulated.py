@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from tests.programs import in_child
 from tests.simulation import operators
-from tests.support import in_child
 
 pytestmark = pytest.mark.xdist_group("operators")
 

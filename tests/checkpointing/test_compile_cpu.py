@@ -23,7 +23,7 @@ def compiles_again() -> Iterator[None]:
 
 @pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])
 @pytest.mark.parametrize("determinism_check", ["default", "none"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiles_into_one_graph(backend: str, determinism_check: str, ckpt: Checkpoint) -> None:
     checkpointing.configure(determinism_check=determinism_check)
     layer = nn.Linear(4, 4)

@@ -97,6 +97,12 @@ class TestDeterminism:
         with pytest.warns(UserWarning, match="does not have a deterministic implementation"):
             call()
 
+    @pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+    def test_scatter_reductions_without_an_error_in_torchs_libraries(self, reduce: str) -> None:
+        torch.use_deterministic_algorithms(True)
+        index = torch.zeros(2, dtype=torch.int64, device="cuda")
+        assert tensor(4).scatter_reduce(0, index, tensor(2), reduce).shape == (4,)
+
     def test_exactly_the_documented_ops_raise(self) -> None:
         """Each op raises if and only if this version's documentation says so. Versions of torch differ in these ops."""
         calls = {

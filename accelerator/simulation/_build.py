@@ -141,7 +141,10 @@ def build(root: Path) -> Path:
 
 
 def _libraries() -> Build:
-    return Build(CACHE_NAME + _source_digest(), _FILES, lambda directory: _compile_all(_compiler(), directory))
+    def make(directory: Path) -> None:
+        _compile_all(_compiler(), directory)
+
+    return Build(CACHE_NAME + _source_digest(), _FILES, make)
 
 
 def _find_build() -> Path | None:

@@ -89,7 +89,11 @@ def _engine(torch: Torch) -> Build:
     digest = hashlib.sha256(repr((torch.version, torch.has_new_abi, _FLAGS, _LINKED)).encode())
     for name, content in sources.items():
         digest.update(f"{name} {len(content)}\n".encode() + content)
-    return Build(_CACHE_NAME + digest.hexdigest()[:16], (_LIBRARY,), lambda directory: _compile(torch, sources, directory))
+
+    def make(directory: Path) -> None:
+        _compile(torch, sources, directory)
+
+    return Build(_CACHE_NAME + digest.hexdigest()[:16], (_LIBRARY,), make)
 
 
 def _read_sources() -> dict[str, bytes]:

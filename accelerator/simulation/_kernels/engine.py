@@ -89,7 +89,7 @@ class Engine:
     def check_fork(self) -> None:
         """Raise torch's error in a forked child of an initialized process. In other children, the engine goes on afterwards."""
         if self._is_forked():
-            torch.cuda._lazy_init()
+            capture.raise_in_bad_fork()
             self._resume()
 
     def override(self, name: str) -> None:

@@ -25,7 +25,6 @@ def default_generator(index: int) -> torch.Generator:
     return torch.cuda.default_generators[index]
 
 
-_NOT_REGISTERED = "Attempt to increase offset for a CUDA generator not in capture mode"
 # Generators that were registered with a graph. Kept for the process, since nothing unregisters them.
 _registered: list[torch.Generator] = []
 
@@ -52,8 +51,8 @@ def raise_if_not_registered(generator: torch.Generator) -> None:
         return generator._cdata  # the dispatcher makes a new Python object for each call
 
     is_known = pointer(generator) in map(pointer, (*torch.cuda.default_generators, *_registered))
-    if not is_known and has_text("libtorch_cuda.so", _NOT_REGISTERED):
-        raise RuntimeError(f"{_NOT_REGISTERED}.")
+    if not is_known and has_text("libtorch_cuda.so", "a CUDA generator not in capture mode"):
+        raise RuntimeError("Attempt to increase offset for a CUDA generator not in capture mode.")
 
 
 def _next_seed(generator: torch.Generator) -> int:

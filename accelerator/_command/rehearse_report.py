@@ -22,11 +22,19 @@ def read(reports: Path, exit_status: int | None) -> list[dict[str, Any]]:
     """
     entries: list[dict[str, Any]] = []
     files = [file for file in reports.glob("*.json") if not file.name.endswith(".plot.json")]
-    for file in files:
-        report = json.loads(file.read_text(encoding="utf-8"))
+    reports_read = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    # A process that compiles for a rank initializes CUDA too, and uses no memory.
+    users = {report["rank"] for report in reports_read if _uses_memory(report)}
+    for report in reports_read:
+        if report["rank"] in users and not _uses_memory(report):
+            continue
         status = exit_status if exit_status is not None and len(files) == 1 else report["exit_status"]
         entries += [_entry(report["rank"], device, status) for device in report["devices"]]
     return sorted(entries, key=lambda entry: (entry["rank"], entry["device"]))
+
+
+def _uses_memory(report: dict[str, Any]) -> bool:
+    return any(device["reserved"] or device["ooms"] for device in report["devices"])
 
 
 def _entry(rank: int, device: dict[str, Any], exit_status: int) -> dict[str, Any]:

@@ -196,3 +196,13 @@ def test_names_of_gpus() -> None:
 
     assert _known_gpus.find("a100") == _known_gpus.find("NVIDIA A100-SXM4-80GB") is not None
     assert _known_gpus.find("Simulated GPU") is None
+
+
+def test_process_without_memory_is_no_rank_beside_another(tmp_path: Path) -> None:
+    from accelerator._command import rehearse_report
+
+    device = {"device": 0, "allocated": 0, "reserved": 0, "retries": 0, "ooms": 0, "total": GIB, "out_of_memory": None}
+    for pid, reserved in ((1, 0), (2, GIB)):
+        report = {"rank": 0, "exit_status": 0, "devices": [{**device, "reserved": reserved}]}
+        (tmp_path / f"{pid}.json").write_text(json.dumps(report), encoding="utf-8")
+    assert [entry["peak_reserved"] for entry in rehearse_report.read(tmp_path, 0)] == [GIB]

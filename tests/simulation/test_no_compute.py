@@ -237,3 +237,31 @@ KERNEL_MEMORY = """
 @pytest.mark.parametrize("compute", [True, False])
 def test_kernels_take_memory_while_they_run(compute: bool) -> None:
     run(KERNEL_MEMORY, compute=compute)
+
+
+@pytest.mark.simulated_machine(1, memory="24GiB", compute=False)
+def test_mark_gives_a_test_such_a_machine() -> None:
+    import torch
+
+    model = torch.nn.Linear(32768, 32768, bias=False, device="cuda")  # 4 GiB
+    model(torch.empty(16, 32768, device="cuda")).sum().backward()
+    assert 8 * 2**30 <= torch.cuda.max_memory_allocated() < 9 * 2**30
+    assert (model.weight + 1).count_nonzero().item() == 0
+
+
+def test_compiled_code_allocates_as_inductor_plans() -> None:
+    pytest.importorskip("triton")
+    program = """
+        import torch
+        def function(x):
+            return ((x * 2).exp() + 1).tanh() * x
+        x = torch.empty(2**22, device="cuda")
+        for compiled, buffers in ((function, 2), (torch.compile(function), 1)):
+            compiled(x)  # the first call also tunes the kernels, which takes memory as on a GPU
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            compiled(x)
+            taken = torch.cuda.max_memory_allocated() - before
+            assert taken == buffers * x.nbytes, taken / x.nbytes
+    """
+    support.run(f"if True:\n{program}", simulated_environment(gpus=1, compute=False), timeout=240)

@@ -135,6 +135,9 @@ def _replace_gloo(c10d: Any) -> None:
 
     fake: Any = _distributed_c10d.FakeProcessGroup
 
+    # torch 2.6 numbers the collectives of gloo, and its FakeProcessGroup cannot.
+    fake._set_sequence_number_for_group = lambda self: None
+
     class Gloo(type):
         """Makes a FakeProcessGroup where torch makes a ProcessGroupGloo."""
 

@@ -1,8 +1,11 @@
-"""State of ops that a second step restores: a third tensor on another device, and an op that raises while it draws."""
+"""State of ops that a second step restores: a third tensor on another device, and an op that raises or whose capture failed."""
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import sys
+import weakref
 
 import pytest
 import torch
@@ -28,3 +31,30 @@ def test_generator_of_the_cpu_is_restored_if_an_op_raises() -> None:
     with pytest.raises(RuntimeError, match="the kernel failed"):
         draw(torch.cuda.default_generators[0], fail, [], {})
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("captured", [0, 1, 3])
+def test_failed_capture_keeps_no_computation(runtime: ctypes.CDLL, captured: int) -> None:
+    capture = sys.modules["_accelerator_simulation._kernels.capture"]
+    x, factor, stream = torch.ones(3, device="cuda"), torch.tensor(2.0), torch.cuda.Stream()
+    x.mul_(factor)
+    capture._drop_released()
+    before, is_alive, graph = set(capture._computations), weakref.ref(factor), ctypes.c_void_p()
+    # Not torch.cuda.graph: torch 2.6 does not recover from a failed capture.
+    assert runtime.cudaStreamBeginCapture(ctypes.c_void_p(stream.cuda_stream), 0) == 0
+    with torch.cuda.stream(stream):
+        for _ in range(captured):
+            x.mul_(factor)
+        assert len(set(capture._computations) - before) == captured
+        with pytest.raises(RuntimeError, match="not permitted when stream is capturing"):
+            stream.synchronize()
+        with pytest.raises(RuntimeError, match="previous error during capture"):
+            x.mul_(factor)
+    assert runtime.cudaStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph)) == 901
+    assert runtime.cudaGetLastError() == 901
+    capture._drop_released()
+    del factor
+    gc.collect()
+    assert set(capture._computations) == before
+    assert is_alive() is None
+    assert x.tolist() == [2.0] * 3

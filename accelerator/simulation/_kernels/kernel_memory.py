@@ -91,9 +91,10 @@ def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[...,
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = override(*args, **kwargs)
-        first = args[0] if args else next(iter(kwargs.values()))
-        sizes = sizes_of({**dict(zip(names, args, strict=False)), **kwargs})
-        _allocate_together(sizes, first.device)
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        # The first argument is None if autograd has no gradient of the output.
+        device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
+        _allocate_together(sizes_of(arguments), device)
         return result
 
     return run

@@ -31,7 +31,7 @@ def measure() -> dict[str, list[list[int]]]:
 
     from tests.simulation import operators
 
-    engine: Any = sys.modules["_accelerator_simulation._kernels.engine"].engine  # type: ignore[attr-defined]
+    engine: Any = sys.modules["_accelerator_simulation._kernels.engine"].engine
     if engine is not None:
         engine.set_large_bytes(1)
     figures: dict[str, list[list[int]]] = {}

@@ -2,7 +2,8 @@
 
     python -m tests.simulation.sanitized
 
-Needs gcc. The build takes its compiler and flags from CC, so other programs can run on such libraries in the same way.
+Needs gcc and g++. The builds take their compilers and flags from CC and CXX, so other programs can run on such libraries in the
+same way.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def sanitized_environment(cache: str) -> dict[str, str]:
     return {
         **os.environ,
         "CC": f"gcc {flags}",
+        "CXX": f"g++ {flags} -fno-sanitize=vptr",  # torch's classes have no type information that it could check
         "XDG_CACHE_HOME": cache,
         "LD_PRELOAD": runtime,
         # Python leaks by design. Several simulated libraries define the same symbol, which marks a simulation.

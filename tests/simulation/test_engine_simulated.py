@@ -329,7 +329,10 @@ ALLOCATING: dict[str, Function] = {
 }
 ALLOCATING.update(
     {
-        **{name: partial(ALLOCATING[name], dim=0) for name in ("cumsum", "cumprod", "softmax", "log_softmax", "logcumsumexp")},
+        **{
+            name: partial(getattr(torch, name), dim=0)
+            for name in ("cumsum", "cumprod", "softmax", "log_softmax", "logcumsumexp")
+        },
         "flip": lambda x: x.flip(0),
         "add": lambda x: x + x,
         "number": lambda x: x + 1,

@@ -24,6 +24,7 @@ PRIVATE_BINDINGS = (
     "checkpointing/bindings.py",
     "simulation/_kernels/",
     "simulation/_compile/",
+    "simulation/_rehearsal/",
     "_machine/process.py",
 )
 

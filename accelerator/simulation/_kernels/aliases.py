@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["cpu_alias", "cpu_alias_of_storage", "real_span", "to_device", "unowned", "write_back"]
+__all__ = ["cpu_alias", "cpu_alias_of_storage", "to_device", "unowned", "write_back"]
 
 CPU = torch.device("cpu")
 # One storage spans the address space except its first page. A view of it is the cheapest way to make a tensor over an address.
@@ -39,11 +39,6 @@ def _make_span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
     tensor = torch.empty(0, dtype=dtype, device=CPU).set_(storage, 0, (0,), (1,))
     span = _spans[dtype] = (tensor, tensor.element_size())
     return span
-
-
-def real_span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    """Return what ``_make_span`` returns, for a real type. Its tensors have no lazy conjugation."""
-    return _spans.get(dtype) or _make_span(dtype)
 
 
 def cpu_alias(tensor: torch.Tensor) -> torch.Tensor:

@@ -45,8 +45,6 @@ _DATA_DEPENDENT = frozenset(("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "
 _SCALARS = (int, float, complex)  # bool is an int
 # For these ops torch itself converts numbers into tensors.
 _CONVERTS_SCALARS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
-_C: Any = torch._C
-_BINDINGS = (_C._VariableFunctions, _C.TensorBase)  # not torch._C._nn, whose functions have other defaults than their ops
 _COMPOSITE_KEYS = (
     torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
     torch._C.DispatchKey.CompositeExplicitAutograd,
@@ -82,12 +80,7 @@ class Op:
         self.key = key
         self._kernel: Callable[..., Any] = decomposition or functools.partial(by_key, _registered_key(name, key))
         self.compute = self._compute
-        # For plain arguments: the function of torch's Python API, which takes half of the time. Unlike the kernel, it is
-        # subject to the CPU's autocast.
-        bindings = _BINDINGS if name.startswith("aten::") else ()
-        self.plain_function = decomposition or next((f for b in bindings if (f := getattr(b, short_name, None))), operator)
         self.is_decomposed = decomposition is not None
-        self.is_cast = torch._C._dispatch_has_kernel_for_dispatch_key(name, "AutocastCPU")
         self.names = [argument.name for argument in schema.arguments]
         written = {a.name: a for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write}
         self.written = frozenset(written)
@@ -175,27 +168,6 @@ class Op:
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name."""
         return {**dict(zip(self.names, args, strict=False)), **kwargs}
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether the op draws no random numbers, and returns new tensors or writes only its first argument."""
-        returned = [str(result.type) for result in self.schema.returns]
-        tensors = set(returned) <= {"Tensor"} or returned == ["List[Tensor]"]
-        writes_first = self.written == frozenset(self.names[:1]) and self.results in ([], [self.names[0]])
-        is_pure = not self.written and bool(self.results)
-        if "sparse" in self.name or "nested" in self.name or self.short_name.startswith(("quantize", "_make_per")):
-            return False  # its results may have parts or a scale
-        if torch._C._dispatch_has_kernel_for_dispatch_key(self.name, "Negative"):
-            return False  # for other ops torch resolves lazy negation before the kernel
-        if self.is_data_dependent or self.is_indexing:
-            return False
-        is_simple = self.is_dense and not self.is_random and not self.is_copy and not self.out
-        return is_simple and tensors and (writes_first or is_pure)
-
-    def takes_only_tensor(self, position: int) -> bool:
-        """Return whether the CPU's kernel gets a wrong result type or an error from a number instead of this tensor."""
-        converts = position and self.short_name.rstrip("_") in _CONVERTS_SCALARS
-        return not converts and self.names[position] in self.tensor_names
 
     def _scalar_overload(self, scalars: frozenset[str]) -> Op | None:
         """Return the overload that takes numbers for these arguments, or None."""

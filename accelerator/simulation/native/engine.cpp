@@ -1,7 +1,8 @@
 // The engine: one kernel for the usual calls of all ops, compiled against the headers of the installed torch. Without it, the
 // same ops run in Python, slower (_kernels/dispatch.py).
 //
-// engine_memory.hpp has the memory of results, engine_tensors.hpp the conversion of tensors, engine_call.hpp a call.
+// engine_memory.hpp has the memory of results, engine_tensors.hpp the conversion of tensors, engine_device.hpp
+// the device of a call, engine_call.hpp a call.
 #include "engine_call.hpp"
 
 #include <c10/core/CPUAllocator.h>

@@ -189,10 +189,9 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
     plan = _Plan()
     plan.device = check.device.index
     if op.written and None not in op.results and not op.out:
-        try:
-            _infer(op, args, kwargs)  # raises the op's errors for wrong shapes
-        except _NoShapeRule:
-            pass
+        if not op.is_random:  # a random fill takes any shape
+            with contextlib.suppress(_NoShapeRule):
+                _infer(op, args, kwargs)  # raises the op's errors for wrong shapes
         plan.first_argument = op.results == op.names[:1]
         plan.returned = [(source, None) for source in op.results]
         return plan

@@ -76,7 +76,7 @@ def format_table(entries: list[dict[str, Any]]) -> str:
         if failure is not None:
             where = f" at {failure['where']}" if failure["where"] else ""
             lines.append(
-                f"rank {entry['rank']}, cuda:{entry['device']} is out of memory: {failure['op']}{where} asked for"
-                f" {format_size(failure['requested'])}, and {format_size(failure['free'])} were free"
+                f"rank {entry['rank']}, cuda:{entry['device']} is out of memory: {failure['op']}{where}\n"
+                f"  asked for {format_size(failure['requested'])}, and {format_size(failure['free'])} were free"
             )
     return "\n".join(lines) + "\n"

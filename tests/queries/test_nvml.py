@@ -1,4 +1,4 @@
-"""NVML's session: locks after a fork, GPUs that fail temporarily, and a session that ends during a call."""
+"""NVML's session: locks after a fork, GPUs that fail temporarily, and a session that ends during or between calls."""
 
 from __future__ import annotations
 
@@ -122,6 +122,37 @@ def test_nvml_is_initialized_again_once_per_call() -> None:
     message, calls = evaluate_simulated(UNINITIALIZED, gpus=2)
     assert message.endswith("NVML_ERROR_UNINITIALIZED, 1")
     assert calls == 2
+
+
+ENDED = """
+    import accelerator as acc
+    import pynvml
+    from accelerator._machine import nvml
+
+    fetched, by_uuid = [], pynvml.nvmlDeviceGetHandleByUUID
+
+    def fetch(uuid):
+        fetched.append(uuid)
+        return by_uuid(uuid)
+
+    def read():
+        fetched.clear()
+        acc.temperature(1)
+        return len(fetched)
+
+    pynvml.nvmlDeviceGetHandleByUUID = fetch
+    read()
+    before = read()
+    {"shutdown": pynvml.nvmlShutdown, "clear": nvml.clear}[sys.argv[1]]()
+    print(json.dumps([before, read(), read()]))
+"""
+
+
+@on_simulated_gpus
+@simulated_driver
+@pytest.mark.parametrize("end", ["shutdown", "clear"])
+def test_a_new_session_fetches_its_own_handles_once(end: str) -> None:
+    assert evaluate_simulated(ENDED, end, gpus=2) == [0, 1, 0]
 
 
 @pytest.mark.parametrize("bus", ["0000:3b:00.0", "00000000:3B:00.0", "3b:00.0", "00000000:3b:00.0"])

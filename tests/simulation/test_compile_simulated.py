@@ -132,6 +132,35 @@ def test_fallback_random_equals_eager() -> None:
         assert_same(expected, torch.compile(function)(x))
 
 
+def _random_calls() -> list[Any]:
+    aten = torch.ops.aten
+    attentions = aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default
+    calls = [
+        ("dropout", aten.native_dropout.default, (0.5, True), {}, True),
+        ("dropout of none", aten.native_dropout.default, (0.0, True), {}, True),
+        ("bernoulli", aten.bernoulli.p, (0.0,), {}, True),
+        ("rand_like", aten.rand_like.default, (), {}, True),
+        ("flash attention without a CPU kernel", aten._scaled_dot_product_flash_attention.default, (None, None, 0.0), {}, True),
+        ("sum", aten.sum.default, (), {}, False),
+    ]
+    for op in attentions:
+        calls += [
+            (f"{op} default", op, (None, None), {}, False),
+            (f"{op} zero by position", op, (None, None, None, 0.0), {}, False),
+            (f"{op} zero by name", op, (None, None), {"dropout_p": 0.0}, False),
+            (f"{op} by position", op, (None, None, None, 0.5), {}, True),
+            (f"{op} by name", op, (None, None), {"dropout_p": 0.5}, True),
+            (f"{op} everything", op, (None, None, None, 1.0), {}, True),
+        ]
+    return [pytest.param(*call, id=name) for name, *call in calls]
+
+
+@pytest.mark.parametrize(("op", "args", "kwargs", "on_device"), _random_calls())
+def test_ops_that_draw_run_on_the_gpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> None:
+    runs_on_device = sys.modules["_accelerator_simulation._compile.device_ops"].runs_on_device
+    assert runs_on_device(op, (torch.ones(1, 1, 2, 8, device=CUDA), *args), kwargs) == on_device
+
+
 def test_a_captured_graph_runs_compiled_code_at_each_replay() -> None:
     x = randn(8)
     compiled = torch.compile(lambda x: (x.sin() * 2, x.add_(1)))

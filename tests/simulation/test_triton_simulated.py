@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -252,6 +252,57 @@ def test_bfloat16() -> None:
     _bfloat16[(1,)](x, y, out, sums, SIZE=16)
     torch.testing.assert_close(out, torch.where(x > y, x.abs() * 2 - y, x @ y), rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(sums, x.float().sum(0) + y.float().amax(0), rtol=1e-5, atol=1e-5)
+
+
+@triton.jit
+def _rounded(x, out, SIZE: tl.constexpr, CASTS: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    value = tl.load(x + index)
+    tl.store(out + index, value.to(tl.bfloat16) if CASTS else value)
+
+
+@pytest.mark.parametrize("casts", [True, False])
+def test_bfloat16_is_rounded_as_in_torch(casts: bool) -> None:
+    """Values halfway between two of bfloat16, below and above, to an even and to an odd one, and values without a neighbour."""
+    odd_and_even = torch.arange(0x3F80, 0x3F84, dtype=torch.int32) << 16
+    finite = (odd_and_even[:, None] + torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)).flatten()
+    special = torch.tensor([0x7F7FFFFF, 0x7F800000, 0x00008000, 0x00018000], dtype=torch.int32)
+    positive = torch.cat([finite, special]).view(torch.float32)
+    values = torch.cat([positive, -positive, torch.zeros(64 - 2 * positive.numel())])
+    x, out = values.to(CUDA), torch.empty(64, device=CUDA, dtype=torch.bfloat16)
+    _rounded[(1,)](x, out, SIZE=64, CASTS=casts)
+    assert out.view(torch.int16).tolist() == values.bfloat16().view(torch.int16).tolist()
+
+
+class _Pair(NamedTuple):
+    source: torch.Tensor
+    target: torch.Tensor
+
+
+@triton.jit
+def _copy_pair(pair, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    tl.store(pair.target + index, tl.load(pair.source + index))
+
+
+@triton.jit
+def _copy_tuple(pair, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    tl.store(pair[1] + index, tl.load(pair[0] + index))
+
+
+@pytest.mark.parametrize("captures", [True, False])
+@pytest.mark.parametrize(("kernel", "make"), [(_copy_pair, _Pair), (_copy_tuple, _Pair), (_copy_tuple, lambda *pair: pair)])
+def test_tuple_of_tensors_keeps_its_type(kernel: Any, make: Any, captures: bool) -> None:
+    x, out = randn(16), torch.zeros(16, device=CUDA)
+    if captures:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            kernel[(1,)](make(x, out), SIZE=16)
+        graph.replay()
+    else:
+        kernel[(1,)](make(x, out), SIZE=16)
+    assert torch.equal(out, x)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ import accelerator as acc
 from accelerator import checkpointing
 from accelerator.checkpointing import transfers
 from tests import support
+from tests.support.checkpointing_memory import MODES
 
 MEBIBYTE = 2**20
 
@@ -324,6 +325,63 @@ def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPa
     waited.clear()
     second.fetch()
     assert waited == ["computation"]
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if "cpu" in mode])
+@pytest.mark.parametrize("when", ["newest", "before the next", "after the next", "after the backward"])
+def test_edit_in_place_of_an_offloaded_activation(when: str, mode: str) -> None:
+    # While the activation is on the device, an edit may reach the copy. After that, the host has the old values.
+    checkpointing.configure(**MODES[mode])
+    x = torch.linspace(0, 1, 8, device="cuda").requires_grad_()
+
+    def gradient(edits: bool) -> torch.Tensor:
+        h = x * 1
+        out = checkpointing.checkpoint(lambda h: h.sin().exp(), h)
+        if edits and when in ("newest", "before the next"):
+            h.detach().add_(1)
+        if when in ("before the next", "after the next"):
+            checkpointing.checkpoint(lambda h: h.sin().exp(), x * 1)
+        if edits and when == "after the next":
+            h.detach().add_(1)
+        (result,) = torch.autograd.grad(out.sum(), x)
+        if edits and when == "after the backward":
+            h.detach().add_(1)
+        return result
+
+    expected = gradient(False)
+    if when in ("newest", "before the next"):
+        with pytest.raises(RuntimeError, match="inplace operation: argument 0"):
+            gradient(True)
+    else:
+        assert torch.equal(gradient(True), expected)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in MODES if "contiguous" in mode])
+def test_devices_do_not_share_buffers(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    allocated: list[tuple[int, torch.device]] = []
+    recorded: list[torch.device] = []
+    allocate = transfers.allocate
+
+    def recording(numel: int, dtype: torch.dtype, device: torch.device, on_host: bool) -> torch.Tensor:
+        allocated.append((numel, device))
+        return allocate(numel, dtype, device, on_host)
+
+    def function(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        recorded.extend((one.device, other.device))
+        return (one.cpu() * other.cpu()).exp()
+
+    monkeypatch.setattr(transfers, "allocate", recording)
+    checkpointing.configure(**MODES[mode])
+    devices = [torch.device("cuda", index) for index in (0, 1)]
+    inputs = [torch.linspace(index, index + 1, 8, device=device).requires_grad_() for index, device in enumerate(devices)]
+    # Each device is at both positions, once.
+    outputs = [checkpointing.checkpoint(function, one * 1, other * 1) for one, other in (inputs, reversed(inputs))]
+    gradients = torch.autograd.grad(sum(out.sum() for out in outputs), inputs)
+    expected = torch.autograd.grad(sum(function(*inputs).sum() for _ in outputs), inputs)
+    assert all(torch.equal(*pair) for pair in zip(gradients, expected, strict=True))
+    forward, recomputed = recorded[:4], recorded[4:8]
+    assert sorted(map(str, recomputed)) == sorted(map(str, forward))
+    assert allocated == [(2 * 8, device) for device in (*devices, *reversed(devices))]
 
 
 def test_function_gets_a_copy_of_the_device_slot() -> None:

@@ -376,8 +376,8 @@ def test_devices_do_not_share_buffers(mode: str, monkeypatch: pytest.MonkeyPatch
     inputs = [torch.linspace(index, index + 1, 8, device=device).requires_grad_() for index, device in enumerate(devices)]
     # Each device is at both positions, once.
     outputs = [checkpointing.checkpoint(function, one * 1, other * 1) for one, other in (inputs, reversed(inputs))]
-    gradients = torch.autograd.grad(sum(out.sum() for out in outputs), inputs)
-    expected = torch.autograd.grad(sum(function(*inputs).sum() for _ in outputs), inputs)
+    gradients = torch.autograd.grad(torch.stack(outputs).sum(), inputs)
+    expected = torch.autograd.grad(torch.stack([function(*inputs), function(*reversed(inputs))]).sum(), inputs)
     assert all(torch.equal(*pair) for pair in zip(gradients, expected, strict=True))
     forward, recomputed = recorded[:4], recorded[4:8]
     assert sorted(map(str, recomputed)) == sorted(map(str, forward))

@@ -15,7 +15,7 @@ build = torch_build.read()
 needs_cuda = pytest.mark.skipif(not (build and build.cuda), reason="needs a CUDA build of torch")
 
 PRELUDE = """
-import os, struct, sys, torch
+import itertools, os, struct, sys, torch
 import accelerator as acc
 
 def state(seed):
@@ -197,6 +197,43 @@ with acc.fork_rng():
         assert seeds() == [7, 6]
     assert seeds() == [6, 6]
 assert seeds() == [1, 9]
+""",
+        tmp_path,
+    )
+
+
+@needs_cuda
+def test_queued_calls_in_nested_forks_act_as_after_initialization(tmp_path: Path) -> None:
+    calls = ("acc.manual_seed_all({})", "acc.manual_seed({})", "acc.set_rng_state(state({}), 1)")
+    on_two_gpus(
+        f"""
+def run(outer, first, second, *, initializes):
+    acc.manual_seed_all(5)
+    with acc.fork_rng():
+        exec(outer)
+        with acc.fork_rng():
+            exec(first)
+            exec(second)
+        if initializes:
+            torch.cuda.init()
+        inside = seeds()
+    return inside + seeds()
+
+acc.device_count()
+queued = {{}}
+for program in itertools.product(*([call.format(seed) for call in {calls!r}] for seed in (6, 7, 8))):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, repr(run(*program, initializes=True)).encode())
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, program
+    queued[program] = os.read(read, 100).decode()
+    os.close(read), os.close(write)
+torch.cuda.init()
+for program, found in queued.items():
+    expected = repr(run(*program, initializes=False))
+    assert found == expected, (program, found, expected)
 """,
         tmp_path,
     )

@@ -13,6 +13,7 @@ import torch
 from torch.cuda import _memory_viz
 
 import accelerator as acc
+from accelerator._torch import bindings
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +33,26 @@ def test_summary_equals_torchs(abbreviated: bool) -> None:
     assert acc.memory_summary(1) != acc.memory_summary(0)
     torch.cuda.set_device(1)
     assert acc.memory_summary() == torch.cuda.memory_summary(1)
+
+
+@pytest.mark.parametrize("offset", [-1, 0, 1])
+@pytest.mark.parametrize("power", range(1, 6))
+def test_units_of_the_summary_equal_torchs(power: int, offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Totals at the limits between two units. torch's function reads the statistics by its module's functions.
+    sizes, counts = 768 * 1024**power + offset, 750 * 1000**power + offset
+
+    def statistics(figures: dict[str, Any], name: str = "") -> dict[str, Any]:
+        return {
+            key: statistics(figure, name or key) if isinstance(figure, dict) else sizes if name.endswith("_bytes") else counts
+            for key, figure in figures.items()
+        }
+
+    figures = statistics(torch.cuda.memory_stats_as_nested_dict(1))
+    monkeypatch.setattr(bindings, "memory_statistics", lambda index: figures)
+    monkeypatch.setattr(torch.cuda.memory, "memory_stats_as_nested_dict", lambda device=None: figures)
+    assert acc.memory_stats(1)["allocated_bytes.all.current"] == sizes
+    assert acc.memory_stats(1)["allocation.all.current"] == counts
+    assert acc.memory_summary(1) == torch.cuda.memory_summary(1)
 
 
 def test_segments_contain_the_allocation() -> None:

@@ -203,6 +203,27 @@ def test_side_effects_run_at_each_call_of_compiled_code() -> None:
     )
 
 
+@pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch")
+def test_compiled_code_synchronizes_each_form_of_device() -> None:
+    run(
+        """
+        import torch, accelerator as acc
+        torch.cuda.init()
+        torch.cuda.set_device(1)
+        # A negative index, None and an index that is left out mean the current device.
+        forms = (), (None,), (-1,), (0,), (1,), ("cuda",), ("cuda:0",), (torch.device("cuda"),), (torch.device("cuda:1"),)
+        for form in forms:
+            def program(tensor):
+                acc.synchronize(*form)
+                return tensor + 1
+            compiled = torch.compile(program, backend="eager", fullgraph=True)
+            assert program(torch.ones(2)).tolist() == compiled(torch.ones(2)).tolist() == [2, 2], form
+            torch._dynamo.reset()
+        """,
+        simulated_environment(gpus=2),
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch for simulated GPUs")
 @pytest.mark.skipif(torch.__version__[:4] == "2.7.", reason="torch 2.7 cannot trace a comparison of constant tuples")

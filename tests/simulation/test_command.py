@@ -60,6 +60,15 @@ def test_options_may_be_repeated() -> None:
 
 
 @takes_cuda_build
+@pytest.mark.parametrize("comma", [",", ", ", " ,", " , "])
+def test_blanks_at_commas_change_nothing(comma: str) -> None:
+    options = [f"--memory=1GiB{comma}2GiB", f"--capability=9.0{comma}8.0"]
+    names = ("ACCELERATOR_SIM_MEMORY", "ACCELERATOR_SIM_CAPABILITIES")
+    done = simulate("--gpus", "2", *options, "--", "printenv", *names)
+    assert done.stdout.split() == [f"{2**30},{2**31}", "9.0,8.0"], done.stderr
+
+
+@takes_cuda_build
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -176,6 +176,10 @@ class TestMemory:
         for block in blocks:
             assert runtime.cudaMallocAsync(ctypes.byref(block), ctypes.c_size_t(MIB), None) == 0
         assert (read(reserved), read(used)) == (3 * MIB, 3 * MIB)
+        # A peak is reset to the present figure.
+        write(used_high, 0)
+        write(reserved_high, 0)
+        assert (read(reserved_high), read(used_high)) == (3 * MIB, 3 * MIB)
         for block in blocks:
             assert runtime.cudaFreeAsync(block, None) == 0
         assert (read(reserved), read(used)) == (min(threshold, 3 * MIB), 0)

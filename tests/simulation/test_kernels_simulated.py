@@ -583,6 +583,29 @@ class TestGraphs:
         assert len(held) <= before + 1
         kept.replay()
 
+    @pytest.mark.parametrize("count", [63, 64, 65, 127, 128, 129, 200])
+    def test_next_capture_frees_any_number_of_computations(self, count: int) -> None:
+        import sys
+
+        held = sys.modules["_accelerator_simulation._kernels.capture"]._computations
+        x = torch.ones(3, device="cuda")
+
+        def capture(ops: int) -> None:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(ops):
+                    x.add_(1)
+
+        for _ in range(2):
+            capture(1)
+            gc.collect()
+        before = len(held)
+        capture(count)
+        assert len(held) >= count
+        gc.collect()
+        capture(1)
+        assert len(held) <= before
+
     def test_op_error_at_replay_raises(self, capfd: pytest.CaptureFixture[str]) -> None:
         x, index = torch.ones(3, device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
         graph = torch.cuda.CUDAGraph()

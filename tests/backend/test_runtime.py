@@ -180,6 +180,15 @@ assert initialized() and acc.is_initialized()
     )
 
 
+@pytest.mark.parametrize("query", ["acc.visible_devices()", "acc.telemetry(1)", "acc.is_initialized(), acc.device_count()"])
+def test_answers_from_before_the_initialization_end_with_it(hostacc: Server, query: str) -> None:
+    initialize = f"acc.init()\nprint({query})\n"
+    fresh = hostacc.run(PRELUDE + initialize)
+    before, after = hostacc.run(f"{PRELUDE}print({query})\n{initialize}").splitlines()
+    assert before != after
+    assert after == fresh.rstrip("\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["", "no-memory", "module-memory"])
 def test_memory_before_initialization(hostacc: Server, switch: str) -> None:

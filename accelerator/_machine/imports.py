@@ -55,6 +55,10 @@ _FIRST = (
 )
 
 
+class InterruptedImportError(RuntimeError):
+    """A signal handler interrupted the first import of a module, so a query that the handler makes has no answer."""
+
+
 def import_public(name: str, package: str) -> Any:
     """Import a module of public functions; only for modules that do not import torch, which takes longer than a fork waits."""
     return import_modules(*_FIRST, f".{name}", package=package)
@@ -86,7 +90,9 @@ def import_modules(*names: str, package: str | None = None) -> Any:
                 _restore(mask)
         # With several threads the signal interrupts the import nevertheless, and the handler cannot wait for its end.
         if getattr(module.__spec__, "_initializing", False):
-            raise RuntimeError(f"a signal handler interrupted the first import of {name}; query once before you set it")
+            raise InterruptedImportError(
+                f"a signal handler interrupted the first import of {name}; query once before you set it"
+            )
     return module
 
 

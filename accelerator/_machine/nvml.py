@@ -173,6 +173,8 @@ def _initialize() -> Any:
         import pynvml as binding
     except ImportError as error:
         raise Failed(f"the package nvidia-ml-py is missing ({error})") from None
+    except imports.InterruptedImportError:  # a failure would be kept, and answer that there are no devices
+        raise
     except Exception as error:
         raise Failed(f"the package nvidia-ml-py does not work ({type(error).__name__}: {error})") from None
     _replace_lock(binding)

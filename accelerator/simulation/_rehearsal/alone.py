@@ -35,10 +35,14 @@ def install() -> None:
         after_import("deepspeed.runtime.zero.utils", _skip_comparison)
 
 
+def _do_nothing(*arguments: Any, **options: Any) -> None:
+    """Replaces functions that would wait for the other ranks."""
+
+
 def _skip_comparison(utils: ModuleType) -> None:
     """Skip ZeRO 3's comparison with rank 0, of which the other ranks send nothing that could be compared."""
     module: Any = utils
-    module.assert_ints_same_as_other_ranks = lambda ints: None
+    module.assert_ints_same_as_other_ranks = _do_nothing
 
 
 def _replace(c10d: ModuleType) -> None:
@@ -143,7 +147,7 @@ def _replace_gloo(c10d: Any) -> None:
     fake: Any = _distributed_c10d.FakeProcessGroup
 
     # torch 2.6 numbers the collectives of gloo, and its FakeProcessGroup cannot.
-    fake._set_sequence_number_for_group = lambda self: None
+    fake._set_sequence_number_for_group = _do_nothing
 
     class Gloo(type):
         """Makes a FakeProcessGroup where torch makes a ProcessGroupGloo."""
@@ -164,14 +168,14 @@ def _replace_gloo(c10d: Any) -> None:
             return getattr(gloo, name)
 
     _set(c10d, "ProcessGroupGloo", Gloo("ProcessGroupGloo", (), {}))
-    _set(c10d, "monitored_barrier", lambda *arguments, **options: None)
+    _set(c10d, "monitored_barrier", _do_nothing)
 
 
 def _count_ranks_of_splits(c10d: Any) -> None:
     """Tell nccl how many ranks a part of a split communicator has, which it cannot know without the other ranks' colors."""
     # New groups are made of new communicators.
     if hasattr(c10d, "_get_split_source"):
-        c10d._get_split_source = lambda *arguments: None
+        c10d._get_split_source = _do_nothing
     nccl = ctypes.CDLL("libnccl.so.2")
     split_group = getattr(c10d.ProcessGroup, "split_group", None)
     if split_group is None:

@@ -50,8 +50,10 @@ ROUNDS = 5
 TURNS = 40
 # The ratio of a checkpoint's time to that of torch's non-reentrant checkpoint, for the tiny layer.
 BUDGET = 0.30
-# The Python calls of one checkpoint in this package, forward and backward: up to 23 and 17, and a few for other interpreters.
-CALLS_BUDGET = (25, 19)
+# On a simulated GPU both times include the ops' own, which vary more between machines, so the gate leaves room there.
+GATE = {"cpu": BUDGET, "cuda": 0.36}
+# The Python calls of one checkpoint in this package, forward and backward: up to 23 and 20, and a few for other interpreters.
+CALLS_BUDGET = (25, 22)
 GATED = ("ours, plain", "ours, non_reentrant_checkpoint")
 WIDTHS = (8, 64, 128, 256, 1024)
 
@@ -386,7 +388,7 @@ def main(arguments: list[str]) -> int:
     figures["costs"] = {name: each._asdict() for name, each in costs.items()}
     for name, each in costs.items():
         print(f"| {name:30} | {each.microseconds:11.1f} | {each.ratio:10.3f} | {each.spread:6.3f} |")
-    failed = not all(gate.passes(costs[name].ratio, BUDGET, costs[name].spread) for name in GATED)
+    failed = not all(gate.passes(costs[name].ratio, GATE[device], costs[name].spread) for name in GATED)
     figures["calls"] = print_calls()
     for each in figures["calls"].values():
         failed |= len(each["forward"]) > CALLS_BUDGET[0] or len(each["backward"]) > CALLS_BUDGET[1]

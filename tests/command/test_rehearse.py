@@ -14,8 +14,9 @@ from xml.etree import ElementTree
 import pytest
 
 from tests import support
+from tests.support.simulation_driver import needs_cuda_torch
 
-pytestmark = pytest.mark.xdist_group("rehearse")
+pytestmark = [needs_cuda_torch, pytest.mark.xdist_group("rehearse")]
 
 DEADLINE = 240
 GIB = 2**30

@@ -12,7 +12,7 @@ import pytest
 from accelerator._machine import amdsmi, child_process, discovery_cache, imports, nvml, probe, torch_probe
 from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, PhysicalGpu
 from tests.programs import in_child
-from tests.support.discovery import evaluate_simulated, simulated_driver
+from tests.support.discovery import evaluate_simulated, on_simulated_gpus
 
 
 def result(count: int, *, cacheable: bool = True) -> DiscoveryResult:
@@ -118,7 +118,7 @@ GENERATIONS = """
 """
 
 
-@simulated_driver
+@on_simulated_gpus
 def test_every_descendant_of_a_process_that_initialized_the_driver_is_in_a_bad_fork() -> None:
     clean, own, forked = [False, True, True], [False, True, False], [True, False, False]
     expected = [[*[clean] * i, own, *[forked] * (3 - i)] for i in range(4)]

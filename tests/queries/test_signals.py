@@ -84,7 +84,7 @@ FIRST_IMPORT = """
 """
 
 
-@discovery.simulated_driver
+@on_simulated_gpus
 @pytest.mark.parametrize("threads", ["single", "threaded"])
 def test_handler_during_the_first_import_answers_or_raises_the_documented_error(threads: str) -> None:
     results = [each for pair in discovery.evaluate_simulated(FIRST_IMPORT, threads, "40", gpus=2) for each in pair]

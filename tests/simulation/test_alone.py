@@ -6,6 +6,9 @@ import pytest
 
 from tests import support
 from tests.support import simulated_environment
+from tests.support.simulation_driver import needs_cuda_torch
+
+pytestmark = needs_cuda_torch
 
 PRELUDE = """
 import os

@@ -6,11 +6,11 @@ import textwrap
 
 import pytest
 
-from accelerator._machine import torch_build
 from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
+from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
 
-pytestmark = [linux_only, pytest.mark.skipif(torch_build.read() is None, reason="needs torch")]
+pytestmark = [linux_only, needs_cuda_torch]
 
 BREAK = """
 import sys
@@ -40,6 +40,7 @@ assert torch.compile(lambda x: x + 1, backend="eager")(x).tolist() == [2] * 4
 """
 
 
+@needs_compiled_code
 def test_unknown_interpreter_refuses_launches_only() -> None:
     program = BREAK + USE
     output = run(program, simulated_environment(), "triton_interpreter", "hook_bfloat16", timeout=300)

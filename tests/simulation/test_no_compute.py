@@ -12,8 +12,9 @@ import pytest
 
 from tests import support
 from tests.support import ROOT, simulated_environment
+from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
 
-pytestmark = pytest.mark.xdist_group("no_compute")
+pytestmark = [needs_cuda_torch, pytest.mark.xdist_group("no_compute")]
 
 DEADLINE = 540
 
@@ -249,6 +250,7 @@ def test_mark_gives_a_test_such_a_machine() -> None:
     assert (model.weight + 1).count_nonzero().item() == 0
 
 
+@needs_compiled_code
 def test_compiled_code_allocates_as_inductor_plans() -> None:
     pytest.importorskip("triton")
     program = """

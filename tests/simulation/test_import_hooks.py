@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import textwrap
 
-import pytest
-
 from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
 from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch

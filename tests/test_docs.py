@@ -4,7 +4,7 @@ Python blocks run on two simulated GPUs, under pytest if they have tests. Shell 
 a GPU. Their ``pytest`` only collects the tests, because test_miniature.py runs them.
 
 The comment ``<!-- run: never, REASON -->`` before a block excludes it. ``<!-- run: needs MODULE -->`` marks a block that needs
-a module and no GPU.
+a module and no GPU. ``<!-- run: file NAME -->`` makes a block a file that the shell blocks of its page find.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ def with_slow_guide(blocks: list[Block]) -> list[Any]:
 # The maximum length of a line that fits the page, in a browser and in a terminal.
 WIDTH = 88
 NEEDING = [block for block in BLOCKS if block.how.startswith("needs ")]
+FILES = [block for block in BLOCKS if block.how.startswith("file ")]
 
 
 def test_docs_contain_code_blocks() -> None:
@@ -82,7 +83,7 @@ def test_block_lines_fit_the_page_width() -> None:
 
 
 def test_skipped_blocks_give_a_reason() -> None:
-    left_out = [block.how for block in BLOCKS if block.how and block not in NEEDING]
+    left_out = [block.how for block in BLOCKS if block.how and block not in NEEDING + FILES]
     assert all(re.fullmatch(r"never, \S.{10,}", how) for how in left_out), left_out
     assert {block.language for block in NEEDING} == {"python"}
 
@@ -159,7 +160,8 @@ def test_python_that_needs_something(block: Block, tmp_path: Path) -> None:
 @on_simulated_gpus
 @pytest.mark.parametrize("block", with_slow_guide(SHELL))
 def test_shell(block: Block, tmp_path: Path) -> None:
-    _assert_prints_expected(block.code, _run_in_miniature_library(block.code, tmp_path))
+    files = {file.how.removeprefix("file "): file.code for file in FILES if file.page == block.page}
+    _assert_prints_expected(block.code, _run_in_miniature_library(block.code, tmp_path, files))
 
 
 @on_simulated_gpus
@@ -211,11 +213,14 @@ def test_external_types_are_linked(name: str) -> None:
     assert link["refuri"].endswith(f"?q={name}")
 
 
-def _run_in_miniature_library(script: str, directory: Path) -> str:
+def _run_in_miniature_library(script: str, directory: Path, files: dict[str, str] | None = None) -> str:
     work, programs = directory / "work", directory / "bin"
     shutil.copytree(ROOT / "tests" / "miniature", work, ignore=shutil.ignore_patterns("__pycache__"))
+    for name, text in (files or {}).items():
+        (work / name).write_text(text, encoding="utf-8")
     programs.mkdir()
-    for name, arguments in {"python": "", "pytest": " ".join((*PLUGIN, "--collect-only"))}.items():
+    commands = {"python": "", "pytest": " ".join((*PLUGIN, "--collect-only")), "torchrun": "-m torch.distributed.run"}
+    for name, arguments in commands.items():
         (programs / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8")
         (programs / name).chmod(0o755)
     path = os.pathsep.join([str(programs), os.environ.get("PATH", os.defpath)])

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..simulation import _build, _engine_build, _values, environment
+from ..simulation import _build, _cluster, _engine_build, _values, environment
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import terminal
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _USAGE = 2
+_MOST_NODES = 128  # ranks of a simulated communicator
 
 _DESCRIPTION = """\
 Run COMMAND on a machine with simulated GPUs, under the real CUDA build of
@@ -39,7 +40,13 @@ A machine without any NVIDIA driver: --driver absent --nvml absent
 The exit status is COMMAND's: 128 + N if signal N ended it, 126 if it is not
 executable, 127 if it was not found. It is 2 on wrong usage or if GPUs cannot
 be simulated here. This needs Linux on x86-64, a torch built for CUDA and, the
-first time, a C compiler."""
+first time, a C compiler.
+
+Ranks on several machines:
+  python -m accelerator simulate --nodes 2 --gpus 4 -- \\
+      torchrun --nproc-per-node 4 train.py
+torchrun reads the number of nodes and where they meet from its environment.
+The first node that fails ends the others; its status is the exit status."""
 
 
 def main(argv: list[str]) -> int:
@@ -95,7 +102,9 @@ def main(argv: list[str]) -> int:
             return _report_error(str(error))
         except RuntimeError as error:
             return _report_error(f"cannot simulate GPUs: {error}")
-        return run(command, child)
+        if options.nodes is None:
+            return run(command, child)
+        return _cluster.run(command, _cluster.node_environments(child, options.nodes, options.gpus, folder))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -110,6 +119,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--gpus", type=_values.gpus_of_option, default=1, metavar="N", help="number of GPUs, 0 included (default: 1)")
+    add(
+        "--nodes",
+        type=_nodes,
+        metavar="K",
+        help="run COMMAND once on each of K machines with N GPUs; each line of output begins with its node",
+    )
     add("--memory", action="append", metavar="SIZE", help="memory of a GPU, such as 512MiB (default: 8GiB)")
     add("--name", action="append", metavar="NAME", help='name of a GPU; repeat it for the next GPU (default: "Simulated GPU")')
     add("--capability", action="append", metavar="X.Y", help="compute capability of a GPU (default: 9.0)")
@@ -159,6 +174,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
     return parser
+
+
+def _nodes(text: str) -> int:
+    """Convert the value of --nodes."""
+    if re.fullmatch(r"[1-9][0-9]{0,2}", text) is None or int(text) > _MOST_NODES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of nodes from 1 to {_MOST_NODES}")
+    return int(text)
 
 
 def _mig(text: str) -> str:

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Generator
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["run"]
+__all__ = ["CannotStart", "Signals", "handle_signals", "report", "run", "shell_status", "start"]
 
 _NOT_EXECUTABLE = 126
 _NO_SUCH_COMMAND = 127
 _SIGNALLED = 128
+
+
+class CannotStart(Exception):
+    """The command cannot be started."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Signals(NamedTuple):
+    """The signals that `handle_signals` blocks."""
+
+    awaited: set[signal.Signals]
+    before: set[int]
+    """What was blocked before; a command starts with this."""
 
 
 def run(command: list[str], child: Mapping[str, str]) -> int:
@@ -29,8 +47,28 @@ def run(command: list[str], child: Mapping[str, str]) -> int:
     """
     if sys.platform != "linux":
         raise AssertionError("simulated GPUs need Linux")  # `environment` raises before this; the line is for type checkers
-    forwarded = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT}
-    awaited = {*forwarded, signal.SIGCHLD}
+    with handle_signals() as signals:
+        try:
+            pid = start(command, child, signals)
+        except CannotStart as problem:
+            report(str(problem))
+            return problem.status
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return shell_status(status)
+            received = signal.sigwaitinfo(signals.awaited)
+            # A positive code means that the terminal sent the signal through the kernel, and the command has received it too.
+            if received.si_signo != signal.SIGCHLD and received.si_code <= 0:
+                os.kill(pid, received.si_signo)
+
+
+@contextlib.contextmanager
+def handle_signals() -> Generator[Signals, None, None]:
+    """Block the signals that end a process, and SIGCHLD, for ``sigwaitinfo``."""
+    if sys.platform != "linux":
+        raise AssertionError("simulated GPUs need Linux")
+    awaited = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD}
     # The signals are blocked, not handled: those that arrive while the command starts stay pending, and sigwaitinfo
     # names their sender.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
@@ -39,23 +77,7 @@ def run(command: list[str], child: Mapping[str, str]) -> int:
     if is_ignored:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        try:
-            # Search the command's PATH, which has the simulated machine's nvidia-smi, not this process's.
-            program = shutil.which(command[0], path=child.get("PATH")) or command[0]
-            pid = os.posix_spawnp(program, command, child, setsigmask=before, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])
-        except FileNotFoundError:
-            return _report_error(f"{command[0]}: command not found", _NO_SUCH_COMMAND)
-        except OSError as error:
-            return _report_error(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE)
-        while True:
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else _SIGNALLED - code
-            received = signal.sigwaitinfo(awaited)
-            # A positive code means that the terminal sent the signal through the kernel, and the command has received it too.
-            if received.si_signo != signal.SIGCHLD and received.si_code <= 0:
-                os.kill(pid, received.si_signo)
+        yield Signals(awaited, {int(number) for number in before})
     finally:
         # Discard signals that came after the command's end: they would end this process before it cleans up.
         while signal.sigtimedwait(awaited, 0) is not None:
@@ -65,7 +87,39 @@ def run(command: list[str], child: Mapping[str, str]) -> int:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _report_error(message: str, status: int) -> int:
+def start(
+    command: list[str], child: Mapping[str, str], signals: Signals, file_actions: Sequence[tuple[int, int, int]] = ()
+) -> int:
+    """Start a command and return its pid.
+
+    Raises:
+        CannotStart: The program was not found or is not executable.
+    """
+    if sys.platform != "linux":
+        raise AssertionError("simulated GPUs need Linux")
+    try:
+        # Search the command's PATH, which has the simulated machine's nvidia-smi, not this process's.
+        program = shutil.which(command[0], path=child.get("PATH")) or command[0]
+        return os.posix_spawnp(
+            program,
+            command,
+            child,
+            file_actions=file_actions,
+            setsigmask=signals.before,
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+    except FileNotFoundError:
+        raise CannotStart(f"{command[0]}: command not found", _NO_SUCH_COMMAND) from None
+    except OSError as error:
+        raise CannotStart(f"{command[0]}: {error.strerror}", _NOT_EXECUTABLE) from None
+
+
+def shell_status(status: int) -> int:
+    """Convert what ``waitpid`` returns into the exit status that a shell reports."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else _SIGNALLED - code
+
+
+def report(message: str) -> None:
     """Print one line that says what is wrong."""
     print(f"python -m accelerator simulate: {message}", file=sys.stderr)
-    return status

@@ -126,6 +126,7 @@ static void read_environment(void)
 {
     int major = 13, minor = 2;
     sscanf(variable("DRIVER_CUDA", "13.2"), "%d.%d", &major, &minor);
+    config.node = atoi(variable("NODE", "0"));
     config.cuda_version = major * 1000 + minor * 10;
     snprintf(config.driver_version, sizeof config.driver_version, "%s", variable("DRIVER_VERSION", "590.44.01"));
     snprintf(log_path, sizeof log_path, "%s", variable("LOG", ""));
@@ -158,6 +159,7 @@ void sim_uuid(int gpu, int instance, unsigned char bytes[16], char text[SIM_UUID
     static const char first_digits[] = {7, 12, 2, 9, 14, 4, 0, 11, 5, 15, 3, 8, 13, 1, 10, 6};
     unsigned char id[16];
     uint64_t seed = (uint64_t)gpu * (SIM_MAX_INSTANCES + 1) + (uint64_t)(instance + 1);
+    seed += (uint64_t)sim_config()->node << 32;
     uint64_t halves[2] = {scatter(2 * seed), scatter(2 * seed + 1)};
 
     memcpy(id, halves, sizeof id);

@@ -35,6 +35,7 @@ struct sim_gpu {
 };
 
 struct sim_config {
+    int node; /* the machine's number in its cluster */
     int gpu_count;
     struct sim_gpu gpus[SIM_MAX_GPUS];
     char driver_version[80]; /* "590.44.01" */

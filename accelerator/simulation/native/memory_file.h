@@ -10,6 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -62,9 +63,15 @@ static inline bool is_anonymous_file(int descriptor)
 
 /* What a handle says about a file: who has it open, and an id that the file contains as long as the handle is valid. */
 struct memory_file_name {
-    int pid, descriptor;
+    int node, pid, descriptor; /* the node: simulated machines of one cluster share the host's process ids */
     uint64_t inode, id, id_offset;
 };
+
+static inline int memory_file_node(void)
+{
+    const char *node = getenv("ACCELERATOR_SIM_NODE");
+    return node ? atoi(node) : 0;
+}
 
 static inline bool memory_file_write_id(const struct memory_file *file, uint64_t id, uint64_t id_offset)
 {
@@ -75,16 +82,18 @@ static inline bool memory_file_write_id(const struct memory_file *file, uint64_t
 static inline bool memory_file_export(const struct memory_file *file, uint64_t id, uint64_t id_offset,
                                       struct memory_file_name *name)
 {
-    *name = (struct memory_file_name){getpid(), file->descriptor, file->inode, id, id_offset};
+    *name = (struct memory_file_name){memory_file_node(), getpid(), file->descriptor, file->inode, id, id_offset};
     return memory_file_write_id(file, id, id_offset);
 }
 
-/* Opens the file in another process. Returns -1 if the file is gone or the id is not in it any more. */
+/* Opens the file in another process of this machine. Returns -1 if the file is gone or the id is not in it any more. */
 static inline int memory_file_open(const struct memory_file_name *name)
 {
     char path[64];
     struct stat status;
     uint64_t id;
+    if (name->node != memory_file_node())
+        return -1;
     snprintf(path, sizeof path, "/proc/%d/fd/%d", name->pid, name->descriptor);
     /* O_NONBLOCK: opening a FIFO must not wait for its other end. */
     int descriptor = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);

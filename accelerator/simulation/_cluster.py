@@ -1,0 +1,173 @@
+"""Runs a command on each node of a simulated cluster, and ends all nodes when one fails."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import signal
+import socket
+import sys
+import time
+from collections.abc import Generator, Iterable, Mapping
+from pathlib import Path
+
+from . import _run
+from ._node_output import NodeOutput
+
+__all__ = ["node_environments", "run"]
+
+# How long a node has between SIGTERM and SIGKILL.
+_GRACE_S = 10.0
+_POLL_S = 0.05
+_ADDRESS = "127.0.0.1"
+# Below the ports that Linux gives to outgoing connections, one of which could take the port before COMMAND listens on it.
+_PORTS = range(20000, 32000)
+_STDIN, _STDOUT, _STDERR = range(3)
+_SET_CHILD_SUBREAPER = 36  # of prctl(2)
+
+
+def node_environments(machine: Mapping[str, str], nodes: int, gpus: int, folder: Path) -> list[dict[str, str]]:
+    """Return the environment of each node.
+
+    Args:
+        machine: The environment of a simulated machine.
+        nodes: The number of nodes.
+        gpus: The number of GPUs of a node.
+        folder: Where the state of each node is kept.
+    """
+    count, port = str(nodes), str(_free_port())
+    return [
+        {
+            "PYTHONUNBUFFERED": "1",  # the output is a pipe, even if the user looks at a terminal
+            **machine,
+            "ACCELERATOR_SIM_NODE": str(node),
+            "ACCELERATOR_SIM_STATE": str(folder / f"state-{node}"),
+            "PET_NNODES": count,
+            "PET_NODE_RANK": str(node),
+            "PET_MASTER_ADDR": _ADDRESS,
+            "PET_MASTER_PORT": port,
+            "SLURM_NNODES": count,
+            "SLURM_JOB_NUM_NODES": count,
+            "SLURM_NODEID": str(node),
+            "SLURM_GPUS_ON_NODE": str(gpus),
+            "SLURM_LAUNCH_NODE_IPADDR": _ADDRESS,
+            "SLURMD_NODENAME": f"node{node}",
+        }
+        for node in range(nodes)
+    ]
+
+
+def run(command: list[str], environments: list[dict[str, str]]) -> int:
+    """Run a command on each node, and return 0 or the exit status of the first node that failed.
+
+    Signals that other processes send to this one are forwarded to all nodes. When a node fails, the others are ended.
+    When all nodes have ended, the processes that their commands left behind are ended.
+
+    Args:
+        command: The program and its arguments.
+        environments: The environment of each node.
+    """
+    with _run.handle_signals() as signals, NodeOutput() as output, _end_orphans():
+        nodes: dict[int, int] = {}
+        failure = 0
+        try:
+            for node, child in enumerate(environments):
+                nodes[_start(node, command, child, signals, output)] = node
+        except _run.CannotStart as problem:
+            _run.report(str(problem))
+            failure = problem.status
+        return _wait(nodes, failure, signals)
+
+
+def _free_port() -> int:
+    """Return a port that no process listens on."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind((_ADDRESS, port))
+            return port
+    raise RuntimeError(f"every port from {_PORTS.start} to {_PORTS.stop - 1} is in use")
+
+
+def _start(node: int, command: list[str], child: Mapping[str, str], signals: _run.Signals, output: NodeOutput) -> int:
+    """Start a node's command, with its output in pipes and, except on node 0, without input."""
+    with contextlib.ExitStack() as descriptors:
+        files = {descriptor: output.open(node, descriptor) for descriptor in (_STDOUT, _STDERR)}
+        if node > 0:
+            files[_STDIN] = os.open(os.devnull, os.O_RDONLY)
+        for file in files.values():
+            descriptors.callback(os.close, file)
+        actions = [(os.POSIX_SPAWN_DUP2, file, descriptor) for descriptor, file in files.items()]
+        return _run.start(command, child, signals, actions)
+
+
+def _wait(nodes: dict[int, int], failure: int, signals: _run.Signals) -> int:
+    """Wait until all nodes have ended, and return the status of the first that failed."""
+    if sys.platform != "linux":
+        raise AssertionError("simulated GPUs need Linux")
+    kill_at: float | None = None
+    is_signalled = False
+    while True:
+        for pid in list(nodes):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                node, code = nodes.pop(pid), _run.shell_status(status)
+                if code and not failure and nodes and not is_signalled:
+                    _run.report(f"node {node} failed with status {code}; ending the others")
+                failure = failure or code
+        if not nodes:
+            return failure
+        if failure and kill_at is None:
+            kill_at = time.monotonic() + _GRACE_S
+            _send(signal.SIGTERM, nodes)
+        if kill_at is not None and time.monotonic() >= kill_at:
+            _send(signal.SIGKILL, nodes)
+            kill_at = time.monotonic() + _GRACE_S
+        remaining = None if kill_at is None else max(kill_at - time.monotonic(), 0.0)
+        received = signal.sigwaitinfo(signals.awaited) if remaining is None else signal.sigtimedwait(signals.awaited, remaining)
+        if received is not None and received.si_signo != signal.SIGCHLD:
+            is_signalled = True
+            # A positive code means that the terminal sent the signal through the kernel, and the commands have received it too.
+            if received.si_code <= 0:
+                _send(received.si_signo, nodes)
+
+
+def _send(number: int, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+@contextlib.contextmanager
+def _end_orphans() -> Generator[None, None, None]:
+    """Become the parent of the processes that the commands leave behind, and end them in the end."""
+    if sys.platform != "linux":
+        raise AssertionError("simulated GPUs need Linux")
+    others = _children()
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        begin, told = time.monotonic(), set[int]()
+        # The end of an orphan may make orphans of its children.
+        while (orphans := _children() - others) and time.monotonic() - begin < 2 * _GRACE_S:
+            is_patient = time.monotonic() - begin < _GRACE_S
+            _send(signal.SIGTERM if is_patient else signal.SIGKILL, orphans - told if is_patient else orphans)
+            told |= orphans
+            time.sleep(_POLL_S)
+            for pid in orphans:
+                os.waitpid(pid, os.WNOHANG)
+        prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _children() -> set[int]:
+    """Return the pids of this process's children, ended ones that were not waited for included."""
+    children: set[int] = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # the process has ended
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                children.add(int(path.parent.name))
+    return children

@@ -245,6 +245,15 @@ def same_gpu(place: Place, devices: list[int]) -> None:
     Comm.of(place.id, place.rank, place.ranks, device=devices[place.rank])
 
 
+def two_machines(place: Place, devices: list[int]) -> int:
+    """The first two ranks are on one machine, the others on another one with the same UUIDs."""
+    os.environ["ACCELERATOR_SIM_STATE"] = f"{place.store}-{place.rank // 2}"
+    comm = Comm.of(place.id, place.rank, place.ranks, device=devices[place.rank])
+    total = comm.total()
+    comm.destroy()
+    return total
+
+
 def different_counts(place: Place) -> None:
     Comm.of(place.id, place.rank, place.ranks + place.rank)
 

@@ -11,6 +11,7 @@ enum { VERSION = 23007, TEXT_SIZE = 512 };
 EXPORT const char accelerator_simulation[] = "nccl";
 
 static char last_error[TEXT_SIZE];
+static ncclResult_t last_result;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the text and all factors */
 
 void reset_error_lock(void)
@@ -27,6 +28,7 @@ ncclResult_t fail(ncclResult_t result, const char *format, ...)
     va_end(arguments);
     pthread_mutex_lock(&lock);
     memcpy(last_error, text, sizeof text);
+    last_result = result;
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -42,12 +44,20 @@ EXPORT const char *ncclGetLastError(const struct comm *comm)
     return text;
 }
 
+/* With the reason, because torch's process group of 2.15 shows only this text. */
 EXPORT const char *ncclGetErrorString(ncclResult_t result)
 {
+    static _Thread_local char with_reason[TEXT_SIZE + 64];
     static const char *const texts[] = {
         "no error",         "unhandled cuda error", "system error", "internal error", "invalid argument", "invalid usage",
         "remote process ended or cannot be reached", "in progress", "timed out"};
-    return (unsigned)result < sizeof texts / sizeof *texts ? texts[result] : "unknown result code";
+    const char *text = (unsigned)result < sizeof texts / sizeof *texts ? texts[result] : "unknown result code";
+    pthread_mutex_lock(&lock);
+    bool has_reason = result == last_result && *last_error;
+    if (has_reason)
+        snprintf(with_reason, sizeof with_reason, "%s: %s", text, last_error);
+    pthread_mutex_unlock(&lock);
+    return has_reason ? with_reason : text;
 }
 
 EXPORT ncclResult_t ncclGetVersion(int *version)

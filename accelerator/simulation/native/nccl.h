@@ -54,7 +54,14 @@ enum reduction {
     FIRST_MULTIPLIED, /* from here on: sums of values that were multiplied before, each with its own factor */
 };
 
-enum { ID_SIZE = 16, UUID_SIZE = 16, MAX_RANKS = 128, CACHE_LINE = 64 };
+enum { ID_SIZE = 16, UUID_SIZE = 16, UUID_TEXT_SIZE = 41, MAX_RANKS = 128, CACHE_LINE = 64 };
+
+/* Which GPU of which machine a rank uses. Compared as bytes. */
+struct gpu_identity {
+    uint64_t state_device, state_inode; /* the file of the machine's state; 0: there is none */
+    unsigned char uuid[UUID_SIZE];
+    uint64_t is_instance; /* it is a MIG instance */
+};
 
 typedef struct {
     char internal[128];
@@ -96,7 +103,7 @@ struct member {
     _Atomic uint32_t wakeups;      /* a futex; changes when the rank may be able to go on */
     _Atomic uint32_t sleepers; /* threads that sleep on the futex */
     _Atomic uint64_t steps, exchanges;
-    unsigned char gpu[UUID_SIZE];
+    struct gpu_identity gpu;
     struct announcement announced[2];
     struct exchange_record exchange[2];
 };
@@ -179,7 +186,7 @@ struct comm {
     struct id_content id;
     int rank, ranks, device;
     int64_t timeout_ms; /* read once: a worker must not read the environment while the program writes it */
-    unsigned char gpu[UUID_SIZE];
+    struct gpu_identity gpu;
     struct attachment *attachment;
     struct shared_state *shared;
     _Atomic int users; /* threads inside a call that needs the communicator */
@@ -222,7 +229,8 @@ struct capture_info {
     void *graph;
 };
 
-ncclResult_t current_device(int *device, unsigned char gpu[UUID_SIZE]);
+ncclResult_t current_device(int *device, struct gpu_identity *gpu);
+void format_uuid(const struct gpu_identity *gpu, char text[UUID_TEXT_SIZE]);
 ncclResult_t use_device(int device);
 ncclResult_t get_capture_info(void *stream, struct capture_info *info);
 /* The graph that the stream captures will call `function` at each launch, and `release` when it is destroyed. */

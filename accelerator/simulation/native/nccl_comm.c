@@ -88,9 +88,11 @@ static ncclResult_t check_gpus(const struct comm *comm)
     const struct member *members = comm->shared->members;
     for (int i = 0; i < comm->ranks; i++)
         for (int j = i + 1; j < comm->ranks; j++)
-            if (memcmp(members[i].gpu, members[j].gpu, UUID_SIZE) == 0)
-                return fail(ncclInvalidUsage, "duplicate GPU: ranks %d and %d use the same one; each rank needs its own", i,
-                            j);
+            if (memcmp(&members[i].gpu, &members[j].gpu, sizeof members[i].gpu) == 0) {
+                char uuid[UUID_TEXT_SIZE];
+                format_uuid(&members[i].gpu, uuid);
+                return fail(ncclInvalidUsage, "two ranks, %d and %d, on %s; each rank needs a GPU of its own", i, j, uuid);
+            }
     return ncclSuccess;
 }
 
@@ -196,7 +198,7 @@ ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm 
     struct comm *comm = new_comm(rank, ranks);
     ncclResult_t result = *joining && comm ? ncclSuccess : fail(ncclSystemError, "out of memory");
     if (result == ncclSuccess && !parent)
-        result = current_device(&comm->device, comm->gpu);
+        result = current_device(&comm->device, &comm->gpu);
     if (result != ncclSuccess) {
         free(comm);
         free(*joining);
@@ -204,7 +206,7 @@ ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm 
     }
     if (parent) {
         comm->device = parent->device;
-        memcpy(comm->gpu, parent->gpu, UUID_SIZE);
+        comm->gpu = parent->gpu;
     }
     (*joining)->comm = *handle = comm;
     (*joining)->handle = handle;
@@ -255,10 +257,10 @@ EXPORT ncclResult_t ncclCommInitAll(struct comm **comms, int count, const int *d
 {
     ncclUniqueId id;
     int device;
-    unsigned char gpu[UUID_SIZE];
+    struct gpu_identity gpu;
     RETURN_IF_ERROR(not_null(comms, "comms"));
     RETURN_IF_ERROR(check_rank(0, count));
-    RETURN_IF_ERROR(current_device(&device, gpu));
+    RETURN_IF_ERROR(current_device(&device, &gpu));
     RETURN_IF_ERROR(ncclGetUniqueId(&id));
     group_start();
     ncclResult_t result = ncclSuccess;

@@ -5,6 +5,10 @@
 #include "nccl.h"
 
 #include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 
 struct runtime {
     int major;
@@ -88,20 +92,39 @@ const struct sim_pending *pending_runtime(void)
     return runtime.pending;
 }
 
-ncclResult_t current_device(int *device, unsigned char gpu[UUID_SIZE])
+void format_uuid(const struct gpu_identity *gpu, char text[UUID_TEXT_SIZE])
+{
+    int length = snprintf(text, UUID_TEXT_SIZE, "%s", gpu->is_instance ? "MIG" : "GPU");
+    for (int i = 0; i < UUID_SIZE; i++)
+        length += snprintf(text + length, (size_t)(UUID_TEXT_SIZE - length), "%s%02x",
+                           i == 0 || i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", gpu->uuid[i]);
+}
+
+ncclResult_t current_device(int *device, struct gpu_identity *gpu)
 {
     RETURN_IF_ERROR(need_runtime());
     ncclResult_t result = check(runtime.cudaGetDevice(device), "cudaGetDevice");
     if (result != ncclSuccess)
         return result;
-    int (*cuDeviceGetUuid)(unsigned char *, int) = NULL;
+    int (*of_gpu)(unsigned char *, int) = NULL, (*of_instance)(unsigned char *, int) = NULL;
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD); /* the runtime has loaded it */
     if (driver) {
-        *(void **)&cuDeviceGetUuid = dlsym(driver, "cuDeviceGetUuid_v2");
+        *(void **)&of_gpu = dlsym(driver, "cuDeviceGetUuid");
+        *(void **)&of_instance = dlsym(driver, "cuDeviceGetUuid_v2");
         dlclose(driver);
     }
-    if (!cuDeviceGetUuid || cuDeviceGetUuid(gpu, *device) != 0)
+    unsigned char uuid[UUID_SIZE];
+    *gpu = (struct gpu_identity){0};
+    if (!of_gpu || !of_instance || of_gpu(uuid, *device) != 0 || of_instance(gpu->uuid, *device) != 0)
         return fail(ncclUnhandledCudaError, "the driver does not report the UUID of device %d", *device);
+    gpu->is_instance = memcmp(gpu->uuid, uuid, UUID_SIZE) != 0;
+    /* Processes without a state are on one machine. */
+    const char *state = getenv("ACCELERATOR_SIM_STATE");
+    struct stat status;
+    if (state && *state && stat(state, &status) == 0) {
+        gpu->state_device = status.st_dev;
+        gpu->state_inode = status.st_ino;
+    }
     return ncclSuccess;
 }
 

@@ -67,6 +67,5 @@ ncclResult_t check_creator(const struct comm *comm)
         return ncclSuccess;
     if (read_process(id->pid, &creator) && (creator.start_time == 0 || creator.start_time == id->start_time))
         return ncclSuccess;
-    return fail(ncclRemoteError, "rank %d: process %d, which created the unique id, is gone; exchange a new id", comm->rank,
-                id->pid);
+    return fail(ncclRemoteError, "rank %d: the creator of this id is gone (process %d); exchange a new id", comm->rank, id->pid);
 }

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #define PREFIX "accelerator-nccl-"
-#define SHARED_MAGIC UINT64_C(0x314c43434e4d4953) /* changes with the layout */
+#define SHARED_MAGIC UINT64_C(0x324c43434e4d4953) /* changes with the layout */
 
 enum {
     KIB = 1024,
@@ -301,7 +301,7 @@ static ncclResult_t become_member(struct comm *comm, struct attachment *attachme
     struct member *member = &shared->members[comm->rank];
     if (member->state != MEMBER_ABSENT || !lock_byte(attachment->file, comm->rank))
         return fail(ncclInvalidUsage, "there are two ranks %d with this unique id", comm->rank);
-    memcpy(member->gpu, comm->gpu, UUID_SIZE);
+    member->gpu = comm->gpu;
     /* First, because a present rank of this process would count as gone: a process does not see its own locks. */
     attachment->is_here[comm->rank] = true;
     member->state = MEMBER_PRESENT;

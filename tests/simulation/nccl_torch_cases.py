@@ -27,7 +27,12 @@ def _cuda(*values: float) -> torch.Tensor:
 
 def collectives(place: Place) -> bool:
     _start(place)
-    rank, n = place.rank, place.ranks
+    check_collectives(place.rank, place.ranks)
+    dist.destroy_process_group()
+    return True
+
+
+def check_collectives(rank: int, n: int) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool, torch.complex64):
         x = torch.ones(1001).to(dtype).cuda()
         dist.all_reduce(x)
@@ -72,8 +77,6 @@ def collectives(place: Place) -> bool:
     dist.all_to_all_single(single, torch.full((sum(give),), float(rank)).cuda(), take, give)
     assert single.cpu().tolist() == [float(r) for r in range(n) for _ in range(r + rank)]
     dist.barrier()
-    dist.destroy_process_group()
-    return True
 
 
 def objects(place: Place) -> bool | None:
@@ -109,7 +112,13 @@ def one_process(place: Place) -> bool:
 
 def messages(place: Place) -> bool:
     _start(place)
-    rank, n, size = place.rank, place.ranks, 3_000_001
+    check_messages(place.rank, place.ranks)
+    dist.destroy_process_group()
+    return True
+
+
+def check_messages(rank: int, n: int) -> None:
+    size = 3_000_001
     previous, following = (rank - 1) % n, (rank + 1) % n
     x, y = torch.full((size,), float(rank)).cuda(), torch.empty(size, device="cuda")
     requests = [dist.P2POp(dist.isend, x, following), dist.P2POp(dist.irecv, y, previous)]
@@ -122,13 +131,16 @@ def messages(place: Place) -> bool:
         elif rank == (sender + 1) % n:
             dist.recv(y, previous)
     assert (y.cpu() == previous).all()
-    dist.destroy_process_group()
-    return True
 
 
 def groups(place: Place) -> bool:
     _start(place, device_id=torch.device("cuda", place.rank))  # new_group then calls ncclCommSplit
-    rank, n = place.rank, place.ranks
+    check_groups(place.rank, place.ranks)
+    dist.destroy_process_group()
+    return True
+
+
+def check_groups(rank: int, n: int) -> None:
     groups = [dist.new_group([r for r in range(n) if r % 2 == parity]) for parity in (0, 1)]
     x = _cuda(rank)
     dist.all_reduce(x, group=groups[rank % 2])
@@ -138,8 +150,6 @@ def groups(place: Place) -> bool:
         x = _cuda(rank)
         dist.all_reduce(x, group=mesh.get_group(name))
     assert x.cpu().item() == rank // 2 * 4 + 1
-    dist.destroy_process_group()
-    return True
 
 
 def buckets(place: Place) -> bool:

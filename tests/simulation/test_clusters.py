@@ -110,6 +110,92 @@ def machine() -> dict[str, str]:
     return simulated_environment(gpus=2)
 
 
+# The start of the programs that call the libraries. Node 0 writes bytes to a file, and node 1 waits for them.
+PRELUDE = """
+import ctypes, os, sys, time
+from pathlib import Path
+
+runtime, shared = ctypes.CDLL("libcudart.so.13"), Path(sys.argv[1])
+node = int(os.environ["SLURM_NODEID"])
+
+def check(code):
+    assert code == 0, code
+
+def write(name, bytes):
+    (shared / f"{name}.part").write_bytes(bytes)
+    (shared / f"{name}.part").rename(shared / name)
+
+def read(name):
+    while not (shared / name).exists():
+        time.sleep(0.01)
+    return (shared / name).read_bytes()
+"""
+
+
+def call_libraries(program: str, shared: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program that begins with the prelude on two nodes of one GPU."""
+    return simulate("--nodes", "2", "--gpus", "1", "--", sys.executable, "-c", PRELUDE + program, str(shared))
+
+
+def test_nccl_connects_the_nodes(tmp_path: Path) -> None:
+    program = """
+nccl = ctypes.CDLL("libnccl.so.2")
+
+class Id(ctypes.Structure):
+    _fields_ = [("internal", ctypes.c_char * 128)]
+
+identifier, comm = Id(), ctypes.c_void_p()
+if node == 0:
+    check(nccl.ncclGetUniqueId(ctypes.byref(identifier)))
+    write("id", bytes(identifier))
+else:
+    identifier = Id.from_buffer_copy(read("id"))
+check(runtime.cudaSetDevice(0))
+check(nccl.ncclCommInitRank(ctypes.byref(comm), 2, identifier, node))
+value = ctypes.c_int64(node + 1)
+int64, add = 4, 0
+pointer = ctypes.byref(value)
+check(nccl.ncclAllReduce(pointer, pointer, ctypes.c_size_t(1), int64, add, comm, None))
+check(runtime.cudaDeviceSynchronize())
+check(nccl.ncclCommDestroy(comm))
+print(value.value)
+"""
+    done = call_libraries(program, tmp_path)
+    assert sorted(done.stdout.splitlines()) == ["[node 0] 3", "[node 1] 3"], done.stderr
+
+
+def test_memory_and_events_are_not_shared_between_nodes(tmp_path: Path) -> None:
+    program = """
+class Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_char * 64)]
+
+def open_handles():
+    memory, event = Handle.from_buffer_copy(read("memory")), Handle.from_buffer_copy(read("event"))
+    pointer, opened = ctypes.c_void_p(), ctypes.c_void_p()
+    codes = [runtime.cudaIpcOpenMemHandle(ctypes.byref(pointer), memory, 1)]
+    codes += [runtime.cudaIpcOpenEventHandle(ctypes.byref(opened), event)]
+    print(*codes, flush=True)
+
+if node == 0 and os.fork():  # the child is another process of the same node
+    pointer, event, handle = ctypes.c_void_p(), ctypes.c_void_p(), Handle()
+    check(runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(1024)))
+    check(runtime.cudaIpcGetMemHandle(ctypes.byref(handle), pointer))
+    write("memory", bytes(handle))
+    check(runtime.cudaEventCreateWithFlags(ctypes.byref(event), 2 | 4))
+    check(runtime.cudaIpcGetEventHandle(ctypes.byref(handle), event))
+    write("event", bytes(handle))
+    read("done")
+    os.wait()
+else:
+    open_handles()
+    if node == 1:
+        write("done", b"")
+"""
+    done = call_libraries(program, tmp_path)
+    invalid_handle = 400
+    assert sorted(done.stdout.splitlines()) == ["[node 0] 0 0", f"[node 1] {invalid_handle} {invalid_handle}"], done.stderr
+
+
 class TestOutput:
     def test_every_line_begins_with_its_node(self) -> None:
         done = on_nodes("printf 'a\\n\\nb'; echo error >&2; exit 0")

@@ -612,6 +612,96 @@ class TestSparse24:
         wanted = (2 * expected + 0.5 * added.float().unsqueeze(1)).half()
         torch.testing.assert_close(actual.cpu(), wanted, rtol=1e-2, atol=1e-2)
 
+    def pruned(self, dtype: torch.dtype) -> torch.Tensor:
+        """A matrix with at most two values in each group of four: at all pairs of positions, one, and none."""
+        kept = torch.tensor([(i < j) and (k in (i, j)) for i in range(4) for j in range(4) for k in range(4)]).reshape(16, 4)
+        kept[0, 2] = True
+        return (drawn(32, 64) * 8 * kept.repeat(32, 1).reshape(32, 64)).round().to(dtype)
+
+    @pytest.mark.parametrize("dtype", [torch.int8, torch.float16, torch.bfloat16, torch.float32])
+    def test_compressed(self, dtype: torch.dtype) -> None:
+        dense, other = self.pruned(dtype), (drawn(64, 16, seed=1) * 2).round().to(dtype)
+        compressed = torch._cslt_compress(dense.cuda())
+        assert compressed.shape == (32, 64 * (10 if dtype == torch.int8 else 9) // 16)
+        expected = dense.float() @ other.float()
+        expected = expected.clamp(-128, 127) if dtype == torch.int8 else expected
+        for transposed in (False, True):
+            actual = torch._cslt_sparse_mm(compressed, other.cuda(), transpose_result=transposed).cpu()
+            torch.testing.assert_close(actual.t() if transposed else actual, expected.to(dtype))
+        assert torch._cslt_sparse_mm_search(compressed, other.cuda()) == 0
+
+    def test_compressed_with_scales_and_bias(self) -> None:
+        dense, other = self.pruned(torch.int8), (drawn(64, 16, seed=1) * 2).round().to(torch.int8)
+        scales, bias = drawn(32, seed=2), drawn(32, seed=3)
+        compressed = torch._cslt_compress(dense.cuda())
+        actual = torch._cslt_sparse_mm(
+            compressed, other.cuda(), alpha=scales.cuda(), bias=bias.cuda(), out_dtype=torch.bfloat16
+        )
+        wanted = (dense.float() @ other.float()) * scales[:, None] + bias[:, None]
+        torch.testing.assert_close(actual.cpu(), wanted.bfloat16())
+
+    def test_refused_types(self) -> None:
+        with pytest.raises(RuntimeError, match="Unsupported dtype for cuSPARSELt"):
+            torch._cslt_compress(torch.ones(32, 32, dtype=torch.float64, device="cuda"))
+        half = torch.ones(64, 16, dtype=torch.half, device="cuda")
+        with pytest.raises(RuntimeError, match="out_dtype support only available"):
+            torch._cslt_sparse_mm(torch._cslt_compress(self.pruned(torch.half).cuda()), half, out_dtype=torch.bfloat16)
+
+    def test_tensors_of_torch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.sparse.SparseSemiStructuredTensor, "_FORCE_CUTLASS", False)
+        layer, x = nn.Linear(64, 32, dtype=torch.half), drawn(16, 64, dtype=torch.half)
+        layer.weight = nn.Parameter(self.pruned(torch.half))
+        wanted = F.linear(x.float(), layer.weight.float(), layer.bias.float()).half()
+        layer.cuda()
+        layer.weight = nn.Parameter(torch.sparse.to_sparse_semi_structured(layer.weight.detach()), requires_grad=False)
+        torch.testing.assert_close(layer(x.cuda()).detach().cpu(), wanted.detach(), rtol=2e-3, atol=2e-3)
+
+
+class TestInt4Weights:
+    @pytest.mark.parametrize("tiles", [2, 4, 8])
+    @pytest.mark.parametrize("group", [32, 64, 256])
+    def test_product(self, tiles: int, group: int) -> None:
+        values = torch.randint(0, 16, (24, 256), generator=torch.Generator().manual_seed(tiles))
+        x, scales_and_zeros = drawn(3, 256, dtype=torch.bfloat16), drawn(256 // group, 24, 2, dtype=torch.bfloat16)
+        weights = (values[:, ::2] << 4 | values[:, 1::2]).to(torch.uint8).cuda()
+        packed = torch._convert_weight_to_int4pack(weights, tiles)
+        assert packed.shape == (3, 256 // (16 * tiles), 32, tiles // 2)
+        assert packed.dtype == torch.int32
+        scales, zeros = scales_and_zeros.float().repeat_interleave(group, 0).unbind(-1)
+        wanted = x.float() @ ((values - 8) * scales.T + zeros.T).bfloat16().float().T
+        actual = torch._weight_int4pack_mm(x.cuda(), packed, group, scales_and_zeros.cuda())
+        torch.testing.assert_close(actual.cpu(), wanted.bfloat16())
+
+    def test_layout_of_the_tensor_cores(self) -> None:
+        weights = torch.zeros(8, 16, dtype=torch.uint8)
+        weights[5, [2, 6, 10, 14]] = torch.tensor([0x12, 0x34, 0x56, 0x78], dtype=torch.uint8)
+        packed = torch._convert_weight_to_int4pack(weights.cuda(), 2).cpu()
+        # Thread 4 * 5 + 2 has row 5, and bytes 2, 6, 10, 14: their high halves from bit 0 on, their low halves from bit 16 on.
+        assert packed[0, 0, 22, 0] == 0x86427531 - 2**32
+        assert packed.count_nonzero() == 1
+
+    def test_checks(self) -> None:
+        x, weights = (
+            torch.ones(2, 64, dtype=torch.bfloat16, device="cuda"),
+            torch.zeros(8, 32, dtype=torch.uint8, device="cuda"),
+        )
+        scales = torch.ones(2, 8, 2, dtype=torch.bfloat16, device="cuda")
+        packed = torch._convert_weight_to_int4pack(weights, 2)
+        with pytest.raises(RuntimeError, match="Expected innerKTiles == 2"):
+            torch._convert_weight_to_int4pack(weights, 3)
+        with pytest.raises(RuntimeError, match=r"Expected A\.dtype"):
+            torch._weight_int4pack_mm(x.half(), packed, 32, scales)
+        with pytest.raises(RuntimeError, match="Expected qGroupSize == 32"):
+            torch._weight_int4pack_mm(x, packed, 16, scales)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_triangular_solve_of_compressed_rows_refuses_half_types(dtype: torch.dtype) -> None:
+    matrix, b = torch.eye(3, device="cuda"), torch.ones(3, 2, device="cuda")
+    assert torch.triangular_solve(b, (2 * matrix).to_sparse_csr()).solution.tolist() == [[0.5, 0.5]] * 3
+    with pytest.raises(NotImplementedError, match="triangular_solve_out_sparse_csr_cuda_impl"):
+        torch.triangular_solve(b.to(dtype), matrix.to(dtype).to_sparse_csr())
+
 
 class TestDropout:
     def test_fused(self) -> None:
@@ -758,7 +848,6 @@ def test_ctc_loss_does_not_use_cudnn() -> None:
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("_cslt_compress", ((32, 32),)),
         ("_to_sparse_semi_structured", ((32, 32),)),
         ("_triton_scaled_dot_attention", ((1, 1, 4, 4), (1, 1, 4, 4), (1, 1, 4, 4))),
     ],

@@ -443,6 +443,7 @@ class TestWorkspaces:
         assert self.allocated_by(lambda: (thread.start(), thread.join())) == size
         assert self.allocated_by(torch._C._cuda_clearCublasWorkspaces) == -3 * size
 
+    @pytest.mark.skipif(hasattr(torch._C, "_cuda_getCublasWorkspaceSize"), reason="torch answers, and reads the variable once")
     @pytest.mark.parametrize(("configuration", "kib"), [(":4096:8", 32768), (":16:8", 128), (":128:8:64:16:32:32", 3072)])
     def test_workspace_size_follows_the_configuration(
         self, monkeypatch: pytest.MonkeyPatch, configuration: str, kib: int
@@ -450,6 +451,16 @@ class TestWorkspaces:
         monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", configuration)
         x = torch.ones(2, device="cuda")
         assert self.allocated_by(lambda: torch.dot(x, x)) == kib * 1024
+
+    @pytest.mark.skipif(not hasattr(torch._C, "_cuda_getCublasWorkspaceSize"), reason="torch lacks cublas_workspace_size")
+    def test_workspace_size_follows_torchs_setting(self) -> None:
+        x = torch.ones(2, device="cuda")
+        before = torch._C._cuda_getCublasWorkspaceSize()
+        torch._C._cuda_setCublasWorkspaceSize(3 << 20)
+        try:
+            assert self.allocated_by(lambda: torch.dot(x, x)) == 3 << 20
+        finally:
+            torch._C._cuda_setCublasWorkspaceSize(before)
 
     def test_no_workspace_without_products(self) -> None:
         x = torch.ones(1, 1, 4, 4, device="cuda")
@@ -620,8 +631,8 @@ class TestGraphs:
 
 class TestNotSimulated:
     def test_error_names_op(self) -> None:
-        with pytest.raises(NotImplementedError, match="aten::_cslt_compress is not simulated"):
-            torch.ops.aten._cslt_compress(torch.ones(4, 4, device="cuda"))
+        with pytest.raises(NotImplementedError, match="aten::_to_sparse_semi_structured is not simulated"):
+            torch.ops.aten._to_sparse_semi_structured(torch.ones(4, 4, device="cuda"))
 
     def test_op_without_cuda_kernel_raises_torchs_error(self) -> None:
         with pytest.raises(NotImplementedError, match="Could not run"):

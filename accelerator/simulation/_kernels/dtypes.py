@@ -50,6 +50,7 @@ _ERROR_NAMES = {
     "native_dropout_backward": "masked_scale",
     "scatter_reduce": "cuda_scatter_gather_base_kernel_func",
     "scatter_value": "cuda_scatter_fill_base_kernel_func",
+    "triangular_solve": "triangular_solve_out_sparse_csr_cuda_impl",  # of compressed matrices
 }
 _SCALAR_TYPE_NAMES = {
     torch.bool: "Bool",
@@ -123,6 +124,8 @@ def dtype_rules(short_name: str, key: torch._C.DispatchKey = torch._C.DispatchKe
     rules = _table().get(short_name) or _table().get(base_name, DtypeRules())
     if key == torch._C.DispatchKey.SparseCsrCPU and base_name in _PRODUCTS:
         return rules._replace(widened=_HALF_TYPES)
+    if key == torch._C.DispatchKey.SparseCsrCPU and base_name == "triangular_solve":
+        return DtypeRules(refused=_HALF_TYPES)
     return rules
 
 

@@ -20,7 +20,8 @@ from .._values import release
 __all__ = ["has_workspace", "release_with_torch", "with_workspace"]
 
 _Key = tuple[int, int, int]
-_VERSION = release(torch.__version__)
+# From torch 2.12 on, Blackwell GPUs have large workspaces too: https://github.com/pytorch/pytorch/pull/175344
+_LARGE_ON_BLACKWELL = release(torch.__version__) >= (2, 12)
 _BY_CUBLAS = frozenset(
     ("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "dot", "vdot", "_addmm_activation")
 )
@@ -56,9 +57,13 @@ def _allocate(key: _Key) -> None:
 
 
 def _size() -> int:
+    # From torch 2.14 on, torch itself answers, and programs can set the size.
+    torchs_size = getattr(_C, "_cuda_getCublasWorkspaceSize", None)
+    if torchs_size is not None:
+        return int(torchs_size())
     capability = torch.cuda.get_device_capability()
-    has_large = capability[0] in (9, 10, 12) if _VERSION >= (2, 9) else capability == (9, 0)
-    default = 32 * 1024**2 if has_large else 4096 * 1024 * 2 + 16 * 1024 * 8
+    is_large = capability == (9, 0) or (_LARGE_ON_BLACKWELL and capability[0] in (10, 12))
+    default = 32 * 1024**2 if is_large else 4096 * 1024 * 2 + 16 * 1024 * 8
     configuration = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
     if configuration is None:
         return default

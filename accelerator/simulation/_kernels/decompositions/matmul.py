@@ -1,4 +1,4 @@
-"""Products with a result type, of scaled 8-bit floats, and of 2:4 sparse matrices."""
+"""Products with a result type, and of scaled 8-bit floats."""
 
 from __future__ import annotations
 
@@ -100,40 +100,6 @@ def scaled_mm_out(
     return write(out, scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype or out.dtype))
 
 
-def _dense(values: Tensor, meta: Tensor) -> Tensor:
-    from torch.sparse import _semi_structured_conversions as conversions
-
-    dense: Tensor = conversions.sparse_semi_structured_to_dense_cutlass(values, meta)  # type: ignore[no-untyped-call]
-    return dense
-
-
-def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return the product in the type that the GPU accumulates in: int32 for integers, else float32."""
-    wide = torch.float32 if left.dtype.is_floating_point else torch.int32
-    return left.to(wide) @ right.to(wide)
-
-
-def sparse_mm(mat1: Tensor, mat1_meta: Tensor, mat2: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
-    return _wide_product(_dense(mat1, mat1_meta), mat2).to(out_dtype or mat2.dtype)
-
-
-def sparse_addmm(
-    input: Tensor,
-    mat1: Tensor,
-    mat1_meta: Tensor,
-    mat2: Tensor,
-    *,
-    alpha: float = 1,
-    beta: float = 1,
-    out_dtype: torch.dtype | None = None,
-) -> Tensor:
-    product = _wide_product(_dense(mat1, mat1_meta), mat2) * alpha
-    if beta != 0:
-        # The input has one value for each row of the result.
-        product = product + input.to(product.dtype).reshape(-1, 1) * beta
-    return product.to(out_dtype or mat2.dtype)
-
-
 DECOMPOSITIONS = {
     "aten::mm.dtype": mm,
     "aten::mm.dtype_out": mm_out,
@@ -145,6 +111,4 @@ DECOMPOSITIONS = {
     "aten::baddbmm.dtype_out": addmm_out,
     "aten::_scaled_mm": scaled_mm,
     "aten::_scaled_mm.out": scaled_mm_out,
-    "aten::_sparse_semi_structured_mm": sparse_mm,
-    "aten::_sparse_semi_structured_addmm": sparse_addmm,
 }

@@ -119,16 +119,30 @@ def test_python(block: Block, tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
+@pytest.mark.parametrize("launcher", ["torchrun", "slurm"])
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [pytest.param("0,1", "cuda:1", id="all GPUs"), pytest.param("1", "cuda:0", id="its own GPU", marks=pytest.mark.slow)],
 )
-def test_slurm_recipe(visible: str, expected: str) -> None:
-    (block,) = (block for block in PYTHON if "SLURM_LOCALID" in block.code)
-    variables = {"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "1", "CUDA_VISIBLE_DEVICES": visible}
-    program = block.code + "\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
-    printed = run("import torch\n" + program, simulated_environment(variables, gpus=2))
-    assert printed.splitlines() == [expected, "1 2"]
+def test_device_recipes(launcher: str, visible: str, expected: str) -> None:
+    name = {"torchrun": "LOCAL_RANK", "slurm": "SLURM_LOCALID"}[launcher]
+    (block,) = (block for block in PYTHON if f'"{name}"' in block.code and "set_device_index" in block.code)
+    variables = {"CUDA_VISIBLE_DEVICES": visible, name: "1"}
+    program = f"import torch\n{block.code}"
+    if launcher == "slurm":
+        variables |= {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}
+        program += "\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'])\n"
+    printed = run(program, simulated_environment(variables, gpus=2)).splitlines()
+    assert printed == ([expected] if launcher == "torchrun" else [expected, "1 2"])
+
+
+def test_recipes_on_the_cpu() -> None:
+    """The second rank runs on the CPU, and pinning memory only with an accelerator does not warn."""
+    pytest.importorskip("torch")
+    (device,) = (block for block in PYTHON if '"LOCAL_RANK"' in block.code and "set_device_index" in block.code)
+    (pinned,) = (block for block in PYTHON if "batch.is_pinned()" in block.code)
+    program = f"import torch\nimport warnings\nwarnings.simplefilter('error')\n{device.code}\n{pinned.code}"
+    assert run(program, plain_environment(LOCAL_RANK="1")).splitlines() == ["cpu", "False", "6.0"]
 
 
 @pytest.mark.slow

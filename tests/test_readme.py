@@ -160,4 +160,4 @@ def test_memory_figure_shows_measured_values() -> None:
 def test_guide_index_lists_every_page() -> None:
     index = PAGES[ROOT / "docs" / "index.md"]
     listed = {name for block in re.findall(r"```\{toctree\}\n(.*?)```", index, re.DOTALL) for name in block.split()}
-    assert {path.stem for path in PAGES if path.parent.name == "docs"} - {"index"} <= listed
+    assert {path.stem for path in PAGES if path.parent == ROOT / "docs"} - {"index"} <= listed

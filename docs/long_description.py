@@ -25,10 +25,10 @@ class LongDescription(MetadataHookInterface):
 
 
 def without_relative_targets(text: str) -> str:
-    """Return the text without pictures, and with each relative link replaced by its text and target."""
+    """Return the text without pictures, and with each relative link replaced by its text and, if it is a file, its name."""
     return _RELATIVE_LINK.sub(_name, _PICTURE.sub("", text))
 
 
 def _name(link: re.Match[str]) -> str:
     text, target = link.groups()
-    return target if text == target else f"{text} ({target})"
+    return text if target.startswith("#") or text == target else f"{text} ({target})"

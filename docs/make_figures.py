@@ -1,13 +1,16 @@
-"""``python docs/make_figures.py [measure {devices,memory,operations} | draw]``: the guide's plots.
+"""``python docs/make_figures.py [measure {devices,memory,operations} | draw | rehearse]``: the guide's plots.
 
 ``measure`` measures on simulated GPUs with this Python, whose torch is a CUDA build, and writes the result to
 docs/figures.json. ``draw``, the default, draws all figures of that file as docs/*.svg. It needs matplotlib and no torch.
+``rehearse`` rehearses README's example with this Python, and writes the picture docs/rehearsal.svg.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -195,6 +198,24 @@ def draw() -> None:
         print(HERE / f"{name}.svg")
 
 
+def readme_example() -> tuple[str, list[str]]:
+    """Return the program that README rehearses, and the arguments of the command."""
+    text = (HERE.parent / "README.md").read_text(encoding="utf-8")
+    (program,) = re.findall(r"```python\n([^`]*TransformerEncoder[^`]*)```", text)
+    (command,) = re.findall(r"^python -m accelerator (rehearse .*) -- python train\.py$", text, re.MULTILINE)
+    return program, command.split()
+
+
+def rehearse() -> None:
+    program, arguments = readme_example()
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "train.py").write_text(program, encoding="utf-8")
+        environment = {**os.environ, "PYTHONPATH": str(HERE.parent)}
+        command = [sys.executable, "-m", "accelerator", *arguments, "--", sys.executable, "train.py"]
+        subprocess.run(command, cwd=folder, env=environment, check=True, timeout=400)
+        shutil.copy(Path(folder, arguments[-1]), HERE / "rehearsal.svg")
+
+
 def main(arguments: list[str]) -> None:
     match arguments or ["draw"]:
         case ["measure", name] if name in MEASURES:
@@ -202,6 +223,8 @@ def main(arguments: list[str]) -> None:
             FIGURES.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
         case ["draw"]:
             draw()
+        case ["rehearse"]:
+            rehearse()
         case _:
             sys.exit(__doc__)
 

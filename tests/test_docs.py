@@ -136,6 +136,30 @@ def test_device_recipes(launcher: str, visible: str, expected: str) -> None:
     assert printed == ([expected] if launcher == "torchrun" else [expected, "1 2"])
 
 
+@on_simulated_gpus
+@pytest.mark.parametrize(("gpu", "fits"), [("H100", "yes"), pytest.param("A100-40GB", "no", marks=pytest.mark.slow)])
+def test_rehearsal_of_readme(gpu: str, fits: str, tmp_path: Path) -> None:
+    """README's example prints its table, with figures within 3 %, because they differ between versions of torch."""
+    readme = PYTHON[0].page
+    (program,) = re.findall(r"```python\n([^`]*TransformerEncoder[^`]*)```", readme)
+    (command,) = re.findall(r"^python -m (accelerator rehearse .*) -- python train\.py$", readme, re.MULTILINE)
+    (table,) = re.findall(r"```text\n(rank .*?)```", readme, re.DOTALL)
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    line = [sys.executable, "-m", *command.replace("H100", gpu).split(), "--", sys.executable, "train.py"]
+    done = subprocess.run(line, cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, timeout=300, check=False)
+    head, row = (re.findall(rf"^ *{start} .*$", done.stderr, re.MULTILINE)[0] for start in ("rank", "0"))
+    assert row.split()[-1] == fits, done.stderr
+    assert done.returncode == (fits == "no")
+    if fits == "no":
+        assert "train.py:12 in <module>" in done.stderr
+        return
+    shown = table.splitlines()
+    assert head == shown[0]
+    figures, expected = ([float(figure) for figure in re.findall(r"[\d.]+(?= GiB)", text)] for text in (row, shown[1]))
+    assert figures == pytest.approx(expected, rel=0.03)
+    assert (tmp_path / "memory.svg").exists()
+
+
 def test_recipes_on_the_cpu() -> None:
     """The second rank runs on the CPU, and pinning memory only with an accelerator does not warn."""
     pytest.importorskip("torch")

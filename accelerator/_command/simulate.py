@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..simulation import _build, _cluster, _engine_build, _values, environment
+from ..simulation._environment import RACES_SUFFIX
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import terminal
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
+_RACE = 1
 _USAGE = 2
 _MOST_NODES = 128  # ranks of a simulated communicator
 
@@ -38,7 +40,8 @@ commas, so --name is repeated only:
 A machine without any NVIDIA driver: --driver absent --nvml absent
 
 The exit status is COMMAND's: 128 + N if signal N ended it, 126 if it is not
-executable, 127 if it was not found. It is 2 on wrong usage or if GPUs cannot
+executable, 127 if it was not found; with --races 1 instead of 0 if any of its
+processes had a race. It is 2 on wrong usage or if GPUs cannot
 be simulated here. This needs Linux on x86-64, a torch built for CUDA and, the
 first time, a C compiler.
 
@@ -96,6 +99,8 @@ def main(argv: list[str]) -> int:
                 fill=options.fill,
                 triton=not options.no_triton,
                 compile=options.compile,
+                races=options.races,
+                late_copies=options.late_copies,
                 state=folder / "state",
             )
         except ValueError as error:
@@ -103,8 +108,10 @@ def main(argv: list[str]) -> int:
         except RuntimeError as error:
             return _report_error(f"cannot simulate GPUs: {error}")
         if options.nodes is None:
-            return run(command, child)
-        return _cluster.run(command, _cluster.node_environments(child, options.nodes, options.gpus, folder))
+            status = run(command, child)
+        else:
+            status = _cluster.run(command, _cluster.node_environments(child, options.nodes, options.gpus, folder))
+        return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -166,6 +173,16 @@ def _parser() -> argparse.ArgumentParser:
         default="cpp",
         help="what torch.compile generates: C++ for the CPU, or the Triton code of a real GPU, which the interpreter runs "
         "slowly (default: cpp)",
+    )
+    add(
+        "--races",
+        choices=("report", "raise"),
+        help="report accesses to the same memory that nothing orders; raise: the second op also raises RuntimeError",
+    )
+    add(
+        "--late-copies",
+        action="store_true",
+        help="a non_blocking copy to pinned memory arrives when the host synchronizes; until then its target has NaN",
     )
     add(
         "--build",

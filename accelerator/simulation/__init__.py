@@ -14,8 +14,9 @@ Importing this module compiles nothing and loads nothing.
 """
 
 from ._environment import environment, is_simulated, unavailable_reason
+from ._races import Race, races
 
-__all__ = ["environment", "is_simulated", "unavailable_reason"]
+__all__ = ["Race", "environment", "is_simulated", "races", "unavailable_reason"]
 
 
 def __dir__() -> list[str]:

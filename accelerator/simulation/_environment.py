@@ -27,6 +27,9 @@ _SET_BY_USER = (f"{_PREFIX}NCCL_TIMEOUT", f"{_PREFIX}OWN_KERNELS")
 _DRIVER_STATES = ("present", "absent", "old", "broken")
 _NVML_STATES = ("present", "absent", "broken", "mismatch")
 _FILLS = ("zero", "nan")
+_RACES = ("report", "raise")
+RACES_SUFFIX = ".races"
+"""Ends the name of the file beside a machine's state that has a line for each race of its processes."""
 _COMPILED_CODE = ("cpp", "triton")
 _INTERPRET = "TRITON_INTERPRET"
 _CACHE_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
@@ -101,6 +104,8 @@ def environment(
     fill: Literal["zero", "nan"] = "zero",
     triton: bool = True,
     compile: Literal["cpp", "triton"] = "cpp",
+    races: Literal["report", "raise"] | None = None,
+    late_copies: bool = False,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the complete environment of a child process with simulated GPUs.
@@ -140,6 +145,10 @@ def environment(
         triton: Whether Triton kernels run, in Triton's interpreter. If not, launching one fails.
         compile: What ``torch.compile`` generates for simulated GPUs: "cpp" is Inductor's C++ for the CPU; "triton" is the
             Triton code that Inductor generates for a GPU, run by Triton's interpreter, which is slow.
+        races: "report": print each race, two accesses to the same device or pinned memory, one of them a write, that nothing
+            orders. "raise": also let the second op raise RuntimeError. `races` returns those of its process.
+        late_copies: Whether the target of a ``non_blocking`` copy to pinned memory has NaN, -1 for integers, until the host
+            has synchronized: a timing that CUDA allows.
         base: The environment to extend; None means this process's. A simulation that it already contains is replaced.
 
     Returns:
@@ -198,6 +207,12 @@ def environment(
     if not _runs_triton():
         machine["TRITON"] = "0"
     machine["COMPILE"] = _values.choice("compile", compile, _COMPILED_CODE)
+    if races is not None:
+        machine["RACES"] = _values.choice("races", races, _RACES)
+        if state is not None:
+            machine["RACE_FILE"] = machine["STATE"] + RACES_SUFFIX
+    if _values.flag("late_copies", late_copies) == "1":
+        machine["LATE_COPIES"] = "1"
     if base is not None and not isinstance(base, Mapping):
         raise TypeError(f"base must be a mapping of variables to values, not {type(base).__name__}")
     result = _without_simulation(os.environ if base is None else base)

@@ -34,7 +34,7 @@ from typing import Any
 # The simulated libraries read their variables at their first call, and the import of torch calls none of them. torch reads
 # the name of its allocator when it is imported, and the allocator's other settings later.
 _READ_LATER = re.compile(
-    r"(ACCELERATOR_SIM_(?!COMPILE=|COMPUTE=|OWN_KERNELS=|TRITON=)\w+|ACCELERATOR_BACKEND|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
+    r"(ACCELERATOR_SIM_(?!COMPILE=|COMPUTE=|LATE_COPIES=|OWN_KERNELS=|RACES=|TRITON=)\w+|ACCELERATOR_BACKEND|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
     r"|CUDA_DEVICE_ORDER|PYTORCH_NVML_BASED_CUDA_CHECK|HOSTACC_SWITCHES|PYTEST_\w+|SLURM_\w+|TORCHINDUCTOR_CACHE_DIR"
     r"|TRITON_CACHE_DIR|GLOO_SOCKET_IFNAME|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)="
     r"|PYTORCH_(CUDA_)?ALLOC_CONF=(?!.*backend)"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from .._engine_build import describe, ensure_built
-from . import capture
+from . import capture, races
 from .argument_checks import checked_dtypes
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
@@ -59,6 +59,12 @@ class _Runtime(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("attention", "is_stream_free", "pointer_attributes", "clear_memory"))
 
 
+class _Races(ctypes.Structure):
+    """``Races`` of native/engine_races.hpp."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in races.functions)
+
+
 class Engine:
     """The loaded engine."""
 
@@ -77,6 +83,11 @@ class Engine:
         )
         addresses = (ctypes.cast(function, ctypes.c_void_p) for function in functions)
         library.accelerator_engine_start(_Runtime(ctypes.addressof(capture.captures), *addresses))
+        library.accelerator_engine_describe_races.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
+        self._finds_races = races.finds_races()
+        if self._finds_races:
+            pointers = (ctypes.cast(function, ctypes.c_void_p) for function in races.functions.values())
+            library.accelerator_engine_find_races(ctypes.byref(_Races(*pointers)))
         self._kernels: dict[str, int] = {}
         self._is_forked = library.accelerator_engine_is_forked
         self._resume = library.accelerator_engine_resume
@@ -95,7 +106,9 @@ class Engine:
     def override(self, name: str) -> None:
         """Register the engine's kernel of an op. Python handles all calls until ``describe``."""
         base, _, overload = name.partition(".")
-        self._kernels[name] = self._library.accelerator_engine_override(base.encode(), overload.encode())
+        kernel = self._kernels[name] = self._library.accelerator_engine_override(base.encode(), overload.encode())
+        if self._finds_races and kernel is not None and (flags := races.flags_of(name)):
+            self._library.accelerator_engine_describe_races(kernel, flags)
 
     def describe(self, op: Op) -> None:
         """Tell the engine what it needs to know about an op, so that it handles usual calls; some ops it never handles."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import dispatch, random, rehearsal
+from . import dispatch, races, random, rehearsal
 from .argument_checks import with_argument_checks
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
@@ -95,6 +95,8 @@ def install(computes: bool = True) -> None:
     kernel_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
     copy_override = dispatch.copy_override if computes else rehearsal.copy_override
     report_newer_torch()
+    if races.finds_races():
+        races.install()
     _remove_python_kernels()
     library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)
@@ -165,6 +167,8 @@ def _is_computed(name: str) -> bool:
 def _register(library: Any, name: str, override: Callable[..., Any]) -> None:
     """Register an op's kernel override in Python: with the engine, under the key at which the engine finds it."""
     if engine is None:
+        if races.finds_races():
+            override = races.with_accesses(name, override)
         library.impl(name, torch._C.DispatchKey.CUDA, override)
         return
     library.impl(name, PYTHON_KEY, override)

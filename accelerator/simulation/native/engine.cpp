@@ -2,7 +2,7 @@
 // same ops run in Python, slower (_kernels/dispatch.py).
 //
 // engine_memory.hpp has the memory of results, engine_tensors.hpp the conversion of tensors, engine_device.hpp
-// the device of a call, engine_call.hpp a call.
+// the device of a call, engine_races.hpp race detection, engine_call.hpp a call.
 #include "engine_call.hpp"
 
 #include <c10/core/CPUAllocator.h>
@@ -71,6 +71,20 @@ EXPORT int accelerator_engine_dtype_of(const c10::TensorImpl* tensor)
 EXPORT void accelerator_engine_describe(void* kernel, const engine::Rules* rules)
 {
     static_cast<engine::Kernel*>(kernel)->describe(*rules);
+}
+
+// Lets ops report what they access. The functions live as long as the process.
+EXPORT void accelerator_engine_find_races(const engine::Races* functions)
+{
+    static engine::Races copy;
+    copy = *functions;
+    copy.owners(&engine::release_owner);
+    engine::races = &copy;
+}
+
+EXPORT void accelerator_engine_describe_races(void* kernel, uint32_t flags)
+{
+    static_cast<engine::Kernel*>(kernel)->set_race_flags(flags);
 }
 
 EXPORT int accelerator_engine_is_forked()

@@ -2,7 +2,7 @@
 // tensors. Calls that this file does not handle run in Python.
 #pragma once
 
-#include "engine_device.hpp"
+#include "engine_races.hpp"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
@@ -55,12 +55,25 @@ public:
 
     void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack)
     {
+        if (C10_UNLIKELY(races != nullptr))
+            call_with_races(op, stack);
+        else
+            call(op, stack);
+    }
+
+    void call(const c10::OperatorHandle& op, Stack* stack)
+    {
         Look look;
         if (C10_LIKELY(run(op, stack, look)))
             return;
         op.redispatchBoxed(PYTHON_KEYS, stack);
         if (look.lacks_workspace)
             workspaces.add(look.device);
+    }
+
+    void set_race_flags(uint32_t flags)
+    {
+        race_flags_ = flags;
     }
 
     // From then on this kernel handles the usual calls.
@@ -80,6 +93,8 @@ private:
     bool clear(const Stack& stack) const;
     void compute(const c10::OperatorHandle& op, Stack* stack, const Look& look);
     uint64_t sign(const Stack& stack) const;
+    void call_with_races(const c10::OperatorHandle& op, Stack* stack);
+    void add_arguments(const Stack& stack, RaceScope& scope) const;
 
     const c10::IValue& argument(const Stack& stack, size_t position) const
     {
@@ -89,12 +104,15 @@ private:
     std::atomic<bool> is_described_{false};
     Rules rules_{};
     std::vector<std::pair<uint32_t, Kind>> arguments_; // those that may hold tensors, generators or devices
+    std::vector<bool> writes_;                         // whether the op writes each of them
     std::vector<int32_t> returns_;                     // for each result the argument that it is, or -1
+    std::string name_;
+    uint32_t race_flags_ = 0;
     size_t argument_count_;
     Patterns patterns_;
 };
 
-inline Kernel::Kernel(const c10::FunctionSchema& schema) : argument_count_(schema.arguments().size())
+inline Kernel::Kernel(const c10::FunctionSchema& schema) : name_(schema.name()), argument_count_(schema.arguments().size())
 {
     const auto kind_of = [](const c10::TypePtr& type) {
         using c10::TypeKind;
@@ -116,8 +134,11 @@ inline Kernel::Kernel(const c10::FunctionSchema& schema) : argument_count_(schem
     const auto& arguments = schema.arguments();
     for (size_t position = 0; position < arguments.size(); position++) {
         const Kind kind = kind_of(arguments[position].real_type());
-        if (kind != Kind::OTHER)
-            arguments_.emplace_back(position, kind);
+        if (kind == Kind::OTHER)
+            continue;
+        arguments_.emplace_back(position, kind);
+        const auto* alias = arguments[position].alias_info();
+        writes_.push_back(alias && alias->isWrite());
     }
     for (const auto& result : schema.returns()) {
         int32_t source = -1;
@@ -373,6 +394,69 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
         }
     }
     route.learn();
+}
+
+// Tells race detection which memory the call accesses. Written arguments count as written, others as read.
+inline void Kernel::add_arguments(const Stack& stack, RaceScope& scope) const
+{
+    bool is_first = true;
+    const auto add = [&](const TensorImpl* tensor, bool is_written) {
+        if (tensor == c10::UndefinedTensorImpl::singleton())
+            return;
+        const bool is_part = is_first && (race_flags_ & RACE_USES_PART);
+        is_first = false;
+        if (is_written || !(race_flags_ & RACE_READS_NOTHING))
+            scope.add(tensor, (is_written ? RACE_WRITES : 0) | (is_part ? RACE_PART : 0));
+    };
+    for (size_t i = 0; i < arguments_.size(); i++) {
+        const auto [position, kind] = arguments_[i];
+        const c10::IValue& value = argument(stack, position);
+        if (kind == Kind::TENSOR && value.isTensor())
+            add(value.unsafeToTensorImpl(), writes_[i]);
+        else if ((kind == Kind::TENSOR_LIST || kind == Kind::OPTIONAL_TENSOR_LIST) && value.isList())
+            for (const c10::IValue& item : value.toListRef())
+                if (item.isTensor())
+                    add(item.unsafeToTensorImpl(), writes_[i]);
+    }
+}
+
+inline void Kernel::call_with_races(const c10::OperatorHandle& op, Stack* stack)
+{
+    RaceScope scope(name_.c_str());
+    add_arguments(*stack, scope);
+    const bool is_copy = race_flags_ & RACE_COPIES;
+    const auto source = is_copy ? argument(*stack, 1).toTensor().device() : c10::Device(c10::kCPU);
+    const auto target = is_copy ? argument(*stack, 0).toTensor().device() : c10::Device(c10::kCPU);
+    const bool is_between_devices = is_copy && source.is_cuda() && target.is_cuda() && source != target;
+    if (is_copy && is_transfer(*stack)) {
+        scope.begin_transfer();
+        call(op, stack);
+        RaceScope::raise();
+        return;
+    }
+    if (is_between_devices)
+        RaceScope::order(source.index(), target.index());
+    scope.record();
+    if (is_between_devices)
+        RaceScope::order(source.index(), target.index());
+    RaceScope::raise();
+    call(op, stack);
+    const size_t first = stack->size() - returns_.size();
+    for (size_t i = 0; i < returns_.size(); i++) {
+        const c10::IValue& value = (*stack)[first + i];
+        if (returns_[i] >= 0)
+            continue;
+        if (value.isTensor()) {
+            if (value.toTensor().defined())
+                scope.add(value.unsafeToTensorImpl(), RACE_WRITES);
+        } else if (value.isTensorList()) {
+            for (const at::Tensor& result : value.toTensorVector())
+                if (result.defined())
+                    scope.add(result.unsafeGetTensorImpl(), RACE_WRITES);
+        }
+    }
+    scope.record();
+    RaceScope::raise();
 }
 
 } // namespace engine

@@ -67,6 +67,28 @@ static size_t move_first_comm_to_front(struct operation *operations, size_t coun
     return moved;
 }
 
+static void note_accesses(const struct operation *operations, size_t count)
+{
+    static const char *const names[] = {"ncclAllReduce", "ncclReduce", "ncclBroadcast", "ncclAllGather", "ncclReduceScatter",
+                                        "ncclAlltoAll", "ncclGather", "ncclScatter", "ncclSend", "ncclRecv"};
+    if (!is_comm(operations->comm) || !pending_runtime()->note_accesses)
+        return;
+    for (size_t i = 0; i < count; i++) {
+        const struct operation *each = &operations[i];
+        const struct comm *comm = each->comm;
+        const size_t size = each->count * type_size(each->type), all = size * (size_t)comm->ranks;
+        const enum operation_code code = each->code;
+        const bool is_root = each->root == comm->rank;
+        const bool reads = code != RECEIVE && (is_root || !(code == BROADCAST || code == SCATTER));
+        const bool writes = code != SEND && (is_root || !(code == REDUCE || code == GATHER));
+        const bool reads_all = code == REDUCE_SCATTER || code == ALL_TO_ALL || code == SCATTER;
+        const bool writes_all = code == ALL_GATHER || code == ALL_TO_ALL || code == GATHER;
+        pending_runtime()->note_accesses(each->stream, comm->device, names[code], each->source,
+                                         !reads ? 0 : reads_all ? all : size, each->target,
+                                         !writes ? 0 : writes_all ? all : size);
+    }
+}
+
 static ncclResult_t launch(struct batch *batch)
 {
     struct capture_info first = {0}, info;
@@ -83,6 +105,7 @@ static ncclResult_t launch(struct batch *batch)
     for (size_t start = 0, count; start < batch->count; start += count) {
         struct operation *operations = batch->operations + start;
         count = move_first_comm_to_front(operations, batch->count - start);
+        note_accesses(operations, count);
         RETURN_IF_ERROR(first.id != 0 ? capture(operations, count, &first) : submit_operations(operations, count, false));
     }
     return ncclSuccess;

@@ -48,6 +48,9 @@ struct sim_pending {
     void (*fail)(struct pending_queue *queue);
     /* Removes all items of the queue, whether the work was done or not. */
     void (*release)(struct pending_queue *queue);
+    /* Tells race detection what an operation on a stream reads and writes; NULL if races are not to be found. */
+    void (*note_accesses)(void *stream, int device, const char *name, const void *source, size_t source_size,
+                          const void *target, size_t target_size);
     /* Adds a host function that submits work to the graph which a stream captures. */
     int (*capture)(void *stream, int device, void (*function)(void *argument), void *argument);
 };

@@ -67,6 +67,9 @@ struct stream {
     struct stream *next;     /* in the list of the capture's streams, or of free streams */
     unsigned captured_count; /* number of pieces of work that were captured from this stream */
     bool is_unjoined;        /* the capture's first stream does not yet wait for all of this work */
+    bool is_default, is_blocking; /* the default stream and the blocking streams wait for each other */
+    int race_index;               /* of its clock, plus one; 0 until it is used with race detection */
+    unsigned race_queries;        /* since its last work */
 };
 
 enum work_type {
@@ -161,6 +164,8 @@ struct event {
     struct stream *captured_on;
     unsigned captured_count; /* of `captured_on`, when the event was recorded */
     struct event *next;      /* in the list of free events */
+    struct clock *race_clock; /* of the stream when it was recorded, or NULL */
+    unsigned race_queries;    /* since it was recorded */
 };
 
 struct event *find_event(void *handle);
@@ -208,6 +213,35 @@ void reset_symbol_lock(void);
 
 /* runtime_stream.c. The table of functions that the driver calls. */
 const struct sim_runtime *accelerator_sim_runtime(void);
+
+/* race.c: race detection and late copies. Each call costs one branch while they are off. */
+extern bool races_on;
+struct world;
+
+void race_at_record(struct stream *stream, struct event *event);
+void race_at_wait(struct stream *stream, struct event *event);
+void race_at_event_end(struct event *event);
+bool race_delays_event(struct event *event);   /* whether a query must answer that the event is not reached */
+bool race_delays_stream(struct stream *stream);
+void race_at_event_wait(struct event *event);  /* the host has waited */
+void race_at_stream_wait(struct stream *stream);
+void race_at_device_wait(int device);
+void race_at_free(const void *address, size_t size);
+void race_at_copy(struct stream *stream, const struct work *work, bool is_synchronous);
+void race_after_copy(struct stream *stream, const struct work *work, bool is_synchronous);
+void race_at_fill(struct stream *stream, const void *target, size_t size);
+void race_at_collective(void *handle, int device, const char *name, const void *source, size_t source_size,
+                        const void *target, size_t target_size);
+void race_at_launch(struct stream *stream, struct graph *graph);
+void race_at_graph_end(struct world *world);
+struct world **graph_world(struct graph *graph);
+struct world **capture_world(struct stream *stream); /* NULL if the stream does not capture */
+
+#define IF_RACES(call) \
+    do { \
+        if (__builtin_expect(races_on, 0)) \
+            call; \
+    } while (0)
 
 /* runtime_pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);

@@ -173,6 +173,14 @@ EXPORT cudaError_t cudaStreamEndCapture(void *handle, struct graph **graph)
     return finish(error);
 }
 
+struct world **capture_world(struct stream *stream)
+{
+    pthread_mutex_lock(&lock);
+    struct world **world = stream->capture ? graph_world(stream->capture->graph) : NULL;
+    pthread_mutex_unlock(&lock);
+    return world;
+}
+
 cudaError_t capture_work(struct stream *stream, const struct work *work)
 {
     cudaError_t error = SUCCESS;
@@ -203,6 +211,8 @@ cudaError_t capture_event(struct stream *stream, struct event *event)
         event->captured_count = stream->captured_count;
     }
     pthread_mutex_unlock(&lock);
+    if (error == SUCCESS)
+        IF_RACES(race_at_record(stream, event));
     return error;
 }
 
@@ -248,6 +258,8 @@ cudaError_t capture_wait(struct stream *stream, struct event *event)
     pthread_mutex_lock(&lock);
     cudaError_t error = wait_in_capture(stream, event);
     pthread_mutex_unlock(&lock);
+    if (error == SUCCESS)
+        IF_RACES(race_at_wait(stream, event));
     return error;
 }
 

@@ -14,7 +14,7 @@ static cudaError_t check_direction(int direction)
     return direction >= HOST_TO_HOST && direction <= DEFAULT ? SUCCESS : ERROR_INVALID_MEMCPY_DIRECTION;
 }
 
-static cudaError_t copy_in_stream(void *handle, const struct sim_device *device, const struct work *work)
+static cudaError_t copy_in_stream(void *handle, const struct sim_device *device, const struct work *work, bool is_synchronous)
 {
     struct stream *stream = find_stream(handle, device);
     if (!stream)
@@ -25,13 +25,17 @@ static cudaError_t copy_in_stream(void *handle, const struct sim_device *device,
     if (!are_valid_rows(work->copy.target, work->copy.target_pitch, width, height) ||
         !are_valid_rows(work->copy.source, work->copy.source_pitch, width, height))
         return ERROR_INVALID_VALUE;
-    return submit(stream, work);
+    IF_RACES(race_at_copy(stream, work, is_synchronous));
+    cudaError_t error = submit(stream, work);
+    IF_RACES(race_after_copy(stream, work, is_synchronous));
+    return error;
 }
 
-static cudaError_t copy_bytes(void *handle, const struct sim_device *device, void *target, const void *source, size_t size)
+static cudaError_t copy_bytes(void *handle, const struct sim_device *device, void *target, const void *source, size_t size,
+                              bool is_synchronous)
 {
     struct work work = {.type = WORK_COPY, .copy = {target, source, size, size, size, 1}};
-    return copy_in_stream(handle, device, &work);
+    return copy_in_stream(handle, device, &work, is_synchronous);
 }
 
 static cudaError_t fill_bytes(void *handle, const struct sim_device *device, void *target, int value, size_t size)
@@ -41,6 +45,7 @@ static cudaError_t fill_bytes(void *handle, const struct sim_device *device, voi
         return ERROR_INVALID_HANDLE;
     if (!driver->is_valid_range(target, size))
         return ERROR_INVALID_VALUE;
+    IF_RACES(race_at_fill(stream, target, size));
     return submit(stream, &(struct work){.type = WORK_FILL, .fill = {target, value, size}});
 }
 
@@ -51,7 +56,7 @@ EXPORT cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int
     RETURN_IF_ERROR(finish(check_direction(direction)));
     RETURN_IF_ERROR(unsafe_call());
     RETURN_IF_ERROR(finish(wait_for_stream(find_stream(NULL, device))));
-    return finish(copy_bytes(NULL, device, target, source, size));
+    return finish(copy_bytes(NULL, device, target, source, size, true));
 }
 
 EXPORT cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size, int direction, void *stream)
@@ -59,7 +64,7 @@ EXPORT cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
     RETURN_IF_ERROR(finish(check_direction(direction)));
-    return finish(copy_bytes(stream, device, target, source, size));
+    return finish(copy_bytes(stream, device, target, source, size, false));
 }
 
 EXPORT cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const void *source, size_t source_pitch,
@@ -69,7 +74,7 @@ EXPORT cudaError_t cudaMemcpy2DAsync(void *target, size_t target_pitch, const vo
     RETURN_IF_ERROR(enter_context(__func__, &device));
     RETURN_IF_ERROR(finish(check_direction(direction)));
     struct work work = {.type = WORK_COPY, .copy = {target, source, target_pitch, source_pitch, width, height}};
-    return finish(copy_in_stream(stream, device, &work));
+    return finish(copy_in_stream(stream, device, &work, false));
 }
 
 EXPORT cudaError_t cudaMemcpyPeerAsync(void *target, int target_device, const void *source, int source_device,
@@ -80,7 +85,7 @@ EXPORT cudaError_t cudaMemcpyPeerAsync(void *target, int target_device, const vo
     int count = visible_device_count();
     if (target_device < 0 || target_device >= count || source_device < 0 || source_device >= count)
         return fail(ERROR_INVALID_DEVICE);
-    return finish(copy_bytes(stream, device, target, source, size));
+    return finish(copy_bytes(stream, device, target, source, size, false));
 }
 
 EXPORT cudaError_t cudaMemset(void *target, int value, size_t size)

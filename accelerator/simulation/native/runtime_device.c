@@ -261,5 +261,6 @@ EXPORT cudaError_t cudaDeviceSynchronize(void)
     RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
     if (device->busy_until != 0)
         sleep_until(device->busy_until);
+    IF_RACES(race_at_device_wait(device->ordinal));
     return SUCCESS;
 }

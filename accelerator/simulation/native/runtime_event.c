@@ -100,7 +100,10 @@ EXPORT cudaError_t cudaEventQuery(void *handle)
 {
     struct event *event;
     RETURN_IF_ERROR(enter_event(__func__, handle, &event));
-    return finish(is_reached(event) ? SUCCESS : ERROR_NOT_READY);
+    bool is_ready = is_reached(event);
+    if (is_ready)
+        IF_RACES(is_ready = !race_delays_event(event));
+    return finish(is_ready ? SUCCESS : ERROR_NOT_READY);
 }
 
 EXPORT cudaError_t cudaEventSynchronize(void *handle)
@@ -110,6 +113,7 @@ EXPORT cudaError_t cudaEventSynchronize(void *handle)
     RETURN_IF_ERROR(finish(wait_for_pending(&event->pending)));
     if (!is_reached(event))
         sleep_until(*event->time);
+    IF_RACES(race_at_event_wait(event));
     return SUCCESS;
 }
 
@@ -180,6 +184,7 @@ EXPORT cudaError_t cudaEventDestroy(void *handle)
     event->magic = 0;
     drop_pending(&event->pending);
     leave_sharing(event);
+    IF_RACES(race_at_event_end(event));
     pthread_mutex_lock(&lock);
     event->next = free_events;
     free_events = event;

@@ -20,6 +20,7 @@ struct graph {
     size_t node_count, node_capacity;
     struct user_object **objects; /* one entry for each reference */
     size_t object_count, object_capacity;
+    struct world *races; /* what the captured work accesses, or NULL */
 };
 
 struct instance {
@@ -35,6 +36,11 @@ struct graph *graph_new(void)
     if (graph)
         graph->references = 1;
     return graph;
+}
+
+struct world **graph_world(struct graph *graph)
+{
+    return &graph->races;
 }
 
 bool graph_append(struct graph *graph, const struct work *work)
@@ -80,6 +86,8 @@ void graph_release(struct graph *graph)
             computation_released(graph->nodes[i]->work.computation.id);
         free(graph->nodes[i]);
     }
+    if (graph->races)
+        race_at_graph_end(graph->races);
     free(graph->objects);
     free(graph->nodes);
     free(graph);
@@ -113,6 +121,7 @@ EXPORT cudaError_t cudaGraphLaunch(struct instance *instance, void *stream_handl
     struct stream *stream = find_stream(stream_handle, device);
     if (!instance || !stream)
         return fail(ERROR_INVALID_HANDLE);
+    IF_RACES(race_at_launch(stream, instance->graph));
     for (size_t i = 0; i < instance->node_count; i++)
         RETURN_IF_ERROR(finish(submit(stream, &instance->graph->nodes[i]->work)));
     return SUCCESS;

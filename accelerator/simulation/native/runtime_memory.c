@@ -32,6 +32,9 @@ EXPORT cudaError_t cudaFree(void *address)
     RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
     if (device->busy_until != 0)
         sleep_until(device->busy_until);
+    IF_RACES(race_at_device_wait(device->ordinal));
+    if (races_on && driver->find_memory(address, &memory))
+        race_at_free(memory.base, memory.size);
     if (driver->find_memory(address, &memory) && memory.pool)
         return finish(memory.base == address ? pool_free(&memory) : ERROR_INVALID_VALUE);
     return finish(driver->cuMemFree((uintptr_t)address));
@@ -60,7 +63,11 @@ EXPORT cudaError_t cudaFreeHost(void *address)
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
+    struct sim_memory memory;
     RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
+    IF_RACES(race_at_device_wait(device->ordinal));
+    if (races_on && driver->find_memory(address, &memory))
+        race_at_free(memory.base, memory.size);
     return finish(driver->cuMemFreeHost(address));
 }
 

@@ -242,7 +242,7 @@ static int capture_submission(void *handle, int device, void (*function)(void *a
 
 EXPORT const struct sim_pending *accelerator_simulation_pending(void)
 {
-    static const struct sim_pending table = {
+    static struct sim_pending table = {
         .submit = submit_work,
         .wait = wait_for_a_while,
         .interrupt = interrupt_waits,
@@ -252,6 +252,8 @@ EXPORT const struct sim_pending *accelerator_simulation_pending(void)
         .release = release_queue,
         .capture = capture_submission,
     };
+    if (races_on)
+        table.note_accesses = race_at_collective;
     return &table;
 }
 

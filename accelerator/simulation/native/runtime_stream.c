@@ -43,8 +43,10 @@ void delay_stream(struct stream *stream, int64_t until)
 
 __attribute__((constructor)) static void number_legacy_streams(void)
 {
-    for (int i = 0; i < SIM_MAX_GPUS; i++)
+    for (int i = 0; i < SIM_MAX_GPUS; i++) {
         legacy_streams[i].device = i;
+        legacy_streams[i].is_default = true;
+    }
 }
 
 /* The handles 0, 1 and 2 are three names of the default stream. */
@@ -103,9 +105,11 @@ cudaError_t run(struct stream *stream, const struct work *work)
         call_host_function(stream, work);
         break;
     case WORK_RECORD:
+        IF_RACES(race_at_record(stream, work->event));
         *work->event->time = reached_at(stream);
         break;
     case WORK_WAIT:
+        IF_RACES(race_at_wait(stream, work->event));
         if (*work->event->time > stream->idle_at)
             delay_stream(stream, *work->event->time);
         break;
@@ -132,6 +136,8 @@ cudaError_t wait_for_stream(struct stream *stream)
     cudaError_t error = wait_for_pending(&stream->pending);
     if (error == SUCCESS && stream->idle_at != 0)
         sleep_until(stream->idle_at);
+    if (error == SUCCESS)
+        IF_RACES(race_at_stream_wait(stream));
     return error;
 }
 
@@ -158,6 +164,7 @@ EXPORT cudaError_t cudaStreamCreateWithPriority(struct stream **handle, unsigned
     memset(stream, 0, sizeof *stream);
     stream->magic = STREAM_MAGIC;
     stream->device = device->ordinal;
+    stream->is_blocking = !(flags & NON_BLOCKING);
     stream->priority = priority < HIGHEST ? HIGHEST : priority > LOWEST ? LOWEST : priority;
     *handle = stream;
     return SUCCESS;
@@ -218,6 +225,8 @@ EXPORT cudaError_t cudaStreamQuery(void *handle)
     if (stream->capture)
         return fail(refuse_captured_stream(stream));
     bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && stream->idle_at > now());
+    if (!is_busy)
+        IF_RACES(is_busy = race_delays_stream(stream));
     return is_busy ? fail(ERROR_NOT_READY) : SUCCESS;
 }
 

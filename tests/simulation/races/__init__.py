@@ -1,1 +1,1 @@
-"""Runs NCCL and the CUDA runtime under ThreadSanitizer. Not a pytest test: it needs its own build and takes minutes."""
+"""Programs with races, their corrected twins, and tests of race detection."""

@@ -1,4 +1,4 @@
-"""``python -m tests.simulation.races``: run two communicators in threads under ThreadSanitizer.
+"""``python -m tests.simulation.thread_sanitizer``: run two communicators in threads under ThreadSanitizer.
 
 Needs gcc or clang with libtsan. Builds the simulated libraries with the sanitizer in a temporary directory. The exit status
 is nonzero after a wrong result or a data race.
@@ -26,7 +26,7 @@ def main() -> int:
     os.environ["CC"] = f"{compiler} {SANITIZER}"
     from accelerator.simulation import _build, environment
 
-    with tempfile.TemporaryDirectory(prefix="races-") as folder:
+    with tempfile.TemporaryDirectory(prefix="thread-sanitizer-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         os.environ.pop(_build.LIBRARIES_VARIABLE, None)
         machine = environment(3, memory="1GiB")

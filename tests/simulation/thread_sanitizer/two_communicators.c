@@ -1,7 +1,7 @@
 /* Use two communicators in one process. Each rank is a thread with its own device and uses both communicators. Another
  * thread queries events and errors meanwhile.
  *
- * `python -m tests.simulation.races` builds it with ThreadSanitizer. The exit status is 0 if every result is right. */
+ * `python -m tests.simulation.thread_sanitizer` builds it with ThreadSanitizer. The exit status is 0 if every result is right. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>

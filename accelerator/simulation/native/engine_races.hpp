@@ -1,0 +1,291 @@
+// What ops tell race detection (race.h): the memory that a call reads and writes, its stream and the line of the program.
+#pragma once
+
+#include "engine_device.hpp"
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <dlfcn.h>
+
+#include <string>
+#include <typeinfo>
+
+namespace engine {
+
+// `struct race_access` of race.h.
+struct RaceAccess {
+    uintptr_t address;
+    int64_t item_size, dims, sizes[8], strides[8];
+    void* owner;
+    int32_t flags, dtype;
+};
+
+// The simulated runtime's functions. Null unless races are to be found.
+struct Races {
+    void (*op)(void* stream, int device, const char* name, RaceAccess* accesses, size_t count, int place, int is_transfer);
+    void (*op_ends)();
+    int (*place)(const char* text);
+    int (*set_place)(int place);
+    int (*skips)(const char* path);
+    int (*take)(char* target, size_t size);
+    void (*order)(void* stream, int device, void* other_stream, int other_device);
+    void (*owners)(void (*release)(void* owner));
+};
+inline const Races* races = nullptr;
+
+// How an op accesses memory, beyond what its schema says. Python sets it: _kernels/races.py.
+enum : uint32_t {
+    RACE_READS_NOTHING = 1 << 0, // it makes a tensor like its argument
+    RACE_USES_PART = 1 << 1,     // values decide which part of its first tensor it reads or writes
+    RACE_COPIES = 1 << 2,
+};
+
+enum : int32_t { RACE_WRITES = 1, RACE_PART = 2 };
+
+inline void release_owner(void* owner)
+{
+    c10::weak_intrusive_ptr<StorageImpl>::reclaim(static_cast<StorageImpl*>(owner));
+}
+
+// Finds the line of the program with functions of Python that every version has; torch's headers may lack Python's.
+class Places {
+public:
+    Places()
+    {
+        const auto find = [](auto& function, const char* name) { *reinterpret_cast<void**>(&function) = dlsym(RTLD_DEFAULT, name); };
+        find(thread_state_, "PyGILState_GetThisThreadState");
+        find(is_initialized_, "Py_IsInitialized");
+        find(ensure_, "PyGILState_Ensure");
+        find(release_, "PyGILState_Release");
+        find(frame_, "PyEval_GetFrame");
+        find(back_, "PyFrame_GetBack");
+        find(code_, "PyFrame_GetCode");
+        find(line_, "PyFrame_GetLineNumber");
+        find(get_, "PyObject_GetAttrString");
+        find(text_, "PyUnicode_AsUTF8");
+        find(increment_, "Py_IncRef");
+        find(decrement_, "Py_DecRef");
+        find(clear_, "PyErr_Clear");
+    }
+
+    // Takes the GIL: the caller may hold no lock.
+    int current()
+    {
+        int place = 0;
+        if (thread_state_ && thread_state_() && is_initialized_()) {
+            const int state = ensure_();
+            place = find();
+            release_(state);
+        }
+        return place ? place : of_node();
+    }
+
+private:
+    struct Code {
+        bool is_skipped;
+        std::string path, name;
+        std::unordered_map<int, int> places; // by line
+    };
+
+    int find()
+    {
+        void* frame = frame_();
+        if (!frame)
+            return 0;
+        increment_(frame);
+        int place = 0;
+        std::string first;
+        while (frame) {
+            void* const object = code_(frame);
+            auto found = codes_.find(object);
+            if (found == codes_.end()) {
+                increment_(object); // for ever, so that no other code gets this address
+                Code code{false, attribute(object, "co_filename"), attribute(object, "co_name"), {}};
+                code.is_skipped = races->skips(code.path.c_str()) != 0;
+                found = codes_.emplace(object, std::move(code)).first;
+            }
+            decrement_(object);
+            Code& code = found->second;
+            if (!code.is_skipped || first.empty()) {
+                const int line = line_(frame);
+                if (!code.is_skipped) {
+                    int& known = code.places[line];
+                    if (known == 0)
+                        known = races->place((code.path + ":" + std::to_string(line) + " in " + code.name).c_str());
+                    place = known;
+                    break;
+                }
+                first = code.path + ":" + std::to_string(line) + " in " + code.name;
+            }
+            void* const outer = back_(frame);
+            decrement_(frame);
+            frame = outer;
+        }
+        if (frame)
+            decrement_(frame);
+        return place || first.empty() ? place : races->place(first.c_str());
+    }
+
+    std::string attribute(void* object, const char* name)
+    {
+        void* const value = get_(object, name);
+        const char* const text = value ? text_(value) : nullptr;
+        std::string result = text ? text : "?";
+        if (value)
+            decrement_(value);
+        if (!text)
+            clear_();
+        return result;
+    }
+
+    // A thread of autograd runs no Python code: the name of the function whose backward it computes.
+    int of_node()
+    {
+        const auto node = torch::autograd::get_current_node();
+        if (!node)
+            return 0;
+        const auto& function = *node;
+        const char* const type = typeid(function).name();
+        std::lock_guard<std::mutex> guard(lock_);
+        int& place = nodes_[type];
+        if (place == 0) {
+            place = races->place(("the backward pass, in " + function.name()).c_str());
+        }
+        return place;
+    }
+
+    void* (*thread_state_)();
+    int (*is_initialized_)();
+    int (*ensure_)();
+    void (*release_)(int);
+    void* (*frame_)();
+    void* (*back_)(void*);
+    void* (*code_)(void*);
+    int (*line_)(void*);
+    void* (*get_)(void*, const char*);
+    const char* (*text_)(void*);
+    void (*increment_)(void*);
+    void (*decrement_)(void*);
+    void (*clear_)();
+    std::unordered_map<void*, Code> codes_; // guarded by the GIL
+    std::mutex lock_;
+    std::unordered_map<const char*, int> nodes_;
+};
+
+// The accesses of one call.
+class RaceScope {
+public:
+    explicit RaceScope(const char* name) : name_(name)
+    {
+        static Places places;
+        place_ = places.current();
+        outer_ = races->set_place(place_);
+    }
+
+    ~RaceScope()
+    {
+        if (is_transfer_)
+            races->op_ends();
+        for (const auto& access : accesses_)
+            if (access.owner)
+                release_owner(access.owner);
+        races->set_place(outer_);
+    }
+
+    RaceScope(const RaceScope&) = delete;
+    RaceScope& operator=(const RaceScope&) = delete;
+
+    void add(const TensorImpl* tensor, int32_t flags)
+    {
+        if (!tensor->has_storage() || tensor->layout() != c10::kStrided || tensor->numel() == 0)
+            return;
+        StorageImpl* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+        const auto start = reinterpret_cast<uintptr_t>(storage->data());
+        if (start == 0)
+            return;
+        const auto item_size = int64_t(tensor->dtype().itemsize());
+        RaceAccess access;
+        access.address = start + uintptr_t(item_size * tensor->storage_offset());
+        access.item_size = item_size;
+        access.dims = tensor->dim();
+        if (access.dims <= 8) {
+            std::copy(tensor->sizes().begin(), tensor->sizes().end(), access.sizes);
+            std::copy(tensor->strides().begin(), tensor->strides().end(), access.strides);
+        } else {
+            int64_t last = 0;
+            for (int64_t i = 0; i < access.dims; i++)
+                last += (tensor->size(i) - 1) * tensor->stride(i);
+            access.dims = -1;
+            access.sizes[0] = (last + 1) * item_size;
+        }
+        access.owner = c10::weak_intrusive_ptr<StorageImpl>(tensor->storage().getWeakStorageImpl()).release();
+        access.flags = flags;
+        access.dtype = int32_t(c10::typeMetaToScalarType(tensor->dtype()));
+        accesses_.push_back(access);
+        devices_.push_back(tensor->is_cuda() ? tensor->device().index() : c10::DeviceIndex(-1));
+    }
+
+    // The runtime records the copies of the op itself.
+    void begin_transfer()
+    {
+        is_transfer_ = true;
+        races->op(nullptr, 0, name_, accesses_.data(), accesses_.size(), place_, 1);
+    }
+
+    // Records the accesses so far, each on the current stream of its device.
+    void record()
+    {
+        std::vector<RaceAccess> own;
+        while (!accesses_.empty()) {
+            const auto device = devices_.back();
+            own.clear();
+            size_t left = 0;
+            for (size_t i = 0; i < accesses_.size(); i++) {
+                if (devices_[i] == device) {
+                    own.push_back(accesses_[i]);
+                } else {
+                    accesses_[left] = accesses_[i];
+                    devices_[left++] = devices_[i];
+                }
+            }
+            accesses_.resize(left);
+            devices_.resize(left);
+            if (device >= 0)
+                races->op(stream(device), device, name_, own.data(), own.size(), place_, 0);
+            else
+                for (const auto& access : own)
+                    release_owner(access.owner);
+        }
+    }
+
+    // Lets the streams of two devices wait for each other, as torch does around a copy between them.
+    static void order(c10::DeviceIndex first, c10::DeviceIndex second)
+    {
+        races->order(stream(first), first, stream(second), second);
+        races->order(stream(second), second, stream(first), first);
+    }
+
+    static void raise()
+    {
+        char text[8192];
+        if (races->take(text, sizeof text))
+            throw std::runtime_error(text);
+    }
+
+private:
+    static void* stream(c10::DeviceIndex device)
+    {
+        void* result = nullptr;
+        aoti_torch_get_current_cuda_stream(device, &result);
+        return result;
+    }
+
+    const char* name_;
+    int place_, outer_;
+    bool is_transfer_ = false;
+    std::vector<RaceAccess> accesses_;
+    std::vector<c10::DeviceIndex> devices_;
+};
+
+} // namespace engine

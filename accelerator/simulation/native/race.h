@@ -1,0 +1,150 @@
+/* Race detection: which accesses to memory nothing orders.
+ *
+ * Each stream has a vector clock (race_clocks.c). Work on a stream advances it, and events, waits and synchronization join
+ * clocks. Each access is recorded with the time of its stream, by address (race_accesses.c). A new access races with an older
+ * one to the same bytes (race_layout.c), one of them a write, whose time its own clock does not cover. race_host.c finds accesses
+ * of the host to pinned memory, race_places.c the lines of the program, and race_report.c words and stores what was found.
+ *
+ * One lock, race_lock, guards all of it. No function takes Python's GIL while it holds that lock. */
+#ifndef ACCELERATOR_SIM_RACE_H
+#define ACCELERATOR_SIM_RACE_H
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "arrays.h"
+#include "runtime.h"
+
+enum { RACE_MAX_DIMS = 8 };
+
+/* ---- What the ops' kernels pass. `struct race_access` of engine_races.hpp and _kernels/races.py has the same structure. ---- */
+
+enum race_flags {
+    RACE_WRITES = 1,
+    RACE_PART = 2, /* only a part of it, which depends on values */
+};
+
+struct race_layout {
+    uintptr_t address;
+    int64_t item_size;
+    int64_t dims; /* -1: more than RACE_MAX_DIMS; then sizes[0] is the number of bytes */
+    int64_t sizes[RACE_MAX_DIMS], strides[RACE_MAX_DIMS]; /* strides in items */
+};
+
+struct race_access {
+    struct race_layout layout;
+    void *owner; /* a weak reference to the storage, which this takes over, or NULL */
+    int32_t flags, dtype; /* torch's number of the type, or -1 */
+};
+
+/* ---- race_layout.c ---- */
+
+struct race_range {
+    uintptr_t start, end;
+};
+
+struct race_range layout_range(const struct race_layout *layout);
+bool layout_is_dense(const struct race_layout *layout);
+size_t layout_bytes(const struct race_layout *layout);
+bool layouts_are_equal(const struct race_layout *first, const struct race_layout *second);
+/* The number of bytes that both have; exact unless one of them has very many pieces. */
+size_t layout_overlap(const struct race_layout *first, const struct race_layout *second);
+struct race_layout layout_of_bytes(const void *address, size_t size);
+
+/* ---- race_clocks.c ---- */
+
+struct clock {
+    uint32_t *times; /* by stream */
+    size_t length, capacity;
+    uint64_t version; /* changes with the times */
+};
+
+void clock_join(struct clock *clock, const struct clock *other);
+void clock_set(struct clock *clock, const struct clock *other);
+uint32_t clock_advance(struct clock *clock, size_t stream);
+bool clock_covers(const struct clock *clock, size_t stream, uint32_t time);
+void clock_clear(struct clock *clock);
+
+struct race_stream {
+    const struct stream *stream;
+    int device, number; /* the number of the stream on its device, 0 for the default stream */
+    bool is_blocking;   /* the default stream waits for it, and it for the default stream */
+};
+
+/* The clocks of streams, and what was accessed: one for the work that streams do, and one for each capture. */
+struct world {
+    struct clock *clocks; /* by stream */
+    size_t clock_count, clock_capacity;
+    uint64_t *joined; /* by stream: the version of the host's clock that it has joined */
+    size_t joined_capacity;
+    struct sorted segments; /* by their start */
+    struct access **list;   /* of a capture: all accesses, in order */
+    size_t count, list_capacity;
+};
+
+extern struct world present;     /* what streams do */
+extern struct clock host_clock;  /* what the host has waited for */
+extern struct clock reuse_clock; /* what an allocator, or NCCL's watchdog, has seen end: it orders the reuse of memory alone */
+
+struct world *world_of(struct stream *stream);
+struct clock *clock_of(struct world *world, const struct stream *stream, size_t *index);
+/* A new piece of work of a stream: advances its clock, which it returns. */
+struct clock *begin_work(struct world *world, const struct stream *stream, size_t *index);
+const struct race_stream *stream_at(size_t index);
+void join_device(struct clock *clock, int device);
+
+/* ---- race_accesses.c ---- */
+
+struct access {
+    int references;
+    int stream; /* its index; ON_HOST for the host */
+    uint32_t time;
+    int flags, dtype;
+    int place, launch; /* where the program caused it, and where it launched the graph, or 0 */
+    const char *name;
+    struct race_layout layout;
+    void *owner;
+    uintptr_t data; /* of the owner, when it was accessed */
+    const struct access *compared; /* with which it was compared last */
+};
+
+enum { ON_HOST = -1 };
+
+void record_access(struct world *world, struct access *access, const struct clock *clock);
+void list_access(struct world *world, struct access *access);
+struct access *new_access(const struct race_access *given, size_t stream, uint32_t time, const char *name, int place);
+void release_access(struct access *access);
+void release_owner(void *owner); /* race.c */
+void forget_accesses(uintptr_t start, uintptr_t end);
+void replay_accesses(struct world *captured, struct stream *stream, int place);
+void world_free(struct world *world);
+
+/* ---- race_host.c ---- */
+
+extern bool copies_are_late;
+extern _Thread_local bool is_in_copy; /* the thread performs a copy of a stream, which may touch guarded memory */
+
+void prepare_guard(struct access *copy); /* close_guards() guards the copy's pinned memory; takes over the reference */
+void open_guards(const void *address, size_t size);
+void close_guards(void);
+void release_guards(void); /* those of copies for which the host has waited */
+void forget_guards(uintptr_t start, uintptr_t end);
+
+/* ---- race_places.c ---- */
+
+/* The line of the program that the calling thread is at, as a number; 0 if it is unknown. */
+int place_of_thread(void);
+const char *place_text(int place);
+
+/* ---- race_report.c ---- */
+
+void report_race(const struct access *first, const struct access *second, size_t bytes, bool is_reuse);
+void report_host_race(const struct access *copy, uintptr_t address, bool is_write, int place);
+
+extern pthread_mutex_t race_lock;
+extern bool races_raise;
+int accelerator_simulation_races(void); /* whether races are reported: else only late copies need the clocks */
+
+#endif

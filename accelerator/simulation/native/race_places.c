@@ -1,0 +1,119 @@
+/* Race detection: the line of the program that causes an access.
+ *
+ * The kernels of ops know it from Python (accelerator_simulation_race_place). Elsewhere, in a copy, a collective or the handler of
+ * a fault, the thread may hold any lock, so it cannot take the GIL. There, Python's faulthandler writes the thread's stack into a
+ * file, in the handler of a signal that the thread sends to itself. */
+#include "race.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <unistd.h>
+
+enum { MOST_TEXT = 1 << 14, MOST_SKIPPED = 8 };
+
+static char **texts;
+static size_t text_count, text_capacity;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int stack_file = -1, stack_signal;
+static char *skipped[MOST_SKIPPED];
+static int skipped_count;
+static _Thread_local int op_place;
+
+const char *place_text(int place)
+{
+    return place > 0 && (size_t)place <= text_count ? texts[place - 1] : "an unknown line";
+}
+
+static int intern(const char *text)
+{
+    for (size_t i = text_count; i-- > 0;)
+        if (strcmp(texts[i], text) == 0)
+            return (int)i + 1;
+    if (!array_reserve((void **)&texts, &text_capacity, text_count + 1, sizeof *texts) || !(texts[text_count] = strdup(text)))
+        return 0;
+    return (int)++text_count;
+}
+
+EXPORT int accelerator_simulation_race_place(const char *text)
+{
+    pthread_mutex_lock(&lock);
+    const int place = intern(text);
+    pthread_mutex_unlock(&lock);
+    return place;
+}
+
+/* Sets the line at which the op begins that the calling thread runs. Returns the one before, 0 if there was none. */
+EXPORT int accelerator_simulation_race_set_place(int place)
+{
+    const int outer = op_place;
+    op_place = place;
+    return outer;
+}
+
+/* Python's faulthandler writes a thread's stack to the file at the signal. */
+EXPORT void accelerator_simulation_race_stacks(int file, int number)
+{
+    stack_file = file;
+    stack_signal = number;
+}
+
+/* Adds a folder whose lines are not the program's. */
+EXPORT void accelerator_simulation_race_skip(const char *prefix)
+{
+    if (skipped_count < MOST_SKIPPED)
+        skipped[skipped_count++] = strdup(prefix);
+}
+
+EXPORT int accelerator_simulation_race_skips(const char *path)
+{
+    for (int i = 0; i < skipped_count; i++)
+        if (strncmp(path, skipped[i], strlen(skipped[i])) == 0)
+            return 1;
+    return 0;
+}
+
+/* Finds the innermost line of the program in a stack as faulthandler writes it: `  File "PATH", line 3 in NAME`. */
+static int parse(char *stack)
+{
+    char text[1024] = "", first[1024] = "";
+    char *rest = NULL;
+    for (char *line = strtok_r(stack, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
+        char path[600], name[300];
+        int number;
+        if (sscanf(line, "  File \"%599[^\"]\", line %d in %299[^\n]", path, &number, name) != 3)
+            continue;
+        snprintf(text, sizeof text, "%s:%d in %s", path, number, name);
+        if (!accelerator_simulation_race_skips(path))
+            return intern(text);
+        if (!first[0])
+            memcpy(first, text, sizeof text);
+    }
+    return first[0] ? intern(first) : 0;
+}
+
+int place_of_thread(void)
+{
+    if (op_place != 0)
+        return op_place;
+    if (stack_file < 0)
+        return 0;
+    sigset_t only, before;
+    sigemptyset(&only);
+    sigaddset(&only, stack_signal);
+    char *stack = malloc(MOST_TEXT);
+    if (!stack)
+        return 0;
+    pthread_mutex_lock(&lock);
+    int place = 0;
+    if (ftruncate(stack_file, 0) == 0 && lseek(stack_file, 0, SEEK_SET) == 0) {
+        pthread_sigmask(SIG_UNBLOCK, &only, &before);
+        raise(stack_signal);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        const ssize_t size = pread(stack_file, stack, MOST_TEXT - 1, 0);
+        stack[size > 0 ? size : 0] = '\0';
+        place = parse(stack);
+    }
+    pthread_mutex_unlock(&lock);
+    free(stack);
+    return place;
+}

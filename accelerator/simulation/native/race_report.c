@@ -1,0 +1,194 @@
+/* Race detection: the words of a report. */
+#include "race.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <unistd.h>
+
+struct found {
+    int first, second; /* the places */
+    bool is_possible;
+    char *text;
+};
+
+static struct found *found;
+static size_t found_count, found_capacity, certain_count;
+static char *unraised; /* what the next op of the process raises */
+
+static const char *const dtypes[] = {
+    "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128", "bool",
+    "qint8", "quint8", "qint32", "bfloat16",
+};
+
+static void stream_text(char *text, size_t size, int index)
+{
+    const struct race_stream *stream = stream_at((size_t)index);
+    if (stream->number == 0)
+        snprintf(text, size, "the default stream of cuda:%d", stream->device);
+    else
+        snprintf(text, size, "stream %d of cuda:%d", stream->number, stream->device);
+}
+
+/* Writes what the memory is: "a float32 tensor of shape (2, 3)", or its bytes. */
+static void memory_text(char *text, size_t size, const struct access *access)
+{
+    if (access->dtype < 0 || access->layout.dims < 0) {
+        snprintf(text, size, "%zu bytes of memory", layout_bytes(&access->layout));
+        return;
+    }
+    const char *type = (size_t)access->dtype < sizeof dtypes / sizeof *dtypes ? dtypes[access->dtype] : "";
+    int length = snprintf(text, size, "a %s%stensor of shape (", type, *type ? " " : "");
+    for (int64_t i = 0; i < access->layout.dims; i++)
+        length += snprintf(text + length, size - (size_t)length, "%s%lld", i ? ", " : "", (long long)access->layout.sizes[i]);
+    snprintf(text + length, size - (size_t)length, access->layout.dims == 1 ? ",)" : ")");
+}
+
+static void place_line(char *text, size_t size, const struct access *access)
+{
+    if (access->launch != 0)
+        snprintf(text, size, "%s, in a graph that %s launches", place_text(access->place), place_text(access->launch));
+    else
+        snprintf(text, size, "%s", place_text(access->place));
+}
+
+static const char *verb(const struct access *access)
+{
+    const bool is_part = access->flags & RACE_PART;
+    return access->flags & RACE_WRITES ? (is_part ? "may write" : "writes") : is_part ? "may read" : "reads";
+}
+
+static bool is_collective(const struct access *access)
+{
+    return strncmp(access->name, "nccl", 4) == 0;
+}
+
+/* Appends one line to the file that counts the races of all processes of a run. */
+static void count_in_file(void)
+{
+    const char *path = getenv("ACCELERATOR_SIM_RACE_FILE");
+    const int file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
+    if (file >= 0) {
+        if (write(file, "race\n", 5) < 0)
+            dprintf(STDERR_FILENO, "accelerator: %s cannot be written\n", path);
+        close(file);
+    }
+}
+
+/* Prints and stores a report, once for two places. Takes over the text. */
+static void publish(int first, int second, bool is_possible, char *text)
+{
+    for (size_t i = 0; i < found_count; i++)
+        if (found[i].first == first && found[i].second == second && found[i].is_possible == is_possible) {
+            free(text);
+            return;
+        }
+    if (!array_reserve((void **)&found, &found_capacity, found_count + 1, sizeof *found)) {
+        free(text);
+        return;
+    }
+    found[found_count++] = (struct found){first, second, is_possible, text};
+    dprintf(STDERR_FILENO, "%s", text);
+    if (is_possible)
+        return;
+    certain_count++;
+    if (races_raise && !unraised)
+        unraised = strdup(text);
+    count_in_file();
+}
+
+static bool is_published(int first, int second, bool is_possible)
+{
+    for (size_t i = 0; i < found_count; i++)
+        if (found[i].first == first && found[i].second == second && found[i].is_possible == is_possible)
+            return true;
+    return false;
+}
+
+void report_race(const struct access *first, const struct access *second, size_t bytes, bool is_reuse)
+{
+    char memory[300], streams[2][60], places[2][2200], *text = NULL, advice[400];
+    const bool is_possible = (first->flags | second->flags) & RACE_PART;
+    const int first_place = first->launch ? first->launch * 65536 + first->place : first->place;
+    const int second_place = second->launch ? second->launch * 65536 + second->place : second->place;
+    if (is_published(first_place, second_place, is_possible))
+        return;
+    memory_text(memory, sizeof memory, second);
+    stream_text(streams[0], sizeof streams[0], first->stream);
+    stream_text(streams[1], sizeof streams[1], second->stream);
+    place_line(places[0], sizeof places[0], first);
+    place_line(places[1], sizeof places[1], second);
+    if (is_reuse)
+        snprintf(advice, sizeof advice, "the memory was freed in between: call record_stream(stream) on the tensor of the first"
+                                        " access, with %s, before its last reference goes", streams[0]);
+    else if (is_collective(first))
+        snprintf(advice, sizeof advice, "call work.wait() on the collective before the second access");
+    else
+        snprintf(advice, sizeof advice, "call wait_stream() or wait_event() on %s, for %s, before the second access", streams[1],
+                 streams[0]);
+    if (asprintf(&text,
+                 "race: %s%zu bytes of %s: nothing orders two accesses on two streams\n"
+                 "  %s on %s %s it: %s\n"
+                 "  %s on %s %s it: %s\n"
+                 "  %s\n",
+                 is_possible ? "possible, depending on values: " : "", bytes, memory, first->name, streams[0], verb(first), places[0],
+                 second->name, streams[1], verb(second), places[1], advice) < 0)
+        return;
+    publish(first_place, second_place, is_possible, text);
+}
+
+void report_host_race(const struct access *copy, uintptr_t address, bool is_write, int place)
+{
+    char memory[300], stream[60], *text = NULL;
+    if (is_published(copy->place, -place, false))
+        return;
+    memory_text(memory, sizeof memory, copy);
+    stream_text(stream, sizeof stream, copy->stream);
+    if (asprintf(&text,
+                 "race: %zu bytes of pinned memory, %s: the host has not waited for a copy\n"
+                 "  %s on %s %s it: %s\n"
+                 "  the host %s byte %zu of it: %s\n"
+                 "  call synchronize() on that stream, or on an event recorded after the copy, before the host %s it\n",
+                 layout_bytes(&copy->layout), memory, copy->name, stream, verb(copy), place_text(copy->place),
+                 is_write ? "writes" : "reads", (size_t)(address - copy->layout.address), place_text(place),
+                 is_write ? "writes" : "reads") < 0)
+        return;
+    publish(copy->place, -place, false, text);
+}
+
+/* ---- For Python and the ops' kernels. ---- */
+
+EXPORT int accelerator_simulation_race_count(int with_possible)
+{
+    pthread_mutex_lock(&race_lock);
+    const size_t count = with_possible ? found_count : certain_count;
+    pthread_mutex_unlock(&race_lock);
+    return (int)count;
+}
+
+/* Returns the text of a report, and whether it is only possible. The text lives as long as the process. */
+EXPORT const char *accelerator_simulation_race_text(int index, int *is_possible)
+{
+    pthread_mutex_lock(&race_lock);
+    const struct found *each = index >= 0 && (size_t)index < found_count ? &found[index] : NULL;
+    if (each)
+        *is_possible = each->is_possible;
+    const char *text = each ? each->text : NULL;
+    pthread_mutex_unlock(&race_lock);
+    return text;
+}
+
+/* Copies the text that an op must raise; returns false if there is none. */
+EXPORT int accelerator_simulation_race_take(char *target, size_t size)
+{
+    if (!races_raise || active_captures != 0) /* an error in a capture would leave it unjoined */
+        return false;
+    pthread_mutex_lock(&race_lock);
+    const bool is_there = unraised != NULL;
+    if (is_there) {
+        snprintf(target, size, "%s", unraised);
+        free(unraised);
+        unraised = NULL;
+    }
+    pthread_mutex_unlock(&race_lock);
+    return is_there;
+}

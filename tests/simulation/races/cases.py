@@ -1,0 +1,508 @@
+"""Small programs with a race, and others without one. Each runs on streams and memory of its own.
+
+In a function marked `racy`, the comments ``# first`` and ``# second`` are at the lines that a report must name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+N = 1000
+
+
+class Case(NamedTuple):
+    """A program."""
+
+    run: Callable[[], object]
+    advice: str  # a part of the advice that the report must give; empty if there is no race
+    is_possible: bool
+    gpus: int
+
+    def lines(self) -> tuple[int, int]:
+        """Return the numbers of the two lines that the report must name."""
+        source, start = inspect.getsourcelines(self.run)
+        first, second = (next(i for i, line in enumerate(source) if f"# {word}" in line) for word in ("first", "second"))
+        return start + first, start + second
+
+
+CASES: dict[str, Case] = {}
+
+
+def racy(advice: str, *, is_possible: bool = False, gpus: int = 1) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    """Mark a program that has one race."""
+
+    def add(run: Callable[[], object]) -> Callable[[], object]:
+        CASES[run.__name__] = Case(run, advice, is_possible, gpus)
+        return run
+
+    return add
+
+
+def silent(run: Callable[[], object]) -> Callable[[], object]:
+    """Mark a program that has no race."""
+    CASES[run.__name__] = Case(run, "", False, 2 if "gpus" in run.__name__ else 1)
+    return run
+
+
+def _tensor(*shape: int, device: str = "cuda") -> torch.Tensor:
+    tensor = torch.ones(*(shape or (N,)), device=device)
+    torch.cuda.synchronize(device)
+    return tensor
+
+
+def _pinned(size: int = N) -> torch.Tensor:
+    return torch.ones(size).pin_memory()
+
+
+# ---- Two streams. ----
+
+
+@racy("wait_stream")
+def same_tensor() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x * 2  # first
+    x.add_(1)  # second
+
+
+@silent
+def same_tensor_ordered() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x * 2
+    torch.cuda.current_stream().wait_stream(side)
+    x.add_(1)
+
+
+@racy("wait_stream")
+def produced_on_side_stream() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        y = x * 2  # first
+    y + 1  # second
+
+
+@silent
+def produced_on_side_stream_ordered() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        y = x * 2
+        done = side.record_event()
+    done.wait()
+    y + 1
+
+
+@racy("wait_stream")
+def event_too_early() -> None:
+    x, side, event = _tensor(), torch.cuda.Stream(), torch.cuda.Event()
+    with torch.cuda.stream(side):
+        event.record()
+        x.mul_(2)  # first
+    event.wait()
+    x + 1  # second
+
+
+@silent
+def event_after_work() -> None:
+    x, side, event = _tensor(), torch.cuda.Stream(), torch.cuda.Event()
+    with torch.cuda.stream(side):
+        x.mul_(2)
+        event.record()
+    event.wait()
+    x + 1
+
+
+@racy("wait_stream")
+def view_and_base() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x[100:200].zero_()  # first
+    x.sum()  # second
+
+
+@silent
+def view_and_other_view() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x[100:200].zero_()
+    x[200:].sum()
+
+
+@racy("wait_stream")
+def overlapping_columns() -> None:
+    x, side = _tensor(N, 1000), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x[:, :10].zero_()  # first
+    x[:, 9:].add_(1)  # second
+
+
+@silent
+def disjoint_columns() -> None:
+    x, side = _tensor(N, 1000), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x[:, :10].zero_()
+    x[:, 10:].add_(1)
+
+
+@racy("wait_stream")
+def two_writers() -> None:
+    x, one, other = _tensor(), torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(one):
+        x.fill_(1)  # first
+    with torch.cuda.stream(other):
+        x.fill_(2)  # second
+
+
+@silent
+def two_readers() -> None:
+    x, one, other = _tensor(), torch.cuda.Stream(), torch.cuda.Stream()
+    for stream in (one, other):
+        with torch.cuda.stream(stream):
+            x.sum()
+
+
+@racy("wait_stream")
+def out_argument() -> None:
+    x, out, side = _tensor(), _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.add(x, 1, out=out)  # first
+    out.sum()  # second
+
+
+@racy("wait_stream")
+def foreach_lists() -> None:
+    xs, side = [_tensor() for _ in range(3)], torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch._foreach_add_(xs, 1)  # first
+    xs[2].sum()  # second
+
+
+@racy("wait_stream")
+def fork_and_join_with_gap() -> None:
+    x, y, one, other = _tensor(), _tensor(), torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(one):
+        x.add_(1)
+    other.wait_stream(one)
+    with torch.cuda.stream(one):
+        y.add_(1)  # first
+    with torch.cuda.stream(other):
+        x + y  # second
+
+
+@silent
+def transitive_waits() -> None:
+    x, one, other = _tensor(), torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(one):
+        x.add_(1)
+    other.wait_stream(one)
+    torch.cuda.current_stream().wait_stream(other)
+    x.add_(1)
+
+
+@silent
+def host_waits_between() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.add_(1)
+    side.synchronize()
+    x.add_(1)
+
+
+@silent
+def factories_read_nothing() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.add_(1)
+    torch.zeros_like(x)
+    torch.cuda.current_stream().wait_stream(side)
+
+
+@silent
+def backward_of_side_stream() -> None:
+    x, side = _tensor().requires_grad_(), torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = (x * 2).sum()
+    torch.cuda.current_stream().wait_stream(side)
+    y.backward()
+    assert x.grad is not None
+    x.grad.sum()
+
+
+# ---- Memory that is freed. ----
+
+
+@racy("record_stream")
+def missing_record_stream() -> None:
+    side = torch.cuda.Stream()
+    x = _tensor(12345)
+    with torch.cuda.stream(side):
+        x.sum()  # first
+    del x
+    torch.ones(12345, device="cuda")  # second
+
+
+@silent
+def with_record_stream() -> None:
+    side = torch.cuda.Stream()
+    x = _tensor(12345)
+    with torch.cuda.stream(side):
+        x.sum()
+        x.record_stream(side)
+    del x
+    for _ in range(5):
+        torch.ones(12345, device="cuda")
+
+
+@racy("record_stream")
+def prefetched_without_record_stream() -> None:
+    side, batch = torch.cuda.Stream(), _pinned(23456)
+    with torch.cuda.stream(side):
+        x = batch.to("cuda", non_blocking=True)
+    torch.cuda.current_stream().wait_stream(side)
+    x.sum()  # first
+    del x
+    with torch.cuda.stream(side):
+        batch.to("cuda", non_blocking=True)  # second
+    torch.cuda.synchronize()
+
+
+# ---- The host. ----
+
+
+@racy("synchronize")
+def host_reads_too_early() -> None:
+    x, host = _tensor(), _pinned()
+    host.copy_(x, non_blocking=True)  # first
+    host.sum()  # second
+
+
+@silent
+def host_reads_after_wait() -> None:
+    x, host = _tensor(), _pinned()
+    host.copy_(x, non_blocking=True)
+    torch.cuda.current_stream().synchronize()
+    host.sum()
+
+
+@racy("synchronize")
+def host_reads_result_of_to() -> None:
+    x = _tensor()
+    host = x.to("cpu", non_blocking=True)  # first
+    float(host[3])  # second
+
+
+@racy("synchronize")
+def host_writes_source() -> None:
+    x, host = _tensor(), _pinned()
+    x.copy_(host, non_blocking=True)  # first
+    host.fill_(3)  # second
+
+
+@silent
+def host_reads_source() -> None:
+    x, host = _tensor(), _pinned()
+    x.copy_(host, non_blocking=True)
+    host.sum()
+    torch.cuda.synchronize()
+    host.fill_(3)
+
+
+@racy("synchronize")
+def numpy_view() -> None:
+    x, host = _tensor(), _pinned()
+    view = host.numpy()
+    host.copy_(x, non_blocking=True)  # first
+    view[5] + 1  # second
+
+
+@silent
+def other_half_of_page() -> None:
+    x, host = _tensor(500), _pinned()
+    host[:500].copy_(x, non_blocking=True)
+    host[500:].fill_(2)
+    assert host[500:].sum() == 1000
+    torch.cuda.synchronize()
+
+
+@racy("synchronize")
+def thread_without_wait() -> None:
+    x, host = _tensor(), _pinned()
+    host.copy_(x, non_blocking=True)  # first
+
+    def read() -> None:
+        host.sum()  # second
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+
+
+@silent
+def polled_event() -> None:
+    x, host, event = _tensor(), _pinned(), torch.cuda.Event()
+    host.copy_(x, non_blocking=True)
+    event.record()
+    while not event.query():
+        pass
+    host.sum()
+
+
+@silent
+def polled_stream() -> None:
+    x, host = _tensor(), _pinned()
+    host.copy_(x, non_blocking=True)
+    while not torch.cuda.current_stream().query():
+        pass
+    host.sum()
+
+
+@racy("synchronize")
+def wrong_event() -> None:
+    x, host, event = _tensor(), _pinned(), torch.cuda.Event()
+    event.record()
+    host.copy_(x, non_blocking=True)  # first
+    event.synchronize()
+    host.sum()  # second
+
+
+@silent
+def pageable_copies() -> None:
+    x = _tensor()
+    host = x.cpu()
+    host.add_(1)
+    x.copy_(host, non_blocking=True)
+    host.add_(1)
+
+
+@silent
+def values_for_host() -> None:
+    x = _tensor()
+    x.sum().item()
+    x.nonzero()
+    x.tolist()
+
+
+# ---- Graphs. ----
+
+
+def _captured(x: torch.Tensor) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.add_(1)
+    torch.cuda.synchronize()
+    return graph
+
+
+@racy("wait_stream")
+def replay_on_side_stream() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    graph = _captured(x)
+    with torch.cuda.stream(side):
+        x.mul_(2)  # first
+    graph.replay()  # second
+    torch.cuda.synchronize()
+
+
+@silent
+def replay_ordered() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    graph = _captured(x)
+    with torch.cuda.stream(side):
+        x.mul_(2)
+    torch.cuda.current_stream().wait_stream(side)
+    graph.replay()
+    graph.replay()
+    x.sum()
+
+
+@racy("wait_stream")
+def two_replays() -> None:
+    x, one, other = _tensor(), torch.cuda.Stream(), torch.cuda.Stream()
+    graph = _captured(x)
+    with torch.cuda.stream(one):
+        graph.replay()  # first
+    with torch.cuda.stream(other):
+        graph.replay()  # second
+    torch.cuda.synchronize()
+
+
+@racy("wait_stream")
+def missing_join_in_capture() -> None:
+    x, y, side = _tensor(), _tensor(), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            x.add_(1)  # first
+        y.copy_(x)  # second
+        torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+
+
+@silent
+def joined_in_capture() -> None:
+    x, y, side = _tensor(), _tensor(), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            x.add_(1)
+        torch.cuda.current_stream().wait_stream(side)
+        y.copy_(x)
+    torch.cuda.synchronize()
+    graph.replay()
+
+
+# ---- Values decide. ----
+
+
+@racy("wait_stream", is_possible=True)
+def rows_of_table() -> None:
+    table, side, rows = _tensor(100, 10), torch.cuda.Stream(), torch.arange(5, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        table.index_select(0, rows)  # first
+    table[50:].zero_()  # second
+
+
+# ---- Two GPUs. ----
+
+
+@racy("wait_stream", gpus=2)
+def copy_between_gpus() -> None:
+    x, third = _tensor(), torch.cuda.Stream("cuda:1")
+    y = _tensor(device="cuda:1")
+    y.copy_(x)  # first
+    with torch.cuda.stream(third):
+        y.sum()  # second
+
+
+@silent
+def two_gpus() -> None:
+    x = _tensor()
+    y = x.to("cuda:1") + 1
+    z = y.to("cuda:0") + x
+    (z.t() if z.dim() > 1 else z).sum()
+    w = torch.ones(30, 20, device="cuda:0").t().to("cuda:1")
+    w.add_(1)
+
+
+def run_all(names: list[str]) -> dict[str, Any]:
+    """Run programs one after the other, and return what was found in each."""
+    from accelerator import simulation
+
+    found: dict[str, Any] = {}
+    for name in names:
+        before = len(simulation.races())
+        CASES[name].run()
+        torch.cuda.synchronize()
+        if torch.cuda.device_count() > 1:
+            torch.cuda.synchronize(1)
+        found[name] = [race._asdict() for race in simulation.races()[before:]]
+    return found

@@ -1,0 +1,85 @@
+"""``--races``, ``races=`` and what they do to the exit status and to ops."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import accelerator.simulation
+from tests import support
+from tests.support import simulated_environment
+from tests.support.simulation_driver import needs_cuda_torch
+
+pytestmark = needs_cuda_torch
+
+_TWO_STREAMS = """
+import torch
+side = torch.cuda.Stream()
+x = torch.ones(1000, device="cuda")
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    x * 2
+{}
+x.add_(1)
+print("done")
+"""
+RACE = _TWO_STREAMS.format("")
+NO_RACE = _TWO_STREAMS.format("torch.cuda.current_stream().wait_stream(side)")
+
+
+def _simulate(program: str, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "accelerator", "simulate", "--gpus", "1", *options, "--", sys.executable, "-c", program]
+    root = Path(accelerator.__file__).parents[1]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=root)
+
+
+def test_the_exit_status_counts_every_process() -> None:
+    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {RACE!r}], check=True)"
+    done = _simulate(parent, "--races", "report")
+    assert done.returncode == 1, done.stderr
+    blocks = [line for line in done.stderr.splitlines() if line.startswith("race: ")]
+    assert blocks == ["race: 4000 bytes of a float32 tensor of shape (1000,): nothing orders two accesses on two streams"]
+
+
+def test_the_command_keeps_another_status() -> None:
+    assert _simulate("raise SystemExit(3)", "--races", "report").returncode == 3
+
+
+@pytest.mark.parametrize("program", [NO_RACE, RACE])
+def test_without_the_option_nothing_is_reported(program: str) -> None:
+    done = support.python(program, simulated_environment(gpus=1))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_raise_stops_the_second_op() -> None:
+    done = support.python(RACE, simulated_environment(gpus=1, races="raise"))
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert "RuntimeError: race: 4000 bytes" in done.stderr
+    assert support.python(NO_RACE, simulated_environment(gpus=1, races="raise")).stdout == "done\n"
+
+
+def test_a_host_access_raises_at_the_next_op() -> None:
+    program = """
+import torch
+x, host = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory()
+host.copy_(x, non_blocking=True)
+host.sum()
+try:
+    x.add_(1)
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+"""
+    done = support.python(program, simulated_environment(gpus=1, races="raise"))
+    assert done.stdout == (
+        "race: 400 bytes of pinned memory, a float32 tensor of shape (100,): the host has not waited for a copy\n"
+    )
+
+
+@pytest.mark.parametrize("races", ["all", 1, True])
+def test_wrong_values(races: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="races must be"):
+        accelerator.simulation.environment(races=races)  # type: ignore[arg-type]

@@ -44,6 +44,21 @@ def test_an_unknown_part_is_an_error() -> None:
     assert "no part 'nonsense'" in done.stderr
 
 
+def test_distributions_need_a_folder() -> None:
+    done = run_ci("distributions")
+    assert done.returncode == 2
+    assert "distributions takes a folder" in done.stderr
+
+
+def test_a_release_is_built_as_ci_builds_it() -> None:
+    text = (WORKFLOW.parent / "release.yml").read_text(encoding="utf-8")
+    assert ".ci/run distributions dist" in text
+    package = (ROOT / "accelerator" / "__init__.py").read_text(encoding="utf-8")
+    version = re.search(r'^__version__ = "(.+)"$', package, re.MULTILINE)  # as the workflow reads it
+    assert version
+    assert f"## [{version[1]}] - " in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
 def check_schema(file: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", str(file)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -12,7 +12,6 @@ import sys
 
 # ``process`` registers the at-fork hooks before the process can fork; ``initialization`` watches torch before it is used.
 from ._machine import imports as _imports
-from ._machine import initialization as _initialization  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from ._machine import triton as _triton
 
@@ -280,32 +279,28 @@ def _simulation_runs_triton() -> bool:
     return not simulation.is_simulated()
 
 
-class _CurrentClass:
-    """``acc.Stream``, ``acc.Event`` or ``acc.Graph``. The CPU fallback has other classes, so no class is stored here.
+def _current_class(name: str) -> Any:
+    """``acc.Stream``, ``acc.Event`` or ``acc.Graph``, as a property: the CPU fallback has other classes, so none is stored.
 
-    The module's ``__getattr__`` would run only after a failed lookup, which takes longer than all of this.
+    The first use replaces the property's function by that of the module. The module's ``__getattr__`` would run only after a
+    failed lookup, which takes longer than all of this.
     """
 
-    def __init__(self, module: str) -> None:
-        self._module = module
-        self._read: Any = None
+    def read(package: Any) -> Any:
+        reader = _import(_MODULE_OF_NAME[name]).class_reader(name)
+        setattr(_Package, name, property(reader))
+        return reader(package)
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, package: Any, owner: Any = None) -> Any:
-        if self._read is None:
-            self._read = _import(self._module).current_classes
-        return getattr(self._read(), self._name)
+    return property(read)
 
 
 class _Package(type(os)):  # type: ignore[misc]
     """The type of this module."""
 
     if not TYPE_CHECKING:
-        Stream = _CurrentClass("streams")
-        Event = _CurrentClass("streams")
-        Graph = _CurrentClass("graphs")
+        Stream = _current_class("Stream")
+        Event = _current_class("Event")
+        Graph = _current_class("Graph")
 
 
 sys.modules[__name__].__class__ = _Package

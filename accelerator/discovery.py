@@ -48,7 +48,7 @@ def device_count() -> int:
 
     Returns:
         The number of visible devices; 0 if this torch can use none (``unavailable_reason`` says why). It includes
-        devices that NVML lists and whose driver does not start, until torch could not initialize it in this process;
+        devices that NVML lists and whose driver does not start, until a function of this package fails to initialize it;
         ``usable_devices`` leaves them out at once.
 
     Example:
@@ -69,7 +69,7 @@ def is_available(*, strict: bool = False) -> bool:
 
     Returns:
         True if the accelerator is listed and fits torch; False in a child forked from a process that had initialized it, and
-        after torch could not initialize it in this process, until ``refresh()``. Without ``strict``, a listed device whose
+        after a function of this package failed to initialize it, until ``refresh()``. Without ``strict``, a listed device whose
         driver does not start counts as available until then.
 
     May start: a child process.
@@ -91,8 +91,8 @@ def unavailable_reason(*, strict: bool = False) -> str | None:
         strict: also report devices that ``is_available(strict=True)`` finds unusable.
 
     Returns:
-        None if ``is_available(strict=strict)``; else one sentence with the most specific cause and the remedy. After torch
-        could not initialize the accelerator in this process, torch's error.
+        None if ``is_available(strict=strict)``; else one sentence with the most specific cause and the remedy. After a
+        function of this package failed to initialize the accelerator, torch's error.
 
     May start: a child process.
 

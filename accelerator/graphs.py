@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -100,16 +100,16 @@ class Graph(_Base):
         self.capture_end()
 
 
-class _Classes(NamedTuple):
-    Graph: type[Graph]
+def class_reader(name: str) -> Callable[[object], type[Graph]]:
+    """Return a function that returns the class that ``Graph`` is now."""
+    return _current_class
 
 
-def current_classes() -> _Classes:
-    """Return the class that ``Graph`` is now: with torch's class for the accelerator among its bases, if torch has one."""
+def _current_class(_: object) -> type[Graph]:
+    """Return ``Graph``, with torch's class for the accelerator among its bases if torch has one."""
     runtime = state.current(allow_bad_fork=True)
     torch_graph = _torch_graph(runtime.device_type, runtime.vendor.graph_class)
-    base: Any = Graph
-    return _Classes(base if torch_graph is None else _with_torch_graph(base, torch_graph))
+    return Graph if torch_graph is None else _with_torch_graph(Graph, torch_graph)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -312,17 +313,28 @@ _IN_BAD_FORK = _Classes(_NoStream, _NoEvent)
 _chosen: tuple[DiscoveryResult | None, _Classes] = None, _ON_CPU
 
 
-def current_classes() -> _Classes:
-    """Return the classes that ``Stream`` and ``Event`` are now. Before initialization the environment can change them."""
+def class_reader(name: str) -> Callable[[object], type]:
+    """Return a function that returns the class that ``Stream`` or ``Event`` is now.
+
+    Before initialization the environment can change the class. Each access calls the function, so it makes one call only.
+    """
+    index = _Classes._fields.index(name)
+
+    def current_class(_: object = None) -> type:
+        if initialized:
+            return _ON_ACCELERATOR[index]
+        result, classes = _chosen
+        discovered = _discovered()
+        return (classes if discovered is result else _choose(discovered))[index]
+
+    return current_class
+
+
+def _choose(discovered: DiscoveryResult) -> _Classes:
     global _chosen
-    if initialized:
-        return _ON_ACCELERATOR
-    result, classes = _chosen
-    discovered = _discovered()
-    if discovered is not result:
-        in_bad_fork = discovery.is_in_bad_fork()
-        classes = _ON_CPU if not discovered.count else _IN_BAD_FORK if in_bad_fork else _ON_ACCELERATOR
-        _chosen = discovered, classes
+    in_bad_fork = discovery.is_in_bad_fork()
+    classes = _ON_CPU if not discovered.count else _IN_BAD_FORK if in_bad_fork else _ON_ACCELERATOR
+    _chosen = discovered, classes
     return classes
 
 
@@ -331,4 +343,4 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> type:
         if name not in _Classes._fields:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return getattr(current_classes(), name)
+        return class_reader(name)()

@@ -13,7 +13,6 @@ from . import (
     cuda,
     driver,
     environment,
-    initialization,
     probe,
     process,
     rocm,
@@ -36,6 +35,9 @@ _CPU_CHOSEN = "ACCELERATOR_BACKEND=cpu disables the accelerator; unset it"
 # Whether ACCELERATOR_BACKEND chose the CPU at the latest discovery, None before the first; and whether that is frozen because
 # the accelerator is initialized.
 _cpu_choice: tuple[bool | None, bool] = None, False
+
+# Why a runtime function of this package could not initialize the accelerator. torch does not remember its own failures.
+_failure: str | None = None
 
 
 class _Entry(NamedTuple):
@@ -62,9 +64,9 @@ def _discover(key: tuple[int | None, Any, list[Any]]) -> DiscoveryResult:
     """Discover again, and cache the result for as long as its key stays the same."""
     global _entry
     before = _entry
-    initialization.watch()
-    # CUDA's driver reports at no cost whether it is initialized. For other accelerators only torch does, which takes longer.
-    depends_on_torch = backend() is rocm or (key[1] is not None and key[1].type != "cuda")
+    # CUDA's driver reports at no cost whether it is initialized. For other accelerators, and after a failure, only torch does,
+    # which takes longer.
+    depends_on_torch = backend() is rocm or (key[1] is not None and key[1].type != "cuda") or _failure is not None
     full_key = key, depends_on_torch and process.is_initialized()
     if before.full_key == full_key and time.monotonic() < before.expires:
         return before.result
@@ -97,8 +99,8 @@ def _discover_now(driver_count: int | None, env: Mapping[str, str]) -> Discovery
     if _is_cpu_chosen(env):
         return _without_accelerator(_CPU_CHOSEN, env)
     accelerator = torch_build.accelerator_type()
-    if accelerator and (failure := initialization.failure()):
-        return DiscoveryResult(0, failure, "torch's initialization", environment=env, accelerator_type=accelerator)
+    if accelerator and _failure and not process.is_initialized():
+        return DiscoveryResult(0, _failure, "torch's initialization", environment=env, accelerator_type=accelerator)
     if accelerator not in (None, "cuda"):
         return _from_torch(accelerator, env)
     if accelerator and backend() is rocm and process.is_initialized():
@@ -213,7 +215,16 @@ def physical() -> tuple[Backend, tuple[DiscoveredDevice, ...]]:
         return preferred, ()
 
 
-@initialization.on_change
+def record_failed_initialization(error: Exception) -> None:
+    """Remember why torch could not initialize the accelerator; not in a bad fork, where the fork is the reason."""
+    global _failure
+    if not process.is_in_bad_fork():
+        # torch's message continues with advice, or with the traceback of a queued call.
+        cause = str(error).strip().partition("\n")[0].rstrip(".")
+        _failure = f"torch could not initialize the accelerator in this process: {cause}; refresh() allows another attempt"
+        _drop_entry()
+
+
 def _drop_entry() -> None:
     global _entry
     # A new object, so that a thread that is discovering now does not store its result.
@@ -222,8 +233,9 @@ def _drop_entry() -> None:
 
 def clear() -> None:
     """Discover again at the next query."""
+    global _failure
+    _failure = None
     _drop_entry()
-    initialization.forget()
     torch_build.clear()
     probe.clear()
     cuda.clear()
@@ -232,5 +244,5 @@ def clear() -> None:
 
 @process.reset_after_fork
 def _reset_after_fork() -> None:
-    global _entry, _cpu_choice
-    _entry, _cpu_choice = _NO_ENTRY, (None, False)
+    global _entry, _cpu_choice, _failure
+    _entry, _cpu_choice, _failure = _NO_ENTRY, (None, False), None

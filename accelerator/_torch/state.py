@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from .._machine import accelerators, device_argument, discovery_cache, initialization, process
+from .._machine import accelerators, device_argument, discovery_cache, process
 from .._machine.discovery_result import NotSupported
 from .bindings import get_index
 
@@ -141,7 +141,7 @@ def initialize(device: Any = None, *, allow_negative: bool = False) -> RuntimeSt
     try:
         runtime.device_module.init()
     except Exception as error:
-        initialization.record(error)
+        discovery_cache.record_failed_initialization(error)
         raise
     return current(device, allow_negative=allow_negative)
 

@@ -20,9 +20,9 @@ SIZE = MEBIBYTE
 
 
 def on_host() -> int | None:
-    """Return the bytes of pinned memory in use, None if this torch does not count them."""
+    """Return the bytes of pinned memory that torch holds, None if this torch does not count them."""
     statistics: Any = getattr(torch.cuda, "host_memory_stats", dict)()
-    count: int | None = statistics.get("active_bytes.current", statistics.get("allocated_bytes.current"))
+    count: int | None = statistics.get("allocated_bytes.current")
     return count
 
 

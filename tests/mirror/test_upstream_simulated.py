@@ -11,6 +11,8 @@ import accelerator as acc
 
 # What torch's own streams and events do before that is torch's affair.
 AT_LEAST_2_8 = hasattr(torch.accelerator, "device_index")
+# Before, Python compares streams by their ids.
+AT_LEAST_2_13 = torch.__version__ >= (2, 13)
 UNFIT = ValueError if AT_LEAST_2_8 else RuntimeError
 
 
@@ -82,7 +84,7 @@ def test_stream_compare_with_non_stream() -> None:
     assert stream != "stream"
     assert stream is not None
     assert stream != object()
-    if AT_LEAST_2_8:
+    if AT_LEAST_2_13:
         with pytest.raises(TypeError):
             stream < stream  # type: ignore[operator]  # noqa: B015
     again = torch.Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import NamedTuple
 
-__all__ = ["Race", "count_races", "races"]
+__all__ = ["Race", "begin_test", "races", "races_of_test"]
 
 _LIBRARIES = ("libcudart.so.12", "libcudart.so.13")
 
@@ -42,19 +42,30 @@ def races() -> tuple[Race, ...]:
         >>> simulation.races()
         ()
     """
+    return _found(since_test=False)
+
+
+def begin_test() -> None:
+    """Let pairs of lines that were reported before be reported again."""
+    for library in _libraries():
+        library.accelerator_simulation_race_begin_test()
+
+
+def races_of_test() -> tuple[Race, ...]:
+    """Return the races since `begin_test`."""
+    return _found(since_test=True)
+
+
+def _found(since_test: bool) -> tuple[Race, ...]:
     found: list[Race] = []
     for library in _libraries():
-        for index in range(library.accelerator_simulation_race_count(1)):
+        first = library.accelerator_simulation_race_first_of_test() if since_test else 0
+        for index in range(first, library.accelerator_simulation_race_count()):
             is_possible = ctypes.c_int()
             message = os.fsdecode(library.accelerator_simulation_race_text(index, ctypes.byref(is_possible))).rstrip("\n")
             _, first, second, advice = (line.strip() for line in message.splitlines())
             found.append(Race(message, first, second, advice, bool(is_possible.value)))
     return tuple(found)
-
-
-def count_races() -> int:
-    """Return how many races were found in this process, without those that are only possible."""
-    return sum(library.accelerator_simulation_race_count(0) for library in _libraries())
 
 
 def _libraries() -> list[ctypes.CDLL]:

@@ -4,6 +4,7 @@
 ``@pytest.mark.simulated_machine(...)`` takes the parameters of `accelerator.simulation.environment` and runs one test on a
 simulated machine of its own, in a forked process. That process sets up and tears down all fixtures of the test, including those
 of session and module scope. With ``--pdb`` or ``--trace`` the test runs in place if pytest already runs on such a machine.
+``--simulate-races``, and ``races=`` of such a machine, fail a test whose body has a race.
 ``@pytest.mark.min_gpus(2)`` skips a test if fewer GPUs are visible.
 
 Every pytest run loads this module if the package is installed. Until an option or mark uses it, it does nothing and imports
@@ -12,6 +13,7 @@ neither torch nor NVML's binding.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
 _session: pytest.StashKey[session.SimulatedSession] = pytest.StashKey()
 _machines: pytest.StashKey[machines.Machines] = pytest.StashKey()
 
+_RACES = "ACCELERATOR_SIM_RACES"
 _MARKS = (
     "min_gpus(n): skip the test if fewer than n GPUs are visible (accelerator)",
     "simulated_machine(...): run the test on a simulated machine of its own; takes the parameters of "
     "accelerator.simulation.environment (accelerator)",
+    "allow_races(reason): let the test pass although its body has a race (accelerator)",
 )
 
 
@@ -39,7 +43,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     gpus: Any = gpus_of_option  # pytest's types allow strings alone
     group.addoption("--simulate-gpus", type=gpus, metavar="N", help="run all tests on a machine with N simulated GPUs")
     group.addoption("--simulate-memory", metavar="SIZE", help="memory of each simulated GPU, such as 16GiB (8GiB)")
-    # Only the pytest on the simulated machine gets this option. Its arguments also contain the two options above.
+    group.addoption(
+        "--simulate-races", action="store_true", help="fail tests whose bodies have a race between streams or the host"
+    )
+    # Only the pytest on the simulated machine gets this option. Its arguments also contain the options above.
     group.addoption("--on-simulated-gpus", action="store_true", help="==SUPPRESS==")
 
 
@@ -51,6 +58,8 @@ def pytest_load_initial_conftests(
     options = early_config.known_args_namespace
     if options.simulate_gpus is None and options.simulate_memory is not None:
         raise pytest.UsageError("--simulate-memory needs --simulate-gpus N, the number of GPUs with this memory")
+    if options.simulate_gpus is None and options.simulate_races:
+        raise pytest.UsageError("--simulate-races needs --simulate-gpus N: races are found on simulated GPUs")
     if options.simulate_gpus is not None and not options.on_simulated_gpus:
         from ._pytest.session import take_over
 
@@ -78,7 +87,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     option = config.option
     if option.simulate_gpus is None:
         return None
-    return f"simulated GPUs: {option.simulate_gpus} of {option.simulate_memory or '8GiB'}"
+    races = ", with race detection" if option.simulate_races else ""
+    return f"simulated GPUs: {option.simulate_gpus} of {option.simulate_memory or '8GiB'}{races}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -134,3 +144,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     problem = item.stash.get(WRONG_MARK, None)
     if problem is not None:
         pytest.fail(problem, pytrace=False)
+
+
+@pytest.hookimpl(hookwrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
+    """Fail a test whose body has a race, if the machine finds races."""
+    if _RACES not in os.environ:
+        yield
+        return
+    from ._pytest.races import begin_body, end_body
+
+    begin_body()
+    outcome = yield
+    problem = end_body(item)
+    if problem is not None and outcome.excinfo is None:
+        try:
+            pytest.fail(problem, pytrace=False)
+        except pytest.fail.Exception as failure:
+            outcome.force_exception(failure) if hasattr(outcome, "force_exception") else _replace(outcome, failure)
+
+
+def _replace(outcome: Any, failure: BaseException) -> None:
+    """Let an outcome of pluggy before 1.1 be an error."""
+    outcome._result, outcome._excinfo = None, (type(failure), failure, failure.__traceback__)

@@ -17,16 +17,22 @@ from . import python
 class SimulatedSession:
     """The pytest that replaces this one."""
 
-    def __init__(self, arguments: list[str], gpus: int, memory: str) -> None:
+    def __init__(self, arguments: list[str], gpus: int, memory: str, finds_races: bool) -> None:
         self._arguments = arguments
         self._gpus = gpus
         self._memory = memory
+        self._finds_races = finds_races
 
     def run(self) -> int:
         """Run the replacing pytest on this terminal and return its exit status."""
         with state_folder() as folder:
             try:
-                machine = environment(self._gpus, memory=self._memory, state=folder / "state")
+                machine = environment(
+                    self._gpus,
+                    memory=self._memory,
+                    races="report" if self._finds_races else None,
+                    state=folder / "state",
+                )
             except ValueError as error:
                 raise pytest.UsageError(str(error)) from None
             except RuntimeError as error:
@@ -38,7 +44,9 @@ class SimulatedSession:
 def take_over(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> SimulatedSession:
     """Keep the arguments of this pytest for the one that replaces it, and stop this one from loading and capturing."""
     options = config.known_args_namespace
-    simulated = SimulatedSession(_arguments(config), options.simulate_gpus, options.simulate_memory or "8GiB")
+    simulated = SimulatedSession(
+        _arguments(config), options.simulate_gpus, options.simulate_memory or "8GiB", options.simulate_races
+    )
     args.clear()
     inert = parser.parse_known_args([], namespace=copy.copy(config.option))
     inert.noconftest, inert.capture, inert.confcutdir = True, "no", options.confcutdir

@@ -1,0 +1,91 @@
+"""``pytest --simulate-races`` and the marks ``allow_races`` and ``simulated_machine(races=...)``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.test_pytest_plugin import counts, start, write
+from tests.support.discovery import on_simulated_gpus
+from tests.support.simulation_driver import needs_cuda_torch
+
+pytestmark = [on_simulated_gpus, needs_cuda_torch]
+
+_BODIES = """
+    import pytest
+    {preamble}
+
+    def race(lines=2):
+        import torch
+        side = torch.cuda.Stream()
+        x = torch.ones(1000, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            x * 2
+        if lines == 1:
+            torch.cuda.current_stream().wait_stream(side)
+        x.add_(1)
+
+    def test_first():
+        race()
+
+    def test_same_lines():
+        race()
+
+    @pytest.mark.allow_races("the values are not used")
+    def test_allowed():
+        race()
+
+    @pytest.mark.allow_races
+    def test_wrong_mark():
+        race(1)
+
+    def test_ordered():
+        race(1)
+
+    def test_left_for_the_next_test():
+        import torch
+        race.kept = torch.ones(10, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(torch.cuda.Stream()):
+            race.kept.add_(1)
+
+    def test_next():
+        if hasattr(race, "kept"):
+            race.kept.add_(1)
+"""
+
+
+def _check(output: str) -> None:
+    assert "race: 4000 bytes of a float32 tensor of shape (1000,): nothing orders two accesses on two streams" in output
+    assert "call wait_stream() or wait_event() on the default stream of cuda:0" in output
+    assert "allow_races takes a reason" in output
+
+
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
+def test_a_whole_session(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    write(tmp_path, _BODIES.format(preamble=""))
+    done = start(tmp_path, "--simulate-gpus=1", "--simulate-races", *workers)
+    assert counts(done) == {"failed": 3, "passed": 4}, done.stdout + done.stderr
+    assert done.returncode == 1
+    _check(done.stdout)
+
+
+def test_machines_of_tests(tmp_path: Path) -> None:
+    write(tmp_path, _BODIES.format(preamble="pytestmark = pytest.mark.simulated_machine(races='report')"))
+    done = start(tmp_path)
+    assert counts(done) == {"failed": 3, "passed": 4}, done.stdout + done.stderr
+    _check(done.stdout)
+
+
+@pytest.mark.slow
+def test_without_the_option_races_pass(tmp_path: Path) -> None:
+    write(tmp_path, _BODIES.format(preamble=""))
+    done = start(tmp_path, "--simulate-gpus=1", "--strict-markers")
+    assert counts(done) == {"passed": 7}, done.stdout + done.stderr
+
+
+def test_the_option_needs_gpus(tmp_path: Path) -> None:
+    done = start(tmp_path, "--simulate-races")
+    assert "--simulate-races needs --simulate-gpus" in done.stderr

@@ -29,7 +29,7 @@ UNNOTICED = (0, 4, 5)
 def outcome(fault: dict[str, Any]) -> str:
     """Return "caught", "SURVIVED" or "STALE"."""
     path = Path(ROOT, fault["file"])
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
     if text.count(fault["old"]) != 1:
         return "STALE"
     command = [*PROCESSES[fault["env"]], sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *fault["tests"]]

@@ -24,7 +24,11 @@ __all__ = ["Torch", "build", "describe", "ensure_built"]
 _CACHE_NAME = "accelerator/engine-"
 _LIBRARY = "engine.so"
 _MAIN = "engine.cpp"
-_SOURCES = (_MAIN, "engine_call.hpp", "engine_device.hpp", "engine_memory.hpp", "engine_races.hpp", "engine_tensors.hpp")
+_SOURCES = (
+    _MAIN,
+    *("engine_attention.hpp", "engine_call.hpp", "engine_device.hpp", "engine_memory.hpp", "engine_races.hpp"),
+    "engine_tensors.hpp",
+)
 _FLAGS = (
     "-std=c++20",
     "-O2",

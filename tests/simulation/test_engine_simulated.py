@@ -121,6 +121,50 @@ def test_fast_path_raises_torchs_errors() -> None:
         torch.ones(300, 600, dtype=torch.bool, device="cuda").relu()
 
 
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, grad: torch.Tensor) -> Any:
+    """Return the results of memory-efficient attention, the gradients, and the memory that they take."""
+    before = torch.cuda.memory_allocated()
+    forward = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, is_causal)
+    mask = [True, True, True, False]
+    backward = aten._scaled_dot_product_efficient_attention_backward(grad, q, k, v, None, *forward, 0.0, mask, is_causal)
+    return (*forward, *backward), torch.cuda.memory_allocated() - before
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("keys", [7, 33])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("are_heads_inside", [False, True])
+def test_attention_is_that_of_python(dtype: torch.dtype, keys: int, is_causal: bool, are_heads_inside: bool) -> None:
+    """The engine's results have the values, strides, types and memory of those of Python, which handles captures."""
+    if are_heads_inside:  # (batch, length, heads, features) in memory
+        q, k, v, grad = (random_tensor(2, n, 3, 8).to(dtype).cuda().transpose(1, 2) for n in (33, keys, keys, 33))
+    else:
+        q, k, v, grad = (random_tensor(2, 3, n, 8).to(dtype).cuda() for n in (33, keys, keys, 33))
+    first, _ = attend(q, k, v, is_causal, grad)  # in Python, as every first call
+    actual, memory = attend(q, k, v, is_causal, grad)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, captured_memory = attend(q, k, v, is_causal, grad)
+    graph.replay()
+    assert memory == captured_memory
+    for one, other, third in zip(actual, captured, first, strict=True):
+        assert (one is None) == (other is None) == (third is None)
+        if one is not None:
+            assert one.stride() == other.stride() == third.stride()
+            assert torch.equal(one, other)
+            assert torch.equal(one, third)
+
+
+def test_attention_without_dropout_draws_no_random_numbers() -> None:
+    q = random_tensor(1, 1, 4, 8).cuda()
+    for kernel in (aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_flash_attention):
+        arguments = (q, q, q, None, True) if "efficient" in str(kernel) else (q, q, q)
+        for dropout in (0.0, 0.0, 0.5):
+            before = torch.cuda.default_generators[0].get_offset()
+            kernel(*arguments, dropout)
+            assert (torch.cuda.default_generators[0].get_offset() > before) == (dropout > 0)
+
+
 def test_second_device_and_gradients() -> None:
     x = random_tensor(8, 6, 40, 40)
     there = x.to("cuda:1").requires_grad_()

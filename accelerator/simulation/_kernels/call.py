@@ -141,7 +141,7 @@ class Call:
 
     def compute(self, cpu_args: list[Any], cpu_kwargs: dict[str, Any]) -> Any:
         op = self.op
-        if not op.is_random:
+        if not op.draws(tuple(cpu_args), cpu_kwargs):
             return op.compute(*cpu_args, **cpu_kwargs)
         generator = self.generator or self._find_generator(cpu_args, cpu_kwargs)
         if not op.takes_generator:
@@ -230,7 +230,7 @@ class Call:
                 tensor.resize_(resized.size())
         call = Call(op)
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
-        if op.is_random:
+        if op.draws(args, kwargs):
             # The present state: the generator may get another one before the replay.
             generator = call._find_generator(cpu_args, cpu_kwargs)
             random.raise_if_not_registered(generator)

@@ -19,7 +19,7 @@ from .argument_checks import checked_dtypes
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
-from .kernel_memory import KERNEL_MEMORY
+from .kernel_memory import KERNEL_MEMORY, WITHOUT_MEMORY
 from .ops import Op
 from .workspaces import has_workspace
 
@@ -37,7 +37,13 @@ _TAKES_HOST_SCALARS, _HAS_ALERT, _HAS_WORKSPACE, _READS_INDICES, _COPIES, _CLEAR
 _PARTS = ("sparse", "nested")
 _SCALED = ("quantize", "_make_per")
 _WAIT_SOMETIMES = ("repeat_interleave",)
-_SPARSE_RESULTS = Need(argument="sparse", value=True)
+# The engine composes the usual calls of these ops itself (native/engine_attention.hpp).
+_COMPOSED_BY_ENGINE = frozenset(
+    (
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_efficient_attention_backward",
+    )
+)
 
 
 class _Rules(ctypes.Structure):
@@ -50,6 +56,8 @@ class _Rules(ctypes.Structure):
         ("flags", ctypes.c_uint32),
         ("selecting_argument", ctypes.c_int32),
         ("python_value", ctypes.c_int32),
+        ("counted_argument", ctypes.c_int32),
+        ("maximum_count", ctypes.c_int64),
     )
 
 
@@ -127,14 +135,16 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
     """Return what the engine needs to know about an op, or None if Python handles all its calls."""
     is_scaled = op.short_name.startswith(_SCALED) or any(part in op.name for part in _PARTS)
     draws = op.is_random and op.has_generator and not op.is_decomposed
-    if not op.is_dense or is_scaled or op.short_name in _WAIT_SOMETIMES or (op.is_random and not draws):
+    is_composed = op.name in _COMPOSED_BY_ENGINE
+    if not op.is_dense or is_scaled or op.short_name in _WAIT_SOMETIMES or (op.is_random and not draws and not is_composed):
         return None
-    if op.name in KERNEL_MEMORY:
-        return None
+    few = WITHOUT_MEMORY.get(op.name)
     need = NEEDS.get(op.name)
-    if op.is_decomposed and need is None:
+    if (op.name in KERNEL_MEMORY and few is None) or (op.is_decomposed and need is None and not is_composed):
         return None
-    need = need or (_SPARSE_RESULTS if _SPARSE_RESULTS.argument in op.names else Need())
+    if need is None:
+        flag = few.flag if few is not None else "sparse"
+        need = Need(argument=flag, value=True) if flag in op.names else Need()
     dtypes = {*op.dtype_rules.refused, *op.dtype_rules.widened, *checked_dtypes(op.short_name), *need.dtypes, WITHOUT_KERNELS}
     flags = {
         _TAKES_HOST_SCALARS: op.takes_host_scalars,
@@ -154,6 +164,8 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
         flags=sum(flag for flag, is_set in flags.items() if is_set),
         selecting_argument=op.names.index(need.argument) if need.argument else -1,
         python_value=bool(need.value),
+        counted_argument=-1 if few is None else op.names.index(few.argument),
+        maximum_count=0 if few is None else few.count,
     )
 
 

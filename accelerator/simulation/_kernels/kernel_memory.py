@@ -7,11 +7,11 @@ it at once. Each row names the source from which its sizes were read. Rows are h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["KERNEL_MEMORY", "with_kernel_memory"]
+__all__ = ["KERNEL_MEMORY", "WITHOUT_MEMORY", "with_kernel_memory"]
 
 _Arguments = dict[str, Any]
 _FLOAT_BYTES = 4
@@ -80,6 +80,18 @@ KERNEL_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
     "aten::_scaled_dot_product_flash_attention_backward": _sdpa_flash_backward,
     "aten::embedding_dense_backward": _embedding_backward,
 }
+
+
+class FewElements(NamedTuple):
+    """Calls whose ``argument`` has at most ``count`` elements and whose ``flag`` is false."""
+
+    argument: str
+    count: int
+    flag: str
+
+
+WITHOUT_MEMORY = {"aten::embedding_dense_backward": FewElements("indices", _FEW_INDICES, "scale_grad_by_freq")}
+"""The calls of these ops that take no memory, so that the engine handles them."""
 
 
 def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[..., Any]:

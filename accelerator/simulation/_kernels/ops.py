@@ -165,6 +165,12 @@ class Op:
             return not all(masks)  # torch fills through the masks and needs no indices
         return any(masks)
 
+    def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether a call draws random numbers. Without dropout, flash and memory-efficient attention draw none."""
+        if not self.is_random or "dropout_p" not in self.names or "cudnn" in self.name:
+            return self.is_random
+        return bool(self.bind(args, kwargs).get("dropout_p"))
+
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name."""
         return {**dict(zip(self.names, args, strict=False)), **kwargs}

@@ -2,7 +2,7 @@
 // same ops run in Python, slower (_kernels/dispatch.py).
 //
 // engine_memory.hpp has the memory of results, engine_tensors.hpp the conversion of tensors, engine_device.hpp
-// the device of a call, engine_races.hpp race detection, engine_call.hpp a call.
+// the device of a call, engine_races.hpp race detection, engine_attention.hpp attention, engine_call.hpp a call.
 #include "engine_call.hpp"
 
 #include <c10/core/CPUAllocator.h>
@@ -12,7 +12,6 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
-
 
 struct IgnoreWarnings final : c10::WarningHandler {
     void process(const c10::Warning&) override {}

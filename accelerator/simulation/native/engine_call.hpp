@@ -2,6 +2,7 @@
 // tensors. Calls that this file does not handle run in Python.
 #pragma once
 
+#include "engine_attention.hpp"
 #include "engine_races.hpp"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -11,8 +12,6 @@
 
 namespace engine {
 
-using torch::jit::Stack;
-
 // What Python knows about an op. Its module `engine` has the same structure.
 struct Rules {
     uint64_t python_dtypes;  // by number: Python handles calls whose first CUDA tensor has one of these types
@@ -21,6 +20,8 @@ struct Rules {
     uint32_t flags;
     int32_t selecting_argument; // a flag that selects Python or this file, or -1
     int32_t python_value;       // the value that selects Python
+    int32_t counted_argument;   // a tensor whose number of elements selects Python or this file, or -1
+    int64_t maximum_count;      // Python handles calls with more elements
 };
 
 enum : uint32_t {
@@ -109,10 +110,12 @@ private:
     std::string name_;
     uint32_t race_flags_ = 0;
     size_t argument_count_;
+    std::optional<Composition> composition_; // in place of the CPU's kernel
     Patterns patterns_;
 };
 
-inline Kernel::Kernel(const c10::FunctionSchema& schema) : name_(schema.name()), argument_count_(schema.arguments().size())
+inline Kernel::Kernel(const c10::FunctionSchema& schema)
+    : name_(schema.name()), argument_count_(schema.arguments().size()), composition_(find_composition(schema.name()))
 {
     const auto kind_of = [](const c10::TypePtr& type) {
         using c10::TypeKind;
@@ -224,6 +227,11 @@ inline bool Kernel::is_usual(const Stack& stack, Look& look) const
             return false;
         }
     }
+    if (composition_ && !composition_->handles(&argument(stack, 0)))
+        return false;
+    if (rules_.counted_argument >= 0 &&
+        argument(stack, size_t(rules_.counted_argument)).toTensor().numel() > rules_.maximum_count)
+        return false;
     if ((flags & HAS_ALERT) && at::globalContext().deterministicAlgorithms())
         return false;
     if ((flags & READS_INDICES) && !has_integer_indices(stack))
@@ -374,7 +382,13 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     }
 
     Route route(patterns_, signature);
-    op.redispatchBoxed(CPU_KEYS, stack);
+    if (composition_) {
+        auto results = composition_->compute(&(*stack)[base]);
+        torch::jit::drop(*stack, argument_count_);
+        std::move(results.begin(), results.end(), std::back_inserter(*stack));
+    } else {
+        op.redispatchBoxed(CPU_KEYS, stack);
+    }
     if (rules_.out_arguments != 0)
         resizable.write_back(route);
     const size_t first = stack->size() - returns_.size();

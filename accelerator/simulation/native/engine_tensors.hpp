@@ -3,6 +3,7 @@
 
 #include "engine_memory.hpp"
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <memory>
@@ -89,6 +90,53 @@ private:
     std::vector<Pair> storages_;
 };
 
+template <typename Slot>
+bool has_python_object(const Slot& slot)
+{
+    if constexpr (requires { slot.load_pyobj(); })
+        return slot.load_pyobj() != nullptr;
+    else // until torch 2.9
+        return slot._unchecked_untagged_pyobj() != nullptr;
+}
+
+// Views of the span that no op uses any more. To make a tensor costs more than a small op's arithmetic.
+class SpareAliases {
+public:
+    intrusive_ptr<TensorImpl> take(const TensorImpl& model, int64_t offset)
+    {
+        auto* spare = &aliases_[next_];
+        for (auto& alias : aliases_)
+            if (is_spare(alias) && alias->dtype() == model.dtype() && alias->sizes() == model.sizes() &&
+                alias->strides() == model.strides()) {
+                spare = &alias;
+                break;
+            }
+        if (!is_spare(*spare)) {
+            next_ = (next_ + 1) % aliases_.size();
+            return *spare = make_cpu_tensor(span, model, offset);
+        }
+        auto& alias = *spare;
+        alias->set_storage_offset(offset);
+        if (alias->dtype() != model.dtype())
+            alias->set_storage_and_dtype(c10::Storage(span), model.dtype());
+        if (alias->sizes() != model.sizes() || alias->strides() != model.strides()) {
+            alias->set_sizes_and_strides(model.sizes(), model.strides());
+            next_ = (next_ + 1) % aliases_.size();
+        }
+        return alias;
+    }
+
+private:
+    static bool is_spare(const intrusive_ptr<TensorImpl>& alias)
+    {
+        return alias && alias.use_count() == 1 && !has_python_object(*alias->pyobj_slot()) && alias->autograd_meta() == nullptr;
+    }
+
+    std::array<intrusive_ptr<TensorImpl>, 8> aliases_;
+    size_t next_ = 0;
+};
+inline thread_local SpareAliases spare_aliases;
+
 // Returns a CPU alias that the op does not resize, or null if the tensor's address is not aligned.
 inline intrusive_ptr<TensorImpl> make_alias(TensorImpl* tensor)
 {
@@ -101,7 +149,7 @@ inline intrusive_ptr<TensorImpl> make_alias(TensorImpl* tensor)
         return make_cpu_tensor(storage, *tensor, 0);
     }
     const auto distance = address - SPAN_START;
-    return distance % item_size ? nullptr : make_cpu_tensor(span, *tensor, int64_t(distance / item_size));
+    return distance % item_size ? nullptr : spare_aliases.take(*tensor, int64_t(distance / item_size));
 }
 
 // How many large results were copied to the device, for tests.

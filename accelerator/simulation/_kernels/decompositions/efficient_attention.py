@@ -24,7 +24,6 @@ from .attention import (
     seed_tensors,
     uniform,
 )
-from .common import with_layout_of
 
 _NO_MASK, _FROM_FIRST, _FROM_LAST = 0, 1, 2
 
@@ -175,7 +174,7 @@ def sdp_efficient_backward(
     *grads, grad_scores = attend_masked_backward(
         grad_out_, query, key, value, out, logsumexp, mask, bias, dropout, resolve_scale(query, scale)
     )
-    grad_query, grad_key, grad_value = (with_layout_of(x, g) for g, x in zip(grads, (query, key, value), strict=True))
+    grad_query, grad_key, grad_value = (grad.transpose(1, 2).contiguous().transpose(1, 2) for grad in grads)
     grad_bias = None
     if grad_input_mask[3] and bias is not None and grad_scores is not None:
         grad_bias = grad_scores.sum_to_size(bias.shape).to(bias.dtype)

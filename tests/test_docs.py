@@ -78,8 +78,10 @@ def test_docs_contain_code_blocks() -> None:
 
 
 def test_block_lines_fit_the_page_width() -> None:
+    """The reports of races are longer: they are the lines that the command prints."""
     shown = [block for block in BLOCKS if not block.how.startswith("never") and "CONTRIBUTING" not in block.where]
-    assert [(block.where, line) for block in shown for line in block.code.splitlines() if len(line) > WIDTH] == []
+    lines = [(block.where, line) for block in shown if not block.code.startswith("race:") for line in block.code.splitlines()]
+    assert [(where, line) for where, line in lines if len(line) > WIDTH] == []
 
 
 def test_skipped_blocks_give_a_reason() -> None:
@@ -158,6 +160,27 @@ def test_rehearsal_of_readme(gpu: str, fits: str, tmp_path: Path) -> None:
     figures, expected = ([float(figure) for figure in re.findall(r"[\d.]+(?= GiB)", text)] for text in (row, shown[1]))
     assert figures == pytest.approx(expected, rel=0.03)
     assert (tmp_path / "memory.svg").exists()
+
+
+@on_simulated_gpus
+def test_race_of_readme(tmp_path: Path) -> None:
+    """README's example is reported in these words, and the line that README names mends it."""
+    readme = PYTHON[0].page
+    (program,) = re.findall(r"```python\n([^`]*copies = [^`]*)```", readme)
+    (command,) = re.findall(r"^python -m (accelerator simulate --races .*) -- python train\.py$", readme, re.MULTILINE)
+    (report,) = re.findall(r"```text\n(race: .*?)```", readme, re.DOTALL)
+    (wait,) = re.findall(r"`(\S*wait_stream\(copies\))`", readme)
+    file = tmp_path / "train.py"
+    line = [sys.executable, "-m", *command.split(), "--", sys.executable, file.name]
+    for code, expected, status in ((program, report, 1), (program.replace("\nprint", f"\n{wait}\nprint"), "", 0)):
+        file.write_text(code, encoding="utf-8")
+        done = subprocess.run(
+            line, cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == status, done.stderr
+        found = done.stderr.replace(f"{tmp_path}{os.sep}", "")
+        assert expected in found
+        assert ("race:" in found) == bool(expected)
 
 
 def test_recipes_on_the_cpu() -> None:

@@ -1,7 +1,9 @@
 """The memory that CUDA's kernels take from torch's allocator while an op runs.
 
 Nothing reads it here. It counts in the peaks, as on a GPU, so an op's kernel override allocates it after its results and frees
-it at once. Each row names the source from which its sizes were read. Rows are here if the memory is large in usual trainings.
+it at once. Each row names the source from which its sizes were read: a file of https://github.com/pytorch/pytorch or of
+https://github.com/NVIDIA/cudnn-frontend. Rows are here if the memory can exceed 1 % of a training's peak. Scans, reductions,
+the backward of norms and the other loss functions take less: partial sums for each block of threads, or for each channel.
 """
 
 from __future__ import annotations
@@ -18,6 +20,11 @@ _FLOAT_BYTES = 4
 _FLASH_ROWS = 128  # of a tile
 _FEW_INDICES = 3072  # which embedding's backward handles without sorting
 _ROWS_PER_THREAD = 10
+_SHORT_SORT = 4096  # elements that are sorted in place
+_LONG_SORT = 1_000_000  # elements of which each row is sorted alone
+_FEW_ROWS = 128  # that are sorted together, as pairs of row and position
+_PAIR_BYTES = 8
+_MODE_MAX = 2  # of embedding bags
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -62,12 +69,28 @@ def _sdpa_flash_backward(arguments: _Arguments) -> list[int]:
     return _flash_backward(batch, queries, key.size(2), heads, key.size(1), features, query.element_size())
 
 
+def _cudnn_attention_backward(arguments: _Arguments) -> list[int]:
+    """include/cudnn_frontend/node/scaled_dot_product_flash_attention.h of cudnn-frontend, called by native/cudnn/MHA.cpp"""
+    batch, heads, queries, features = arguments["query"].shape
+    return [batch * heads * queries * (features + 1) * _FLOAT_BYTES]  # one workspace for the sums of dq and of the softmax
+
+
 def _embedding_backward(arguments: _Arguments) -> list[int]:
     """aten/src/ATen/native/cuda/Embedding.cu and EmbeddingBackwardKernel.cu"""
-    grad, indices = arguments["grad_output"], arguments["indices"]
-    count, index_bytes = indices.numel(), indices.element_size()
-    if count <= _FEW_INDICES and not arguments["scale_grad_by_freq"]:
+    if arguments["indices"].numel() <= _FEW_INDICES and not arguments["scale_grad_by_freq"]:
         return []
+    return _embedding_sums(arguments["grad_output"], arguments)
+
+
+def _embedding_bag_backward(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/EmbeddingBag.cu and EmbeddingBackwardKernel.cu"""
+    is_sum = arguments["mode"] != _MODE_MAX and not arguments.get("sparse")
+    return _embedding_sums(arguments["grad"], arguments) if is_sum else []
+
+
+def _embedding_sums(grad: torch.Tensor, arguments: _Arguments) -> list[int]:
+    indices = arguments["indices"]
+    count, index_bytes = indices.numel(), indices.element_size()
     segments = min(count, arguments["num_weights"])
     partial_segments = count // _ROWS_PER_THREAD + segments
     sums = partial_segments * grad.size(-1) * max(grad.element_size(), _FLOAT_BYTES)
@@ -75,10 +98,51 @@ def _embedding_backward(arguments: _Arguments) -> list[int]:
     return [*(count * index_bytes,) * 3, *(segments * index_bytes,) * 2, partial_segments * index_bytes, sums]
 
 
+def _sort(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/Sort.cpp and SortStable.cu; cub sorts from one copy of keys and values to another"""
+    values, dim = arguments["self"], arguments["dim"]
+    count = values.numel()
+    if not count or not values.dim() or values.size(dim) <= _SHORT_SORT:
+        return []
+    length, key_bytes, index_bytes = values.size(dim), values.element_size(), torch.int64.itemsize
+    copies = [] if values.stride(dim) == 1 else [count * key_bytes, count * key_bytes, count * index_bytes]
+    if count == length or length >= _LONG_SORT:
+        return [*copies, length * index_bytes, length * (key_bytes + index_bytes)]
+    if count // length < _FEW_ROWS:
+        return [*copies, *(count * _PAIR_BYTES,) * 2, count * key_bytes, count * (key_bytes + _PAIR_BYTES)]
+    return [*copies, count * index_bytes, count * (key_bytes + index_bytes)]
+
+
+def _ctc_backward(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/LossCTC.cu, ctc_loss_backward_gpu_template: log_beta"""
+    return [arguments["log_alpha"].nbytes]
+
+
+def _cdist_backward(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/DistanceKernel.cu, cdist_backward_kernel_impl"""
+    x1, x2 = arguments["x1"], arguments["x2"]
+    return [x1.nbytes * x2.size(-2)] if arguments["p"] else []
+
+
+def _pdist_backward(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/DistanceKernel.cu, pdist_backward_kernel_impl"""
+    points = arguments["self"]
+    return [points.nbytes * (points.size(0) - 1)] if arguments["p"] and points.numel() else []
+
+
 KERNEL_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
     "aten::_flash_attention_backward": _flash_attention_backward,
     "aten::_scaled_dot_product_flash_attention_backward": _sdpa_flash_backward,
+    "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
     "aten::embedding_dense_backward": _embedding_backward,
+    "aten::_embedding_bag_backward": _embedding_bag_backward,
+    "aten::_embedding_bag_dense_backward": _embedding_bag_backward,
+    "aten::sort.stable": _sort,
+    "aten::sort.values_stable": _sort,
+    "aten::_ctc_loss_backward": _ctc_backward,
+    "aten::_ctc_loss_backward.Tensor": _ctc_backward,
+    "aten::_cdist_backward": _cdist_backward,
+    "aten::_pdist_backward": _pdist_backward,
 }
 
 
@@ -99,11 +163,14 @@ def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[...,
     sizes_of = KERNEL_MEMORY.get(name)
     if sizes_of is None:
         return override
-    names = [argument.name for argument in torch._C._get_schema(name, "").arguments]
+    base, _, overload = name.partition(".")
+    schema = torch._C._get_schema(base, overload).arguments
+    names = [argument.name for argument in schema]
+    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = override(*args, **kwargs)
-        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         # The first argument is None if autograd has no gradient of the output.
         device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
         _allocate_together(sizes_of(arguments), device)

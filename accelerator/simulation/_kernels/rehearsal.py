@@ -3,8 +3,8 @@
 The shapes, strides and types of the results come from torch's meta kernels. They are inferred at the first call with arguments
 of these shapes and types, and cached. Four things have values. Ops whose results decide shapes or reach the host (``nonzero``,
 masks as indices) compute on what memory holds. Small results are zero, so that numbers, masks and indices do not depend on what
-their memory held before. Fills of small tensors and small copies are performed. All else keeps what memory holds, and memory
-that nobody writes costs the host nothing.
+their memory held before. Fills of small tensors (constants, random integers, ranges) and small copies are performed. All else
+keeps what memory holds, and memory that nobody writes costs the host nothing.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
     def prepare() -> Op:
         nonlocal op, compute, is_pointwise, is_in_place
         described = Op(name, key)
-        depends_on_values = described.is_data_dependent or described.is_indexing
-        compute = kernel_override(name, key) if depends_on_values or described.short_name in _FILLS else None
+        has_values = described.is_data_dependent or described.is_indexing or _is_fill(described) or _is_counting(described)
+        compute = kernel_override(name, key) if has_values else None
         is_pointwise = torch.Tag.pointwise in described.tags
         # Ops over lists write their first list and return nothing, or write several lists and return them.
         is_in_place = bool(described.written) and not described.out and None not in described.results
@@ -111,10 +111,29 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
     return run
 
 
+def _is_fill(op: Op) -> bool:
+    """Return whether an op overwrites one tensor and reads no other, such as ``fill_``, ``random_`` and ``arange``."""
+    reads_none = len(op.written) == 1 and op.tensor_names == op.written
+    return op.short_name in _FILLS or (reads_none and (op.is_random or bool(op.out)))
+
+
+def _is_counting(op: Op) -> bool:
+    """Return whether an op may change a number in place, such as ``add_`` of a counter of steps."""
+    return torch.Tag.pointwise in op.tags and op.results == op.names[:1]
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has values: a number, a mask or indices."""
+    has_fractions = tensor.is_floating_point() or tensor.is_complex()
+    return tensor.nbytes <= (_SMALL_RESULT if has_fractions else SMALL_COPY)
+
+
 def _has_values(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a call computes: its results decide shapes or reach the host, or it fills a small tensor."""
-    if op.short_name in _FILLS:
-        return bool(args[0].nbytes <= _SMALL_RESULT)
+    if _is_fill(op):
+        return _is_small(op.bind(args, kwargs)[next(iter(op.written))])
+    if _is_counting(op):
+        return bool(args[0].numel() == 1)
     return None in op.results and op.waits_for_stream(args, kwargs)
 
 
@@ -230,10 +249,7 @@ def _shapes(result: Any) -> Any:
     if isinstance(result, _Tensor):
         if result.is_cpu:
             return result
-        nbytes = result.nbytes
-        is_float = result.dtype.is_floating_point or result.dtype.is_complex
-        is_small = nbytes <= (_SMALL_RESULT if is_float else SMALL_COPY)
-        return (tuple(result.size()), result.stride(), result.dtype, nbytes if is_small else 0)
+        return (tuple(result.size()), result.stride(), result.dtype, result.nbytes if _is_small(result) else 0)
     return [_shapes(item) for item in result] if isinstance(result, (list, tuple)) else result
 
 
@@ -252,6 +268,10 @@ def _results(op: Op, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any])
     arguments = op.bind(args, kwargs) if op.written else {}
     for name, size in plan.out:
         arguments[name].resize_(size)
+    for name in op.out:
+        out = arguments.get(name)
+        if isinstance(out, _Tensor) and out.is_cuda and out.is_contiguous() and _is_small(out):
+            _memset(out.data_ptr(), 0, out.nbytes)
     results = tuple(arguments[source] if source is not None else _new_value(new, plan.device) for source, new in plan.returned)
     return None if not results else results[0] if len(results) == 1 else results
 
@@ -265,7 +285,8 @@ def _new_value(new: Any, index: int) -> Any:
 
 
 def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
-    """Return the kernel override of ``copy_``, which performs small copies of bytes and allocates what torch's kernel does."""
+    """Return the kernel override of ``copy_``, which performs small copies and allocates what torch's kernel does."""
+    compute = kernel_override("aten::copy_", key)
     by_key = torch._C._get_operation_overload("aten::copy_", "")[1]
     torch_key = torch._C.DispatchKey.CompositeExplicitAutograd
 
@@ -279,6 +300,8 @@ def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
             if captures.value:
                 capture.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
+        elif is_on_one_device and self.is_cuda and _is_small(self):
+            compute(self, expanded, non_blocking)
         elif not copies_bytes and not is_on_one_device:
             # torch copies through contiguous tensors of the target's type, and converts where the source is.
             if self.is_cuda and not self.is_contiguous():

@@ -108,6 +108,8 @@ functions["place"].argtypes = functions["skips"].argtypes = (ctypes.c_char_p,)
 functions["take"].argtypes = (ctypes.c_char_p, ctypes.c_size_t)
 _runtime.accelerator_simulation_race_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _runtime.accelerator_simulation_race_released.restype = ctypes.c_size_t
+_freed = _runtime.accelerator_simulation_race_freed
+_freed.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _queries = _runtime.accelerator_simulation_race_queries
 
 
@@ -143,6 +145,7 @@ def install() -> None:
         for name in names:
             _mark_queries(owner, name)
     _mark_work()
+    _note_resizes()
 
 
 def _write_stacks() -> None:
@@ -175,6 +178,20 @@ def _mark_work() -> None:
     distributed: Any = getattr(_C, "_distributed_c10d", None)
     if distributed is not None:
         _mark_queries(distributed.Work, "is_completed")
+
+
+def _note_resizes() -> None:
+    """Tell the runtime which memory a storage gives back when it is resized, as FSDP does."""
+    storage: Any = torch.UntypedStorage
+    resize = storage.resize_
+
+    @functools.wraps(resize)
+    def resize_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "cuda" and self.nbytes():
+            _freed(self.data_ptr(), self.nbytes())
+        return resize(self, *args, **kwargs)
+
+    storage.resize_ = resize_
 
 
 # ---- The accesses, without the engine. ----

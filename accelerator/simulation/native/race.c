@@ -304,12 +304,12 @@ void race_at_graph_end(struct world *world)
 static void **released_owners;
 static size_t released_count, released_capacity;
 
-void release_owner(void *owner)
+void release_reference(void *reference)
 {
     if (owner_release)
-        owner_release(owner);
+        owner_release(reference);
     else if (array_reserve((void **)&released_owners, &released_capacity, released_count + 1, sizeof *released_owners))
-        released_owners[released_count++] = owner;
+        released_owners[released_count++] = reference;
 }
 
 /* ---- The ops' kernels. ---- */
@@ -352,7 +352,7 @@ EXPORT void accelerator_simulation_race_op(void *handle, int device, const char 
         if (is_device_memory((const void *)accesses[i].layout.address))
             record(world, &accesses[i], index, clock, name, place);
         else if (accesses[i].owner)
-            release_owner(accesses[i].owner);
+            release_reference(accesses[i].owner);
     pthread_mutex_unlock(&race_lock);
 }
 
@@ -361,6 +361,14 @@ EXPORT void accelerator_simulation_race_op_ends(void)
     op_accesses = NULL;
     op_access_count = 0;
     op_name = NULL;
+}
+
+/* A storage gives memory back to its allocator, and lives on. */
+EXPORT void accelerator_simulation_race_freed(const void *address, size_t size)
+{
+    pthread_mutex_lock(&race_lock);
+    mark_freed((uintptr_t)address, (uintptr_t)address + size);
+    pthread_mutex_unlock(&race_lock);
 }
 
 /* Lets the second stream wait for the first one. */

@@ -97,6 +97,13 @@ void join_device(struct clock *clock, int device);
 
 /* ---- race_accesses.c ---- */
 
+/* The storage that holds accessed memory. Accesses share it. */
+struct owner {
+    int references;
+    void *storage;  /* a weak reference */
+    uintptr_t data; /* when it was accessed */
+};
+
 struct access {
     int references;
     int stream; /* its index; ON_HOST for the host */
@@ -105,8 +112,8 @@ struct access {
     int place, launch; /* where the program caused it, and where it launched the graph, or 0 */
     const char *name;
     struct race_layout layout;
-    void *owner;
-    uintptr_t data; /* of the owner, when it was accessed */
+    struct owner *owner; /* or NULL */
+    bool is_freed;       /* the memory was freed since */
     const struct access *compared; /* with which it was compared last */
 };
 
@@ -116,7 +123,8 @@ void record_access(struct world *world, struct access *access, const struct cloc
 void list_access(struct world *world, struct access *access);
 struct access *new_access(const struct race_access *given, size_t stream, uint32_t time, const char *name, int place);
 void release_access(struct access *access);
-void release_owner(void *owner); /* race.c */
+void release_reference(void *reference); /* race.c: to a storage */
+void mark_freed(uintptr_t start, uintptr_t end);
 void forget_accesses(uintptr_t start, uintptr_t end);
 void replay_accesses(struct world *captured, struct stream *stream, int place);
 void world_free(struct world *world);

@@ -22,21 +22,28 @@ struct storage {
 struct access *new_access(const struct race_access *given, size_t stream, uint32_t time, const char *name, int place)
 {
     struct access *access = malloc(sizeof *access);
-    if (access)
-        *access = (struct access){.references = 1, .stream = (int)stream, .time = time, .flags = given->flags,
-                                  .dtype = given->dtype, .place = place, .name = name, .layout = given->layout,
-                                  .owner = given->owner};
-    if (access && access->owner)
-        access->data = ((const struct storage *)access->owner)->data;
+    if (!access)
+        return NULL;
+    *access = (struct access){.references = 1, .stream = (int)stream, .time = time, .flags = given->flags, .dtype = given->dtype,
+                              .place = place, .name = name, .layout = given->layout};
+    if (given->owner && (access->owner = malloc(sizeof *access->owner)))
+        *access->owner = (struct owner){1, given->owner, ((const struct storage *)given->owner)->data};
     return access;
+}
+
+static void release_owner(struct owner *owner)
+{
+    if (owner && --owner->references == 0) {
+        release_reference(owner->storage);
+        free(owner);
+    }
 }
 
 void release_access(struct access *access)
 {
     if (--access->references > 0)
         return;
-    if (access->owner)
-        release_owner(access->owner);
+    release_owner(access->owner);
     free(access);
 }
 
@@ -124,13 +131,33 @@ void forget_accesses(uintptr_t start, uintptr_t end)
         remove_segment(&present, index);
 }
 
+void mark_freed(uintptr_t start, uintptr_t end)
+{
+    for (size_t i = first_segment(&present, start); i < present.segments.count && segment_at(&present, i)->start < end; i++)
+        for (size_t k = 0; k < segment_at(&present, i)->count; k++)
+            segment_at(&present, i)->items[k]->is_freed = true;
+}
+
 /* ---- Comparing and recording. ---- */
 
 /* Whether the memory that an access used has been freed since: its storage is gone, or has other memory. */
 static bool is_freed(const struct access *access)
 {
-    const struct storage *storage = access->owner;
-    return storage && (__atomic_load_n(&storage->references, __ATOMIC_ACQUIRE) == 0 || storage->data != access->data);
+    if (access->is_freed || !access->owner)
+        return access->is_freed;
+    const struct storage *storage = access->owner->storage;
+    return __atomic_load_n(&storage->references, __ATOMIC_ACQUIRE) == 0 || storage->data != access->owner->data;
+}
+
+/* Collectives and some copies know no storage: an access to the same memory before or after them does. */
+static void share_owner(struct access *first, struct access *second)
+{
+    struct access *without = !first->owner ? first : second;
+    struct owner *owner = first->owner ? first->owner : second->owner;
+    if (owner && !without->owner && !is_freed(first) && !is_freed(second) && without->launch == 0) {
+        owner->references++;
+        without->owner = owner;
+    }
 }
 
 static void compare(const struct world *world, struct access *old, struct access *access, const struct clock *clock)
@@ -159,8 +186,10 @@ static bool repeats(const struct access *access, bool is_dense, const struct acc
 static void add_to_segment(const struct world *world, struct segment *segment, struct access *access, bool is_dense,
                            const struct clock *clock)
 {
-    for (size_t i = 0; i < segment->count; i++)
+    for (size_t i = 0; i < segment->count; i++) {
         compare(world, segment->items[i], access, clock);
+        share_owner(segment->items[i], access);
+    }
     for (size_t i = segment->count; i-- > 0;)
         if (repeats(access, is_dense, segment->items[i]))
             remove_item(segment, i);
@@ -238,6 +267,7 @@ void replay_accesses(struct world *captured, struct stream *stream, int place)
         access->time = clock->times[index];
         access->launch = place;
         access->owner = NULL;
+        access->is_freed = false;
         access->compared = NULL;
         record_access(&present, access, clock);
     }

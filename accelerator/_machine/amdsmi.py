@@ -58,15 +58,6 @@ def gpus() -> tuple[DiscoveredDevice, ...]:
         return session.gpus
 
 
-def problem() -> str | None:
-    """Why amdsmi cannot list the GPUs; None if it can."""
-    try:
-        gpus()
-    except Failed as error:
-        return str(error)
-    return None
-
-
 def clear() -> None:
     """Drop the list of GPUs."""
     with _lock:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import driver, driver_child, grammar, nvml, nvml_telemetry, probe, torch_build
-from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, PhysicalGpu
+from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, PhysicalGpu, failure_of
 
 FROM_DRIVER = "the driver, which is initialized in this process"
 FROM_NVML = "NVML and the environment"
@@ -94,7 +94,7 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
 
 def library_problem() -> str:
     """Why NVML cannot read a device that the driver enumerates."""
-    return nvml.problem() or "NVML does not list it"
+    return failure_of(nvml.gpus) or "NVML does not list it"
 
 
 def driver_cuda_version(env: Mapping[str, str]) -> tuple[int, int] | None:

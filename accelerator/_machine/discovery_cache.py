@@ -83,8 +83,10 @@ def for_environment(env: Mapping[str, str]) -> DiscoveryResult:
     if _chooses_cpu(env):
         return _without_accelerator(_CPU_CHOSEN, env)
     accelerator = torch_build.accelerator_type()
-    if accelerator in (None, "cuda"):
-        return _discover_fresh(accelerator, env)
+    if accelerator is None:
+        return _without_accelerator(_cpu_build(), env)
+    if accelerator == "cuda":
+        return backend().discover(env)
     row = accelerators.get_row(accelerator)
     if all(env.get(name) == os.environ.get(name) for name in row.visible_devices):
         return current()
@@ -99,21 +101,18 @@ def _discover_now(driver_count: int | None, env: Mapping[str, str]) -> Discovery
     if _is_cpu_chosen(env):
         return _without_accelerator(_CPU_CHOSEN, env)
     accelerator = torch_build.accelerator_type()
-    if accelerator and _failure and not process.is_initialized():
-        return DiscoveryResult(0, _failure, "torch's initialization", environment=env, accelerator_type=accelerator)
-    if accelerator not in (None, "cuda"):
-        return _from_torch(accelerator, env)
-    if accelerator and backend() is rocm and process.is_initialized():
-        return rocm.from_torch(process.torch_device_module(), env)
-    if accelerator and backend() is cuda and driver_count is not None:
-        return cuda.from_driver(driver_count, env)
-    return _discover_fresh(accelerator, env)
-
-
-def _discover_fresh(accelerator: str | None, env: Mapping[str, str]) -> DiscoveryResult:
     if accelerator is None:
         return _without_accelerator(_cpu_build(), env)
-    return backend().discover(env)
+    if _failure and not process.is_initialized():
+        return DiscoveryResult(0, _failure, "torch's initialization", environment=env, accelerator_type=accelerator)
+    if accelerator != "cuda":
+        return _from_torch(accelerator, env)
+    used = backend()
+    if used is rocm and process.is_initialized():
+        return rocm.from_torch(process.torch_device_module(), env)
+    if used is cuda and driver_count is not None:
+        return cuda.from_driver(driver_count, env)
+    return used.discover(env)
 
 
 def _is_cpu_chosen(env: Mapping[str, str]) -> bool:

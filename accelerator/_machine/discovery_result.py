@@ -31,6 +31,15 @@ class Failed(RuntimeError):
         self.code = code
 
 
+def failure_of(list_gpus: Callable[[], object]) -> str | None:
+    """Why a library cannot list the GPUs; None if it can."""
+    try:
+        list_gpus()
+    except Failed as error:
+        return str(error)
+    return None
+
+
 class PhysicalGpu(NamedTuple):
     """A physical GPU in the list of its library.
 

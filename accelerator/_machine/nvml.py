@@ -221,15 +221,6 @@ def gpus() -> tuple[PhysicalGpu, ...]:
     return listed
 
 
-def problem() -> str | None:
-    """Why NVML cannot list the GPUs; None if it can."""
-    try:
-        gpus()
-    except Failed as error:
-        return str(error)
-    return None
-
-
 def _required(function: Callable[[], T]) -> T:
     """Call a function that discovery cannot do without: "not supported" is a failure too."""
     try:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import amdsmi, driver_child, grammar, nvml, probe, torch_build
-from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed
+from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, failure_of
 
 FROM_AMDSMI = "amdsmi and the environment"
 FROM_TORCH = "torch, which has initialized the ROCm runtime in this process"
@@ -107,7 +107,7 @@ def is_linked(handle: Any, peer: Any) -> bool | None:
 
 def library_problem() -> str:
     """Why amdsmi cannot read a device that the ROCm runtime enumerates."""
-    return amdsmi.problem() or "amdsmi does not list it"
+    return failure_of(amdsmi.gpus) or "amdsmi does not list it"
 
 
 def driver_device(device: DiscoveredDevice) -> driver_child.DriverDevice | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -39,7 +40,7 @@ def test_compiles_into_one_graph(backend: str, determinism_check: str, ckpt: Che
     torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("variant", ["plain", "keywords", "watched", "tracker", "nested"])
+@pytest.mark.parametrize("variant", ["keywords", "watched", "tracker", "nested"])
 def test_under_compile(variant: str) -> None:
     layer = nn.Linear(4, 4)
     if variant == "watched":
@@ -90,22 +91,12 @@ def test_compiled_function_inside_a_checkpoint() -> None:
     torch.testing.assert_close(a.grad, b.grad)
 
 
-def test_debug_determinism_check_under_compile() -> None:
-    checkpointing.configure(determinism_check="debug")
-
-    def model(h: torch.Tensor) -> torch.Tensor:
-        return checkpointing.checkpoint(lambda g: g.sin().exp(), h * 2) * 3
-
-    a = x(4)
-    (expected,) = torch.autograd.grad(((a * 2).sin().exp() * 3).sum(), a)
-    (results,) = torch.autograd.grad(torch.compile(model, backend="eager")(a).sum(), a)
-    torch.testing.assert_close(results, expected)
+SELECTIVE = functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
 
 
-def test_selective_checkpoint_under_compile() -> None:
-    checkpointing.configure(
-        context_fn=functools.partial(torch_checkpoint.create_selective_checkpoint_contexts, [torch.ops.aten.sin.default])
-    )
+@pytest.mark.parametrize("settings", [{"determinism_check": "debug"}, {"context_fn": SELECTIVE}], ids=["debug", "selective"])
+def test_settings_under_compile(settings: dict[str, Any]) -> None:
+    checkpointing.configure(**settings)
 
     def model(h: torch.Tensor) -> torch.Tensor:
         return checkpointing.checkpoint(lambda g: g.sin().exp(), h * 2) * 3

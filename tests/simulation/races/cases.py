@@ -471,6 +471,15 @@ def rows_of_table() -> None:
     table[50:].zero_()  # second
 
 
+@racy("wait_stream", is_possible=True)
+def rows_added_to_a_table() -> None:
+    table, side, rows = _tensor(100, 10), torch.cuda.Stream(), torch.arange(5, device="cuda")
+    added = _tensor(5, 10)
+    with torch.cuda.stream(side):
+        table.index_add_(0, rows, added)  # first
+    table[50:].zero_()  # second
+
+
 # ---- Two GPUs. ----
 
 

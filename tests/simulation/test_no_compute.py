@@ -230,15 +230,16 @@ KERNEL_MEMORY = """
         with torch.autograd.set_multithreading_enabled(False):
             backward()
         return torch.cuda.max_memory_allocated() - before
-    q, k, v = (torch.zeros(2, heads, 200, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True) for heads in (8, 4, 4))
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-        output = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    gradients = 2 * 200 * 64 * 2 * (8 + 4 + 4)
-    softmax_d, dq_accum, expanded = 2 * 8 * 256 * 4, 2 * 256 * 8 * 64 * 4, 2 * 2 * 200 * 8 * 64 * 2
-    grad = torch.zeros_like(output)
-    taken = added(lambda: torch.autograd.grad(output, (q, k, v), grad))
-    assert taken >= gradients + softmax_d + dq_accum + expanded, (taken, gradients + softmax_d + dq_accum + expanded)
-    assert taken < gradients + softmax_d + dq_accum + expanded + 2**16
+    for size, rounded in ((64, 64), (192, 192), (200, 256)):
+        q, k, v = (torch.zeros(2, n, 200, size, dtype=torch.bfloat16, device="cuda", requires_grad=True) for n in (8, 4, 4))
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            output = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        gradients = 2 * 200 * size * 2 * (8 + 4 + 4)
+        softmax_d, dq_accum, expanded = 2 * 8 * 256 * 4, 2 * 256 * 8 * rounded * 4, 2 * 2 * 200 * 8 * size * 2
+        grad = torch.zeros_like(output)
+        taken = added(lambda: torch.autograd.grad(output, (q, k, v), grad))
+        assert taken >= gradients + softmax_d + dq_accum + expanded, (taken, gradients + softmax_d + dq_accum + expanded)
+        assert taken < gradients + softmax_d + dq_accum + expanded + 2**16
     for count, extra in ((3072, 0), (5000, 3 * 5000 * 8 + 2 * 100 * 8 + 600 * 8 + 600 * 32 * 4)):
         weight = torch.zeros(100, 32, dtype=torch.bfloat16, device="cuda", requires_grad=True)
         output = F.embedding(torch.zeros(count, dtype=torch.int64, device="cuda"), weight)

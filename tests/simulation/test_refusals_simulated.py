@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -78,6 +79,15 @@ NONDETERMINISTIC: dict[str, Callable[[], Any]] = {
     "grid_sample": differentiate(lambda x: F.grid_sample(x, tensor(1, 2, 2, 2)), 1, 1, 4, 4),
     "scatter_reduce": lambda: tensor(4).scatter_reduce(0, torch.zeros(2, dtype=torch.int64, device="cuda"), tensor(2), "prod"),
 }
+
+
+def test_names_in_torchs_library_are_whole_strings() -> None:
+    texts: Any = importlib.import_module("_accelerator_simulation._kernels.library_texts")
+    name = "max_unpooling2d_forward_out"
+    assert texts.has_string("libtorch_cuda.so", name)
+    for part in (name[:-1], name[1:]):
+        assert texts.has_text("libtorch_cuda.so", part)
+        assert not texts.has_string("libtorch_cuda.so", part)
 
 
 class TestDeterminism:

@@ -43,3 +43,34 @@ def test_triton_interpreter_runs_inductors_code(tmp_path: Path) -> None:
     env = simulated_environment({"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}, compile="triton")
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)
     assert done.stdout == "right\n", done.stderr
+
+
+# The interpreter reads the source of a kernel, so the program is a file.
+LAUNCHES = """
+import torch, triton
+import triton.language as tl
+
+@triton.jit
+def double(x, out, size, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + index, tl.load(x + index, mask=index < size) * 2, mask=index < size)
+
+def function(x):
+    out = torch.empty_like(x)
+    double[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x.sin(), out, x.numel(), BLOCK=32)
+    return out + 1
+
+for size in (100, 130):
+    x = torch.randn(size, device="cuda")
+    torch.testing.assert_close(torch.compile(function, fullgraph=True)(x), x.sin() * 2 + 1)
+print("right")
+"""
+
+
+def test_launches_beside_inductors_code(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    program = tmp_path / "program.py"
+    program.write_text(LAUNCHES)
+    env = simulated_environment({"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}, compile="triton")
+    done = subprocess.run([sys.executable, str(program)], env=env, capture_output=True, text=True)
+    assert done.stdout == "right\n", done.stderr

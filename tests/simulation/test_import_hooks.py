@@ -58,4 +58,4 @@ def test_failing_hook_of_dynamo_refuses_compiled_graphs_only() -> None:
         except Exception as error:
             print("compiled code is not simulated with this torch" in str(error))
     """
-    assert run(BREAK + textwrap.dedent(program), simulated_environment(), "dynamo", "hook_builder", timeout=300) == "True\n"
+    assert run(BREAK + textwrap.dedent(program), simulated_environment(), "dynamo", "hook_trace_rules", timeout=300) == "True\n"

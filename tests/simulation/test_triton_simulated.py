@@ -82,16 +82,6 @@ def test_replay_launches_the_kernel() -> None:
         assert torch.equal(out, x + y)
 
 
-@pytest.mark.slow
-def test_fullgraph_error_explains_how_to_compile_a_launch() -> None:
-    x = randn(100)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"without fullgraph=True, or put the launch into a torch\.library"):
-        torch.compile(add, fullgraph=True, backend="eager")(x, x)
-    launch: Any = torch.library.custom_op("accelerator_tests::add", add, mutates_args=())
-    launch.register_fake(lambda x, y: torch.empty_like(x))
-    torch.testing.assert_close(torch.compile(lambda x: launch(x, x), fullgraph=True, backend="eager")(x), x * 2)
-
-
 @triton.jit
 def _multiply(x, out, size, factor, BLOCK: "tl.constexpr"):  # noqa: UP037
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -116,55 +106,6 @@ def test_mask_from_a_scalar_and_a_block() -> None:
     x, out = randn(100), torch.zeros(200, device=CUDA)
     _copy_while[(2,)](x, out, 100, 1, BLOCK=64)
     assert torch.equal(out, torch.cat([x, torch.zeros_like(x)]))
-
-
-def _autotuned_multiply() -> Any:
-    return triton.autotune([triton.Config({"BLOCK": size}) for size in (32, 64)], key=["size"])(_multiply)
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("autotuned", [False, True])
-def test_compiled_code_calls_a_triton_op_as_one_op(backend: str, autotuned: bool) -> None:
-    kernel, constants = (_autotuned_multiply(), {}) if autotuned else (_multiply, {"BLOCK": 32})
-
-    @torch.library.triton_op("accelerator_tests::scale", mutates_args={"out"})
-    def scale(x: torch.Tensor, out: torch.Tensor, factor: float) -> torch.Tensor:
-        grid = lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)  # noqa: E731
-        torch.library.wrap_triton(kernel)[grid](x, out, x.numel(), factor, **constants)
-        return out + 1
-
-    def function(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return scale(x.sin(), out, 3.0) * 2
-
-    x, out, expected = randn(100), randn(100), randn(100)
-    wanted = function(x, expected)
-    torch.testing.assert_close(expected, x.sin() * 3)
-    result = torch.compile(function, backend=backend, fullgraph=True)(x, out)
-    torch.testing.assert_close((result, out), (wanted, expected))
-
-
-def test_wrapped_kernel_outside_a_triton_op() -> None:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(x)
-        torch.library.wrap_triton(_multiply)[(2,)](x, out, x.numel(), 2.0, BLOCK=64)
-        return out
-
-    x = randn(100)
-    assert torch.equal(function(x), x * 2)
-    assert function(x.to("meta")).is_meta
-    with pytest.raises(NotImplementedError, match=r"put the launch into a torch\.library\.triton_op"):
-        make_fx(function, tracing_mode="fake")(x)
-
-
-@pytest.mark.slow
-def test_launch_in_compiled_code() -> None:
-    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return product(add(x.sin(), y), x) * 2
-
-    x, y = randn(32, 32), randn(32, 32)
-    torch.testing.assert_close(torch.compile(function)(x, y), function(x, y), rtol=1e-4, atol=1e-4)
 
 
 @triton.jit

@@ -17,7 +17,16 @@ from torch.utils import _pytree as pytree
 
 from .._kernels import capture
 
-__all__ = ["NAMESPACE", "cpu_arguments", "device_op", "let_inductor_call", "library", "run_on_device", "runs_on_device"]
+__all__ = [
+    "NAMESPACE",
+    "alias_on",
+    "cpu_arguments",
+    "device_op",
+    "let_inductor_call",
+    "library",
+    "run_on_device",
+    "runs_on_device",
+]
 
 NAMESPACE = "simulated_gpu"
 _COMPILED_NAMESPACES = ("prims", "inductor", "_inductor_test", "quantized_decomposed", NAMESPACE)
@@ -185,7 +194,7 @@ def run_on_device(
 
     def to_device(place: str, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type == "cpu" and place not in on_cpu:
-            return _device_alias(value, device)
+            return alias_on(value, device)
         return device if isinstance(value, torch.device) else value
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -198,8 +207,8 @@ def run_on_device(
     return run
 
 
-def _device_alias(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a CUDA tensor over the memory of a CPU tensor: simulated device memory is host memory."""
+def alias_on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor of a device over the memory of a CPU tensor: simulated device memory is host memory."""
     if not tensor.numel():
         return tensor.to(device)
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))

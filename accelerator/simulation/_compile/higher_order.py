@@ -2,6 +2,7 @@
 
 Inductor compiles flex_attention's backward only for GPUs, and the ops that save and restore random states would use the CPU's
 generator. Such a call becomes one op, which takes its tensors and sizes as lists and calls the higher-order op on CUDA tensors.
+The launch of a Triton kernel becomes one op too; its kernel runs in Triton's interpreter, on CPU tensors.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from .device_ops import NAMESPACE, let_inductor_call, library, run_on_device
+from . import triton_graph, triton_interpreter
+from .device_ops import NAMESPACE, alias_on, let_inductor_call, library, run_on_device
 
-__all__ = ["convert_higher_order", "let_generators_reach_device_ops"]
+__all__ = ["convert_higher_order", "is_launch", "let_generators_reach_device_ops"]
 
 _ON_DEVICE = ("associative_scan", "flex_attention", "flex_attention_backward", "run_and_save_rng_state", "run_with_rng_state")
+_LAUNCH = "triton_kernel_wrapper_functional"
 _SCHEMA = "(Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
 
 _functions: set[str] = set()
@@ -28,7 +31,7 @@ _functions: set[str] = set()
 def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, index: int) -> bool:
     """Replace a call of a higher-order op that runs on the device; return whether it was one."""
     target: Any = node.target
-    if not isinstance(target, torch._ops.HigherOrderOperator) or target._name not in _ON_DEVICE:
+    if not isinstance(target, torch._ops.HigherOrderOperator) or target._name not in (*_ON_DEVICE, _LAUNCH):
         return False
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     leaves = [getattr(module, leaf.target) if _is_graph(module, leaf) else leaf for leaf in leaves]
@@ -47,11 +50,18 @@ def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, inde
             return [leaf for leaf in pytree.tree_leaves(target(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
 
     constants = [_describe(leaf) for leaf in leaves]
-    op = _define(f"{target._name}_{index}", repr((spec, constants)), call, torch.device("cuda", index))
+    name, device = f"{target._name}_{index}", torch.device("cuda", index)
+    if is_launch(node):
+        constants.append(triton_graph.describe_kernel(node.kwargs["kernel_idx"], node.kwargs["constant_args_idx"]))
+        kernel = _launching(call)
+    else:
+        kernel = run_on_device(call, device, name, ("tensors", "sizes"))
+    op = _define(name, repr((spec, constants)), call, kernel)
     graph = node.graph
     with graph.inserting_before(node):
         replacement = graph.call_function(op, (tensors, sizes))
         replacement.meta = {**node.meta, "val": [results[position] for position in positions]}
+        replacement.meta.pop("eager_input_vals", None)  # of the arguments of the replaced node
         items: list[Any] = list(results)
         for at, position in enumerate(positions):
             items[position] = graph.call_function(operator.getitem, (replacement, at))
@@ -79,7 +89,7 @@ def _is_graph(module: torch.fx.GraphModule, leaf: Any) -> bool:
 def _replace(node: torch.fx.Node, value: Any) -> None:
     """Replace the items that a graph takes from a node's result with the nodes of a nested tuple, and erase the node."""
     for user in list(node.users):
-        if not isinstance(value, (tuple, list)):
+        if not isinstance(value, (tuple, list, dict)):
             break
         item = value[user.args[1]]  # type: ignore[index]  # pyright: ignore
         if isinstance(item, torch.fx.Node):
@@ -102,12 +112,30 @@ def _describe(leaf: Any) -> Any:
     return repr(leaf)
 
 
-def _define(name: str, description: str, function: Callable[..., Any], device: torch.device) -> Any:
+def is_launch(node: torch.fx.Node) -> bool:
+    """Return whether a node of a graph launches a Triton kernel."""
+    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target._name == _LAUNCH
+
+
+def _launching(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that launches a Triton kernel on tensors, which may be on the CPU."""
+
+    def run(tensors: list[torch.Tensor], sizes: list[int]) -> Any:
+        if any(tensor.is_cuda for tensor in tensors):
+            return launch(tensors, sizes)
+        # The storage of an input may begin far before the tensor, and torch would clone all of it.
+        with triton_interpreter.on_cpu_tensors():
+            return launch([alias_on(tensor, tensor.device) for tensor in tensors], sizes)
+
+    return run
+
+
+def _define(name: str, description: str, function: Callable[..., Any], kernel: Callable[..., Any]) -> Any:
     name += "_" + hashlib.sha256(description.encode()).hexdigest()[:16]
     is_new = name not in _functions
     if is_new:
         library().define(name + _SCHEMA)
-        library().impl(name, run_on_device(function, device, name, ("tensors", "sizes")), "CompositeExplicitAutograd")
+        library().impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=library())
         _functions.add(name)
     op = getattr(torch.ops.simulated_gpu, name).default

@@ -19,7 +19,7 @@ from .device_call import DeviceCall
 from .higher_order import let_generators_reach_device_ops
 from .refusal import graph_problems
 
-__all__ = ["hook", "refuse", "refuse_because"]
+__all__ = ["hook", "hook_launches", "refuse", "refuse_because"]
 
 _FUNCTION = "_compile_fx_inner"
 _PARAMETERS = ["gm", "example_inputs"]
@@ -32,8 +32,24 @@ def hook(compile_fx: ModuleType) -> None:
         refuse(compile_fx)
         return
     _configure()
+    _disable_autograd_cache()
     let_generators_reach_device_ops()
     setattr(compile_fx, _FUNCTION, _compile_for_cpu(original))
+
+
+def hook_launches(compile_fx: ModuleType) -> None:
+    """Let the kernels that a program has written run in Triton's interpreter, beside those that Inductor generates.
+
+    Inductor would generate a launcher for them too, which does not know the grid when the interpreter runs it.
+    """
+    original: Any = getattr(compile_fx, _FUNCTION)
+    _disable_autograd_cache()
+
+    def compile_graph(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        cpu_graph.convert_launches(gm)
+        return original(gm, example_inputs, *args, **kwargs)
+
+    setattr(compile_fx, _FUNCTION, compile_graph)
 
 
 def refuse_because(compile_fx: ModuleType, problem: str) -> None:
@@ -58,17 +74,23 @@ def refuse(compile_fx: ModuleType) -> None:
     module.compile_fx = raise_not_simulated
 
 
+def _disable_autograd_cache() -> None:
+    """Turn off the cache whose entries contain compiled code, and would bypass the hooks.
+
+    The cache of Inductor's own artifacts stays on: the hooks convert the graph before Inductor looks it up.
+    """
+    from torch._functorch import config
+
+    settings: Any = config
+    settings.enable_autograd_cache = False
+
+
 def _configure() -> None:
-    """Turn off options that benchmark kernels on the GPU, and a cache that would bypass the hook."""
-    from torch._functorch import config as functorch_config
+    """Turn off options that benchmark kernels on the GPU."""
     from torch._inductor import config
 
     settings: Any = config
     settings.shape_padding = False  # decides by timing matrix products
-    functorch_settings: Any = functorch_config
-    # A cached entry contains the compiled code itself and would be called with CUDA tensors. The cache of Inductor's own
-    # artifacts stays on: the hook converts the graph before Inductor looks it up.
-    functorch_settings.enable_autograd_cache = False
 
 
 def _compile_for_cpu(original: Callable[..., Any]) -> Callable[..., Any]:

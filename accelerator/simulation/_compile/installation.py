@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .._values import runs_compiled_code
-from . import dynamo, inductor, library_ops, triton_interpreter, triton_op
+from . import dynamo, inductor, library_ops, triton_graph, triton_interpreter
 from .import_hook import after_import
 from .refusal import guarded, refuse_calls, refuse_functions, refuse_graphs
 from .triton_libdevice import hook_libdevice
@@ -35,9 +35,12 @@ def install() -> None:
         after_import("triton.runtime.autotuner", guarded(triton_interpreter.hook_autotuner, tuned))
         for name in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
             after_import(name, guarded(hook_libdevice, refuse_functions))
-        after_import("torch._dynamo.variables.builder", guarded(dynamo.hook_builder, refuse_graphs))
-        after_import("torch._library.triton", guarded(triton_op.hook_wrap_triton, refuse_calls("wrap_triton")))
-        after_import("torch.export._trace", guarded(triton_op.hook_decomposition, refuse_graphs))
+        after_import("torch._dynamo.variables.builder", guarded(triton_graph.hook_builder, refuse_graphs))
+        if os.environ.get("ACCELERATOR_SIM_COMPILE") == "triton":
+            after_import("torch._inductor.compile_fx", guarded(inductor.hook_launches, inductor.refuse_because))
+        wrapper = "torch._higher_order_ops.triton_kernel_wrap"
+        after_import(wrapper, guarded(triton_graph.hook_kernel_wrapper, refuse_calls("get_mutated_tensors")))
+        after_import("torch._library.triton", guarded(triton_graph.hook_wrap_triton, refuse_calls("wrap_triton")))
 
 
 def _report_that_triton_does_not_work(triton_utils: Any) -> None:

@@ -1,15 +1,18 @@
 """Lets Triton's interpreter run kernels on the memory of simulated GPUs, on streams and under ``torch.compile``.
 
 With TRITON_INTERPRET=1 ``triton.jit`` makes a function that Triton's interpreter runs. The interpreter copies all memory of a
-kernel's tensors to the CPU and back; here it gets CPU aliases instead. Dynamo cannot trace it, so a launch is a graph break.
+kernel's tensors to the CPU and back; here it gets CPU aliases instead. Dynamo cannot trace the interpreter: a launch becomes a
+node of the graph (`triton_graph`) or a graph break.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
 from types import ModuleType
 from typing import Any
 
@@ -19,13 +22,30 @@ from .._kernels import capture
 from .._kernels.aliases import cpu_alias
 from .triton_bfloat16 import hook_bfloat16
 
-__all__ = ["hook_autotuner", "hook_interpreter"]
+__all__ = ["hook_autotuner", "hook_interpreter", "on_cpu_tensors"]
 
 # Dynamo appends it to its error with fullgraph=True.
 _BREAKS_GRAPH = (
-    "a simulated GPU runs Triton kernels in Triton's interpreter, which cannot be part of a graph: compile without"
-    " fullgraph=True, or put the launch into a torch.library.triton_op or custom_op"
+    "Triton's interpreter, which runs the kernels of a simulated GPU, cannot be traced: compile without fullgraph=True, or put"
+    " the launch into a torch.library.custom_op"
 )
+
+_launching = threading.local()
+
+
+@contextlib.contextmanager
+def on_cpu_tensors() -> Generator[None, None, None]:
+    """Let kernels that this thread launches take CPU tensors, and run at once even if a stream captures."""
+    before = getattr(_launching, "takes_cpu_tensors", False)
+    _launching.takes_cpu_tensors = True
+    try:
+        yield
+    finally:
+        _launching.takes_cpu_tensors = before
+
+
+def _takes_cpu_tensors() -> bool:
+    return getattr(_launching, "takes_cpu_tensors", False)
 
 
 def hook_interpreter(interpreter: ModuleType) -> None:
@@ -47,7 +67,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
         tensor = unwrap(argument)
         if tensor.device.type == "cuda":
             return rewrap(cpu_alias(tensor), original_tensor=argument)
-        if tensor.device.type == "cpu" and not tensor.is_pinned():
+        if tensor.device.type == "cpu" and not _takes_cpu_tensors() and not tensor.is_pinned():
             raise ValueError("Pointer argument cannot be accessed from Triton (cpu tensor?)")
         return argument
 
@@ -58,6 +78,9 @@ def hook_interpreter(interpreter: ModuleType) -> None:
         """Copy nothing back: the kernel has written to the device's memory."""
 
     def launch_on_stream(self: Any, *args: Any, **kwargs: Any) -> None:
+        if _takes_cpu_tensors():
+            launch(self, *args, **kwargs)
+            return
         device = torch.device("cuda", torch.cuda.current_device())
         if capture.wait_unless_capturing(device):
             arguments_on_cpu(self, args, kwargs)  # raises now what the replay could only print
@@ -155,7 +178,6 @@ def hook_autotuner(autotuner: ModuleType) -> None:
 
     autotuner.Autotuner.__init__ = initialize
     _break_graphs(autotuner.Autotuner, "run")
-    _break_graphs(autotuner.Heuristics, "run")
 
 
 def _break_graphs(launcher: Any, method: str) -> None:

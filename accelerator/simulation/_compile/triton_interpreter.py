@@ -21,6 +21,7 @@ import torch
 from .._kernels import capture
 from .._kernels.aliases import cpu_alias
 from .triton_bfloat16 import hook_bfloat16
+from .triton_races import hook_accesses
 
 __all__ = ["hook_autotuner", "hook_interpreter", "on_cpu_tensors"]
 
@@ -51,7 +52,8 @@ def _takes_cpu_tensors() -> bool:
 def hook_interpreter(interpreter: ModuleType) -> None:
     """Replace the functions of ``triton.runtime.interpreter`` that copy arguments and launch a kernel."""
     executor: Any = interpreter.GridExecutor
-    launch = executor.__call__
+    launch = hook_accesses(interpreter, executor.__call__)
+    launch_captured = executor.__call__
     # Before Triton 3.3, the interpreter takes no wrapped tensors.
     unwrap: Any = getattr(interpreter, "_unwrap_tensor", _keep_tensor)
     rewrap: Any = getattr(interpreter, "_rewrap_tensor", _keep_tensor)
@@ -84,7 +86,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
         if capture.wait_unless_capturing(device):
             arguments_on_cpu(self, args, kwargs)  # raises now what the replay could only print
-            capture.put_on_stream(device, lambda: launch(self, *args, **kwargs))
+            capture.put_on_stream(device, lambda: launch_captured(self, *args, **kwargs))
             return
         launch(self, *args, **kwargs)
 

@@ -92,7 +92,7 @@ class Engine:
         addresses = (ctypes.cast(function, ctypes.c_void_p) for function in functions)
         library.accelerator_engine_start(_Runtime(ctypes.addressof(capture.captures), *addresses))
         library.accelerator_engine_describe_races.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
-        self._finds_races = races.finds_races()
+        self._finds_races = races.FINDS_RACES
         if self._finds_races:
             pointers = (ctypes.cast(function, ctypes.c_void_p) for function in races.functions.values())
             library.accelerator_engine_find_races(ctypes.byref(_Races(*pointers)))

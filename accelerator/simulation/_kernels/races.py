@@ -19,7 +19,18 @@ import torch
 
 from . import capture
 
-__all__ = ["finds_races", "flags_of", "functions", "install", "with_accesses"]
+__all__ = [
+    "FINDS_RACES",
+    "PART",
+    "WRITES",
+    "at_op",
+    "flags_of",
+    "functions",
+    "install",
+    "record",
+    "record_ranges",
+    "with_accesses",
+]
 
 _C: Any = torch._C
 _free_weak_reference: Any = torch.UntypedStorage._free_weak_ref
@@ -28,9 +39,15 @@ _Tensor = torch.Tensor
 
 READS_NOTHING, USES_PART, COPIES = 1, 2, 4
 """Flags of engine_races.hpp."""
-_WRITES, _PART = 1, 2
+WRITES, PART = 1, 2
+"""Flags of an access, in native/race.h."""
 _MAXIMUM_DIMS = 8
-_FOLDERS = (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "<frozen ")
+_TORCH = os.path.dirname(torch.__file__)
+# Their lines are not the program's.
+_FOLDERS = (
+    *(_TORCH + os.sep, os.path.join(os.path.dirname(_TORCH), "triton", "")),
+    *(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""), "<frozen "),
+)
 
 # These make a tensor like their argument and do not read it.
 _FACTORIES = frozenset(
@@ -113,9 +130,8 @@ _freed.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _queries = _runtime.accelerator_simulation_race_queries
 
 
-def finds_races() -> bool:
-    """Return whether this process reports races."""
-    return bool(_runtime.accelerator_simulation_races())
+FINDS_RACES = bool(_runtime.accelerator_simulation_races())
+"""Whether this process reports races."""
 
 
 def flags_of(name: str) -> int:
@@ -223,7 +239,7 @@ def with_accesses(name: str, override: Callable[..., Any]) -> Callable[..., Any]
         raise_race()
         results = override(*args, **kwargs)
         values = [results] if len(news) == 1 else results or ()
-        new = [(each, _WRITES) for value, is_new in zip(values, news, strict=False) if is_new for each in _tensors(value)]
+        new = [(each, WRITES) for value, is_new in zip(values, news, strict=False) if is_new for each in _tensors(value)]
         _record(text, new, place)
         raise_race()
         return results
@@ -235,9 +251,9 @@ def _arguments(arguments: dict[str, Any], written: frozenset[str], flags: int) -
     accesses: list[tuple[torch.Tensor, int]] = []
     for name, value in arguments.items():
         for tensor in _tensors(value):
-            part = _PART if flags & USES_PART and not accesses else 0
+            part = PART if flags & USES_PART and not accesses else 0
             if name in written or not flags & READS_NOTHING:
-                accesses.append((tensor, part | (_WRITES if name in written else 0)))
+                accesses.append((tensor, part | (WRITES if name in written else 0)))
     return accesses
 
 
@@ -277,6 +293,43 @@ def _describe(tensor: torch.Tensor, flags: int) -> _Access | None:
     return access
 
 
+def at_op(name: str, accesses: Iterable[tuple[torch.Tensor, int]], call: Callable[[], Any]) -> Any:
+    """Record accesses to CUDA tensors, then make a call whose copies belong to the same line."""
+    place = _find_place()
+    outer = functions["set_place"](place)
+    try:
+        _record(_name(name), list(accesses), place)
+        raise_race()
+        return call()
+    finally:
+        functions["set_place"](outer)
+
+
+def record(name: str, accesses: Iterable[tuple[torch.Tensor, int]]) -> None:
+    """Record accesses to CUDA tensors."""
+    at_op(name, accesses, lambda: None)
+
+
+def record_ranges(name: str, ranges: Iterable[tuple[int, int, int]]) -> None:
+    """Record accesses to ranges of memory, on the current stream of the current device: their starts, ends and flags."""
+    accesses: list[_Access] = []
+    for start, end, flags in ranges:
+        access = _Access(flags=flags, dtype=-1)
+        layout = access.layout
+        layout.address, layout.item_size, layout.dims, layout.sizes[0], layout.strides[0] = start, 1, 1, end - start, 1
+        accesses.append(access)
+    index = torch.cuda.current_device()
+    array = (_Access * len(accesses))(*accesses)
+    functions["op"](_C._cuda_getCurrentRawStream(index), index, _name(name), array, len(accesses), _find_place(), 0)
+    raise_race()
+
+
+@functools.lru_cache(None)
+def _name(name: str) -> bytes:
+    """Return the bytes of a name, which must live as long as the process."""
+    return name.encode()
+
+
 def _weak_reference(tensor: torch.Tensor) -> int:
     """Return a weak reference to a tensor's storage, by which the runtime knows when the memory is freed."""
     storage: Any = tensor.untyped_storage()
@@ -297,7 +350,7 @@ def _is_transfer(target: Any, source: Any) -> bool:
 
 
 def _transfer(name: bytes, arguments: dict[str, Any], place: int, call: Callable[[], Any]) -> Any:
-    items = [_describe(arguments["self"], _WRITES), _describe(arguments["src"], 0)]
+    items = [_describe(arguments["self"], WRITES), _describe(arguments["src"], 0)]
     known = [item for item in items if item is not None]
     array = (_Access * len(known))(*known)
     functions["op"](None, 0, name, array, len(known), place, 1)

@@ -95,7 +95,7 @@ def install(computes: bool = True) -> None:
     kernel_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
     copy_override = dispatch.copy_override if computes else rehearsal.copy_override
     report_newer_torch()
-    if races.finds_races():
+    if races.FINDS_RACES:
         races.install()
     _remove_python_kernels()
     library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
@@ -167,7 +167,7 @@ def _is_computed(name: str) -> bool:
 def _register(library: Any, name: str, override: Callable[..., Any]) -> None:
     """Register an op's kernel override in Python: with the engine, under the key at which the engine finds it."""
     if engine is None:
-        if races.finds_races():
+        if races.FINDS_RACES:
             override = races.with_accesses(name, override)
         library.impl(name, torch._C.DispatchKey.CUDA, override)
         return

@@ -18,6 +18,7 @@ struct guard {
     struct race_range range;
     char *content; /* of the target of a late copy, or NULL */
     bool is_open;
+    bool is_reported; /* it only waits to land */
     struct guard *next;
 };
 
@@ -55,7 +56,7 @@ static void protect(struct race_range range)
     for (int allowed = PROT_READ;; allowed = PROT_NONE) {
         for (const struct guard *guard = guards; guard; guard = guard->next) {
             const struct race_range own = pages_of(guard->range);
-            if (!guard->is_open && is_target(guard) == (allowed == PROT_NONE) && overlap(own, pages))
+            if (!guard->is_open && !guard->is_reported && is_target(guard) == (allowed == PROT_NONE) && overlap(own, pages))
                 mprotect((void *)own.start, own.end - own.start, allowed);
         }
         if (allowed == PROT_NONE)
@@ -118,7 +119,7 @@ static void handle_fault(int number, siginfo_t *info, void *opaque)
     for (struct guard **link = &guards; *link;) {
         struct guard *guard = *link;
         const struct race_range pages = pages_of(guard->range);
-        if (address < pages.start || address >= pages.end) {
+        if (guard->is_reported || address < pages.start || address >= pages.end) {
             link = &guard->next;
             continue;
         }
@@ -126,8 +127,12 @@ static void handle_fault(int number, siginfo_t *info, void *opaque)
         if (!is_in_copy && address >= guard->range.start && address < guard->range.end && (is_write || is_target(guard))) {
             violated = *guard->copy;
             is_violation = true;
-            land(guard);
-            remove_guard(link);
+            if (guard->content) {
+                guard->is_reported = true;
+                protect(guard->range);
+                link = &guard->next;
+            } else
+                remove_guard(link);
         } else {
             open_pages(guard);
             link = &guard->next;

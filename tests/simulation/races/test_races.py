@@ -44,13 +44,14 @@ def _check(name: str, found: list[dict[str, Any]]) -> None:
     if not case.advice:
         assert found == []
         return
-    (race,) = found
+    assert len(found) == 1 or (found and name == "two_replays")  # torch 2.6 also writes an offset at each replay
     first, second = case.lines()
-    assert race["message"].startswith("race: ")
-    assert f"cases.py:{first} in " in race["first"]
-    assert f"cases.py:{second} in " in race["second"]
-    assert case.advice in race["advice"]
-    assert race["is_possible"] == case.is_possible
+    for race in found:
+        assert race["message"].startswith("race: ")
+        assert f"cases.py:{first} in " in race["first"]
+        assert f"cases.py:{second} in " in race["second"]
+        assert case.advice in race["advice"]
+        assert race["is_possible"] == case.is_possible
 
 
 @pytest.mark.parametrize("name", cases.CASES)

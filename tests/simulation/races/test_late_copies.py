@@ -1,0 +1,62 @@
+"""``--late-copies``: the target of a copy to pinned memory has NaN until the host has synchronized."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import support
+from tests.support import simulated_environment
+from tests.support.simulation_driver import needs_cuda_torch
+
+pytestmark = needs_cuda_torch
+
+_PROGRAM = """
+import torch
+x, host = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory()
+numbers = torch.zeros(3, dtype=torch.int64).pin_memory()
+event = torch.cuda.Event()
+host.copy_(x, non_blocking=True)
+event.record()
+numbers.copy_(torch.full((3,), 7, device="cuda"), non_blocking=True)
+print(host.sum().item(), numbers.tolist())
+event.synchronize()
+print(host.sum().item(), numbers.tolist())
+torch.cuda.synchronize()
+print(numbers.tolist())
+print((x * 2).cpu().sum().item())
+
+host.copy_(x * 3, non_blocking=True)
+again = torch.empty(100, device="cuda").copy_(host, non_blocking=True)  # the same stream: no synchronization is needed
+print(again.sum().item())
+host.copy_(x * 4, non_blocking=True)
+while not torch.cuda.current_stream().query():
+    pass
+print(host.sum().item())
+"""
+
+
+@pytest.mark.parametrize("compute", [True, False])
+def test_the_target_is_late(compute: bool) -> None:
+    done = support.python(_PROGRAM, simulated_environment(gpus=1, late_copies=True, compute=compute))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == "nan [-1, -1, -1]"
+    if compute:
+        assert lines[1:] == ["100.0 [-1, -1, -1]", "[7, 7, 7]", "200.0", "300.0", "400.0"]
+    else:
+        assert "nan" not in "".join(lines[1:])
+
+
+def test_together_with_races() -> None:
+    program = """
+import torch
+from accelerator import simulation
+x, host = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory()
+host.copy_(x, non_blocking=True)
+print(host.sum().item(), len(simulation.races()))
+torch.cuda.synchronize()
+print(host.sum().item())
+"""
+    done = support.python(program, simulated_environment(gpus=1, late_copies=True, races="report"))
+    assert done.stdout == "nan 1\n100.0\n"

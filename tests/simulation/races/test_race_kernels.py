@@ -1,0 +1,199 @@
+"""Races of compiled code, of Triton kernels and of collectives."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests import support
+from tests.support import simulated_environment
+from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
+
+pytestmark = needs_cuda_torch
+
+_REPORT = """
+from accelerator import simulation
+for race in simulation.races():
+    print(race.first)
+    print(race.second)
+    print(race.advice)
+    print(race.is_possible)
+"""
+
+_TRITON = """
+import torch, triton, triton.language as tl
+
+@triton.jit
+def add_one(source, target, n, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < n
+    tl.store(target + offsets, tl.load(source + offsets, mask) + 1, mask)
+
+def launch(x, y):
+    add_one[(2,)](x, y, x.numel(), BLOCK=64)
+
+side = torch.cuda.Stream()
+x, y = torch.ones(200, device="cuda"), torch.zeros(200, device="cuda")
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    launch(x[:100], y[:100])
+y[100:].add_(1)  # other elements
+x.sum()  # reads, as the kernel does
+y[99:].sum()
+"""
+
+
+def _run(program: str) -> list[str]:
+    done = support.python(program + _REPORT, simulated_environment(gpus=2, races="report"), timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@needs_compiled_code
+def test_triton_kernel(tmp_path: Path) -> None:
+    file = tmp_path / "triton_program.py"  # Triton reads the source of a kernel
+    file.write_text(_TRITON)
+    program = f"import torch, runpy\nrunpy.run_path({str(file)!r})\n"
+    first, second, advice, is_possible = _run(program)
+    assert first.startswith("Triton's add_one on stream 1 of cuda:0 writes it: ")
+    assert first.endswith("triton_program.py:11 in launch")
+    assert second.startswith("aten::sum on the default stream of cuda:0 reads it: ")
+    assert second.endswith("triton_program.py:20 in <module>")
+    assert "wait_stream" in advice
+    assert is_possible == "False"
+
+
+@pytest.mark.slow
+@needs_compiled_code
+def test_compiled_code() -> None:
+    program = """
+import torch
+
+@torch.compile
+def double_and_add(x, y):
+    y.add_(1)
+    return (x * 2).sin()
+
+side = torch.cuda.Stream()
+x, y = torch.ones(200, device="cuda"), torch.zeros(200, device="cuda")
+double_and_add(x, y)
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    z = double_and_add(x, y)
+x.sum()
+y.sum()
+z.sum()
+"""
+    lines = _run(program)
+    assert [line.partition(":")[0] for line in lines[0::4]] == ["compiled code on stream 1 of cuda"] * 2, lines
+    assert [line.rpartition(":")[2] for line in lines[1::4]] == ["16 in <module>", "17 in <module>"]
+
+
+_RANK = """
+import torch, os, sys
+import torch.distributed as dist
+
+rank = int(sys.argv[1])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{sys.argv[2]}")
+x = torch.ones(1000, device="cuda")
+dist.all_reduce(x)
+torch.cuda.synchronize()
+work = dist.all_reduce(x, async_op=True)
+if sys.argv[3] == "racy":
+    x + 1
+work.wait()
+x + 1
+work = dist.all_reduce(x, async_op=True)
+while not work.is_completed():
+    pass
+x + 1
+torch.cuda.synchronize()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("kind", ["racy", "ordered"])
+def test_collective(kind: str) -> None:
+    for lines in _ranks(_RANK, kind):
+        if kind == "ordered":
+            assert lines == []
+            continue
+        first, second, advice, is_possible = lines
+        assert first.startswith("ncclAllReduce on stream ")
+        assert "writes it: " in first
+        assert ":11 in <module>" in first
+        assert "aten::add on the default stream" in second
+        assert ":13 in <module>" in second
+        assert advice == "call work.wait() on the collective before the second access"
+        assert is_possible == "False"
+
+
+def _ranks(program: str, *arguments: str) -> list[list[str]]:
+    """Run two ranks and return what each prints."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = simulated_environment(gpus=2, races="report")
+
+    def rank(number: int) -> list[str]:
+        done = support.python(program + _REPORT, environment, str(number), str(port), *arguments, timeout=300)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(rank, range(2)))
+
+
+_TRAINING = """
+import torch, sys
+import torch.distributed as dist
+from torch import nn
+
+rank, kind = int(sys.argv[1]), sys.argv[3]
+torch.cuda.set_device(rank)
+dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{sys.argv[2]}")
+model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
+if kind.startswith("ddp"):
+    options = dict(bucket_cap_mb=0.03, gradient_as_bucket_view="views" in kind, static_graph="static" in kind)
+    model = nn.parallel.DistributedDataParallel(model.cuda(), device_ids=[rank], **options)
+elif kind.startswith("fsdp2"):
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+    policy = CPUOffloadPolicy() if "offload" in kind else OffloadPolicy()
+    model = model if "offload" in kind else model.cuda()
+    for layer in (*model, model):
+        fully_shard(layer, offload_policy=policy)
+else:
+    from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+    model = FullyShardedDataParallel(
+        model, auto_wrap_policy=ModuleWrapPolicy({nn.Linear}), device_id=rank, forward_prefetch=True,
+        cpu_offload=CPUOffload("offload" in kind),
+    )
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(5):
+    x = torch.randn(16, 64).pin_memory().cuda(non_blocking=True)
+    if "no_sync" in kind and step % 2:
+        with model.no_sync():
+            model(x).sum().backward()
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    loss.item()
+torch.cuda.synchronize()
+dist.destroy_process_group()
+"""
+_QUICK = ("ddp",)
+_SLOW = ("ddp views", "ddp static", "ddp no_sync", "fsdp1", "fsdp1 offload", "fsdp2", "fsdp2 offload")
+
+
+@pytest.mark.parametrize("kind", [*_QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in _SLOW)])
+def test_training_of_ranks_is_silent(kind: str) -> None:
+    if "fsdp2" in kind:
+        pytest.importorskip("torch.distributed.fsdp", reason="needs torch.distributed")
+    assert _ranks(_TRAINING, kind) == [[], []]

@@ -57,6 +57,9 @@ def test_peaks_are_those_of_the_whole_run(tmp_path: Path) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.reset_accumulated_memory_stats()
+        torch.empty(2**31, dtype=torch.uint8, device="cuda:1")
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(1)
         torch.empty(2**30, dtype=torch.uint8, device="cuda:1")
         raise SystemExit(3)
         """,
@@ -66,12 +69,12 @@ def test_peaks_are_those_of_the_whole_run(tmp_path: Path) -> None:
     common = {"rank": 0, "total": 81559 * 2**20, "retries": 0, "fits": True, "out_of_memory": None, "exit_status": 3}
     assert entries == [
         {**common, "device": 0, "peak_allocated": 4 * GIB, "peak_reserved": 4 * GIB},
-        {**common, "device": 1, "peak_allocated": GIB, "peak_reserved": GIB},
+        {**common, "device": 1, "peak_allocated": 2 * GIB, "peak_reserved": 2 * GIB},
     ]
     assert text.splitlines()[-3:] == [
         "rank  device  peak allocated  peak reserved         of  retries  fits",
         "   0  cuda:0        4.00 GiB       4.00 GiB  79.65 GiB        0   yes",
-        "   0  cuda:1        1.00 GiB       1.00 GiB  79.65 GiB        0   yes",
+        "   0  cuda:1        2.00 GiB       2.00 GiB  79.65 GiB        0   yes",
     ]
 
 
@@ -203,7 +206,8 @@ def test_process_without_memory_is_no_rank_beside_another(tmp_path: Path) -> Non
     from accelerator._command import rehearse_report
 
     device = {"device": 0, "allocated": 0, "reserved": 0, "retries": 0, "ooms": 0, "total": GIB, "out_of_memory": None}
-    for pid, reserved in ((1, 0), (2, GIB)):
-        report = {"rank": 0, "exit_status": 0, "devices": [{**device, "reserved": reserved}]}
+    # Rank 1 has one process, which uses none.
+    for pid, rank, reserved in ((1, 0, 0), (2, 0, GIB), (3, 1, 0)):
+        report = {"rank": rank, "exit_status": 0, "devices": [{**device, "reserved": reserved}]}
         (tmp_path / f"{pid}.json").write_text(json.dumps(report), encoding="utf-8")
-    assert [entry["peak_reserved"] for entry in rehearse_report.read(tmp_path, 0)] == [GIB]
+    assert [(entry["rank"], entry["peak_reserved"]) for entry in rehearse_report.read(tmp_path, 0)] == [(0, GIB), (1, 0)]

@@ -13,11 +13,11 @@ from typing import Any
 from ..simulation import _known_gpus, environment
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
-from . import memory_plot, rehearse_report, terminal
+from . import memory_plot, rehearse_report
+from .run_parser import RunParser, report_error
 
 __all__ = ["main"]
 
-_USAGE = 2
 _PROGRESS_S = 1.0
 _DESCRIPTION = """\
 Run COMMAND at full size on simulated GPUs that compute nothing, and print what
@@ -53,12 +53,8 @@ def main(argv: list[str]) -> int:
     """
     parser = _parser()
     try:
-        options = parser.parse_args(argv)
-        command: list[str] = options.command
-        if command[:1] == ["--"]:
-            del command[0]
-        if not command or not command[0]:
-            parser.error("no command: give one after --")
+        options, command = parser.parse(argv)
+        parser.require(command)
         ranks = _ranks(parser, options)
     except SystemExit as stop:
         return int(stop.code or 0)
@@ -82,9 +78,9 @@ def main(argv: list[str]) -> int:
                 )
                 _prepare(options, child, reports)
             except (ValueError, OSError) as error:
-                return _report_error(str(error))
+                return report_error("rehearse", str(error))
             except RuntimeError as error:
-                return _report_error(f"cannot simulate GPUs: {error}")
+                return report_error("rehearse", f"cannot simulate GPUs: {error}")
             with _Progress(rank, reports):
                 ended = run(command, child)
             status = status or ended
@@ -97,19 +93,12 @@ def main(argv: list[str]) -> int:
         if options.plot:
             memory_plot.write(Path(options.plot), curves, entries)
     except OSError as error:
-        return status or _report_error(str(error))
+        return status or report_error("rehearse", str(error))
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = terminal.Parser(
-        prog="python -m accelerator rehearse",
-        usage="%(prog)s [OPTIONS] -- COMMAND...",
-        description=_DESCRIPTION,
-        epilog=_EPILOG.format(names=_known_gpus.names()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _parser() -> RunParser:
+    parser = RunParser("rehearse", _DESCRIPTION, _EPILOG.format(names=_known_gpus.names()))
     add = parser.add_argument
     add("--gpus", type=int, default=1, metavar="N", help="number of GPUs of a node (default: 1)")
     add("--memory", metavar="SIZE", help="memory of each GPU, such as 80GiB (default: that of --name, else 8GiB)")
@@ -120,7 +109,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", metavar="FILE", help="write the figures as JSON")
     add("--snapshot", metavar="DIR", help="write torch's memory snapshots, one file a rank, for https://pytorch.org/memory_viz")
     add("--plot", metavar="FILE.svg", help="draw the memory over the run, by what holds it")
-    add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
     return parser
 
 
@@ -198,8 +186,3 @@ class _Progress:
             sys.stderr.write(f"\r\x1b[K{self._label}: {seconds} s, {rehearse_report.format_size(reserved)} reserved so far")
             sys.stderr.flush()
         sys.stderr.write("\r\x1b[K")
-
-
-def _report_error(message: str) -> int:
-    print(f"python -m accelerator rehearse: {message}", file=sys.stderr)
-    return _USAGE

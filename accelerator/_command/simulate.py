@@ -13,7 +13,7 @@ from ..simulation import _build, _cluster, _engine_build, _values, environment
 from ..simulation._environment import RACES_SUFFIX
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
-from . import terminal
+from .run_parser import RunParser, report_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _RACE = 1
-_USAGE = 2
 _MOST_NODES = 128  # ranks of a simulated communicator
 
 _DESCRIPTION = """\
@@ -69,18 +68,14 @@ def main(argv: list[str]) -> int:
     """
     parser = _parser()
     try:
-        options = parser.parse_args(argv)
-        command: list[str] = options.command
-        if command[:1] == ["--"]:
-            del command[0]
+        options, command = parser.parse(argv)
         if options.build is not None:
             if command:
                 parser.error("--build takes no command")
             if not options.build:
                 parser.error("--build needs a folder")
             return _build_into(options.build)
-        if not command or not command[0]:
-            parser.error("no command: give one after --")
+        parser.require(command)
     except SystemExit as stop:
         return int(stop.code or 0)
     with state_folder() as folder:
@@ -104,9 +99,9 @@ def main(argv: list[str]) -> int:
                 state=folder / "state",
             )
         except ValueError as error:
-            return _report_error(str(error))
+            return report_error("simulate", str(error))
         except RuntimeError as error:
-            return _report_error(f"cannot simulate GPUs: {error}")
+            return report_error("simulate", f"cannot simulate GPUs: {error}")
         if options.nodes is None:
             status = run(command, child)
         else:
@@ -114,16 +109,9 @@ def main(argv: list[str]) -> int:
         return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> RunParser:
     """Describe the command line."""
-    parser = terminal.Parser(
-        prog="python -m accelerator simulate",
-        usage="%(prog)s [OPTIONS] -- COMMAND...",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = RunParser("simulate", _DESCRIPTION, _EPILOG)
     add = parser.add_argument
     add("--gpus", type=_values.gpus_of_option, default=1, metavar="N", help="number of GPUs, 0 included (default: 1)")
     add(
@@ -189,7 +177,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="compile the simulated libraries into DIR and run nothing; ACCELERATOR_SIM_LIBRARIES=DIR uses them",
     )
-    add("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the command to run, after --")
     return parser
 
 
@@ -200,8 +187,14 @@ def _nodes(text: str) -> int:
     return int(text)
 
 
+def _without_blanks(text: str) -> str:
+    """Remove blanks at commas."""
+    return re.sub(r"\s*,\s*", ",", text.strip())
+
+
 def _mig(text: str) -> str:
     """Check a value of --mig."""
+    text = _without_blanks(text)
     if re.fullmatch(r"(off|[0-9]+)(,(off|[0-9]+))*", text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of instances or off")
     return text
@@ -209,6 +202,7 @@ def _mig(text: str) -> str:
 
 def _nvlink(text: str) -> str:
     """Check a value of --nvlink."""
+    text = _without_blanks(text)
     if re.fullmatch(r"all|(off|[0-9]+)(,(off|[0-9]+))*", text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not all, off, or a group for each GPU")
     return text
@@ -225,6 +219,7 @@ def _nvlink_groups(words: Sequence[str]) -> bool | list[int | None]:
 
 def _numa_nodes(text: str) -> str:
     """Check a value of --numa."""
+    text = _without_blanks(text)
     if re.fullmatch(r"[0-9]+(,[0-9]+)*", text) is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a node for each GPU")
     return text
@@ -239,13 +234,13 @@ def _build_into(directory: str) -> int:
     """Compile the libraries, and the engine for the installed torch, for machines without a compiler."""
     reason = _build.platform_problem()
     if reason is not None:
-        return _report_error(f"cannot simulate GPUs: {reason}")
+        return report_error("simulate", f"cannot simulate GPUs: {reason}")
     root = Path(os.path.abspath(directory))
     try:
         print(_build.build(root))
         _build_engine_into(root)
     except (OSError, RuntimeError) as error:
-        return _report_error(f"cannot build into {directory}: {error}")
+        return report_error("simulate", f"cannot build into {directory}: {error}")
     return 0
 
 
@@ -261,9 +256,3 @@ def _build_engine_into(root: Path) -> None:
         _engine_build.build(_engine_build.describe(torch), root)
     except RuntimeError as error:
         print(f"python -m accelerator simulate: built without the engine: {error}", file=sys.stderr)
-
-
-def _report_error(message: str) -> int:
-    """Print one line that says what is wrong, and return the exit status."""
-    print(f"python -m accelerator simulate: {message}", file=sys.stderr)
-    return _USAGE

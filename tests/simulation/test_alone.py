@@ -86,6 +86,22 @@ def test_collectives_of_the_cpu() -> None:
     )
 
 
+def test_store_of_a_program() -> None:
+    run(
+        """
+        store = dist.TCPStore("localhost", 1, world, is_master=rank == 0)
+        assert isinstance(store, dist.TCPStore) and store.port == 1
+        store.set("key", "value")
+        assert store.get("key") == b"value" and store.add("count", 2) == 2
+        dist.PrefixStore("mine", store).set("key", "other")
+        assert store.get("mine/key") == b"other"
+        dist.destroy_process_group()
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=world)
+        dist.barrier()
+        """
+    )
+
+
 def test_objects() -> None:
     run(
         """

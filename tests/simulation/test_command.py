@@ -62,10 +62,11 @@ def test_options_may_be_repeated() -> None:
 @takes_cuda_build
 @pytest.mark.parametrize("comma", [",", ", ", " ,", " , "])
 def test_blanks_at_commas_change_nothing(comma: str) -> None:
-    options = [f"--memory=1GiB{comma}2GiB", f"--capability=9.0{comma}8.0"]
-    names = ("ACCELERATOR_SIM_MEMORY", "ACCELERATOR_SIM_CAPABILITIES")
+    values = {"memory": "1GiB 2GiB", "capability": "9.0 8.0", "mig": "2 off", "nvlink": "0 off", "numa": "0 1"}
+    options = [f"--{name}={value.replace(' ', comma)}" for name, value in values.items()]
+    names = (f"ACCELERATOR_SIM_{name}" for name in ("MEMORY", "CAPABILITIES", "MIG", "NVLINK", "NUMA"))
     done = simulate("--gpus", "2", *options, "--", "printenv", *names)
-    assert done.stdout.split() == [f"{2**30},{2**31}", "9.0,8.0"], done.stderr
+    assert done.stdout.split() == [f"{2**30},{2**31}", "9.0,8.0", "2,off", "0,off", "1,2"], done.stderr
 
 
 @takes_cuda_build

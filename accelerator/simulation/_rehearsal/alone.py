@@ -49,6 +49,8 @@ def _replace(c10d: ModuleType) -> None:
     module: Any = c10d
     store_class = _make_store_class(module)
     _replace_rendezvous(module, store_class)
+    if "RANK" in os.environ:  # torchrun itself needs a store that its ranks do not share
+        _replace_tcp_store(module, store_class)
     _replace_gloo(module)
     _count_ranks_of_splits(module)
     _replace_object_collectives(module)
@@ -136,6 +138,17 @@ def _replace_rendezvous(c10d: Any, store_class: Any) -> None:
 
     c10d.rendezvous = rendezvous
     _set(c10d, "init_process_group", init_alone)
+
+
+def _replace_tcp_store(c10d: Any, store_class: Any) -> None:
+    """Replace the class of the stores that programs make, whose constructor waits for all ranks."""
+
+    class TCPStore(store_class):  # type: ignore[misc]
+        def __init__(self, host_name: str, port: int, *arguments: Any, **options: Any) -> None:
+            super().__init__()
+            self.host, self.port = host_name, port
+
+    _set(c10d, "TCPStore", TCPStore)
 
 
 def _replace_gloo(c10d: Any) -> None:

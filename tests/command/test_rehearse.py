@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -172,6 +174,34 @@ def test_snapshot_and_plot(tmp_path: Path) -> None:
         assert word in text
     with open(folder / "rank0.pickle", "rb") as stream:
         assert any(event["action"] == "alloc" for event in pickle.load(stream)["device_traces"][0])
+
+
+def test_progress_on_a_terminal(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    # The program runs until the progress has shown its memory.
+    program.write_text(
+        "import os, time, torch\n"
+        "x = torch.empty(2**30, dtype=torch.uint8, device='cuda')\n"
+        "end = time.monotonic() + 60\n"
+        f"while not os.path.exists({str(tmp_path / 'shown')!r}) and time.monotonic() < end:\n"
+        "    time.sleep(0.1)\n",
+        encoding="utf-8",
+    )
+    ours, theirs = os.openpty()
+    options = ["--world-size", "2", "--rank", "1", "--gpus", "2"]
+    command = [sys.executable, "-m", "accelerator", "rehearse", *options, "--", sys.executable, str(program)]
+    process = subprocess.Popen(command, cwd=support.ROOT, env=support.plain_environment(), stderr=theirs)
+    os.close(theirs)
+    text = b""
+    with contextlib.suppress(OSError):  # the end of a terminal's output
+        while part := os.read(ours, 4096):
+            text += part
+            if b"rank 1: " in text and b" s, 1.00 GiB reserved so far" in text:
+                (tmp_path / "shown").touch()
+    os.close(ours)
+    assert process.wait(DEADLINE) == 0
+    assert (tmp_path / "shown").exists(), text
+    assert b"\r\x1b[Krank  device" in text, "the table replaces the progress"
 
 
 def test_program_without_cuda(tmp_path: Path) -> None:

@@ -148,7 +148,11 @@ def _replace_tcp_store(c10d: Any, store_class: Any) -> None:
             super().__init__()
             self.host, self.port = host_name, port
 
-    _set(c10d, "TCPStore", TCPStore)
+    from torch._C import _distributed_c10d
+
+    for module in (_distributed_c10d, c10d, sys.modules["torch.distributed"]):
+        if hasattr(module, TCPStore.__name__):
+            setattr(module, TCPStore.__name__, TCPStore)
 
 
 def _replace_gloo(c10d: Any) -> None:

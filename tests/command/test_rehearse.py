@@ -176,6 +176,35 @@ def test_snapshot_and_plot(tmp_path: Path) -> None:
         assert any(event["action"] == "alloc" for event in pickle.load(stream)["device_traces"][0])
 
 
+def test_plot_of_a_program_that_runs_out_of_memory_in_a_step(tmp_path: Path) -> None:
+    picture, file = tmp_path / "memory.svg", tmp_path / "curve.json"
+    figures(
+        tmp_path,
+        f"""
+        import shutil, torch
+        from _accelerator_simulation._rehearsal import history
+        end = history.end
+        def end_and_keep(rank):
+            end(rank)
+            import glob
+            [written] = glob.glob(history._plots + "/*.plot.json")
+            shutil.copy(written, {str(file)!r})
+        history.end = end_and_keep
+        model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(24))).cuda()
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.empty(1024, 4096, device="cuda")).sum().backward()
+        optimizer.step()
+        """,
+        *("--memory", "5GiB", "--plot", str(picture)),
+        status=1,
+    )
+    curve = json.loads(file.read_text(encoding="utf-8"))
+    held = dict(zip(curve["categories"], curve["points"][-1], strict=False))
+    assert held["parameters"] == held["gradients"] == 24 * 2**26
+    assert held["optimizer state"] > GIB
+    assert held["other"] < 2**28
+
+
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     # The program runs until the progress has shown its memory.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import math
 import os
 import time
 from typing import Any
 
 import torch
 
-__all__ = ["end", "start"]
+__all__ = ["end", "note_out_of_memory", "start"]
 
 _MAXIMUM_EVENTS = 2_000_000
 _POINTS = 600
@@ -20,6 +22,7 @@ _plots = os.environ.get("ACCELERATOR_SIM_PLOT", "")
 # What was at which address of device memory at a time in microseconds: the category by address, or None for the start of a
 # backward, when all that is alive and has no other category is an activation.
 _marks: list[tuple[int, dict[int, str] | None]] = []
+_stepping: list[Any] = []  # the optimizer whose step runs
 
 
 def start() -> None:
@@ -29,9 +32,10 @@ def start() -> None:
     context = "all" if _snapshots else None
     torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=_MAXIMUM_EVENTS)
     if _plots:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from torch.optim import optimizer
 
-        register_optimizer_step_post_hook(_mark_step)
+        optimizer.register_optimizer_step_pre_hook(_note_step)
+        optimizer.register_optimizer_step_post_hook(_mark_step)
         backward: Any = torch.autograd.backward
 
         def mark_and_run(*arguments: Any, **options: Any) -> Any:
@@ -66,18 +70,32 @@ def _address(tensor: Any) -> int:
     return local.untyped_storage().data_ptr() if isinstance(local, torch.Tensor) and local.is_cuda else 0
 
 
+def _note_step(optimizer: Any, *arguments: Any) -> None:
+    _stepping[:] = [optimizer]
+
+
 def _mark_step(optimizer: Any, *arguments: Any) -> None:
     """Note the addresses of parameters, gradients and optimizer state after the first steps."""
-    if len(_marks) > 2 * _POINTS:
-        return
+    _stepping.clear()
+    if len(_marks) <= 2 * _POINTS:
+        _mark([parameter for group in optimizer.param_groups for parameter in group["params"]], optimizer)
+
+
+def note_out_of_memory() -> None:
+    """Note what holds the memory when it is exhausted, in the middle of a step or before the first."""
+    if _plots:
+        _mark([value for value in gc.get_objects() if isinstance(value, torch.nn.Parameter)], *_stepping)
+
+
+def _mark(parameters: list[Any], *optimizers: Any) -> None:
     by_address: dict[int, str] = {}
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
+    for parameter in parameters:
+        for optimizer in optimizers:
             for value in optimizer.state.get(parameter, {}).values():
                 by_address[_address(value)] = "optimizer state"
-            if parameter.grad is not None:
-                by_address[_address(parameter.grad)] = "gradients"
-            by_address[_address(parameter)] = "parameters"
+        if parameter.grad is not None:
+            by_address[_address(parameter.grad)] = "gradients"
+        by_address[_address(parameter)] = "parameters"
     by_address.pop(0, None)
     _marks.append((_now(), by_address))
 
@@ -116,18 +134,22 @@ def _categories(events: list[dict[str, Any]]) -> dict[int, str]:
     """Return the category of allocations by the index of their event."""
     found: dict[int, str] = {}
     alive: dict[int, int] = {}
-    marks = iter(_marks)
-    mark = next(marks, None)
-    for index, event in enumerate(events):
-        while mark is not None and event.get("time_us", 0) > mark[0]:
+    marks = [*_marks]
+
+    def apply(before: float) -> None:
+        while marks and marks[0][0] < before:
+            _, by_address = marks.pop(0)
             for address, allocation in alive.items():
-                if mark[1] is None:
+                if by_address is None:
                     found.setdefault(allocation, "activations")
-                elif address in mark[1]:
-                    found[allocation] = mark[1][address]
-            mark = next(marks, None)
+                elif address in by_address:
+                    found[allocation] = by_address[address]
+
+    for index, event in enumerate(events):
+        apply(event.get("time_us", 0))
         if event["action"] == "alloc":
             alive[event["addr"]] = index
         elif event["action"] == "free_requested":
             alive.pop(event["addr"], None)
+    apply(math.inf)
     return found

@@ -137,7 +137,9 @@ def _note_exit(code: Any = 0, *others: Any) -> None:
 
 
 def _note_out_of_memory(device: int, requested: int, allocated: int, free: int) -> None:
-    _out_of_memory.setdefault(device, {"requested": requested, "free": free, **_place()})
+    if device not in _out_of_memory:
+        _out_of_memory[device] = {"requested": requested, "free": free, **_place()}
+        history.note_out_of_memory()
 
 
 def _place() -> dict[str, str | None]:

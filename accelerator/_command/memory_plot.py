@@ -81,7 +81,10 @@ def draw(curve: dict[str, Any], total: int) -> str:
         f'<line x1="{_LEFT}" x2="{right}" y1="{y(total):.1f}" y2="{y(total):.1f}" stroke="#d62728" stroke-dasharray="6 4"/>'
         f'<text x="{right}" y="{y(total) - 5:.1f}" fill="#d62728" text-anchor="end">the GPU: {total / _GIB:.1f} GiB</text>'
     )
-    parts.append(_legend(curve["categories"], bottom + 36))
+    parts.append(
+        f'<text x="{right}" y="{bottom + 16}" fill="{_TEXT}" text-anchor="end">allocations and frees, in their order</text>'
+    )
+    parts.append(_legend(curve["categories"], bottom + 42))
     return "\n".join([*parts, "</svg>", ""])
 
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import textwrap
 import threading
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ _EPILOG = """\
       --rank 0,127 -- python train.py
 
 A known --name sets memory and capability:
-  {names}
+{names}
 
 The exit status is COMMAND's; with several ranks the first that is not 0. It is
 2 on wrong usage or if GPUs cannot be simulated here."""
@@ -98,7 +99,8 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> RunParser:
-    parser = RunParser("rehearse", _DESCRIPTION, _EPILOG.format(names=_known_gpus.names()))
+    names = textwrap.fill(_known_gpus.names(), 79, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    parser = RunParser("rehearse", _DESCRIPTION, _EPILOG.format(names=names))
     add = parser.add_argument
     add("--gpus", type=int, default=1, metavar="N", help="number of GPUs of a node (default: 1)")
     add("--memory", metavar="SIZE", help="memory of each GPU, such as 80GiB (default: that of --name, else 8GiB)")

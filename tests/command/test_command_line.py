@@ -58,6 +58,12 @@ def test_help_and_version(command: list[str]) -> None:
     assert "simulate" in run("--help").stdout
 
 
+def test_help_of_rehearse_fits_80_columns() -> None:
+    printed = run("rehearse", "--help")
+    assert "H100-NVL" in printed.stdout
+    assert max(map(len, printed.stdout.splitlines())) <= 80
+
+
 @pytest.mark.parametrize(
     ("command", "encoding"),
     [("report", "ascii"), ("report", "cp1252"), pytest.param("check", "ascii", marks=pytest.mark.slow)],

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from accelerator import checkpointing, streams
-from accelerator.checkpointing import configuration
+from accelerator.checkpointing import configuration, groups
 from accelerator.checkpointing.configuration import Settings
 
 
@@ -159,6 +159,13 @@ def test_a_file_that_holds_no_dict(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(TypeError, match="a dict or the path"):
         checkpointing.configure(deepspeed_config=path)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(0, 2), (1, 3)])
+def test_an_mpu_that_contradicts_its_group_is_refused(monkeypatch: pytest.MonkeyPatch, rank: int, size: int) -> None:
+    monkeypatch.setattr(groups, "from_group", lambda handle: groups.Group(handle, 1, 2))
+    with pytest.raises(ValueError, match=f"rank {rank} of {size}, but its .* as rank 1 of 2"):
+        checkpointing.configure(Mpu(rank, size))
 
 
 def test_an_mpu_of_size_one_needs_no_process_group() -> None:

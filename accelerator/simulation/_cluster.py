@@ -48,6 +48,7 @@ def node_environments(machine: Mapping[str, str], nodes: int, gpus: int, folder:
             "PET_NODE_RANK": str(node),
             "PET_MASTER_ADDR": _ADDRESS,
             "PET_MASTER_PORT": port,
+            "PET_RDZV_ENDPOINT": f"{_ADDRESS}:{port}",
             "SLURM_NNODES": count,
             "SLURM_JOB_NUM_NODES": count,
             "SLURM_NODEID": str(node),

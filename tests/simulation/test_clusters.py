@@ -72,15 +72,16 @@ def test_variables_of_the_nodes() -> None:
         "SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1",
     }
     own = {"PET_NODE_RANK": "", "SLURM_NODEID": "", "SLURMD_NODENAME": "node"}
-    echoes = "; ".join(f"echo {name}=${name}" for name in (*names, *own, "PET_MASTER_PORT"))
+    echoes = "; ".join(f"echo {name}=${name}" for name in (*names, *own, "PET_MASTER_PORT", "PET_RDZV_ENDPOINT"))
     lines = on_nodes(echoes, 3).stdout.splitlines()
     ports = {line.partition("=")[2] for line in lines if "PET_MASTER_PORT" in line}
     for node in range(3):
         expected = {f"[node {node}] {name}={value}" for name, value in names.items()}
         expected |= {f"[node {node}] {name}={value}{node}" for name, value in own.items()}
         assert expected <= set(lines), lines
-    assert len(ports) == 1
-    assert int(ports.pop()) > 1024
+    (port,) = ports
+    assert int(port) > 1024
+    assert sum(line.endswith(f"PET_RDZV_ENDPOINT=127.0.0.1:{port}") for line in lines) == 3
 
 
 def test_nodes_are_machines_of_their_own() -> None:

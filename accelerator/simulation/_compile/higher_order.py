@@ -52,7 +52,8 @@ def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, inde
     constants = [_describe(leaf) for leaf in leaves]
     name, device = f"{target._name}_{index}", torch.device("cuda", index)
     if is_launch(node):
-        constants.append(triton_graph.describe_kernel(node.kwargs["kernel_idx"], node.kwargs["constant_args_idx"]))
+        keywords: Any = node.kwargs
+        constants.append(triton_graph.describe_kernel(keywords["kernel_idx"], keywords["constant_args_idx"]))
         kernel = _launching(call)
     else:
         kernel = run_on_device(call, device, name, ("tensors", "sizes"))

@@ -1,7 +1,7 @@
 """``python -m tests.simulation.memory_figures``: compares the memory figures of ops with and without the engine.
 
-Runs samples of PyTorch's operator database three times each, with results of all sizes in device memory, and prints the
-samples whose figures differ. The exit status is 1 if there are any.
+Runs samples of PyTorch's operator database three times each, and prints the samples whose figures differ. The exit status is
+1 if there are any.
 """
 
 from __future__ import annotations
@@ -31,9 +31,6 @@ def measure() -> dict[str, list[list[int]]]:
 
     from tests.simulation import operators
 
-    engine: Any = sys.modules["_accelerator_simulation._kernels.engine"].engine
-    if engine is not None:
-        engine.set_large_bytes(1)
     figures: dict[str, list[list[int]]] = {}
     samples: list[Any] = []
     for name, op in sorted(operators.entries().items()):

@@ -99,10 +99,8 @@ class Engine:
         self._kernels: dict[str, int] = {}
         self._is_forked = library.accelerator_engine_is_forked
         self._resume = library.accelerator_engine_resume
-        self.count_large_copies = library.accelerator_engine_large_copies
-        self.count_large_copies.restype = ctypes.c_uint64
-        self.set_large_bytes = library.accelerator_engine_set_large_bytes
-        self.set_large_bytes.argtypes = (ctypes.c_size_t,)
+        self.count_copies = library.accelerator_engine_copies
+        self.count_copies.restype = ctypes.c_uint64
         self.release_workspaces = library.accelerator_engine_release_workspaces
 
     def check_fork(self) -> None:

@@ -102,12 +102,7 @@ EXPORT void accelerator_engine_release_workspaces()
     engine::workspace_generation++;
 }
 
-EXPORT uint64_t accelerator_engine_large_copies()
+EXPORT uint64_t accelerator_engine_copies()
 {
-    return engine::large_copies;
-}
-
-EXPORT void accelerator_engine_set_large_bytes(size_t size)
-{
-    engine::large_bytes = size;
+    return engine::copies;
 }

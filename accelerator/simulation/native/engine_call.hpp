@@ -45,7 +45,6 @@ constexpr DispatchKeySet PYTHON_KEYS(PYTHON_KEY);
 struct Look {
     TensorImpl* first = nullptr; // the first CUDA tensor
     c10::DeviceIndex device = -1;
-    bool is_large = false;
     bool lacks_workspace = false;
 };
 
@@ -107,11 +106,11 @@ private:
     std::vector<std::pair<uint32_t, Kind>> arguments_; // those that may hold tensors, generators or devices
     std::vector<bool> writes_;                         // whether the op writes each of them
     std::vector<int32_t> returns_;                     // for each result the argument that it is, or -1
+    bool makes_results_ = false;                       // whether one of them is new
     std::string name_;
     uint32_t race_flags_ = 0;
     size_t argument_count_;
     std::optional<Composition> composition_; // in place of the CPU's kernel
-    Patterns patterns_;
 };
 
 inline Kernel::Kernel(const c10::FunctionSchema& schema)
@@ -152,6 +151,7 @@ inline Kernel::Kernel(const c10::FunctionSchema& schema)
                 source = int32_t(position);
         }
         returns_.push_back(source);
+        makes_results_ |= source < 0;
     }
 }
 
@@ -168,7 +168,6 @@ inline bool Kernel::look_at(TensorImpl* tensor, size_t position, Look& look) con
         } else if (C10_UNLIKELY(look.device != device)) {
             return (rules_.flags & COPIES) != 0;
         }
-        look.is_large |= size_t(tensor->numel()) * tensor->dtype().itemsize() >= large_bytes;
         return true;
     }
     if (!has_only(tensor, CPU_KEYS))
@@ -327,12 +326,15 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
 {
     const c10::Device device(c10::kCUDA, look.device);
     const size_t base = stack->size() - argument_count_;
-    DeviceScope scope(device);
+    const bool allocates = makes_results_ || rules_.out_arguments != 0;
+    std::optional<DeviceScope> scope;
+    if (allocates)
+        scope.emplace(device);
     // The dispatcher has already handled autograd, autocast and the like for the CUDA tensors.
     const c10::impl::ForceDispatchKeyGuard below(c10::default_included_set, c10::impl::tls_local_dispatch_key_set().excluded_ | HANDLED_KEYS);
 
     c10::SmallVector<c10::IValue, 8> originals(arguments_.size());
-    const uint64_t signature = look.is_large ? sign(*stack) : 0;
+    const uint64_t signature = allocates ? sign(*stack) : 0;
     ResizableAliases resizable;
     const auto to_cpu = [&](const c10::IValue& value) -> at::Tensor {
         auto* const tensor = value.unsafeToTensorImpl();
@@ -381,7 +383,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
         }
     }
 
-    Route route(patterns_, signature);
+    Route route(this, signature);
     if (composition_) {
         auto results = composition_->compute(&(*stack)[base]);
         torch::jit::drop(*stack, argument_count_);

@@ -1,23 +1,18 @@
-// Memory of results. While an op runs, large allocations of the CPU's kernel that become results come from CUDA's allocator, so
-// that nothing needs to be copied. All others come from the host: small results are copied to the device when the op ends, and
-// scratch memory that the CPU's kernel frees inside the op is not charged to the device.
+// Memory of results. While an op runs, allocations of the CPU's kernel that become results come from CUDA's allocator, so that
+// nothing needs to be copied. All others come from the host: scratch memory that the CPU's kernel frees inside the op is not
+// charged to the device.
 //
-// Which allocations become results is learned. The first call with some sizes and types allocates on the host and copies; the
-// next calls with the same sizes and types allocate in the same order.
+// Which allocations become results is learned. A thread's first call with some sizes and types allocates on the host and copies;
+// its next calls with the same sizes and types allocate in the same order.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/util/SmallVector.h>
 
-#include <mutex>
-#include <unordered_map>
-#include <vector>
+#include <array>
 
 namespace engine {
-
-// To copy fewer bytes costs less than to look up a pattern. Tests change it.
-inline size_t large_bytes = 32768;
-constexpr size_t MAXIMUM_PATTERNS = 1024;
 
 inline c10::Allocator* host_allocator;
 
@@ -26,39 +21,26 @@ inline c10::Allocator* device_allocator()
     return at::detail::getCUDAHooks().getCUDADeviceAllocator();
 }
 
-// Which large allocations of an op became results the last time, by their order. An allocation that once did not is never
-// expected to again.
+// Which of the first 64 allocations of an op became results the last time, by their order. An allocation that once did not is
+// never expected to again.
 struct Pattern {
-    std::vector<bool> expected;
-    std::vector<bool> failed;
+    const void* kernel = nullptr;
+    uint64_t signature = 0;
+    uint64_t expected = 0;
+    uint64_t failed = 0;
 };
 
-class Patterns {
-public:
-    Pattern find(uint64_t signature)
-    {
-        std::lock_guard<std::mutex> guard(lock_);
-        auto found = patterns_.find(signature);
-        return found == patterns_.end() ? Pattern() : found->second;
-    }
-
-    void store(uint64_t signature, Pattern pattern)
-    {
-        std::lock_guard<std::mutex> guard(lock_);
-        if (patterns_.size() >= MAXIMUM_PATTERNS)
-            patterns_.clear();
-        patterns_[signature] = std::move(pattern);
-    }
-
-private:
-    std::mutex lock_;
-    std::unordered_map<uint64_t, Pattern> patterns_;
-};
+// Returns the place in this thread for a kernel's pattern. A newer pattern replaces an older one there.
+inline Pattern& find_pattern(const void* kernel, uint64_t signature)
+{
+    static thread_local std::array<Pattern, 1024> patterns;
+    return patterns[(signature ^ reinterpret_cast<uintptr_t>(kernel) >> 6) % patterns.size()];
+}
 
 // The allocations of one call.
 class Route {
 public:
-    Route(Patterns& patterns, uint64_t signature) : patterns_(patterns), signature_(signature), outer_(active)
+    Route(const void* kernel, uint64_t signature) : kernel_(kernel), signature_(signature), outer_(active)
     {
         active = this;
     }
@@ -80,10 +62,13 @@ public:
         } restore{this};
         if (signature_ == 0)
             return host_allocator->allocate(size);
-        if (allocations_.empty())
-            pattern_ = patterns_.find(signature_);
-        const size_t order = allocations_.size();
-        const bool is_expected = order < pattern_.expected.size() && pattern_.expected[order];
+        if (allocations_.empty()) {
+            const Pattern& found = find_pattern(kernel_, signature_);
+            if (found.kernel == kernel_ && found.signature == signature_)
+                pattern_ = found;
+        }
+        const uint64_t bit = allocations_.size() < 64 ? uint64_t(1) << allocations_.size() : 0;
+        const bool is_expected = pattern_.expected & bit;
         c10::DataPtr data = (is_expected ? device_allocator() : host_allocator)->allocate(size);
         allocations_.push_back({data.get(), is_expected, false});
         if (!is_expected)
@@ -107,22 +92,18 @@ public:
     // Remembers which allocations became results.
     void learn()
     {
-        if (allocations_.empty())
-            return;
-        bool has_changed = false;
-        const size_t count = allocations_.size();
-        pattern_.expected.resize(std::max(count, pattern_.expected.size()));
-        pattern_.failed.resize(std::max(count, pattern_.failed.size()));
-        for (size_t order = 0; order < count; order++) {
-            const auto& allocation = allocations_[order];
+        Pattern learned{kernel_, signature_, 0, pattern_.failed};
+        uint64_t bit = 1;
+        for (const auto& allocation : allocations_) {
             if (allocation.is_on_device && !allocation.is_result)
-                pattern_.failed[order] = true;
-            const bool is_expected = allocation.is_result && !pattern_.failed[order];
-            has_changed |= is_expected != pattern_.expected[order];
-            pattern_.expected[order] = is_expected;
+                learned.failed |= bit;
+            if (allocation.is_result)
+                learned.expected |= bit;
+            bit <<= 1;
         }
-        if (has_changed)
-            patterns_.store(signature_, std::move(pattern_));
+        learned.expected &= ~learned.failed;
+        if (learned.expected != pattern_.expected || learned.failed != pattern_.failed)
+            find_pattern(kernel_, signature_) = learned;
     }
 
     static thread_local Route* active;
@@ -134,11 +115,11 @@ private:
         bool is_result;
     };
 
-    Patterns& patterns_;
-    uint64_t signature_;
+    const void* kernel_;
+    uint64_t signature_; // of the call, or 0 if all memory comes from the host
     Route* outer_;
     Pattern pattern_;
-    std::vector<Allocation> allocations_;
+    c10::SmallVector<Allocation, 8> allocations_;
 };
 
 inline thread_local Route* Route::active = nullptr;
@@ -149,7 +130,7 @@ public:
     c10::DataPtr allocate(size_t size) override
     {
         Route* const route = Route::active;
-        return C10_LIKELY(route == nullptr || size < large_bytes) ? host_allocator->allocate(size) : route->allocate(size);
+        return C10_LIKELY(route == nullptr || size == 0) ? host_allocator->allocate(size) : route->allocate(size);
     }
 
     c10::DeleterFnPtr raw_deleter() const override;

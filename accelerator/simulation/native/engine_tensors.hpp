@@ -152,8 +152,8 @@ inline intrusive_ptr<TensorImpl> make_alias(TensorImpl* tensor)
     return distance % item_size ? nullptr : spare_aliases.take(*tensor, int64_t(distance / item_size));
 }
 
-// How many large results were copied to the device, for tests.
-inline std::atomic<uint64_t> large_copies{0};
+// How many results were copied to the device, for tests.
+inline std::atomic<uint64_t> copies{0};
 
 // Moves memory of a result to the device: takes it if it is the device's, else copies it.
 inline c10::DataPtr to_device(StorageImpl& storage, size_t size, c10::Device device, Route& route)
@@ -164,11 +164,11 @@ inline c10::DataPtr to_device(StorageImpl& storage, size_t size, c10::Device dev
         const auto deleter = data.get_deleter();
         return {address, data.release_context(), deleter, device};
     }
-    if (size >= large_bytes)
-        large_copies++;
     c10::DataPtr result = device_allocator()->allocate(size);
-    if (size != 0)
+    if (size != 0) {
+        copies++;
         std::memcpy(result.get(), address, size);
+    }
     return result;
 }
 

@@ -26,6 +26,13 @@ def test_gpus_are_alike_if_all_have_one_known_name(names: tuple[str | None, ...]
     assert cuda._alike(gpus) == (len(names) <= 1 or (None not in names and len(set(names)) == 1))
 
 
+@pytest.mark.parametrize("instances", [None, (), (Instance("MIG-one", 1, 0, 11),)])
+def test_order_of_different_gpus_is_uncertain_while_mig_is_on(instances: tuple[Instance, ...] | None) -> None:
+    gpus = [PhysicalGpu(0, None, "GPU-one", "A"), PhysicalGpu(1, None, "GPU-two", "B", instances)]
+    assert bool(cuda._uncertain(None, gpus, is_ordered=False)) == (instances is not None)
+    assert cuda._uncertain(None, gpus, is_ordered=True) is None
+
+
 INSTANCES = (Instance("MIG-one", 1, 0, 11), Instance("MIG-two", 2, 0, 12))
 
 

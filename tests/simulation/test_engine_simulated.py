@@ -177,6 +177,15 @@ def test_second_device_and_gradients() -> None:
     torch.testing.assert_close(there.grad.cpu(), here.grad)
 
 
+@pytest.mark.parametrize("current", [0, 1])
+def test_op_on_another_device_leaves_the_current_device(current: int) -> None:
+    torch.cuda.set_device(current)
+    x = torch.ones(4, device=f"cuda:{1 - current}")
+    for _ in range(2):
+        assert (x + 1).device == x.device
+        assert torch.cuda.current_device() == current
+
+
 LISTS: dict[str, Callable[[list[torch.Tensor]], Any]] = {
     "add": lambda xs: torch._foreach_add(xs, 1.5),
     "add_lists": lambda xs: torch._foreach_add(xs, xs, alpha=2),

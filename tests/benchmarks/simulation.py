@@ -168,8 +168,8 @@ def training_steps() -> Iterator[Row]:
     steps = {
         "GPT": (partial(gpt, 256, 8, 4), tokens, tokens.flatten(), None, 1.05),
         "CNN": (cnn, pictures, torch.randint(10, (16,)), None, 1.05),
-        # The aim is 1.30. What remains is attention, a decomposition in Python.
-        "tiny GPT without foreach": (partial(gpt, 32, 2, 2), tokens[:2, :16], tokens[:2, :16].flatten(), False, 1.80),
+        # The aim is 1.30. What remains is torch's allocator of device memory and the thread in which autograd runs for a GPU.
+        "tiny GPT without foreach": (partial(gpt, 32, 2, 2), tokens[:2, :16], tokens[:2, :16].flatten(), False, 1.45),
     }
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -356,6 +356,18 @@ def test_overlapping_arguments_are_refused() -> None:
             x[1:].add_(x[:-1])
 
 
+def test_overlapping_out_arguments_are_refused() -> None:
+    """Python handles the first call of an op, the engine the others. No other test calls this op with ``out=``."""
+    x = torch.ones(10, device="cuda")
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="unsupported operation"):
+            torch.hypot(x[:-1], x[:-1], out=x[1:])
+        assert x.tolist() == [1.0] * 10
+    for _ in range(3):
+        torch.hypot(x[:5], x[:5], out=x[5:])
+        torch.testing.assert_close(x.cpu(), torch.tensor([1.0] * 5 + [2**0.5] * 5))
+
+
 # Functions of a tensor of 4 MiB whose first allocation is of results at least as large.
 ALLOCATING: dict[str, Function] = {
     name: getattr(torch, name)

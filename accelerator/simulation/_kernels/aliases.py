@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["cpu_alias", "cpu_alias_of_storage", "to_device", "unowned", "write_back"]
+__all__ = ["cpu_alias", "cpu_alias_beside", "cpu_alias_of_storage", "to_device", "unowned", "write_back"]
 
 CPU = torch.device("cpu")
 # One storage spans the address space except its first page. A view of it is the cheapest way to make a tensor over an address.
@@ -77,6 +77,13 @@ def cpu_alias_of_storage(tensor: torch.Tensor) -> torch.Tensor:
     alias_storage = torch._C._construct_storage_from_data_pointer(address, CPU, storage.nbytes())
     result = torch.empty(0, dtype=tensor.dtype, device=CPU)
     result.set_(alias_storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+    return _with_lazy_bits(result, tensor)
+
+
+def cpu_alias_beside(other: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU alias of a tensor over the storage of another tensor's alias, so that the CPU's kernels see overlaps."""
+    result = torch.empty(0, dtype=tensor.dtype, device=CPU)
+    result.set_(other.untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
     return _with_lazy_bits(result, tensor)
 
 

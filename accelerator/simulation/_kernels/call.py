@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import capture, random
-from .aliases import CPU, cpu_alias, cpu_alias_of_storage, to_device, unowned, write_back
+from .aliases import CPU, cpu_alias, cpu_alias_beside, cpu_alias_of_storage, to_device, unowned, write_back
 from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
 from .ops import Op
 from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
@@ -99,6 +99,9 @@ class Call:
             return result
         if self.argument in self.op.out or any(tensor is out for out in self.out_tensors):
             return self._out_to_cpu(tensor)
+        for out in self.out_tensors:
+            if not self.may_resize and _share_memory(tensor, out):
+                return cpu_alias_beside(self._out_to_cpu(out), tensor)
         return cpu_alias(tensor)
 
     def _check_dtype(self, dtype: torch.dtype) -> None:
@@ -260,6 +263,14 @@ class Call:
         remaining = iter(new_results)
         results = [next(remaining) if source is None else arguments[source] for source in op.results]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+
+def _share_memory(tensor: torch.Tensor, out: Any) -> bool:
+    """Return whether an ``out=`` argument has elements in a tensor's storage."""
+    if not isinstance(out, _Tensor) or not out.numel() or not tensor.numel():
+        return False
+    address = tensor.untyped_storage().data_ptr()
+    return bool(address) and address == out.untyped_storage().data_ptr()
 
 
 def _has_one_address(value: Any) -> bool:

@@ -163,7 +163,7 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
         selecting_argument=op.names.index(need.argument) if need.argument else -1,
         python_value=bool(need.value),
         counted_argument=-1 if few is None else op.names.index(few.argument),
-        maximum_count=0 if few is None else few.count,
+        maximum_count=0 if few is None else few.most,
     )
 
 

@@ -147,10 +147,10 @@ KERNEL_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
 
 
 class FewElements(NamedTuple):
-    """Calls whose ``argument`` has at most ``count`` elements and whose ``flag`` is false."""
+    """Calls whose ``argument`` has at most ``most`` elements and whose ``flag`` is false."""
 
     argument: str
-    count: int
+    most: int
     flag: str
 
 

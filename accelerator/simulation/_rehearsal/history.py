@@ -32,10 +32,10 @@ def start() -> None:
     context = "all" if _snapshots else None
     torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=_MAXIMUM_EVENTS)
     if _plots:
-        from torch.optim import optimizer
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-        optimizer.register_optimizer_step_pre_hook(_note_step)
-        optimizer.register_optimizer_step_post_hook(_mark_step)
+        register_optimizer_step_pre_hook(_note_step)
+        register_optimizer_step_post_hook(_mark_step)
         backward: Any = torch.autograd.backward
 
         def mark_and_run(*arguments: Any, **options: Any) -> Any:

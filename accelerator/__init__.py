@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-# ``process`` registers the at-fork hooks before the process can fork; ``initialization`` watches torch before it is used.
+# ``process`` registers the at-fork hooks before the process can fork.
 from ._machine import imports as _imports
 from ._machine import process as _process  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from ._machine import triton as _triton
@@ -18,6 +18,7 @@ from ._machine import triton as _triton
 # typing.TYPE_CHECKING without importing typing. Type checkers read the names here, and freezing tools find the modules.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import ModuleType
     from typing import Any
 
@@ -280,18 +281,22 @@ def _simulation_runs_triton() -> bool:
 
 
 def _current_class(name: str) -> Any:
-    """``acc.Stream``, ``acc.Event`` or ``acc.Graph``, as a property: the CPU fallback has other classes, so none is stored.
+    """``acc.Stream``, ``acc.Event`` or ``acc.Graph``, as a descriptor: the CPU fallback has other classes, so none is stored.
 
-    The first use replaces the property's function by that of the module. The module's ``__getattr__`` would run only after a
-    failed lookup, which takes longer than all of this.
+    The first use replaces it by one that calls only the module's function. The module's ``__getattr__`` would run only after a
+    failed lookup, which takes longer than all of this. Without ``__set__``, tests can replace the attribute.
     """
 
-    def read(package: Any) -> Any:
+    def read(*arguments: object) -> Any:
         reader = _import(_MODULE_OF_NAME[name]).class_reader(name)
-        setattr(_Package, name, property(reader))
-        return reader(package)
+        setattr(_Package, name, _descriptor(reader))
+        return reader()
 
-    return property(read)
+    return _descriptor(read)
+
+
+def _descriptor(get: Callable[..., Any]) -> Any:
+    return type("_CurrentClass", (), {"__get__": get})()
 
 
 class _Package(type(os)):  # type: ignore[misc]

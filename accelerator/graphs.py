@@ -100,12 +100,12 @@ class Graph(_Base):
         self.capture_end()
 
 
-def class_reader(name: str) -> Callable[[object], type[Graph]]:
+def class_reader(name: str) -> Callable[..., type[Graph]]:
     """Return a function that returns the class that ``Graph`` is now."""
     return _current_class
 
 
-def _current_class(_: object) -> type[Graph]:
+def _current_class(*_: object) -> type[Graph]:
     """Return ``Graph``, with torch's class for the accelerator among its bases if torch has one."""
     runtime = state.current(allow_bad_fork=True)
     torch_graph = _torch_graph(runtime.device_type, runtime.vendor.graph_class)

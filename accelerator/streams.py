@@ -313,14 +313,14 @@ _IN_BAD_FORK = _Classes(_NoStream, _NoEvent)
 _chosen: tuple[DiscoveryResult | None, _Classes] = None, _ON_CPU
 
 
-def class_reader(name: str) -> Callable[[object], type]:
+def class_reader(name: str) -> Callable[..., type]:
     """Return a function that returns the class that ``Stream`` or ``Event`` is now.
 
     Before initialization the environment can change the class. Each access calls the function, so it makes one call only.
     """
     index = _Classes._fields.index(name)
 
-    def current_class(_: object = None) -> type:
+    def current_class(*_: object) -> type:
         if initialized:
             return _ON_ACCELERATOR[index]
         result, classes = _chosen

@@ -62,6 +62,32 @@ def load(folder: str) -> None:
         torch.save(whole, f"{folder}/loaded")
 
 
+def deepspeed(folder: str) -> None:
+    """Train with DeepSpeed, without and with a second copy of the partitioned parameters in each node."""
+    losses = [_train_with_deepspeed(partitions) for partitions in (1, dist.get_world_size() // NODES)]
+    if dist.get_rank() == 0:
+        torch.save(losses, f"{folder}/losses")
+
+
+def _train_with_deepspeed(partitions: int) -> list[float]:
+    import deepspeed
+
+    zero = {"stage": 3, "zero_hpz_partition_size": partitions}
+    zero |= {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 100_000}  # the default bucket takes 2 GiB
+    optimizer = {"type": "AdamW", "params": {"lr": 0.01, "torch_adam": True}}
+    config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "optimizer": optimizer}
+    model = training_ranks.language()
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    inputs, target = training_ranks.own_batch()
+    losses = []
+    for _ in range(trainings.STEPS):
+        loss = trainings.cross_entropy(engine(inputs), target)
+        engine.backward(loss)
+        engine.step()
+        losses.append(training_ranks.averaged(loss))
+    return losses
+
+
 def step_forever(folder: str) -> None:
     """Take steps until another rank ends."""
     Path(folder, f"{os.environ['PET_NODE_RANK']}-{os.getppid()}").touch()
@@ -75,7 +101,8 @@ def main(case: str, *arguments: str) -> None:
     device = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(device)
     dist.init_process_group("nccl", device_id=torch.device("cuda", device), timeout=timedelta(seconds=200))
-    {"collectives": collectives, "train": train, "load": load, "step_forever": step_forever}[case](*arguments)
+    cases = (collectives, train, load, deepspeed, step_forever)
+    {function.__name__: function for function in cases}[case](*arguments)
     dist.destroy_process_group()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -56,6 +57,14 @@ def test_hybrid_sharding_has_the_losses_of_the_cpu_and_its_checkpoint_is_loaded_
     loaded: Any = torch.load(tmp_path / "loaded")
     assert loaded.keys() == weights.keys()
     assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs DeepSpeed")
+def test_hierarchical_partitioning_of_deepspeed_changes_no_loss(tmp_path: Path) -> None:
+    run(2, "deepspeed", str(tmp_path))
+    flat, hierarchical = torch.load(tmp_path / "losses")
+    trainings.assert_same_losses(hierarchical, flat, 1e-5)
+    assert flat[-1] < flat[0] / 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -333,6 +333,16 @@ def test_results_belong_to_the_current_stream() -> None:
         assert (x * 3).data_ptr() != address
 
 
+def test_results_belong_to_the_device_of_the_arguments() -> None:
+    x = torch.randn(1024, 256, device="cuda:1")
+    results = []
+    for _ in range(3):
+        before = [torch.cuda.memory_allocated(device) for device in range(2)]
+        results.append(x * 2)
+        assert torch.cuda.memory_allocated(0) == before[0]
+        assert torch.cuda.memory_allocated(1) == before[1] + x.nbytes
+
+
 def test_out_argument_grows() -> None:
     x = torch.randn(300, 200, device="cuda")
     for _ in range(3):

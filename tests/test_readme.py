@@ -57,7 +57,7 @@ def test_documented_keys_equal_report_keys() -> None:
 
 
 def test_guide_lists_every_option() -> None:
-    """The tables of options have the options that --help lists."""
+    """The tables of options have the options that --help lists. The pages also name some of pytest and torchrun."""
     pages = (("simulation", (["simulate"],)), ("command", ([], ["check"])))
     for page, commands in pages:
         listed = set(re.findall(r"`(--[a-z-]+)", PAGES[ROOT / "docs" / f"{page}.md"].partition("\n\n`--watch`")[0]))
@@ -74,6 +74,7 @@ def test_guide_lists_every_option() -> None:
             "--simulate-gpus",
             "--simulate-memory",
             "--simulate-races",
+            "--rdzv-backend",
         }, "an option that is not there"
 
 

@@ -26,8 +26,8 @@ _LIBRARY = "engine.so"
 _MAIN = "engine.cpp"
 _SOURCES = (
     _MAIN,
-    *("engine_attention.hpp", "engine_call.hpp", "engine_device.hpp", "engine_memory.hpp", "engine_races.hpp"),
-    "engine_tensors.hpp",
+    *("engine_attention.hpp", "engine_call.hpp", "engine_device.hpp", "engine_memory.hpp", "engine_race_call.hpp"),
+    *("engine_races.hpp", "engine_tensors.hpp"),
 )
 _FLAGS = (
     "-std=c++20",

@@ -3,7 +3,7 @@
 //
 // engine_memory.hpp has the memory of results, engine_tensors.hpp the conversion of tensors, engine_device.hpp
 // the device of a call, engine_races.hpp race detection, engine_attention.hpp attention, engine_call.hpp a call.
-#include "engine_call.hpp"
+#include "engine_race_call.hpp"
 
 #include <c10/core/CPUAllocator.h>
 
@@ -31,6 +31,8 @@ struct engine_runtime {
 EXPORT void accelerator_engine_start(const engine_runtime* runtime)
 {
     using namespace engine;
+    if (c10::GetAllocator(c10::kCPU) == &router) // a second copy of the Python modules has started it already
+        return;
     attention = static_cast<std::atomic<int>*>(runtime->attention);
     is_stream_free = reinterpret_cast<decltype(is_stream_free)>(runtime->is_stream_free);
     pointer_attributes = reinterpret_cast<decltype(pointer_attributes)>(runtime->pointer_attributes);

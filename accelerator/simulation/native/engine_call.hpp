@@ -92,7 +92,6 @@ private:
     bool is_transfer(const Stack& stack) const;
     bool clear(const Stack& stack) const;
     void compute(const c10::OperatorHandle& op, Stack* stack, const Look& look);
-    uint64_t sign(const Stack& stack) const;
     void call_with_races(const c10::OperatorHandle& op, Stack* stack);
     void add_arguments(const Stack& stack, RaceScope& scope) const;
 
@@ -280,48 +279,6 @@ inline bool Kernel::clear(const Stack& stack) const
     return true;
 }
 
-inline uint64_t mix(uint64_t hash, uint64_t value)
-{
-    return (hash ^ value) * 0x9E3779B97F4A7C15ULL + (hash >> 29);
-}
-
-// Returns a hash of all that the sizes of results and scratch memory depend on; not 0.
-inline uint64_t Kernel::sign(const Stack& stack) const
-{
-    uint64_t hash = 1;
-    const auto add = [&hash](const c10::IValue& value) {
-        if (value.isTensor()) {
-            const auto* tensor = value.unsafeToTensorImpl();
-            if (tensor == c10::UndefinedTensorImpl::singleton())
-                return;
-            hash = mix(hash, uint64_t(c10::typeMetaToScalarType(tensor->dtype())) << 8 | uint64_t(tensor->dim()));
-            for (const int64_t size : tensor->sizes())
-                hash = mix(hash, uint64_t(size));
-            for (const int64_t stride : tensor->strides())
-                hash = mix(hash, uint64_t(stride));
-        } else if (value.isInt()) {
-            hash = mix(hash, uint64_t(value.toInt()));
-        } else if (value.isBool()) {
-            hash = mix(hash, value.toBool());
-        } else {
-            hash = mix(hash, value.isNone());
-        }
-    };
-    for (size_t position = 0; position < argument_count_; position++) {
-        const c10::IValue& value = argument(stack, position);
-        if (value.isIntList()) {
-            for (const int64_t item : value.toIntVector())
-                hash = mix(hash, uint64_t(item));
-        } else if (value.isList()) {
-            for (const c10::IValue& item : value.toListRef())
-                add(item);
-        } else {
-            add(value);
-        }
-    }
-    return hash | 1;
-}
-
 inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const Look& look)
 {
     const c10::Device device(c10::kCUDA, look.device);
@@ -334,7 +291,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     const c10::impl::ForceDispatchKeyGuard below(c10::default_included_set, c10::impl::tls_local_dispatch_key_set().excluded_ | HANDLED_KEYS);
 
     c10::SmallVector<c10::IValue, 8> originals(arguments_.size());
-    const uint64_t signature = allocates ? sign(*stack) : 0;
+    const uint64_t signature = allocates ? sign(&argument(*stack, 0), argument_count_) : 0;
     ResizableAliases resizable;
     const auto to_cpu = [&](const c10::IValue& value) -> at::Tensor {
         auto* const tensor = value.unsafeToTensorImpl();
@@ -410,69 +367,6 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
         }
     }
     route.learn();
-}
-
-// Tells race detection which memory the call accesses. Written arguments count as written, others as read.
-inline void Kernel::add_arguments(const Stack& stack, RaceScope& scope) const
-{
-    bool is_first = true;
-    const auto add = [&](const TensorImpl* tensor, bool is_written) {
-        if (tensor == c10::UndefinedTensorImpl::singleton())
-            return;
-        const bool is_part = is_first && (race_flags_ & RACE_USES_PART);
-        is_first = false;
-        if (is_written || !(race_flags_ & RACE_READS_NOTHING))
-            scope.add(tensor, (is_written ? RACE_WRITES : 0) | (is_part ? RACE_PART : 0));
-    };
-    for (size_t i = 0; i < arguments_.size(); i++) {
-        const auto [position, kind] = arguments_[i];
-        const c10::IValue& value = argument(stack, position);
-        if (kind == Kind::TENSOR && value.isTensor())
-            add(value.unsafeToTensorImpl(), writes_[i]);
-        else if ((kind == Kind::TENSOR_LIST || kind == Kind::OPTIONAL_TENSOR_LIST) && value.isList())
-            for (const c10::IValue& item : value.toListRef())
-                if (item.isTensor())
-                    add(item.unsafeToTensorImpl(), writes_[i]);
-    }
-}
-
-inline void Kernel::call_with_races(const c10::OperatorHandle& op, Stack* stack)
-{
-    RaceScope scope(name_.c_str());
-    add_arguments(*stack, scope);
-    const bool is_copy = race_flags_ & RACE_COPIES;
-    const auto source = is_copy ? argument(*stack, 1).toTensor().device() : c10::Device(c10::kCPU);
-    const auto target = is_copy ? argument(*stack, 0).toTensor().device() : c10::Device(c10::kCPU);
-    const bool is_between_devices = is_copy && source.is_cuda() && target.is_cuda() && source != target;
-    if (is_copy && is_transfer(*stack)) {
-        scope.begin_transfer();
-        call(op, stack);
-        RaceScope::raise();
-        return;
-    }
-    if (is_between_devices)
-        RaceScope::order(source.index(), target.index());
-    scope.record();
-    if (is_between_devices)
-        RaceScope::order(source.index(), target.index());
-    RaceScope::raise();
-    call(op, stack);
-    const size_t first = stack->size() - returns_.size();
-    for (size_t i = 0; i < returns_.size(); i++) {
-        const c10::IValue& value = (*stack)[first + i];
-        if (returns_[i] >= 0)
-            continue;
-        if (value.isTensor()) {
-            if (value.toTensor().defined())
-                scope.add(value.unsafeToTensorImpl(), RACE_WRITES);
-        } else if (value.isTensorList()) {
-            for (const at::Tensor& result : value.toTensorVector())
-                if (result.defined())
-                    scope.add(result.unsafeGetTensorImpl(), RACE_WRITES);
-        }
-    }
-    scope.record();
-    RaceScope::raise();
 }
 
 } // namespace engine

@@ -37,6 +37,48 @@ inline Pattern& find_pattern(const void* kernel, uint64_t signature)
     return patterns[(signature ^ reinterpret_cast<uintptr_t>(kernel) >> 6) % patterns.size()];
 }
 
+inline uint64_t mix(uint64_t hash, uint64_t value)
+{
+    return (hash ^ value) * 0x9E3779B97F4A7C15ULL + (hash >> 29);
+}
+
+// Returns a hash of all that the sizes of results and scratch memory depend on; not 0.
+inline uint64_t sign(const c10::IValue* arguments, size_t count)
+{
+    uint64_t hash = 1;
+    const auto add = [&hash](const c10::IValue& value) {
+        if (value.isTensor()) {
+            const auto* tensor = value.unsafeToTensorImpl();
+            if (tensor == c10::UndefinedTensorImpl::singleton())
+                return;
+            hash = mix(hash, uint64_t(c10::typeMetaToScalarType(tensor->dtype())) << 8 | uint64_t(tensor->dim()));
+            for (const int64_t size : tensor->sizes())
+                hash = mix(hash, uint64_t(size));
+            for (const int64_t stride : tensor->strides())
+                hash = mix(hash, uint64_t(stride));
+        } else if (value.isInt()) {
+            hash = mix(hash, uint64_t(value.toInt()));
+        } else if (value.isBool()) {
+            hash = mix(hash, value.toBool());
+        } else {
+            hash = mix(hash, value.isNone());
+        }
+    };
+    for (size_t position = 0; position < count; position++) {
+        const c10::IValue& value = arguments[position];
+        if (value.isIntList()) {
+            for (const int64_t item : value.toIntVector())
+                hash = mix(hash, uint64_t(item));
+        } else if (value.isList()) {
+            for (const c10::IValue& item : value.toListRef())
+                add(item);
+        } else {
+            add(value);
+        }
+    }
+    return hash | 1;
+}
+
 // The allocations of one call.
 class Route {
 public:

@@ -5,7 +5,6 @@ The engine tells the runtime itself. Without it, a wrapper of each kernel overri
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import faulthandler
 import functools
@@ -152,15 +151,11 @@ def install() -> None:
         _runtime.accelerator_simulation_race_skip(os.fsencode(folder))
     _write_stacks()
     os.register_at_fork(after_in_child=_write_stacks)
-    for owner, names in (
-        (torch.cuda.Event, ("query",)),
-        (torch.cuda.Stream, ("query",)),
-        (torch.Event, ("query",)),
-        (torch.Stream, ("query",)),
-    ):
-        for name in names:
-            _mark_queries(owner, name)
-    _mark_work()
+    for owner in (torch.cuda.Event, torch.cuda.Stream):
+        _mark_queries(owner, "query")
+    distributed: Any = getattr(_C, "_distributed_c10d", None)
+    if distributed is not None:
+        _mark_queries(distributed.Work, "is_completed")
     _note_resizes()
 
 
@@ -175,6 +170,7 @@ def _write_stacks() -> None:
 
 
 def _mark_queries(owner: Any, name: str) -> None:
+    """Tell the runtime that the queries of a method are the program's."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
@@ -185,15 +181,7 @@ def _mark_queries(owner: Any, name: str) -> None:
         finally:
             _queries(0)
 
-    with contextlib.suppress(TypeError):  # a class in C: a class in Python that derives from it is marked
-        setattr(owner, name, query)
-
-
-def _mark_work() -> None:
-    """Mark the queries of a collective's work."""
-    distributed: Any = getattr(_C, "_distributed_c10d", None)
-    if distributed is not None:
-        _mark_queries(distributed.Work, "is_completed")
+    setattr(owner, name, query)
 
 
 def _note_resizes() -> None:

@@ -1,6 +1,7 @@
 /* Race detection: what the runtime, the ops' kernels and NCCL tell it. */
 #include "race.h"
 
+#include <dlfcn.h>
 #include <string.h>
 
 /* CUDA may answer "not ready" for any time. These first answers let torch take the way on which a stream waits, as on a GPU
@@ -94,13 +95,23 @@ static bool is_covered(const struct clock *clock)
     return true;
 }
 
+/* Whether the program itself makes the calling thread's queries. torch.Event and torch.Stream, which Python cannot mark, query while
+ * they hold the GIL. Allocators and NCCL's watchdog do not hold it. */
+static bool is_for_program(void)
+{
+    static int (*holds_gil)(void);
+    if (!holds_gil)
+        *(void **)&holds_gil = dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    return queries_for_program || (holds_gil && holds_gil());
+}
+
 static bool delays(const struct clock *clock, unsigned *queries)
 {
     if (is_covered(clock))
         return false;
     if (++*queries <= LATE_ANSWERS)
         return true;
-    if (queries_for_program)
+    if (is_for_program())
         join_host(clock);
     else
         join_reuse(clock);

@@ -21,7 +21,10 @@ static _Thread_local int op_place;
 
 const char *place_text(int place)
 {
-    return place > 0 && (size_t)place <= text_count ? texts[place - 1] : "an unknown line";
+    pthread_mutex_lock(&lock);
+    const char *text = place > 0 && (size_t)place <= text_count ? texts[place - 1] : "an unknown line";
+    pthread_mutex_unlock(&lock);
+    return text;
 }
 
 static int intern(const char *text)

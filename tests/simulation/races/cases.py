@@ -362,6 +362,24 @@ def polled_stream() -> None:
     host.sum()
 
 
+@silent
+def polled_generic_event_and_stream() -> None:
+    x, side, event = _tensor(), torch.cuda.Stream(), torch.Event("cuda")
+    generic = torch.Stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
+    with torch.cuda.stream(side):
+        x.add_(1)
+        event.record()
+    while not event.query():
+        pass
+    x.add_(1)
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x.add_(1)
+    while not generic.query():
+        pass
+    x.sum()
+
+
 @racy("synchronize")
 def wrong_event() -> None:
     x, host, event = _tensor(), _pinned(), torch.cuda.Event()

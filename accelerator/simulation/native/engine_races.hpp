@@ -198,8 +198,9 @@ public:
 
     void add(const TensorImpl* tensor, int32_t flags)
     {
-        if (!tensor->has_storage() || tensor->layout() != c10::kStrided || tensor->numel() == 0)
-            return;
+        const auto keys = tensor->key_set();
+        if (!(keys.has(DispatchKey::CUDA) || keys.has(DispatchKey::CPU)) || !tensor->has_storage() || tensor->numel() == 0)
+            return; // sparse, nested or quantized, or without memory
         StorageImpl* const storage = tensor->unsafe_storage().unsafeGetStorageImpl();
         const auto start = reinterpret_cast<uintptr_t>(storage->data());
         if (start == 0)

@@ -1,19 +1,13 @@
 /* Race detection: what the runtime, the ops' kernels and NCCL tell it. */
 #include "race.h"
 
-#include <dlfcn.h>
 #include <string.h>
-
-/* CUDA may answer "not ready" for any time. These first answers let torch take the way on which a stream waits, as on a GPU
- * that is busy; a loop that polls ends after them. */
-enum { LATE_ANSWERS = 2 };
 
 bool races_on, races_raise;
 pthread_mutex_t race_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool reports; /* else only late copies need the clocks */
 static void (*owner_release)(void *owner);
-static _Thread_local bool queries_for_program; /* the calling thread's queries are the program's own */
 
 __attribute__((constructor)) static void start(void)
 {
@@ -51,6 +45,7 @@ void race_at_record(struct stream *stream, struct event *event)
     if (event->race_clock)
         clock_set(event->race_clock, clock);
     event->race_queries = 0;
+    event->is_waited_for = false;
     pthread_mutex_unlock(&race_lock);
 }
 
@@ -60,6 +55,7 @@ void race_at_wait(struct stream *stream, struct event *event)
     pthread_mutex_lock(&race_lock);
     if (event->race_clock)
         clock_join(clock_of(world_of(stream), stream, &index), event->race_clock);
+    event->is_waited_for = true;
     pthread_mutex_unlock(&race_lock);
 }
 
@@ -72,7 +68,7 @@ void race_at_event_end(struct event *event)
     }
 }
 
-static void join_host(const struct clock *clock)
+void join_host(const struct clock *clock)
 {
     const uint64_t version = host_clock.version;
     clock_join(&host_clock, clock);
@@ -81,65 +77,10 @@ static void join_host(const struct clock *clock)
 }
 
 /* An allocator or the watchdog of NCCL has seen that work has ended: memory may be used again, and nothing else is ordered. */
-static void join_reuse(const struct clock *clock)
+void join_reuse(const struct clock *clock)
 {
     clock_join(&reuse_clock, clock);
     release_guards();
-}
-
-static bool is_covered(const struct clock *clock)
-{
-    for (size_t i = 0; i < clock->length; i++)
-        if (!clock_covers(&host_clock, i, clock->times[i]))
-            return false;
-    return true;
-}
-
-/* Whether the program itself makes the calling thread's queries. torch.Event and torch.Stream, which Python cannot mark, query while
- * they hold the GIL. Allocators and NCCL's watchdog do not hold it. */
-static bool is_for_program(void)
-{
-    static int (*holds_gil)(void);
-    if (!holds_gil)
-        *(void **)&holds_gil = dlsym(RTLD_DEFAULT, "PyGILState_Check");
-    return queries_for_program || (holds_gil && holds_gil());
-}
-
-static bool delays(const struct clock *clock, unsigned *queries)
-{
-    if (is_covered(clock))
-        return false;
-    if (++*queries <= LATE_ANSWERS)
-        return true;
-    if (is_for_program())
-        join_host(clock);
-    else
-        join_reuse(clock);
-    return false;
-}
-
-/* Called when the event is reached. */
-bool race_delays_event(struct event *event)
-{
-    pthread_mutex_lock(&race_lock);
-    const bool is_late = event->race_clock && delays(event->race_clock, &event->race_queries);
-    pthread_mutex_unlock(&race_lock);
-    return is_late;
-}
-
-bool race_delays_stream(struct stream *stream)
-{
-    size_t index = 0;
-    pthread_mutex_lock(&race_lock);
-    const bool is_late = delays(clock_of(&present, stream, &index), &stream->race_queries);
-    pthread_mutex_unlock(&race_lock);
-    return is_late;
-}
-
-/* Python says that the queries which the thread makes now are the program's own. */
-EXPORT void accelerator_simulation_race_queries(int are_for_program)
-{
-    queries_for_program = are_for_program;
 }
 
 void race_at_event_wait(struct event *event)

@@ -140,6 +140,11 @@ void close_guards(void);
 void release_guards(void); /* those of copies for which the host has waited */
 void forget_guards(uintptr_t start, uintptr_t end);
 
+/* ---- race.c ---- */
+
+void join_host(const struct clock *clock);  /* the host has waited */
+void join_reuse(const struct clock *clock); /* torch has seen that work has ended */
+
 /* ---- race_places.c ---- */
 
 /* The line of the program that the calling thread is at, as a number; 0 if it is unknown. */

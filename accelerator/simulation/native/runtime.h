@@ -166,6 +166,7 @@ struct event {
     struct event *next;      /* in the list of free events */
     struct clock *race_clock; /* of the stream when it was recorded, or NULL */
     unsigned race_queries;    /* since it was recorded */
+    bool is_waited_for;       /* by a stream, since it was recorded; set with race detection only */
 };
 
 struct event *find_event(void *handle);
@@ -221,8 +222,8 @@ struct world;
 void race_at_record(struct stream *stream, struct event *event);
 void race_at_wait(struct stream *stream, struct event *event);
 void race_at_event_end(struct event *event);
-bool race_delays_event(struct event *event);   /* whether a query must answer that the event is not reached */
-bool race_delays_stream(struct stream *stream);
+bool race_delays_event(struct event *event, const void *caller); /* whether a query must answer that the event is not reached */
+bool race_delays_stream(struct stream *stream, const void *caller);
 void race_at_event_wait(struct event *event);  /* the host has waited */
 void race_at_stream_wait(struct stream *stream);
 void race_at_device_wait(int device);

@@ -102,7 +102,7 @@ EXPORT cudaError_t cudaEventQuery(void *handle)
     RETURN_IF_ERROR(enter_event(__func__, handle, &event));
     bool is_ready = is_reached(event);
     if (is_ready)
-        IF_RACES(is_ready = !race_delays_event(event));
+        IF_RACES(is_ready = !race_delays_event(event, __builtin_return_address(0)));
     return finish(is_ready ? SUCCESS : ERROR_NOT_READY);
 }
 

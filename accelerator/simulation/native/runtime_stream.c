@@ -226,7 +226,7 @@ EXPORT cudaError_t cudaStreamQuery(void *handle)
         return fail(refuse_captured_stream(stream));
     bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && stream->idle_at > now());
     if (!is_busy)
-        IF_RACES(is_busy = race_delays_stream(stream));
+        IF_RACES(is_busy = race_delays_stream(stream, __builtin_return_address(0)));
     return is_busy ? fail(ERROR_NOT_READY) : SUCCESS;
 }
 

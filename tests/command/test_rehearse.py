@@ -154,12 +154,40 @@ def test_ranks_of_torchrun_are_all_reported(tmp_path: Path) -> None:
     assert [(entry["rank"], entry["device"]) for entry in entries] == [(0, 0), (1, 1)]
 
 
-def test_snapshot_and_plot(tmp_path: Path) -> None:
-    picture, folder = tmp_path / "memory.svg", tmp_path / "snapshots"
-    figures(
+@pytest.mark.slow
+def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
+    entries, _ = figures(
         tmp_path,
         """
-        import torch
+        import os, subprocess, sys
+        program = "import os, sys, torch; torch.ones(1, device='cuda'); sys.exit(int(os.environ['RANK']) + 3)"
+        for rank in "01":
+            subprocess.run([sys.executable, "-c", program], env={**os.environ, "RANK": rank})
+        """,
+    )
+    assert [(entry["rank"], entry["exit_status"]) for entry in entries] == [(0, 3), (1, 4)]
+
+
+# A program that begins with this keeps what the plot is drawn from.
+KEEP_CURVE = """
+        import glob, shutil, torch
+        from _accelerator_simulation._rehearsal import history
+        end = history.end
+        def end_and_keep(rank):
+            end(rank)
+            [written] = glob.glob(history._plots + "/*.plot.json")
+            shutil.copy(written, {})
+        history.end = end_and_keep
+"""
+
+
+def test_snapshot_and_plot(tmp_path: Path) -> None:
+    picture, folder = tmp_path / "memory.svg", tmp_path / "snapshots"
+    file = tmp_path / "curve.json"
+    figures(
+        tmp_path,
+        KEEP_CURVE.format(repr(str(file)))
+        + """
         model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096) for _ in range(4))).cuda()
         optimizer = torch.optim.AdamW(model.parameters())
         for _ in range(3):
@@ -172,6 +200,12 @@ def test_snapshot_and_plot(tmp_path: Path) -> None:
     text = "".join(ElementTree.fromstring(picture.read_text(encoding="utf-8")).itertext())
     for word in ("parameters", "gradients", "optimizer state", "activations", "reserved", "the GPU: 8.0 GiB"):
         assert word in text
+    curve = json.loads(file.read_text(encoding="utf-8"))
+    most = dict(zip(curve["categories"], map(max, zip(*curve["points"], strict=True)), strict=False))
+    weights = 4 * 2**26 + 4 * 2**14
+    assert (most["parameters"], most["gradients"]) == (weights, weights)
+    assert most["optimizer state"] >= 2 * weights
+    assert most["activations"] >= 3 * 2**27  # what the first three layers return
     with open(folder / "rank0.pickle", "rb") as stream:
         assert any(event["action"] == "alloc" for event in pickle.load(stream)["device_traces"][0])
 
@@ -180,16 +214,8 @@ def test_plot_of_a_program_that_runs_out_of_memory_in_a_step(tmp_path: Path) -> 
     picture, file = tmp_path / "memory.svg", tmp_path / "curve.json"
     figures(
         tmp_path,
-        f"""
-        import shutil, torch
-        from _accelerator_simulation._rehearsal import history
-        end = history.end
-        def end_and_keep(rank):
-            end(rank)
-            import glob
-            [written] = glob.glob(history._plots + "/*.plot.json")
-            shutil.copy(written, {str(file)!r})
-        history.end = end_and_keep
+        KEEP_CURVE.format(repr(str(file)))
+        + """
         model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(24))).cuda()
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.empty(1024, 4096, device="cuda")).sum().backward()

@@ -112,22 +112,24 @@ def test_values() -> None:
     run(
         """
         import torch
-        x = torch.arange(1000, device="cuda")
+        x = torch.arange(1000.0, device="cuda")
         assert (x + 1).max().item() == 0
         assert torch.full((3,), 7.0, device="cuda").tolist() == [7.0] * 3  # small fills are performed
         assert torch.tensor([1, 2]).cuda().clone().tolist() == [1, 2]  # and small copies
-        assert torch.nonzero(x * 2).shape == (0, 1) and x[x > 3].shape == (0,)
+        assert x[x > 3].shape == (0,)  # a mask without values
         y = torch.ones(4, device="cuda")
         assert y.mul_(3) is y and y.tolist() == [1.0] * 4
         out = torch.empty(0, device="cuda")
         assert torch.add(y, y, out=out) is out and out.shape == (4,)
         assert torch.stack([y, y], out=out).shape == (2, 4)
         large = torch.empty(2**20, device="cuda")
-        assert torch.ones(2**20).cuda().sum().item() == 0 and large.copy_(torch.ones(2**20)).count_nonzero().item() == 0
-        assert torch.rand(3)[0] > 0 and torch.empty(2**20).normal_().shape == (2**20,)
+        assert torch.ones(2**20).cuda().sum().item() == 0 and large.copy_(torch.ones(2**20))[0].item() == 0
+        assert torch.rand(3)[0] > 0 and 0 < torch.rand(2**18)[-1] < 1 and torch.empty(2**20).normal_().shape == (2**20,)
         assert not torch.isnan(torch.log(y)).any().item()
         assert [part.shape for part in torch._foreach_add([y, out], 1)] == [(4,), (2, 4)]
-        """
+        assert [part.device.index for part in torch._foreach_add([y, y.to("cuda:1")], 1)] == [0, 1]
+        """,
+        gpus=2,
     )
 
 
@@ -148,9 +150,31 @@ def test_small_integers_do_not_depend_on_earlier_values() -> None:
         dirty()
         assert ones.long().tolist() == [1] * 1000
         out = torch.full((1000,), 77, device="cuda")
-        assert torch.add(ones, 1, out=out).sum().item() == 0
+        assert torch.add(ones, 1, out=out).sum().item() == 2000
+        dirty()
+        assert (torch.rand(1000, device="cuda") + 1 < 0).sum().item() == 0
         counter = torch.zeros((), dtype=torch.int64, device="cuda")
         assert counter.add_(1).item() == 1
+        """
+    )
+
+
+def test_small_integers_are_computed() -> None:
+    run(
+        """
+        import torch
+        lengths = torch.tensor([3, 5, 2]).cuda()
+        ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        assert (lengths.max().item(), ends.tolist(), ends.diff().amax().item()) == (5, [0, 3, 8, 10], 5)
+        assert lengths.prod().item() == 30 and torch.empty(int(lengths.sum()), device="cuda").shape == (10,)
+        positions = torch.arange(1000, device="cuda")
+        assert torch.nonzero(positions * 2).shape == (999, 1) and positions[positions > 3].shape == (996,)
+        padding = torch.arange(6, device="cuda") >= lengths[:, None]
+        assert padding.sum().item() == 8 and (~padding).nonzero().shape == (10, 2)
+        assert (lengths // 2).tolist() == [1, 2, 1] and lengths.add_(1).tolist() == [4, 6, 3]
+        assert lengths.sub_(lengths).tolist() == [0] * 3
+        assert (1 // lengths).shape == (3,)  # nothing raises for a number that may have no value
+        assert torch.ones(2**20, dtype=torch.int32, device="cuda").sum().item() == 0  # 4 MiB
         """
     )
 
@@ -264,6 +288,8 @@ KERNEL_MEMORY = """
     ):
         x = torch.zeros(rows, length, device="cuda")
         check(f"sort {rows}", lambda: x.sort(-1), x.numel() * (4 + 8), extra)
+    out = torch.zeros(128, 8192, device="cuda"), torch.zeros(128, 8192, dtype=torch.int64, device="cuda")
+    check("sort to out", lambda: torch.sort(x, dim=-1, stable=True, out=out), 0, extra)
     x = torch.zeros(8192, 200, device="cuda")
     check("sort of columns", lambda: x.sort(0), x.numel() * (4 + 8), x.numel() * ((4 + 4 + 8) + (8 + 4 + 8)))
     x, y = torch.zeros(64, 16, device="cuda", requires_grad=True), torch.zeros(32, 16, device="cuda")
@@ -278,11 +304,32 @@ KERNEL_MEMORY = """
     grad = torch.zeros_like(output)
     extra = 3 * 5000 * 8 + 2 * 100 * 8 + 600 * 8 + 600 * 32 * 4
     check("bag", lambda: torch.autograd.grad(output, bag, grad), bag.nbytes, extra)
-    lengths = torch.full((4,), 50), torch.full((4,), 20)
-    x = torch.zeros(50, 4, 16, device="cuda", requires_grad=True)
-    output = F.ctc_loss(x, torch.ones(4, 20, dtype=torch.int64, device="cuda"), *lengths, reduction="none")
-    grad = torch.zeros_like(output)
-    check("ctc", lambda: torch.autograd.grad(output, x, grad), x.nbytes, 4 * 50 * 41 * 4)
+    indices = torch.zeros(5000, dtype=torch.int64, device="cuda")
+    none = torch.zeros(0, dtype=torch.int64, device="cuda")
+    dense = torch.ops.aten._embedding_bag_dense_backward
+    bags = torch.zeros(500, dtype=torch.int64, device="cuda")
+    of_bags = bags.repeat(10)
+    check("dense bag", lambda: dense(grad, indices, of_bags, bags, none, 100, False, 0, None), bag.nbytes, extra)
+    x, on_host = torch.zeros(1024, 1024, device="cuda"), torch.zeros(1024, 1024, dtype=torch.float64)
+    check("copy to another type", lambda: on_host.copy_(x), 0, 0)
+    check("copy to another type later", lambda: on_host.copy_(x, non_blocking=True), 0, on_host.nbytes)
+    check("copy of columns", lambda: on_host.copy_(x.t()), 0, x.nbytes)
+    check("copy to columns", lambda: x.t().copy_(on_host), 0, x.nbytes)
+    check("copy", lambda: x.copy_(on_host.float()), 0, 0)
+    for place in ("cpu", "cuda"):
+        lengths = torch.full((4,), 50, device=place), torch.full((4,), 20, device=place)
+        x = torch.zeros(50, 4, 16, device="cuda", requires_grad=True)
+        output = F.ctc_loss(x, torch.ones(4, 20, dtype=torch.int64, device="cuda"), *lengths, reduction="none")
+        grad = torch.zeros_like(output)
+        check("ctc", lambda: torch.autograd.grad(output, x, grad), x.nbytes, 4 * 50 * 41 * 4)
+    q, k, v = (torch.zeros(300, n, 64, dtype=torch.bfloat16, device="cuda") for n in (8, 4, 4))
+    ends = torch.tensor([0, 100, 300], dtype=torch.int32, device="cuda")
+    softmax = torch.zeros(8, 300, device="cuda")
+    state = torch.zeros(2, dtype=torch.uint64, device="cuda"), torch.zeros((), dtype=torch.uint64, device="cuda")
+    packed = torch.ops.aten._flash_attention_backward
+    run = lambda: packed(q, q, k, v, q, softmax, ends, ends, 200, 200, 0.0, True, *state)
+    extra = 2 * 8 * 256 * 4 + (300 + 128 * 2) * 8 * 64 * 4 + 2 * 300 * 8 * 64 * 2
+    check("packed flash", run, q.nbytes + k.nbytes + v.nbytes, extra)
 """
 
 

@@ -1,10 +1,11 @@
 """Kernel overrides of GPUs that compute nothing: an op allocates its results and leaves their values.
 
 The shapes, strides and types of the results come from torch's meta kernels. They are inferred at the first call with arguments
-of these shapes and types, and cached. Four things have values. Ops whose results decide shapes or reach the host (``nonzero``,
+of these shapes and types, and cached. Five things have values. Ops whose results decide shapes or reach the host (``nonzero``,
 masks as indices) compute on what memory holds. Small results are zero, so that numbers, masks and indices do not depend on what
-their memory held before. Fills of small tensors (constants, random integers, ranges) and small copies are performed. All else
-keeps what memory holds, and memory that nobody writes costs the host nothing.
+their memory held before. Fills of small tensors (constants, random integers, ranges) and small copies are performed. Ops of
+small integers and masks alone compute: programs make sizes of lengths and positions. All else keeps what memory holds, and
+memory that nobody writes costs the host nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from . import capture
 from .aliases import _empty_on_current_device
@@ -50,9 +52,10 @@ _New = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]
 class _Plan:
     """What one op returns for arguments of certain shapes and types."""
 
-    __slots__ = ("device", "first_argument", "out", "returned", "single")
+    __slots__ = ("computes", "device", "first_argument", "out", "returned", "single")
 
     def __init__(self) -> None:
+        self.computes = False  # whether all arguments and results are small integers
         self.device = -1  # the index of the device of the results
         self.single: _New | None = None  # if the op returns one new tensor
         self.first_argument = False  # whether the op returns its first argument
@@ -67,6 +70,7 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
         return kernel_override(name, key)
     op: Op | None = None  # described at the first call: to describe every op would take longer than many programs run
     plans: dict[tuple[Any, ...], _Plan] = {}
+    integers = kernel_override(name, key)
     compute: Callable[..., Any] | None = None
     is_pointwise = is_in_place = False
 
@@ -74,7 +78,7 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
         nonlocal op, compute, is_pointwise, is_in_place
         described = Op(name, key)
         has_values = described.is_data_dependent or described.is_indexing or _is_fill(described) or _is_counting(described)
-        compute = kernel_override(name, key) if has_values else None
+        compute = integers if has_values else None
         is_pointwise = torch.Tag.pointwise in described.tags
         # Ops over lists write their first list and return nothing, or write several lists and return them.
         is_in_place = bool(described.written) and not described.out and None not in described.results
@@ -106,6 +110,13 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
             return _allocate(new, plan.device)
         if plan.first_argument:
             return args[0]
+        if plan.computes:
+            try:
+                return integers(*args, **kwargs)
+            except torch.OutOfMemoryError:
+                raise
+            except (RuntimeError, IndexError):
+                pass  # zeros of earlier ops divide or are indices here; the plan has checked all else
         return _results(described, plan, args, kwargs)
 
     return run
@@ -126,6 +137,15 @@ def _is_small(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has values: a number, a mask or indices."""
     has_fractions = tensor.is_floating_point() or tensor.is_complex()
     return tensor.nbytes <= (_SMALL_RESULT if has_fractions else SMALL_COPY)
+
+
+def _are_small_integers(values: Any) -> bool:
+    """Return whether there are tensors, and all are integers or masks that have values."""
+    tensors = [value for value in tree_leaves(values) if isinstance(value, _Tensor)]
+    return bool(tensors) and not any(
+        tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized or tensor.nbytes > SMALL_COPY
+        for tensor in tensors
+    )
 
 
 def _has_values(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -211,16 +231,19 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         if not op.is_random:  # a random fill takes any shape
             with contextlib.suppress(_NoShapeRule):
                 _infer(op, args, kwargs)  # raises the op's errors for wrong shapes
-        plan.first_argument = op.results == op.names[:1]
+        plan.computes = _are_small_integers((args, kwargs))
+        plan.first_argument = op.results == op.names[:1] and not plan.computes
         plan.returned = [(source, None) for source in op.results]
         return plan
     results, arguments = _infer(op, args, kwargs)
+    plan.computes = _are_small_integers((args, kwargs)) and _are_small_integers(results)
     for name in op.out:
         resized, tensor = arguments.get(name), kwargs.get(name)
         if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
             plan.out.append((name, tuple(resized.size())))
     plan.returned = [(source, None if source else _shapes(result)) for source, result in zip(op.results, results, strict=True)]
-    if len(results) == 1 and op.results == [None] and isinstance(results[0], _Tensor) and not results[0].is_cpu:
+    is_single = len(results) == 1 and op.results == [None] and isinstance(results[0], _Tensor) and not results[0].is_cpu
+    if is_single and not plan.computes:
         plan.single = plan.returned[0][1]
     return plan
 
@@ -303,11 +326,12 @@ def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         elif is_on_one_device and self.is_cuda and _is_small(self):
             compute(self, expanded, non_blocking)
         elif not copies_bytes and not is_on_one_device:
-            # torch copies through contiguous tensors of the target's type, and converts where the source is.
+            # torch copies through contiguous tensors. It converts where the source is, but waits and converts on the host.
             if self.is_cuda and not self.is_contiguous():
                 torch.empty_like(self, memory_format=torch.contiguous_format)
             if src.is_cuda:
-                src.to(self.dtype).expand_as(self).contiguous()
+                converts = self.is_cuda or non_blocking
+                (src.to(self.dtype) if converts else src).expand_as(self).contiguous()
         return self
 
     return run

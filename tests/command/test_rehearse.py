@@ -107,6 +107,7 @@ def test_out_of_memory_names_op_and_line_even_if_it_is_caught(tmp_path: Path) ->
     assert "asked for 1.00 GiB" in text
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_a_backward_names_the_line_that_calls_it(tmp_path: Path) -> None:
     entries, _ = figures(
         tmp_path,
@@ -144,6 +145,7 @@ def test_ranks_of_a_world_run_alone(tmp_path: Path) -> None:
     assert [(entry["rank"], entry["device"], entry["peak_allocated"] // 2**28) for entry in entries] == [(5, 1, 6), (0, 0, 1)]
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_are_all_reported(tmp_path: Path) -> None:
     program, file = tmp_path / "program.py", tmp_path / "figures.json"
     program.write_text(WORLD, encoding="utf-8")
@@ -210,6 +212,7 @@ def test_snapshot_and_plot(tmp_path: Path) -> None:
         assert any(event["action"] == "alloc" for event in pickle.load(stream)["device_traces"][0])
 
 
+@pytest.mark.slow
 def test_plot_of_a_program_that_runs_out_of_memory_in_a_step(tmp_path: Path) -> None:
     picture, file = tmp_path / "memory.svg", tmp_path / "curve.json"
     figures(

@@ -118,7 +118,9 @@ def test_objects() -> None:
     )
 
 
-@pytest.mark.parametrize("device_id", ["", ", device_id=torch.device('cuda', torch.cuda.current_device())"])
+@pytest.mark.parametrize(
+    "device_id", ["", pytest.param(", device_id=torch.device('cuda', torch.cuda.current_device())", marks=pytest.mark.slow)]
+)
 def test_meshes_and_sharding(device_id: str) -> None:
     code = f"""
         from torch.distributed.device_mesh import init_device_mesh

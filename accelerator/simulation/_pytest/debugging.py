@@ -109,5 +109,7 @@ _OPTIONS: dict[str, Callable[[Any], list[str] | None]] = {
     "fill": _each("--fill"),
     "triton": _without("--no-triton"),
     "compile": _each("--compile"),
+    "races": lambda value: [] if value is None else ["--races", value],
+    "late_copies": lambda value: ["--late-copies"] if value else [],
 }
 """The words of simulate's command line for a parameter's value; None if it has no option for this value."""

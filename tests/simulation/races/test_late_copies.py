@@ -35,7 +35,7 @@ print(host.sum().item())
 """
 
 
-@pytest.mark.parametrize("compute", [True, False])
+@pytest.mark.parametrize("compute", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_target_is_late(compute: bool) -> None:
     done = support.python(_PROGRAM, simulated_environment(gpus=1, late_copies=True, compute=compute))
     assert done.returncode == 0, done.stderr

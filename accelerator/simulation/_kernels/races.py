@@ -127,6 +127,7 @@ _runtime.accelerator_simulation_race_released.restype = ctypes.c_size_t
 _freed = _runtime.accelerator_simulation_race_freed
 _freed.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _queries = _runtime.accelerator_simulation_race_queries
+_graph_calls = _runtime.accelerator_simulation_race_graph_call
 
 
 FINDS_RACES = bool(_runtime.accelerator_simulation_races())
@@ -152,10 +153,12 @@ def install() -> None:
     _write_stacks()
     os.register_at_fork(after_in_child=_write_stacks)
     for owner in (torch.cuda.Event, torch.cuda.Stream):
-        _mark_queries(owner, "query")
+        _mark_calls(owner, "query", _queries)
     distributed: Any = getattr(_C, "_distributed_c10d", None)
     if distributed is not None:
-        _mark_queries(distributed.Work, "is_completed")
+        _mark_calls(distributed.Work, "is_completed", _queries)
+    for name in ("capture_begin", "replay"):
+        _mark_calls(torch.cuda.CUDAGraph, name, _graph_calls)
     _note_resizes()
 
 
@@ -169,19 +172,19 @@ def _write_stacks() -> None:
     _runtime.accelerator_simulation_race_stacks(file, int(number))
 
 
-def _mark_queries(owner: Any, name: str) -> None:
-    """Tell the runtime that the queries of a method are the program's."""
+def _mark_calls(owner: Any, name: str, mark: Callable[[int], object]) -> None:
+    """Tell the runtime when a method runs: what it queries is the program's, or what it fills is torch's own."""
     original = getattr(owner, name)
 
     @functools.wraps(original)
-    def query(*args: Any, **kwargs: Any) -> Any:
-        _queries(1)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        mark(1)
         try:
             return original(*args, **kwargs)
         finally:
-            _queries(0)
+            mark(0)
 
-    setattr(owner, name, query)
+    setattr(owner, name, run)
 
 
 def _note_resizes() -> None:

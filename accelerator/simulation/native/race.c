@@ -123,6 +123,7 @@ void race_at_free(const void *address, size_t size)
 static _Thread_local struct race_access *op_accesses;
 static _Thread_local size_t op_access_count;
 static _Thread_local const char *op_name;
+static _Thread_local bool is_in_graph_call;
 
 static struct race_access describe(const void *address, size_t size, int flags)
 {
@@ -301,11 +302,18 @@ EXPORT void accelerator_simulation_race_op(void *handle, int device, const char 
     const struct clock *clock = begin_work(world, stream, &index);
     stream->race_queries = 0;
     for (size_t i = 0; i < count; i++)
-        if (is_device_memory((const void *)accesses[i].layout.address))
+        if (!is_in_graph_call && is_device_memory((const void *)accesses[i].layout.address))
             record(world, &accesses[i], index, clock, name, place);
         else if (accesses[i].owner)
             release_reference(accesses[i].owner);
     pthread_mutex_unlock(&race_lock);
+}
+
+/* Some versions of torch, such as 2.6, fill the seed and offset of random numbers when a capture starts and when a graph is
+ * replayed, on streams that nothing orders. No program can order them. */
+EXPORT void accelerator_simulation_race_graph_call(int is_running)
+{
+    is_in_graph_call = is_running;
 }
 
 EXPORT void accelerator_simulation_race_op_ends(void)

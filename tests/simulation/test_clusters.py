@@ -317,8 +317,14 @@ class TestEnds:
 class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     def test_signals_go_to_all_nodes(self, number: signal.Signals) -> None:
-        program = f"import signal, sys; signal.signal({int(number)}, lambda *_: (print('tidied up'), sys.exit(5))); "
-        program += "print('ready', flush=True); signal.pause()"
+        # A signal that arrives just before signal.pause() would not end the pause.
+        program = f"""
+import signal, sys, time
+signal.signal({int(number)}, lambda *_: (print("tidied up"), sys.exit(5)))
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
         with start("--nodes", "2", "--", sys.executable, "-c", program) as run:
             read_until(run.stdout, {"[node 0] ready", "[node 1] ready"})
             run.send_signal(number)

@@ -192,8 +192,14 @@ def test_state_is_shared_and_removed() -> None:
 @takes_cuda_build
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signals_are_forwarded_to_the_command(signal_number: signal.Signals) -> None:
-    program = f"import signal, sys; signal.signal({int(signal_number)}, lambda *_: (print('tidied up'), sys.exit(5))); "
-    program += "print('ready', flush=True); signal.pause()"
+    # A signal that arrives just before signal.pause() would not end the pause.
+    program = f"""
+import signal, sys, time
+signal.signal({int(signal_number)}, lambda *_: (print("tidied up"), sys.exit(5)))
+print("ready", flush=True)
+while True:
+    time.sleep(0.05)
+"""
     command = [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", program]
     with subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

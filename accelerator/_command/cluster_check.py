@@ -162,7 +162,7 @@ def _check(launch: _Launch) -> dict[str, Any]:
     index = 0 if count == 1 else launch.local_rank  # a launcher may make only its own device visible to each rank
     result: dict[str, Any] = {
         "rank": launch.rank,
-        "host": socket.gethostname(),
+        "host": _host(),
         "device": None,
         "name": None,
         "uuid": None,
@@ -189,6 +189,12 @@ def _check(launch: _Launch) -> dict[str, Any]:
         ),
         "problems": check.causes(checked),
     }
+
+
+def _host() -> str:
+    """Return the name of this rank's machine. The nodes of a simulated cluster share the host's name, so theirs is Slurm's."""
+    node = os.environ.get("SLURMD_NODENAME") if acc.simulation.is_simulated() else None
+    return node or socket.gethostname()
 
 
 def _all_reduce(store: Any, launch: _Launch, deadline: float) -> str | None:

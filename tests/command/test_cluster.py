@@ -101,6 +101,21 @@ def test_torchrun_with_every_rank_passing() -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
+def test_nodes_of_a_simulated_cluster() -> None:
+    command = [sys.executable, "-m", "accelerator", "simulate", "--nodes", "2", "--gpus", "1", "--memory", "1GiB", "--"]
+    command += [sys.executable, "-m", "torch.distributed.run", "-m", "accelerator", "check", "--timeout", "200"]
+    environment = {**plain_environment(), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.removeprefix("[node 0] ") for line in done.stdout.splitlines()]
+    assert lines[0] == "2 ranks on 2 hosts: 2 passed, 0 failed, 0 missing"
+    assert [row[1] for row in rows("\n".join(lines)).values()] == ["node0", "node1"]
+    assert lines[-1] == "✓ all-reduce: 2 ranks over nccl"
+    assert "differs" not in done.stdout
+
+
+@pytest.mark.slow
+@on_simulated_gpus
 def test_a_dead_device_and_a_rank_that_never_starts(two_ranks: Passed) -> None:
     environment = simulated_environment(gpus=RANKS, memory="1GiB", errors={"cuMemAlloc*@1": 2})
     missing = RANKS - 1
@@ -176,11 +191,14 @@ def test_differences_between_ranks() -> None:
         "100",
         LOCAL_RANK={0: "0", 1: "0", 2: "5"},
         ACCELERATOR_SIM_DRIVER_VERSION={1: "1.2.3"},
+        SLURMD_NODENAME={0: "node0", 1: "node0", 2: "node1"},
     )
     assert statuses == [1, 1, 1]
+    assert printed.splitlines()[0] == "3 ranks on 2 hosts: 2 passed, 1 failed, 0 missing"
+    assert [row[1] for row in rows(printed).values()] == ["node0", "node0", "node1"]
     assert "LOCAL_RANK is 5, and 2 devices are visible" in printed
     assert "differs: driver is 590.44.01 on ranks 0, 2, 1.2.3 on rank 1" in printed
-    assert re.search(r"differs: ranks 0-1 share\s+GPU-", printed)
+    assert re.search(r"differs: ranks 0-1 share\s+GPU-\S+\s+on\s+node0", printed)
 
 
 @pytest.mark.slow

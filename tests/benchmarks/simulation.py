@@ -248,7 +248,7 @@ def main() -> int:
     for part in (operations, pending, training_steps, starting):
         for row in part():
             rows.append(row)
-            budget = "" if row.budget is None else f"{row.budget:.1f}"
+            budget = "" if row.budget is None else f"{row.budget:.2f}"
             mark = "" if row.passes else "  over"
             print(f"{row.name:40}{row.minimum:7.2f} {row.unit:2}{row.spread:9.2f}{budget:>9}{mark}", flush=True)
     if options.json:

@@ -107,7 +107,7 @@ def _wait(nodes: dict[int, int], failure: int, signals: _run.Signals) -> int:
     """Wait until all nodes have ended, and return the status of the first that failed."""
     if sys.platform != "linux":
         raise AssertionError("simulated GPUs need Linux")
-    kill_at: float | None = None
+    next_signal, send_at = signal.SIGTERM, None
     is_signalled = False
     while True:
         for pid in list(nodes):
@@ -119,13 +119,13 @@ def _wait(nodes: dict[int, int], failure: int, signals: _run.Signals) -> int:
                 failure = failure or code
         if not nodes:
             return failure
-        if failure and kill_at is None:
-            kill_at = time.monotonic() + _GRACE_S
-            _send(signal.SIGTERM, nodes)
-        if kill_at is not None and time.monotonic() >= kill_at:
-            _send(signal.SIGKILL, nodes)
-            kill_at = time.monotonic() + _GRACE_S
-        remaining = None if kill_at is None else max(kill_at - time.monotonic(), 0.0)
+        if failure and send_at is None:
+            # A signal that was forwarded has told the others to end: SIGTERM at once could end them while they tidy up.
+            send_at = time.monotonic() + (_GRACE_S if is_signalled else 0.0)
+        if send_at is not None and time.monotonic() >= send_at:
+            _send(next_signal, nodes)
+            next_signal, send_at = signal.SIGKILL, time.monotonic() + _GRACE_S
+        remaining = None if send_at is None else max(send_at - time.monotonic(), 0.0)
         received = signal.sigwaitinfo(signals.awaited) if remaining is None else signal.sigtimedwait(signals.awaited, remaining)
         if received is not None and received.si_signo != signal.SIGCHLD:
             is_signalled = True

@@ -317,10 +317,10 @@ class TestEnds:
 class TestSignals:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
     def test_signals_go_to_all_nodes(self, number: signal.Signals) -> None:
-        # A signal that arrives just before signal.pause() would not end the pause.
+        # Node 0 has ended while node 1 still tidies up. A signal just before signal.pause() would not end the pause.
         program = f"""
-import signal, sys, time
-signal.signal({int(number)}, lambda *_: (print("tidied up"), sys.exit(5)))
+import os, signal, sys, time
+signal.signal({int(number)}, lambda *_: (time.sleep(int(os.environ["SLURM_NODEID"])), print("tidied up"), sys.exit(5)))
 print("ready", flush=True)
 while True:
     time.sleep(0.05)

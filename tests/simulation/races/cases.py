@@ -272,6 +272,37 @@ def prefetched_without_record_stream() -> None:
     torch.cuda.synchronize()
 
 
+# A loader that reuses a batch's memory on its own stream while the consumer may still read it. This is the order of timm's
+# PrefetchLoader before and after https://github.com/huggingface/pytorch-image-models/pull/2784
+
+
+@racy("record_stream")
+def loader_that_does_not_wait_for_its_consumer() -> None:
+    consumer, side, weight, batch = torch.cuda.current_stream(), torch.cuda.Stream(), _tensor(34567), None
+    for images in [_pinned(34567) for _ in range(5)]:
+        with torch.cuda.stream(side):
+            following = images.to("cuda", non_blocking=True)  # second
+        if batch is not None:
+            batch @ weight  # first
+        consumer.wait_stream(side)
+        batch = following
+    torch.cuda.synchronize()
+
+
+@silent
+def loader_that_waits_for_its_consumer() -> None:
+    consumer, side, weight, batch = torch.cuda.current_stream(), torch.cuda.Stream(), _tensor(34567), None
+    for images in [_pinned(34567) for _ in range(5)]:
+        side.wait_stream(consumer)
+        with torch.cuda.stream(side):
+            following = images.to("cuda", non_blocking=True)
+        if batch is not None:
+            batch @ weight
+        consumer.wait_stream(side)
+        batch = following
+    torch.cuda.synchronize()
+
+
 # ---- The host. ----
 
 

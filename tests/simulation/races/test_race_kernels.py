@@ -135,14 +135,14 @@ def test_collective(kind: str, seconds: float) -> None:
         assert is_possible == "False"
 
 
-def _ranks(program: str, *arguments: str) -> list[list[str]]:
+def _ranks(program: str, *arguments: str, races: str = "report") -> list[list[str]]:
     """Run two ranks and return what each prints."""
     from concurrent.futures import ThreadPoolExecutor
 
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = simulated_environment(gpus=2, races="report")
+    environment = simulated_environment(gpus=2, races=races)
 
     def rank(number: int) -> list[str]:
         done = support.python(program + _REPORT, environment, str(number), str(port), *arguments, timeout=300)
@@ -201,3 +201,43 @@ def test_training_of_ranks_is_silent(kind: str) -> None:
     if "fsdp2" in kind:
         pytest.importorskip("torch.distributed.fsdp", reason="needs torch.distributed")
     assert _ranks(_TRAINING, kind) == [[], []]
+
+
+_PIPELINE = """
+import torch, sys
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+
+rank, kind = int(sys.argv[1]), sys.argv[3]
+device = torch.device("cuda", rank)
+torch.cuda.set_device(device)
+dist.init_process_group("nccl", rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{sys.argv[2]}", device_id=device)
+stages_of_rank = 2 if kind == "interleaved" else 1
+modules = [nn.Sequential(nn.Linear(64, 64), nn.ReLU()).to(device) for _ in range(stages_of_rank)]
+stages = [PipelineStage(module, rank + 2 * i, 2 * stages_of_rank, device) for i, module in enumerate(modules)]
+if kind == "interleaved":
+    schedule = ScheduleInterleaved1F1B(stages, 4, loss_fn=nn.functional.mse_loss)
+else:
+    schedule = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}[kind](stages[0], 4, loss_fn=nn.functional.mse_loss)
+optimizer = torch.optim.AdamW([parameter for module in modules for parameter in module.parameters()])
+for _ in range(3):
+    batch = torch.randn(16, 64).pin_memory().to(device, non_blocking=True)
+    if rank == 0:
+        schedule.step(batch)
+    else:
+        losses = []
+        schedule.step(target=batch, losses=losses)
+        assert len(losses) == 4
+        torch.stack(losses).mean().item()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.cuda.synchronize()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "interleaved"])
+def test_pipeline_schedule_is_silent(kind: str) -> None:
+    assert _ranks(_PIPELINE, kind, races="raise") == [[], []]

@@ -325,6 +325,7 @@ def test_results_belong_to_the_current_stream() -> None:
     """A result is in the pool of its stream: after it is freed, another stream does not get its memory."""
     x = torch.randn(1000, 100, device="cuda")
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     for _ in range(3):
         with torch.cuda.stream(stream):
             result = x * 2

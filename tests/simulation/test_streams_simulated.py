@@ -202,7 +202,7 @@ class TestEvents:
             assert runtime.cudaEventRecord(event, handle) == 0
             milliseconds = ctypes.c_float(-1)
             assert runtime.cudaStreamWaitEvent(ctypes.c_void_p(other.cuda_stream), event, 0) == 0
-            assert [runtime.cudaEventQuery(event), runtime.cudaEventSynchronize(event)] == [0, 0]
+            assert [runtime.cudaEventSynchronize(event), runtime.cudaEventQuery(event)] == [0, 0]
             assert runtime.cudaEventElapsedTime(ctypes.byref(milliseconds), event, event) == 0
             assert milliseconds.value == 0
         assert runtime.cudaEventDestroy(event) == 0

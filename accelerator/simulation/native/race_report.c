@@ -30,7 +30,7 @@ static void stream_text(char *text, size_t size, int index)
         snprintf(text, size, "stream %d of cuda:%d", stream->number, stream->device);
 }
 
-/* Writes what the memory is: "a float32 tensor of shape (2, 3)", or its bytes. */
+/* Writes what the memory is: "an int64 tensor of shape (2, 3)", or its bytes. */
 static void memory_text(char *text, size_t size, const struct access *access)
 {
     if (access->dtype < 0 || access->layout.dims < 0) {
@@ -38,7 +38,7 @@ static void memory_text(char *text, size_t size, const struct access *access)
         return;
     }
     const char *type = (size_t)access->dtype < sizeof dtypes / sizeof *dtypes ? dtypes[access->dtype] : "";
-    int length = snprintf(text, size, "a %s%stensor of shape (", type, *type ? " " : "");
+    int length = snprintf(text, size, "%s %s%stensor of shape (", *type == 'i' ? "an" : "a", type, *type ? " " : "");
     for (int64_t i = 0; i < access->layout.dims; i++)
         length += snprintf(text + length, size - (size_t)length, "%s%lld", i ? ", " : "", (long long)access->layout.sizes[i]);
     snprintf(text + length, size - (size_t)length, access->layout.dims == 1 ? ",)" : ")");

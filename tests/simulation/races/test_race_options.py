@@ -62,6 +62,13 @@ def test_raise_stops_the_second_op() -> None:
     assert support.python(NO_RACE, simulated_environment(gpus=1, races="raise")).stdout == "done\n"
 
 
+@pytest.mark.parametrize(("dtype", "text"), [("int64", "an int64"), ("uint8", "a uint8")])
+def test_a_report_names_the_type(dtype: str, text: str) -> None:
+    program = RACE.replace("1000,", f"1000, dtype=torch.{dtype},")
+    done = support.python(program, simulated_environment(gpus=1, races="report"))
+    assert f"bytes of {text} tensor of shape (1000,): " in done.stderr
+
+
 def test_a_host_access_raises_at_the_next_op() -> None:
     program = """
 import torch

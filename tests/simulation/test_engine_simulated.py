@@ -10,7 +10,7 @@ import gc
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -441,18 +441,75 @@ def test_out_of_memory(name: str, is_known: bool) -> None:
     gc.collect()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_allocated()
+    with no_free_memory(), pytest.raises(torch.OutOfMemoryError):
+        function(x)
+    assert torch.cuda.memory_allocated() == before
+    assert torch.equal(x, expected)
+    assert function(x) is not None
+
+
+# Functions that change running statistics beside returning new tensors, and their arguments. The first is of 4 MiB.
+CHANGING: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]] = {
+    "batch_norm": (
+        lambda x, mean, var: F.batch_norm(x, mean, var, training=True),
+        lambda: [random_tensor(64, 16, 32, 32), torch.zeros(16), torch.ones(16)],
+    ),
+    "batch_norm_without_cudnn": (
+        lambda x, mean, var: aten.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5),
+        lambda: [random_tensor(64, 16, 32, 32), torch.zeros(16), torch.ones(16)],
+    ),
+    "batch_norm_of_half": (
+        lambda x, mean, var: aten.native_batch_norm(x, None, None, mean, var, True, 0.1, 1e-5),
+        lambda: [random_tensor(64, 32, 32, 32).bfloat16(), torch.zeros(32), torch.ones(32)],
+    ),
+    "batch_norm_legit": (
+        lambda x, mean, var: aten._native_batch_norm_legit(x, None, None, mean, var, True, 0.1, 1e-5),
+        lambda: [random_tensor(64, 16, 32, 32), torch.zeros(16), torch.ones(16)],
+    ),
+    "batch_norm_with_update": (
+        lambda x, mean, var: aten._batch_norm_with_update(x, None, None, mean, var, 0.1, 1e-5),
+        lambda: [random_tensor(64, 16, 32, 32), torch.zeros(16), torch.ones(16)],
+    ),
+    "synchronized_batch_norm": (
+        lambda x, mean, var: aten.batch_norm_gather_stats_with_counts(x, x, x, mean, var, 0.1, 1e-5, mean[:1] + 4),
+        lambda: [random_tensor(1, 1 << 20).abs(), torch.zeros(1 << 20), torch.ones(1 << 20)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("calls", ["none", "of other sizes", "of the same sizes"])
+@pytest.mark.parametrize("name", CHANGING)
+def test_out_of_memory_leaves_running_statistics(name: str, calls: str) -> None:
+    """As on a GPU, whose kernels allocate their results first."""
+    function, make = CHANGING[name]
+    changed, same = ([tensor.cuda() for tensor in make()] for _ in range(2))
+    if calls == "of other sizes":
+        function(*(tensor[..., : tensor.shape[-1] // 2] if tensor.numel() == changed[0].numel() else tensor for tensor in same))
+    elif calls == "of the same sizes":
+        for _ in range(3):
+            function(*same)
+    expected = [tensor.clone() for tensor in changed]
+    gc.collect()
+    torch.cuda.empty_cache()
+    with no_free_memory(), pytest.raises(torch.OutOfMemoryError):
+        function(*changed)
+    for tensor, value in zip(changed, expected, strict=True):
+        assert torch.equal(tensor, value)
+    assert function(*changed) is not None
+    assert not all(torch.equal(tensor, value) for tensor, value in zip(changed, expected, strict=True))
+
+
+@contextlib.contextmanager
+def no_free_memory() -> Iterator[None]:
+    """Let the allocator have no free block of 2 MiB and get no further memory from the device."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
     try:
         fillers = fill_cache()
-        with pytest.raises(torch.OutOfMemoryError):
-            function(x)
+        yield
         del fillers
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert torch.cuda.memory_allocated() == before
-    assert torch.equal(x, expected)
-    assert function(x) is not None
 
 
 def fill_cache() -> list[torch.Tensor]:

@@ -142,6 +142,14 @@ class Call:
             f" (when checking argument for argument {argument} in method wrapper_CUDA_{self.op.short_name})"
         )
 
+    def save_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return a CPU alias and its values for each tensor that must stay as it is if there is no memory for results."""
+        if not self.op.state:
+            return []
+        values = self.op.bind(args, kwargs)
+        aliases = [cpu_alias(values[name]) for name in self.op.state if isinstance(values.get(name), _Tensor)]
+        return [(alias, alias.clone()) for alias in aliases]
+
     def compute(self, cpu_args: list[Any], cpu_kwargs: dict[str, Any]) -> Any:
         op = self.op
         if not op.draws(tuple(cpu_args), cpu_kwargs):

@@ -32,6 +32,7 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if op.waits_for_stream(args, kwargs):
             # torch's own wait, for set_sync_debug_mode and the trace of synchronizations.
             torch.cuda.current_stream(call.device).synchronize()
+        state = call.save_state(args, kwargs)
         try:
             computed = call.compute(cpu_args, cpu_kwargs)
         except RuntimeError as error:
@@ -43,7 +44,12 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 computed = call.compute(cpu_args, cpu_kwargs)
-        return call.results(computed, args, kwargs)
+        try:
+            return call.results(computed, args, kwargs)
+        except torch.OutOfMemoryError:
+            for alias, values in state:
+                alias.copy_(values)
+            raise
 
 
 def _spans_devices(tensors: Any) -> bool:

@@ -42,6 +42,13 @@ _TAKES_HOST_SCALARS = frozenset(
 
 # The CUDA kernels of these ops wait for the stream, but torch does not tag all their overloads as data-dependent.
 _DATA_DEPENDENT = frozenset(("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "histc"))
+# These ops update running statistics beside returning new tensors. The schemas of some do not say so.
+_UPDATES_STATISTICS = frozenset(
+    (
+        "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_gather_stats",
+        "batch_norm_gather_stats_with_counts", "batch_norm_update_stats",
+    )
+)  # fmt: skip
 _SCALARS = (int, float, complex)  # bool is an int
 # For these ops torch itself converts numbers into tensors.
 _CONVERTS_SCALARS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
@@ -93,6 +100,9 @@ class Op:
             before = info.before_set if info is not None else set[str]()
             same = [n for n, a in written.items() if a.alias_info is not None and a.alias_info.before_set & before]
             self.results.append(same[0] if same else None)
+        # Arguments that stay as they are if there is no memory for the results: CUDA's kernels allocate before they write.
+        updates_statistics = short_name in _UPDATES_STATISTICS
+        self.state = frozenset(n for n in self.names if updates_statistics and n.startswith("running_"))
         self.has_generator = "generator" in self.names
         # A decomposition may take a generator even if the op does not.
         self.takes_generator = self.has_generator or (

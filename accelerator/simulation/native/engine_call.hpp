@@ -17,6 +17,7 @@ struct Rules {
     uint64_t python_dtypes;  // by number: Python handles calls whose first CUDA tensor has one of these types
     uint64_t host_arguments; // by position: arguments that may be CPU tensors
     uint64_t out_arguments;  // by position: arguments that the op may resize
+    uint64_t state_arguments; // by position: arguments that stay as they are if the op fails
     uint32_t flags;
     int32_t selecting_argument; // a flag that selects Python or this file, or -1
     int32_t python_value;       // the value that selects Python
@@ -290,6 +291,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     // The dispatcher has already handled autograd, autocast and the like for the CUDA tensors.
     const c10::impl::ForceDispatchKeyGuard below(c10::default_included_set, c10::impl::tls_local_dispatch_key_set().excluded_ | HANDLED_KEYS);
 
+    SavedState state;
     c10::SmallVector<c10::IValue, 8> originals(arguments_.size());
     const uint64_t signature = allocates ? sign(&argument(*stack, 0), argument_count_) : 0;
     ResizableAliases resizable;
@@ -312,6 +314,8 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
         switch (kind) {
         case Kind::TENSOR:
             value = original.isTensor() ? c10::IValue(to_cpu(original)) : original;
+            if (((rules_.state_arguments >> position) & 1) && original.isTensor() && original.toTensor().defined())
+                state.save(value.toTensor());
             break;
         case Kind::TENSOR_LIST: {
             c10::List<at::Tensor> list;
@@ -367,6 +371,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
         }
     }
     route.learn();
+    state.discard();
 }
 
 } // namespace engine

@@ -152,6 +152,34 @@ inline intrusive_ptr<TensorImpl> make_alias(TensorImpl* tensor)
     return distance % item_size ? nullptr : spare_aliases.take(*tensor, int64_t(distance / item_size));
 }
 
+// Values of tensors that stay as they are if there is no memory for results: CUDA's kernels allocate before they write.
+class SavedState {
+public:
+    SavedState() = default;
+    SavedState(const SavedState&) = delete;
+    SavedState& operator=(const SavedState&) = delete;
+
+    ~SavedState()
+    {
+        for (auto& [alias, values] : tensors_)
+            alias.copy_(values);
+    }
+
+    void save(const at::Tensor& alias)
+    {
+        tensors_.emplace_back(alias, alias.clone());
+    }
+
+    // Notes that the op has succeeded.
+    void discard()
+    {
+        tensors_.clear();
+    }
+
+private:
+    c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> tensors_;
+};
+
 // How many results were copied to the device, for tests.
 inline std::atomic<uint64_t> copies{0};
 

@@ -2,10 +2,10 @@
 
     python -m accelerator simulate --gpus 2 -- python -m tests.simulation.stress [--runs 950] [--processes 50] [--device cuda]
 
-A run is one of three cases: two threads call their first ops at once; a child is forked while another thread calls ops; the
-interpreter exits while a daemon thread calls ops. ``--runs`` are forks of a process that has imported torch and initialized
-nothing, ``--processes`` new processes. Prints the runs that crashed or did not end, and exits with status 1 if there are any.
-With ``--device cpu`` the same programs run on the CPU, for comparison.
+There are three cases: two threads call their first ops at once; a child is forked while another thread calls ops; the
+interpreter exits while a daemon thread calls ops. Of each case, ``--runs`` are forks of a process that has imported torch and
+initialized nothing, and ``--processes`` are new processes. Prints the runs that crashed or did not end, and exits with status 1
+if there are any. With ``--device cpu`` the same programs run on the CPU, for comparison.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
 
 import torch
 
 DEADLINE_S = 120
+SHOWN_RUNS = 100  # the figures are shown after so many runs
 # Until Python 3.14, the exit unwinds daemon threads. In a C++ function that may not throw this aborts, on the CPU too.
 STATUSES_OF_EXIT = (0,) if sys.version_info >= (3, 14) else (0, -signal.SIGABRT)
 
@@ -106,8 +108,8 @@ def forked(device: str, run: int) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=950, help="forks (default: 950)")
-    parser.add_argument("--processes", type=int, default=50, help="new processes (default: 50)")
+    parser.add_argument("--runs", type=int, default=950, help="forks of each case (default: 950)")
+    parser.add_argument("--processes", type=int, default=50, help="new processes of each case (default: 50)")
     parser.add_argument("--device", default="cuda", help="cuda or cpu (default: cuda)")
     parser.add_argument("--case", type=int, help=argparse.SUPPRESS)  # what a new process runs
     options = parser.parse_args()
@@ -116,18 +118,26 @@ def main() -> int:
         run_case(options.device, options.case)
         return 0
     command = [sys.executable, "-m", "tests.simulation.stress", "--device", options.device, "--case"]
-    failures = aborts = 0
-    for run in range(options.runs + options.processes):
-        is_fork = run < options.runs
-        status = forked(options.device, run) if is_fork else subprocess.run([*command, str(run)], check=False).returncode
+    ended, failed, aborted = Counter[str](), Counter[str](), Counter[str]()
+    rounds = options.runs + options.processes
+    total = len(CASES) * rounds
+    for run in range(total):
+        # The new processes are spread evenly over the rounds.
+        before, after = (count * options.processes // rounds for count in (run // len(CASES), run // len(CASES) + 1))
+        if before == after:
+            status = forked(options.device, run)
+        else:
+            status = subprocess.run([*command, str(run)], check=False).returncode
         case = CASES[run % len(CASES)]
-        aborts += status == -signal.SIGABRT
+        ended[case.__name__] += 1
+        aborted[case.__name__] += status == -signal.SIGABRT
         if status not in (STATUSES_OF_EXIT if case is exit_beside_ops else (0,)):
-            failures += 1
+            failed[case.__name__] += 1
             print(f"run {run}, {case.__name__}: status {status}", flush=True)
-    total = f"{options.runs} forks and {options.processes} processes, {failures} failed"
-    print(f"{total}, {aborts} aborted as Python unwound a daemon thread")
-    return int(failures > 0)
+        if (run + 1) % SHOWN_RUNS == 0 or run + 1 == total:
+            counts = (f"{name} {ended[name]} ({failed[name]} failed, {aborted[name]} aborted)" for name in ended)
+            print(", ".join(counts), flush=True)
+    return int(failed.total() > 0)
 
 
 if __name__ == "__main__":

@@ -203,6 +203,6 @@ inline c10::DeleterFnPtr Router::raw_deleter() const
     return &delete_raw;
 }
 
-inline Router router;
+inline Router& router = *new Router; // never freed: threads may use it while the process ends
 
 } // namespace engine

@@ -29,7 +29,8 @@ inline bool has_only(const TensorImpl* tensor, DispatchKeySet keys)
 
 // One storage spans the address space except its first page: a tensor over any address is a view of it.
 constexpr uintptr_t SPAN_START = 4096;
-inline intrusive_ptr<StorageImpl> span;
+// Never freed: a thread of autograd may run ops while the process ends.
+inline auto& span = *new intrusive_ptr<StorageImpl>;
 
 inline void make_span()
 {

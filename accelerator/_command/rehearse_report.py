@@ -17,12 +17,12 @@ def read(reports: Path, exit_status: int | None) -> list[dict[str, Any]]:
     """Return an entry for each rank and device.
 
     Args:
-        reports: The folder with one file for each process.
+        reports: The folder with a file for each process, and one with its exit status if no signal ended it.
         exit_status: The status of the command, which is its rank's if there is one; None while it runs.
     """
     entries: list[dict[str, Any]] = []
     files = [file for file in reports.glob("*.json") if not file.name.endswith(".plot.json")]
-    reports_read = [json.loads(file.read_text(encoding="utf-8")) for file in files]
+    reports_read = [{**json.loads(file.read_text(encoding="utf-8")), "exit_status": _status(file)} for file in files]
     # A process that compiles for a rank initializes CUDA too, and uses no memory.
     users = {report["rank"] for report in reports_read if _uses_memory(report)}
     for report in reports_read:
@@ -37,7 +37,14 @@ def _uses_memory(report: dict[str, Any]) -> bool:
     return any(device["reserved"] or device["ooms"] for device in report["devices"])
 
 
-def _entry(rank: int, device: dict[str, Any], exit_status: int) -> dict[str, Any]:
+def _status(report: Path) -> int | None:
+    """Return the exit status of a process; None if it runs or a signal ended it."""
+    file = report.with_suffix(".status")
+    status = file.read_text(encoding="ascii") if file.exists() else ""
+    return int(status) if status else None  # the process may be writing it
+
+
+def _entry(rank: int, device: dict[str, Any], exit_status: int | None) -> dict[str, Any]:
     return {
         "rank": rank,
         "device": device["device"],

@@ -156,18 +156,38 @@ def test_ranks_of_torchrun_are_all_reported(tmp_path: Path) -> None:
     assert [(entry["rank"], entry["device"]) for entry in entries] == [(0, 0), (1, 1)]
 
 
-@pytest.mark.slow
 def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
     entries, _ = figures(
         tmp_path,
         """
-        import os, subprocess, sys
-        program = "import os, sys, torch; torch.ones(1, device='cuda'); sys.exit(int(os.environ['RANK']) + 3)"
-        for rank in "01":
-            subprocess.run([sys.executable, "-c", program], env={**os.environ, "RANK": rank})
+        import os, signal, sys, time, torch
+        from pathlib import Path
+        def end(rank):
+            if rank == 0:
+                sys.exit(3)
+            if rank == 1:
+                raise SystemExit(4)
+            if rank == 2:
+                raise SystemExit("a message")
+            if rank == 3:
+                raise ValueError
+            if rank == 4:
+                os._exit(5)
+            if rank == 5:
+                report = Path(os.environ["ACCELERATOR_SIM_REHEARSE"], f"{os.getpid()}.json")
+                while "reserved" not in report.read_text():
+                    time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGKILL)
+        for rank in range(7):
+            if os.fork() == 0:
+                os.environ["RANK"] = str(rank)
+                torch.ones(1, device="cuda")
+                end(rank)
+                break
+            os.wait()
         """,
     )
-    assert [(entry["rank"], entry["exit_status"]) for entry in entries] == [(0, 3), (1, 4)]
+    assert [(entry["rank"], entry["exit_status"]) for entry in entries] == [*enumerate([3, 4, 1, 1, 5, None, 0])]
 
 
 # A program that begins with this keeps what the plot is drawn from.

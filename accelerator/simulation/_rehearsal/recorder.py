@@ -1,17 +1,20 @@
 """Records what memory this process needed, and writes it to a file that ``python -m accelerator rehearse`` reads.
 
 The peaks are those of the whole run: a reset of torch's statistics first adds them to the record. The file is written every
-second, since a process may be killed, and a last time when the process ends.
+second, since a process may be killed, and a last time when the process ends. native/exit.c writes the exit status, which Python
+does not know of a ``SystemExit`` that the program raises.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -29,7 +32,6 @@ _LIBRARIES = tuple(
 
 _folder = os.environ.get("ACCELERATOR_SIM_REHEARSE", "")
 _is_started = False
-_exit_status: int | None = None
 _kept: dict[int, dict[str, int]] = {}  # by device, what torch's statistics no longer contain
 _NOTHING = {"allocated": 0, "reserved": 0, "retries": 0, "ooms": 0}
 _totals: dict[int, int] = {}
@@ -46,14 +48,6 @@ def install() -> None:
     for name in ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats"):
         _before(_C, name, _keep_counts)
     _before(os, "_exit", _end)
-    _before(sys, "exit", _note_exit)
-    excepthook = sys.excepthook
-
-    def note_exception(*arguments: Any) -> None:
-        _note_exit(1)
-        excepthook(*arguments)
-
-    sys.excepthook = note_exception
     os.register_at_fork(after_in_child=_forget)
 
 
@@ -66,6 +60,7 @@ def start() -> None:
     _C._cuda_attach_out_of_memory_observer(_note_out_of_memory)
     history.start()
     atexit.register(_end)
+    ctypes.CDLL(None).accelerator_simulation_report_exit(os.fsencode(_path(".status")))
     threading.Thread(target=_write_regularly, name="rehearsal", daemon=True).start()
 
 
@@ -94,8 +89,8 @@ def _before(owner: Any, name: str, function: Callable[..., object]) -> None:
 
 def _forget() -> None:
     """A forked child is a rank of its own if it initializes CUDA itself."""
-    global _is_started, _exit_status
-    _is_started, _exit_status = False, None
+    global _is_started
+    _is_started = False
     _kept.clear()
     _out_of_memory.clear()
 
@@ -129,11 +124,6 @@ def _keep_counts(device: Any = None, *arguments: Any) -> None:
 def _is_initialized() -> bool:
     cuda: Any = torch.cuda
     return cuda.is_initialized()
-
-
-def _note_exit(code: Any = 0, *others: Any) -> None:
-    global _exit_status
-    _exit_status = code if isinstance(code, int) else 0 if code is None else 1
 
 
 def _note_out_of_memory(device: int, requested: int, allocated: int, free: int) -> None:
@@ -181,7 +171,7 @@ def _program_line(frames: list[FrameType]) -> str | None:
 
 def _write_regularly() -> None:
     while _is_started:
-        _write(is_running=True)
+        _write()
         threading.Event().wait(_INTERVAL_S)
 
 
@@ -189,9 +179,9 @@ def _end(code: int | None = None, *others: Any) -> None:
     global _is_started
     if not _is_started:
         return
-    if code is not None:
-        _note_exit(code)
-    _write(is_running=False)
+    _write()
+    if code is not None:  # of os._exit, which libc's handlers do not see
+        Path(_path(".status")).write_text(str(code & 0xFF), encoding="ascii")
     history.end(_rank())
     _is_started = False
 
@@ -200,10 +190,14 @@ def _rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def _path(suffix: str) -> str:
+    return os.path.join(_folder, f"{os.getpid()}{suffix}")
+
+
 _write_lock = threading.Lock()
 
 
-def _write(is_running: bool) -> None:
+def _write() -> None:
     devices: list[dict[str, Any]] = []
     for device in range(torch.cuda.device_count() if _is_initialized() else 0):
         now = _statistics(device)
@@ -215,15 +209,9 @@ def _write(is_running: bool) -> None:
     for entry in used:
         if entry["total"] is None:
             entry["total"] = torch.cuda.get_device_properties(entry["device"]).total_memory
-    report = {
-        "rank": _rank(),
-        "pid": os.getpid(),
-        "is_running": is_running,
-        "exit_status": 0 if _exit_status is None else _exit_status,
-        "devices": used,
-    }
+    report = {"rank": _rank(), "devices": used}
     with _write_lock:
-        path = os.path.join(_folder, f"{os.getpid()}.json")
+        path = _path(".json")
         with open(f"{path}.new", "w", encoding="utf-8") as file:
             json.dump(report, file)
         os.replace(f"{path}.new", path)

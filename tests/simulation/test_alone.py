@@ -48,6 +48,10 @@ def test_collectives_are_those_of_equal_ranks(rank: int, world: int) -> None:
             value = device(5.0)
             dist.all_reduce(value, op)
             assert value.item() == expected
+        for factor in (0.5, device(0.5)):
+            value = device(6.0)
+            dist.all_reduce(value, dist._make_nccl_premul_sum(factor))
+            assert value.item() == 3.0 * world
         gathered = torch.empty(world, dtype=torch.int64).cuda()
         dist.all_gather_into_tensor(gathered, device(7, dtype=torch.int64))
         assert gathered.tolist() == [7] * world
@@ -108,10 +112,13 @@ def test_objects() -> None:
         objects = [None] * world
         dist.all_gather_object(objects, {"rank": rank})
         assert objects == [{"rank": 3}] * world
-        dist.gather_object("mine", objects if rank == 0 else None, dst=0)
-        listed = ["kept"]
+        dist.gather_object("mine", None, dst=0)
+        dist.gather_object("mine", objects, dst=rank)
+        assert objects == ["mine"] * world
+        # Its pickle is larger than the collectives that write memory.
+        listed = ["kept" * 2**19]
         dist.broadcast_object_list(listed, src=0)
-        assert listed == ["kept"]
+        assert listed == ["kept" * 2**19]
         with pytest.raises(RuntimeError, match="recv_object_list: this rank is rehearsed alone"):
             dist.recv_object_list([None], src=0)
         """

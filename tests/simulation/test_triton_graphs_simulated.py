@@ -198,6 +198,30 @@ def test_make_fx_records_a_wrapped_kernel() -> None:
 
 
 @pytest.mark.slow
+def test_tuning_of_compiled_launches_changes_no_argument() -> None:
+    tuned = triton.autotune([triton.Config({"BLOCK": size}, num_warps=2) for size in (32, 64)], key=["size"])(_double)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        tuned[blocks(x.numel())](x, x.numel())
+        return x + 1
+
+    compiled, graph, x = torch.compile(function, fullgraph=True), torch.cuda.CUDAGraph(), randn(100)
+    for each in (compiled, torch.compile(function, fullgraph=True, mode="reduce-overhead")):
+        for _ in range(2):
+            expected = x * 2
+            assert torch.equal(each(x), expected + 1)
+            assert torch.equal(x, expected)
+    with torch.cuda.graph(graph):
+        out = compiled(x)
+    assert torch.equal(x, expected), "the capture has changed the argument"
+    for _ in range(2):
+        expected = x * 2
+        graph.replay()
+        assert torch.equal(x, expected)
+        assert torch.equal(out, expected + 1)
+
+
+@pytest.mark.slow
 def test_compiled_launches_in_a_captured_graph() -> None:
     x, y = randn(100), randn(100)
     compiled = torch.compile(several, fullgraph=True)

@@ -178,6 +178,18 @@ def test_autotuned_matrix_product(size: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(product(a, b), a @ b, rtol=tolerance, atol=tolerance * 10)
 
 
+def test_tuning_fails_in_a_capture() -> None:
+    tuned = triton.autotune([triton.Config({"BLOCK": size}, num_warps=2) for size in (32, 64)], key=["size"])(_add)
+    x, y = randn(100), randn(100)
+    out = torch.empty_like(x)
+    # The outer context restores the stream: torch.cuda.graph does not if the capture has failed.
+    stream, graph = torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.CUDAGraph()
+    with stream, pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(graph):
+        tuned[(4,)](x, y, out, x.numel())
+    tuned[(4,)](x, y, out, x.numel())
+    assert torch.equal(out, x + y)
+
+
 @triton.jit
 def _bfloat16(x, y, out, sums, SIZE: tl.constexpr):
     place = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]

@@ -168,7 +168,9 @@ def hook_autotuner(autotuner: ModuleType) -> None:
     """Let ``triton.autotune`` run each configuration once and take the first: the interpreter's times mean nothing."""
 
     def do_bench(kernel_call: Callable[[], object], quantiles: Any = None) -> list[float]:
-        kernel_call()
+        if not _takes_cpu_tensors():  # Inductor tunes on copies, so that tuning changes no argument
+            torch.cuda.synchronize()  # as Triton's own function does; an error in a capture
+            kernel_call()
         return [1.0] * len(quantiles or (1,))
 
     original: Any = autotuner.Autotuner.__init__

@@ -297,6 +297,7 @@ class TestDevices:
     def test_op_on_a_side_stream_waits_for_its_stream(self) -> None:
         x = torch.randn(4, 4, device="cuda")
         stream, results = torch.cuda.Stream(), []
+        stream.wait_stream(torch.cuda.current_stream())
 
         def submit(cycles: int) -> torch.cuda.Event:
             with torch.cuda.stream(stream):
@@ -437,6 +438,7 @@ class TestWorkspaces:
         torch._C._cuda_clearCublasWorkspaces()
         assert self.allocated_by(lambda: there @ there, 1) == size
         assert self.allocated_by(lambda: x @ x) == size
+        torch.cuda.synchronize()
         with torch.cuda.stream(torch.cuda.Stream()):
             assert self.allocated_by(lambda: x @ x) == size
         thread = threading.Thread(target=lambda: x @ x)

@@ -215,13 +215,12 @@ def physical() -> tuple[Backend, tuple[DiscoveredDevice, ...]]:
 
 
 def record_failed_initialization(error: Exception) -> None:
-    """Remember why torch could not initialize the accelerator; not in a bad fork, where the fork is the reason."""
+    """Remember why torch could not initialize the accelerator. Nothing tries to in a bad fork."""
     global _failure
-    if not process.is_in_bad_fork():
-        # torch's message continues with advice, or with the traceback of a queued call.
-        cause = str(error).strip().partition("\n")[0].rstrip(".")
-        _failure = f"torch could not initialize the accelerator in this process: {cause}; refresh() allows another attempt"
-        _drop_entry()
+    # torch's message continues with advice, or with the traceback of a queued call.
+    cause = str(error).strip().partition("\n")[0].rstrip(".")
+    _failure = f"torch could not initialize the accelerator in this process: {cause}; refresh() allows another attempt"
+    _drop_entry()
 
 
 def _drop_entry() -> None:

@@ -143,8 +143,9 @@ def test_device_recipes(launcher: str, visible: str, expected: str) -> None:
     assert printed == ([expected] if launcher == "torchrun" else [expected, "1 2"])
 
 
+@pytest.mark.slow
 @on_simulated_gpus
-@pytest.mark.parametrize(("gpu", "fits"), [("H100", "yes"), pytest.param("A100-40GB", "no", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("gpu", "fits"), [("H100", "yes"), ("A100-40GB", "no")])
 def test_rehearsal_of_readme(gpu: str, fits: str, tmp_path: Path) -> None:
     """README's example prints its table, with figures within 3 %, because they differ between versions of torch."""
     readme = PYTHON[0].page
@@ -167,6 +168,7 @@ def test_rehearsal_of_readme(gpu: str, fits: str, tmp_path: Path) -> None:
     assert (tmp_path / "memory.svg").exists()
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_race_of_readme(tmp_path: Path) -> None:
     """README's example is reported in these words, and the line that README names mends it."""

@@ -102,6 +102,7 @@ def test_broken_driver_is_one_problem() -> None:
     assert passed(done.stdout) == ["discovery", "launching", "fork", "monitoring"]
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_json_document() -> None:
     done = check(simulated_environment(gpus=2, errors={"cuMemAlloc*@1": 2}), "--json")

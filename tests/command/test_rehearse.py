@@ -156,6 +156,7 @@ def test_ranks_of_torchrun_are_all_reported(tmp_path: Path) -> None:
     assert [(entry["rank"], entry["device"]) for entry in entries] == [(0, 0), (1, 1)]
 
 
+@pytest.mark.slow
 def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
     entries, _ = figures(
         tmp_path,
@@ -254,6 +255,7 @@ def test_plot_of_a_program_that_runs_out_of_memory_in_a_step(tmp_path: Path) -> 
     assert held["other"] < 2**28
 
 
+@pytest.mark.slow
 def test_progress_on_a_terminal(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     # The program runs until the progress has shown its memory.

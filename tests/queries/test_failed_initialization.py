@@ -71,8 +71,11 @@ def fail(attempt: str, order: str, **machine: Any) -> Any:
 @pytest.mark.parametrize(
     ("attempt", "order"),
     [
-        *((attempt, "before torch") for attempt in ATTEMPTS),
-        *(("init", order) for order in ORDERS if order != "before torch"),
+        *(
+            pytest.param(name, "before torch", marks=() if name in ("init", "FloatTensor") else pytest.mark.slow)
+            for name in ATTEMPTS
+        ),
+        *(pytest.param("init", order, marks=pytest.mark.slow) for order in ORDERS if order != "before torch"),
     ],
 )
 def test_functions_act_on_the_cpu_after_a_failed_initialization(attempt: str, order: str) -> None:
@@ -111,6 +114,7 @@ QUEUED = """
 """
 
 
+@pytest.mark.slow
 def test_initialization_that_succeeds_later_ends_the_cpu_fallback() -> None:
     """A queued call fails at first. Nothing of torch is replaced."""
     reasons, reason, device, count, module, tensor = evaluate_simulated(QUEUED, gpus=2)

@@ -44,6 +44,7 @@ def run_queries(folder: Path, name: str) -> list[object]:
     return result
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_vendored_package(tmp_path: Path) -> None:
     target = tmp_path / "project/mylib/_vendor"
@@ -118,6 +119,7 @@ def test_probe_ignores_working_directory_and_pythonpath(tmp_path: Path) -> None:
     assert done.stdout.strip() == "2", done.stderr
 
 
+@pytest.mark.slow
 def test_static_analysis_finds_every_module(tmp_path: Path) -> None:
     """PyInstaller and similar tools follow the import statements in the code."""
     script = tmp_path / "program.py"

@@ -114,6 +114,7 @@ def test_editable_plugin_is_imported_in_the_probe(tmp_path: Path) -> None:
     assert after == 2
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_query_in_a_pth_file_starts_one_probe(tmp_path: Path) -> None:
     """Every interpreter of the environment runs the file, the probe's child too, which must not start a child of its own."""
@@ -231,6 +232,7 @@ ARCHITECTURES = """
 """
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_arch_list_ignores_what_a_plugin_prints(tmp_path: Path) -> None:
     install("def load():\n    print('planet 1.0 sm_1')\n", tmp_path)

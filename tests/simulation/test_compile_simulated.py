@@ -90,6 +90,7 @@ def test_arguments_are_changed_in_place() -> None:
     compare(function, randn(6, 4))
 
 
+@pytest.mark.slow
 def test_several_devices() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return x.to("cuda:1") + 1, x.cpu(), torch.arange(4).to(x.device) + x[0], x.to("cuda:1").to(x.device)

@@ -383,6 +383,7 @@ def test_existing_build_needs_no_compiler(tmp_path: Path) -> None:
     assert python(BUILD, env={**env, "PATH": "/nowhere", "CC": "no-such-compiler"}).stdout == built
 
 
+@pytest.mark.slow
 def test_prebuilt_directory_needs_no_compiler(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "accelerator", "simulate", "--build", str(tmp_path / "prebuilt")]
     compiler = {**plain(), **dict.fromkeys(("CC", "CXX"), str(make_compiler(tmp_path, FAKE_BUILD)))}

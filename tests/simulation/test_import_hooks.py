@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import textwrap
 
+import pytest
+
 from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
 from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
@@ -38,6 +40,7 @@ assert torch.compile(lambda x: x + 1, backend="eager")(x).tolist() == [2] * 4
 """
 
 
+@pytest.mark.slow
 @needs_compiled_code
 def test_unknown_interpreter_refuses_launches_only() -> None:
     program = BREAK + USE
@@ -47,6 +50,7 @@ def test_unknown_interpreter_refuses_launches_only() -> None:
     assert sentence in output
 
 
+@pytest.mark.slow
 def test_failing_hook_of_dynamo_refuses_compiled_graphs_only() -> None:
     program = """
         x = torch.ones(4, device="cuda")

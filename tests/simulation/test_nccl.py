@@ -257,6 +257,7 @@ class TestMisuse:
             assert report["code"] == INVALID_USAGE
             assert re.match(rf"two ranks, {pair}, on GPU-[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}};", report["text"])
 
+    @pytest.mark.slow
     def test_two_ranks_on_one_mig_instance(self) -> None:
         ranks = Ranks(RANKS, ACCELERATOR_SIM_MIG="2")
         for report in ranks.reports("communicator.same_gpu", 2, devices=[0, 0]):

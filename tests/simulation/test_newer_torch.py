@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from accelerator.simulation import _values
 from tests.simulation import new_torch
 from tests.support import ROOT, simulated_environment
@@ -21,6 +23,7 @@ def test_the_newest_torch_has_a_table() -> None:
     assert max(map(_values.release, tables)) == _values.NEWEST_TORCH
 
 
+@pytest.mark.slow
 @needs_cuda_torch
 def test_newer_torch_is_reported_once(tmp_path: Path) -> None:
     # This plug-in of torch.backends is loaded before the simulation's and changes the version that the installed torch reports.

@@ -352,6 +352,7 @@ def test_mark_gives_a_test_such_a_machine() -> None:
     assert (model.weight + 1).count_nonzero().item() == 0
 
 
+@pytest.mark.slow
 @needs_compiled_code
 def test_compiled_code_allocates_as_inductor_plans() -> None:
     pytest.importorskip("triton")

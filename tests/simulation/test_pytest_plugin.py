@@ -386,8 +386,9 @@ def test_tests_after_the_end_of_their_server(tmp_path: Path) -> None:
     assert (tmp_path / "starts").read_text() == "."  # a server that does not start is not started again for the next test
 
 
+@pytest.mark.slow
 @on_simulated_gpus
-@pytest.mark.parametrize("method", ["signal", pytest.param("thread", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["signal", "thread"])
 def test_pytest_timeout_on_a_simulated_machine(method: str, tmp_path: Path) -> None:
     pytest.importorskip("pytest_timeout")
     write(
@@ -754,8 +755,9 @@ print(min(plugin for plugin, _ in costs) / min(other for _, other in costs))
     assert ratio < 1.0
 
 
+@pytest.mark.slow
 @on_simulated_gpus
-@pytest.mark.parametrize("workers", [[], pytest.param(["-n2"], marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [[], ["-n2"]])
 def test_pytest_cov_counts_lines_that_run_on_machines(workers: list[str], tmp_path: Path) -> None:
     pytest.importorskip("pytest_cov")
     library = write(

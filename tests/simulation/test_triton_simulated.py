@@ -474,6 +474,7 @@ def test_persistent_kernel() -> None:
     torch.testing.assert_close(out, x * 2 + torch.arange(450, device=CUDA) // 64)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.8's Triton links its launcher with libcuda.so, which CI lacks")
 def test_launch_without_triton_raises() -> None:
     program = f"import sys; sys.path.insert(0, {__file__!r}.rpartition('/tests/')[0]); import pytest, torch\n"

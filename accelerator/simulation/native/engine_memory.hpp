@@ -120,13 +120,14 @@ public:
         return {address, data.release_context(), deleter, c10::Device(c10::kCPU)};
     }
 
-    // Notes that a result has this memory, and returns whether it is the device's.
+    // Notes that a result has this memory, and returns whether it is the device's. The last allocation at an address is meant:
+    // scratch memory that was freed may have had the same.
     bool take(const void* address)
     {
-        for (auto& allocation : allocations_)
-            if (allocation.address == address && !allocation.is_result) {
-                allocation.is_result = true;
-                return allocation.is_on_device;
+        for (auto allocation = allocations_.rbegin(); allocation != allocations_.rend(); ++allocation)
+            if (allocation->address == address) {
+                allocation->is_result = true;
+                return allocation->is_on_device;
             }
         return false;
     }

@@ -49,7 +49,7 @@ def test_sample_of_functions_on_the_backend(hostacc: Server) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("switch", ["", *SWITCHES])
+@pytest.mark.parametrize("switch", ["", *(pytest.param(switch, marks=pytest.mark.exhaustive) for switch in SWITCHES)])
 def test_all_functions_on_the_backend(hostacc: Server, switch: str) -> None:
     _check(bad_arguments.outcomes(hostacc, switch), "hostacc")
 

@@ -538,7 +538,7 @@ EACH_ERROR = """
 
 
 # 17 is one more than the number of codes, so the sample of every 17th cell covers every function and every code.
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [17, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_every_nvml_function_with_every_error_code(step: int) -> None:
     """A query returns the correct value or None, or its error names the device. The other GPU is not affected."""
     cells = [(f"{name}:{code}", name, False) for name in (*OF_MACHINE, *OF_DEVICE) for code in CODES]

@@ -169,7 +169,7 @@ def contents(chosen: list[Case]) -> list[list[torch.Tensor]]:
 
 
 # Without the slow tests, a part of the cases.
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow), 12])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=[pytest.mark.slow, pytest.mark.exhaustive]), 12])
 @torch.no_grad()
 def test_no_call_writes_the_memory_of_the_parent(step: int) -> None:
     with warnings.catch_warnings():

@@ -68,6 +68,7 @@ def test_sample_of_operators_allocates_what_computing_allocates(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_operator_allocates_what_computing_allocates(tmp_path: Path) -> None:
     # The program of a jiterator operator is compiled at run time and has a name of its own in each process.
     names = {*differing("rehearsed_operators", [], tmp_path)}

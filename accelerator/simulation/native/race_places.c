@@ -15,6 +15,7 @@ static char **texts;
 static size_t text_count, text_capacity;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int stack_file = -1, stack_signal;
+static struct sigaction stack_action;
 static char *skipped[MOST_SKIPPED];
 static int skipped_count;
 static _Thread_local int op_place;
@@ -53,11 +54,12 @@ EXPORT int accelerator_simulation_race_set_place(int place)
     return outer;
 }
 
-/* Python's faulthandler writes a thread's stack to the file at the signal. */
+/* Python's faulthandler, whose handler is set, writes a thread's stack to the file at the signal. */
 EXPORT void accelerator_simulation_race_stacks(int file, int number)
 {
     stack_file = file;
     stack_signal = number;
+    sigaction(number, NULL, &stack_action);
 }
 
 /* Adds a folder whose lines are not the program's. */
@@ -109,9 +111,13 @@ int place_of_thread(void)
     pthread_mutex_lock(&lock);
     int place = 0;
     if (ftruncate(stack_file, 0) == 0 && lseek(stack_file, 0, SEEK_SET) == 0) {
+        /* Programs that restore Python's handlers of all signals, as Lightning does, have removed faulthandler's. */
+        struct sigaction action;
+        sigaction(stack_signal, &stack_action, &action);
         pthread_sigmask(SIG_UNBLOCK, &only, &before);
         raise(stack_signal);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
+        sigaction(stack_signal, &action, NULL);
         const ssize_t size = pread(stack_file, stack, MOST_TEXT - 1, 0);
         stack[size > 0 ? size : 0] = '\0';
         place = parse(stack);

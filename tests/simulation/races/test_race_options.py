@@ -86,6 +86,22 @@ except RuntimeError as error:
     )
 
 
+def test_a_program_that_resets_all_signals() -> None:
+    program = """
+import signal
+import torch
+x, host = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory()
+for number in range(signal.SIGRTMIN, signal.SIGRTMAX + 1):
+    signal.signal(number, signal.SIG_DFL)
+host.copy_(x, non_blocking=True)
+host.sum()
+print(signal.getsignal(signal.SIGRTMAX - 3))
+"""
+    done = support.python(program, simulated_environment(gpus=1, races="report"))
+    assert done.stdout.splitlines()[-1:] == ["0"], (done.returncode, done.stderr)
+    assert "<string>:8 in <module>" in done.stderr
+
+
 @pytest.mark.parametrize("races", ["all", 1, True])
 def test_wrong_values(races: object) -> None:
     with pytest.raises((TypeError, ValueError), match="races must be"):

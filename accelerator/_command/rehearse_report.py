@@ -22,7 +22,9 @@ def read(reports: Path, exit_status: int | None) -> list[dict[str, Any]]:
     """
     entries: list[dict[str, Any]] = []
     files = [file for file in reports.glob("*.json") if not file.name.endswith(".plot.json")]
-    reports_read = [{**json.loads(file.read_text(encoding="utf-8")), "exit_status": _status(file)} for file in files]
+    reports_read: list[dict[str, Any]] = [
+        {**json.loads(file.read_text(encoding="utf-8")), "exit_status": _status(file)} for file in files
+    ]
     # A process that compiles for a rank initializes CUDA too, and uses no memory.
     users = {report["rank"] for report in reports_read if _uses_memory(report)}
     for report in reports_read:

@@ -70,15 +70,13 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
         return kernel_override(name, key)
     op: Op | None = None  # described at the first call: to describe every op would take longer than many programs run
     plans: dict[tuple[Any, ...], _Plan] = {}
-    integers = kernel_override(name, key)
-    compute: Callable[..., Any] | None = None
-    is_pointwise = is_in_place = False
+    compute = kernel_override(name, key)
+    may_have_values = is_pointwise = is_in_place = False
 
     def prepare() -> Op:
-        nonlocal op, compute, is_pointwise, is_in_place
+        nonlocal op, may_have_values, is_pointwise, is_in_place
         described = Op(name, key)
-        has_values = described.is_data_dependent or described.is_indexing or _is_fill(described) or _is_counting(described)
-        compute = integers if has_values else None
+        may_have_values = described.is_data_dependent or described.is_indexing or _is_fill(described) or _is_counting(described)
         is_pointwise = torch.Tag.pointwise in described.tags
         # Ops over lists write their first list and return nothing, or write several lists and return them.
         is_in_place = bool(described.written) and not described.out and None not in described.results
@@ -87,7 +85,7 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
 
     def run(*args: Any, **kwargs: Any) -> Any:
         described = op or prepare()
-        if compute is not None and _has_values(described, args, kwargs):
+        if may_have_values and _has_values(described, args, kwargs):
             return compute(*args, **kwargs)
         if is_in_place and type(args[0]) is list:
             return _arguments(described, args, kwargs)
@@ -112,7 +110,7 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
             return args[0]
         if plan.computes:
             try:
-                return integers(*args, **kwargs)
+                return compute(*args, **kwargs)
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, IndexError):

@@ -178,6 +178,31 @@ report(calls(), in_child(calls))
         """
         run(program, simulated_environment())
 
+    @needs_cuda_torch
+    def test_first_ops_of_two_threads_in_forked_children(self) -> None:
+        """torch renews its CPU threads in the first op after a fork, and two threads that do so at once get an error."""
+        program = """
+            import os, sys, threading, torch
+            torch.set_num_threads(2)
+
+            def work(results, start):
+                start.wait()
+                results.append((torch.arange(4.0, device="cuda") + 1).sum().item())
+
+            for _ in range(20):
+                if os.fork() == 0:
+                    results, start = [], threading.Barrier(2)
+                    threads = [threading.Thread(target=work, args=(results, start)) for _ in range(2)]
+                    for thread in threads:
+                        thread.start()
+                    for thread in threads:
+                        thread.join()
+                    os._exit(0 if results == [10.0, 10.0] else 1)
+                status = os.waitstatus_to_exitcode(os.wait()[1])
+                assert status == 0, status
+        """
+        run(program, simulated_environment())
+
 
 class TestFailures:
     @pytest.mark.parametrize(("errors", "code"), [("cuInit:999", 999), ("cuI*:802", 802), ("cuInitialize:1", 0)])

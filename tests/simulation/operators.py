@@ -1,16 +1,24 @@
-"""Runs PyTorch's operator database (OpInfo) on simulated GPUs and compares the results with the CPU's."""
+"""Runs PyTorch's operator database (OpInfo) on simulated GPUs and compares the results with the CPU's.
+
+    python -m accelerator simulate -- python -m tests.simulation.operators [--dtypes all] [--samples 2] [NAME...]
+
+Prints each entry that is not right, and for each type how many entries have which outcome. Without ``--dtypes`` each entry runs
+with one type.
+"""
 
 from __future__ import annotations
 
+import argparse
 import copy
 import functools
 import importlib.util
 import math
 import sys
+import time
 import types
 import unittest
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -42,13 +50,18 @@ def entries() -> dict[str, OpInfo]:
     return {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db}
 
 
+USUAL_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.int64, torch.bool, torch.bfloat16)
+
+
+def dtypes_of(op: OpInfo) -> list[torch.dtype]:
+    """Return the types that an entry has on both devices, the most usual first."""
+    both = op.supported_dtypes("cpu") & op.supported_dtypes("cuda")
+    return [dtype for dtype in USUAL_DTYPES if dtype in both] + sorted(both - set(USUAL_DTYPES), key=str)
+
+
 def dtype_of(op: OpInfo) -> torch.dtype | None:
-    """Return the type with which an entry is run."""
-    on_cpu, on_cuda = op.supported_dtypes("cpu"), op.supported_dtypes("cuda")
-    for dtype in (torch.float32, torch.float64, torch.complex64, torch.int64, torch.bool, torch.bfloat16):
-        if dtype in on_cpu and dtype in on_cuda:
-            return dtype
-    return None
+    """Return the type with which an entry is run by default, if it has a usual one."""
+    return next((dtype for dtype in dtypes_of(op) if dtype in USUAL_DTYPES), None)
 
 
 def _to(value: Any, device: str) -> Any:
@@ -156,12 +169,12 @@ def _is_random(op: OpInfo, sample: SampleInput) -> bool:
     return _same(*results, torch.float32) is not None
 
 
-def run(op: OpInfo, limit: int = MAX_SAMPLES) -> Outcome:
-    """Run an entry on both devices, forward and, if it has gradients, backward."""
-    dtype = dtype_of(op)
+def run(op: OpInfo, limit: int = MAX_SAMPLES, dtype: torch.dtype | None = None) -> Outcome:
+    """Run an entry on both devices, forward and, if it has gradients in the type, backward."""
+    dtype = dtype or dtype_of(op)
     if dtype is None:
         return Outcome("unsupported", "no type on both devices")
-    backward = op.supports_autograd and (dtype.is_floating_point or dtype.is_complex)
+    backward = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") & op.supported_backward_dtypes("cuda")
     right = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -202,19 +215,26 @@ def run(op: OpInfo, limit: int = MAX_SAMPLES) -> Outcome:
 
 
 def main() -> None:
-    import time
-
-    database = entries()
-    names = sys.argv[1:] or list(database)
-    counts: Counter[str] = Counter()
-    for name in names:
-        start = time.perf_counter()
-        outcome = run(database[name])
-        counts[outcome.status] += 1
-        took = time.perf_counter() - start
-        if outcome.status != "right" or took > 3:
-            print(f"{outcome.status:14s} {name} ({took:.1f} s) {outcome.detail}", flush=True)
-    print(dict(counts))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="entries (default: all)")
+    parser.add_argument("--dtypes", help="all, or types separated by commas (default: the first usual type of each entry)")
+    parser.add_argument("--samples", type=int, default=MAX_SAMPLES, help="samples of an entry and type (default: %(default)s)")
+    options = parser.parse_args()
+    chosen = None if options.dtypes in (None, "all") else {getattr(torch, name) for name in options.dtypes.split(",")}
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for name in options.names or entries():
+        op = entries()[name]
+        for dtype in dtypes_of(op) if options.dtypes else [dtype_of(op)]:
+            if chosen is not None and dtype not in chosen:
+                continue
+            start = time.perf_counter()
+            outcome = run(op, options.samples, dtype)
+            counts[str(dtype) if options.dtypes else "all"][outcome.status] += 1
+            took = time.perf_counter() - start
+            if outcome.status != "right" or took > 3:
+                print(f"{outcome.status:14s} {name} {dtype} ({took:.1f} s) {outcome.detail}", flush=True)
+    for which, count in counts.items():
+        print(which, dict(count))
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def install(computes: bool = True) -> None:
             for name in _registered(key) & names:
                 library.impl(name, key, kernel_override(name, cpu_key))
     # Renews torch's CPU threads in a forked child, before two threads do it at once: one of them would get an error.
-    torch.cuda._lazy_call(torch.get_num_threads)
+    torch.cuda._lazy_call(torch.get_num_threads)  # type: ignore[no-untyped-call]
     random.track_registrations()
     release_with_torch(engine.release_workspaces if engine is not None else lambda: None)
     separate_flag()

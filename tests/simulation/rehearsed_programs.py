@@ -131,6 +131,23 @@ def accumulated_and_clipped() -> None:
 
 
 @program
+def steps_of_finite_gradients() -> None:
+    model, (tokens, target) = _wide_language().cuda(), trainings.tokens("cuda")
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        trainings.cross_entropy(model(tokens), target).backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        norm = nn.utils.get_total_norm(gradients)
+        overflows = any((~torch.isfinite(gradient)).any().item() for gradient in gradients)
+        if not overflows and not (~torch.isfinite(norm) | (norm < 0)).any() and all(g.isfinite().all() for g in gradients):
+            optimizer.step()
+
+    _steps(step)
+
+
+@program
 def averaged_weights() -> None:
     model, (tokens, target) = _wide_language().cuda(), trainings.tokens("cuda")
     averaged = torch.optim.swa_utils.AveragedModel(model)

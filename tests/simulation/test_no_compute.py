@@ -205,6 +205,29 @@ def test_small_integers_are_computed() -> None:
     )
 
 
+def test_masks_of_floats_are_those_of_zeros() -> None:
+    """Programs look for numbers that are not finite, and leave out the step if there are any."""
+    run(
+        """
+        import torch
+        for count in (1, 100, 1000, 2**21):
+            x = torch.empty(count, device="cuda") + 1
+            assert torch.isfinite(x).all().item() and not (~torch.isfinite(x)).any().item(), count
+            norm = x.norm()
+            assert not (~torch.isfinite(norm) | (norm < 0)).any().item()
+            assert not torch.isnan(x).any().item() and not (x != x).any().item() and not torch.isinf(x).any().item()
+        assert (torch.full((3,), 7.0, device="cuda") > 3).tolist() == [True] * 3  # a small fill has values
+        x = torch.empty(1000, device="cuda") * 2
+        assert x[x > 3].shape == (0,) and x[x >= 0].shape == (1000,) and (x == x[:, None]).all().item()
+        assert torch.argmax(x[:3] + 1).item() == 0
+        torch.full((1000,), 77, device="cuda")  # whose memory the next tensor of this size gets
+        x = torch.empty(2000, device="cuda")
+        assert (x[:1] == 0).item()
+        assert torch.logical_not(x.to(torch.complex32)).all().item() and (x.to(torch.float8_e5m2) == 0).all().item()
+        """
+    )
+
+
 def test_losses_of_sequences_of_any_length() -> None:
     run(
         """

@@ -1,11 +1,12 @@
 """Kernel overrides of GPUs that compute nothing: an op allocates its results and leaves their values.
 
 The shapes, strides and types of the results come from torch's meta kernels. They are inferred at the first call with arguments
-of these shapes and types, and cached. Five things have values. Ops whose results decide shapes or reach the host (``nonzero``,
+of these shapes and types, and cached. Six things have values. Ops whose results decide shapes or reach the host (``nonzero``,
 masks as indices) compute on what memory holds. Small results are zero, so that numbers, masks and indices do not depend on what
 their memory held before. Fills of small tensors (constants, random integers, ranges) and small copies are performed. Ops of
-small integers and masks alone compute: programs make sizes of lengths and positions. All else keeps what memory holds, and
-memory that nobody writes costs the host nothing.
+small tensors with integers or masks as results compute: programs make sizes of lengths and positions. Masks of other tensors
+are those of zeros: programs look for numbers that are not finite. All else keeps what memory holds, and memory that nobody
+writes costs the host nothing.
 """
 
 from __future__ import annotations
@@ -52,10 +53,11 @@ _New = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]
 class _Plan:
     """What one op returns for arguments of certain shapes and types."""
 
-    __slots__ = ("computes", "device", "first_argument", "out", "returned", "single")
+    __slots__ = ("computes", "device", "first_argument", "masks_zeros", "out", "returned", "single")
 
     def __init__(self) -> None:
-        self.computes = False  # whether all arguments and results are small integers
+        self.computes = False  # whether all arguments are small and all results small integers
+        self.masks_zeros = False  # whether the result is a mask that is the same for all zeros
         self.device = -1  # the index of the device of the results
         self.single: _New | None = None  # if the op returns one new tensor
         self.first_argument = False  # whether the op returns its first argument
@@ -108,14 +110,15 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
             return _allocate(new, plan.device)
         if plan.first_argument:
             return args[0]
-        if plan.computes:
+        if plan.computes and _have_values((args, kwargs)):
             try:
                 return compute(*args, **kwargs)
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, IndexError):
                 pass  # zeros of earlier ops divide or are indices here; the plan has checked all else
-        return _results(described, plan, args, kwargs)
+        value = _mask_of_zeros(described, args, kwargs) if plan.masks_zeros else 0
+        return _results(described, plan, args, kwargs, value)
 
     return run
 
@@ -133,17 +136,26 @@ def _is_counting(op: Op) -> bool:
 
 def _is_small(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has values: a number, a mask or indices."""
-    has_fractions = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.nbytes <= (_SMALL_RESULT if has_fractions else SMALL_COPY)
+    return tensor.nbytes <= (_SMALL_RESULT if _has_fractions(tensor) else SMALL_COPY)
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in tree_leaves(values) if isinstance(value, _Tensor)]
+
+
+def _has_fractions(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
 
 
 def _are_small_integers(values: Any) -> bool:
     """Return whether there are tensors, and all are integers or masks that have values."""
-    tensors = [value for value in tree_leaves(values) if isinstance(value, _Tensor)]
-    return bool(tensors) and not any(
-        tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized or tensor.nbytes > SMALL_COPY
-        for tensor in tensors
-    )
+    tensors = _tensors(values)
+    return bool(tensors) and not any(_has_fractions(tensor) or tensor.nbytes > SMALL_COPY for tensor in tensors)
+
+
+def _have_values(values: Any) -> bool:
+    """Return whether no tensor is a part of floats that have no values."""
+    return all(not _has_fractions(tensor) or tensor.untyped_storage().nbytes() <= _SMALL_RESULT for tensor in _tensors(values))
 
 
 def _has_values(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -234,16 +246,40 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         plan.returned = [(source, None) for source in op.results]
         return plan
     results, arguments = _infer(op, args, kwargs)
-    plan.computes = _are_small_integers((args, kwargs)) and _are_small_integers(results)
+    gives_integers = _are_small_integers(results)
+    plan.computes = gives_integers and all(map(_is_small, _tensors((args, kwargs))))
     for name in op.out:
         resized, tensor = arguments.get(name), kwargs.get(name)
         if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
             plan.out.append((name, tuple(resized.size())))
     plan.returned = [(source, None if source else _shapes(result)) for source, result in zip(op.results, results, strict=True)]
-    is_single = len(results) == 1 and op.results == [None] and isinstance(results[0], _Tensor) and not results[0].is_cpu
-    if is_single and not plan.computes:
+    is_one = len(results) == 1 and isinstance(results[0], _Tensor) and not results[0].is_cpu
+    is_single = is_one and op.results == [None]
+    plan.masks_zeros = is_one and gives_integers and results[0].dtype is torch.bool and _masks_alike(op)
+    if is_single and not plan.computes and not plan.masks_zeros:
         plan.single = plan.returned[0][1]
     return plan
+
+
+def _masks_alike(op: Op) -> bool:
+    """Return whether zeros give a mask of one number."""
+    return torch.Tag.pointwise in op.tags or op.short_name == "all"
+
+
+def _mask_of_zeros(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the number in a mask that an op makes of zeros. A mask without values is one of which ``all`` is true."""
+    if op.short_name == "all":
+        return int(args[0].dtype is torch.bool)
+
+    def zero(value: Any) -> Any:
+        if not isinstance(value, _Tensor):
+            return value
+        # The CPU compares fewer types than CUDA.
+        usual = torch.complex64 if value.is_complex() else torch.float32 if _has_fractions(value) else torch.int64
+        return torch.zeros((), dtype=torch.bool if value.dtype is torch.bool else usual)
+
+    with torch._C.DisableTorchFunction():
+        return int(op.compute(*map(zero, args), **{name: zero(value) for name, value in kwargs.items()}).item())
 
 
 class _NoShapeRule(NotImplementedError):
@@ -274,34 +310,38 @@ def _shapes(result: Any) -> Any:
     return [_shapes(item) for item in result] if isinstance(result, (list, tuple)) else result
 
 
-def _allocate(new: _New, index: int) -> torch.Tensor:
+def _allocate(new: _New, index: int, value: int = 0) -> torch.Tensor:
+    """Return a new tensor. If it is small, all its bytes have a value."""
     size, stride, dtype, small_bytes = new
     if index == _current_device():
         result = _empty_on_current_device(size, stride, dtype)
     else:
         result = _empty_strided(size, stride, dtype=dtype, device=torch.device("cuda", index))
     if small_bytes:
-        _memset(result.data_ptr(), 0, small_bytes)
+        _memset(result.data_ptr(), value, small_bytes)
     return result
 
 
-def _results(op: Op, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _results(op: Op, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any], value: int) -> Any:
+    """Return an op's results. All bytes of those that are small have a value."""
     arguments = op.bind(args, kwargs) if op.written else {}
     for name, size in plan.out:
         arguments[name].resize_(size)
     for name in op.out:
         out = arguments.get(name)
         if isinstance(out, _Tensor) and out.is_cuda and out.is_contiguous() and _is_small(out):
-            _memset(out.data_ptr(), 0, out.nbytes)
-    results = tuple(arguments[source] if source is not None else _new_value(new, plan.device) for source, new in plan.returned)
+            _memset(out.data_ptr(), value, out.nbytes)
+    results = tuple(
+        arguments[source] if source is not None else _new_value(new, plan.device, value) for source, new in plan.returned
+    )
     return None if not results else results[0] if len(results) == 1 else results
 
 
-def _new_value(new: Any, index: int) -> Any:
+def _new_value(new: Any, index: int, value: int) -> Any:
     if type(new) is tuple:
-        return _allocate(new, index)
+        return _allocate(new, index, value)
     if isinstance(new, list):
-        return [_new_value(item, index) for item in new]
+        return [_new_value(item, index, value) for item in new]
     return new.clone() if isinstance(new, _Tensor) else new
 
 

@@ -49,6 +49,9 @@ def first_ops_of_two_threads(device: str, run: int) -> None:
 
 def fork_beside_ops(device: str, run: int) -> None:
     """Fork before, in or after the first op of the other thread. The child of an initialized process gets torch's error."""
+    # The first call of each of torch's functions registers a destructor. The C library keeps its lock for that in the child of
+    # a fork at that moment, so that the child's first call of a function would wait for ever, on the CPU too.
+    (torch.ones(8, device="cpu") + 1).mul_(2).add_(1)
     x = torch.ones(8, device=device)
     stop = threading.Event()
 

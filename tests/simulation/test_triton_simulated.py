@@ -461,6 +461,22 @@ def test_histogram_by_atomics() -> None:
 
 
 @triton.jit
+def _exchange(x, new, old, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    inside = index < SIZE - 1
+    tl.store(old + index, tl.atomic_xchg(x + index, tl.load(new + index), mask=inside), mask=inside)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
+def test_exchange_by_atomics(dtype: torch.dtype) -> None:
+    x, new = (randn(16).mul(100).to(dtype) for _ in range(2))
+    before, old = x.clone(), torch.zeros_like(x)
+    _exchange[(1,)](x, new, old, SIZE=16)
+    assert torch.equal(x, torch.cat([new[:15], before[15:]]))
+    assert torch.equal(old[:15], before[:15])
+
+
+@triton.jit
 def _persistent(x, out, size, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):
     for block in tl.range(tl.program_id(0), tl.cdiv(size, BLOCK), PROGRAMS):
         index = block * BLOCK + tl.arange(0, BLOCK)

@@ -94,6 +94,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     executor._restore_args_dev = leave_arguments
     executor.__call__ = launch_on_stream
     _read_written_annotations(executor)
+    _exchange_floats(interpreter)
     hook_bfloat16(interpreter)
     _let_scalars_be_indices(interpreter)
     _keep_type_of_scalars(interpreter)
@@ -146,6 +147,22 @@ def _keep_type_of_scalars(interpreter: Any) -> None:
         return block
 
     builder.create_splat = create_splat
+
+
+def _exchange_floats(interpreter: Any) -> None:
+    """Let a kernel exchange floats atomically: the interpreter exchanges integers only, so it gets the floats' bits."""
+    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+    original = builder.create_atomic_rmw
+
+    def create_atomic_rmw(self: Any, operation: Any, ptr: Any, value: Any, *options: Any) -> Any:
+        data = value.data
+        if operation.name != "XCHG" or data.dtype.kind != "f":
+            return original(self, operation, ptr, value, *options)
+        integer = getattr(interpreter.tl, f"uint{8 * data.itemsize}")
+        bits = original(self, operation, ptr, handle(data.view(f"u{data.itemsize}"), integer), *options)
+        return handle(bits.data.view(data.dtype), value.dtype.scalar)
+
+    builder.create_atomic_rmw = create_atomic_rmw
 
 
 def _convert_floats(interpreter: Any) -> None:

@@ -197,6 +197,34 @@ def test_make_fx_records_a_wrapped_kernel() -> None:
     assert function(x.to("meta")).is_meta
 
 
+@triton.jit
+def _multiply(x, out, FACTOR: tl.constexpr, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    tl.store(out + index, tl.load(x + index) * FACTOR)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_replaced_configurations_compile_again(backend: str) -> None:
+    """torch guards the configurations of an autotuned kernel if the program chooses among them."""
+    tune = triton.autotune(
+        [triton.Config({"FACTOR": 2}), triton.Config({"FACTOR": 2}, num_warps=2)],
+        key=[],
+        prune_configs_by={"early_config_prune": lambda configs, arguments, **options: configs},
+    )
+    kernel = tune(_multiply)
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def multiply(x: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        kernel[(1,)](x, out, SIZE=16)
+        return out
+
+    x = randn(16)
+    torch.testing.assert_close(multiply(x), x * 2)
+    kernel.configs = [triton.Config({"FACTOR": 3})]
+    torch.testing.assert_close(multiply(x), x * 3)
+
+
 @pytest.mark.slow
 def test_tuning_of_compiled_launches_changes_no_argument() -> None:
     tuned = triton.autotune([triton.Config({"BLOCK": size}, num_warps=2) for size in (32, 64)], key=["size"])(_double)

@@ -35,8 +35,9 @@ def for_graph(kernel: Any) -> Any:
         twin = vars(kernel).get(_TWIN)
         if twin is None:
             twin = copy.copy(kernel)
-            twin.fn = below
             setattr(kernel, _TWIN, twin)
+        # Again each time: a program may have replaced the configurations.
+        vars(twin).update({name: value for name, value in vars(kernel).items() if name != _TWIN}, fn=below)
         return twin
     if not isinstance(kernel, interpreter.InterpretedFunction):
         return kernel

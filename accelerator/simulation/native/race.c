@@ -156,6 +156,13 @@ static bool is_on_host(const void *address, bool *is_known)
     return !*is_known || memory.type == SIM_PINNED_MEMORY || memory.type == SIM_REGISTERED_MEMORY;
 }
 
+static bool is_between_devices(const struct work *work)
+{
+    struct sim_memory target, source;
+    return driver->find_memory(work->copy.target, &target) && driver->find_memory(work->copy.source, &source)
+        && target.device != source.device;
+}
+
 /* Code that torch.compile generates for simulated GPUs gives the host's memory to some ops. */
 static bool is_device_memory(const void *address)
 {
@@ -176,7 +183,8 @@ void race_at_copy(struct stream *stream, const struct work *work, bool is_synchr
 {
     bool knows_target, knows_source;
     const bool to_host = is_on_host(work->copy.target, &knows_target), from_host = is_on_host(work->copy.source, &knows_source);
-    const char *name = op_name ? op_name : to_host || from_host ? "cudaMemcpyAsync" : "cudaMemcpyPeerAsync";
+    const bool is_peer_copy = !to_host && !from_host && is_between_devices(work);
+    const char *name = op_name ? op_name : is_peer_copy ? "cudaMemcpyPeerAsync" : "cudaMemcpyAsync";
     const int place = place_of_thread();
     size_t index = 0;
     pthread_mutex_lock(&race_lock);

@@ -69,6 +69,13 @@ def test_a_report_names_the_type(dtype: str, text: str) -> None:
     assert f"bytes of {text} tensor of shape (1000,): " in done.stderr
 
 
+def test_the_first_copy_on_a_device_is_not_one_between_devices() -> None:
+    program = RACE.replace("x * 2", "x.copy_(torch.ones_like(x))")
+    done = support.python(program, simulated_environment(gpus=1, races="report"))
+    assert "on stream 1 of cuda:0 writes it: <string>:7 in <module>" in done.stderr
+    assert "cudaMemcpyPeerAsync" not in done.stderr
+
+
 def test_a_host_access_raises_at_the_next_op() -> None:
     program = """
 import torch

@@ -4,7 +4,7 @@
 ``@pytest.mark.simulated_machine(...)`` takes the parameters of `accelerator.simulation.environment` and runs one test on a
 simulated machine of its own, in a forked process. That process sets up and tears down all fixtures of the test, including those
 of session and module scope. With ``--pdb`` or ``--trace`` the test runs in place if pytest already runs on such a machine.
-``--simulate-races``, and ``races=`` of such a machine, fail a test whose body has a race.
+``--simulate-races``, and ``races=`` of such a machine, fail a test whose body, or a process that it starts, has a race.
 ``@pytest.mark.min_gpus(2)`` skips a test if fewer GPUs are visible.
 
 Every pytest run loads this module if the package is installed. Until an option or mark uses it, it does nothing and imports
@@ -148,15 +148,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(hookwrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
-    """Fail a test whose body has a race, if the machine finds races."""
+    """Fail a test whose body, or a process that it starts, has a race, if the machine finds races."""
     if _RACES not in os.environ:
         yield
         return
-    from ._pytest.races import begin_body, end_body
+    from ._pytest import races
 
-    begin_body()
-    outcome = yield
-    problem = end_body(item)
+    with races.body(item) as problem_of_body:
+        outcome = yield
+        problem = problem_of_body()
     if problem is not None and outcome.excinfo is None:
         try:
             pytest.fail(problem, pytrace=False)

@@ -3,29 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import time
+from collections.abc import Callable, Generator
 from typing import Any
 
 import pytest
 
 from .. import _races
 
+# The native libraries read both (race_report.c), also in the processes that a test starts.
+_FILE = "ACCELERATOR_SIM_RACE_FILE"
+_TEST = "ACCELERATOR_SIM_RACE_TEST"
 _WRONG_MARK = "allow_races takes a reason, as in allow_races('the values are not used')"
 
 
-def begin_body() -> None:
-    """Prepare for the body of a test: pairs of lines that an earlier test reported are reported again."""
-    _synchronize()
-    _races.begin_test()
+@contextlib.contextmanager
+def body(item: pytest.Item) -> Generator[Callable[[], str | None], None, None]:
+    """Find the races of the body of a test and of the processes that it starts.
 
+    Pairs of lines that an earlier test reported are reported again.
 
-def end_body(item: pytest.Item) -> str | None:
-    """Return why the test must fail because of races in its body, or None.
-
-    Waits for all devices, so that what the test left on their streams cannot race with the next test.
+    Yields:
+        A function that returns why the test must fail because of races, or None.
     """
     _synchronize()
+    _races.begin_test()
+    file, test, before = os.environ.get(_FILE), f"{os.getpid()}-{time.monotonic_ns()}", os.environ.get(_TEST)
+    os.environ[_TEST] = test
+    try:
+        yield lambda: _problem(item, file, test)
+    finally:
+        os.environ.pop(_TEST, None)
+        if before is not None:
+            os.environ[_TEST] = before
+
+
+def _problem(item: pytest.Item, file: str | None, test: str) -> str | None:
+    # The next test must not race with what this one left on the streams.
+    _synchronize()
     messages = [race.message for race in _races.races_of_test() if not race.is_possible]
+    messages += [message for message in _reports(file, test) if message not in messages]
     for mark in item.iter_markers("allow_races"):
         if mark.kwargs.keys() - {"reason"} or len(mark.args) + len(mark.kwargs) != 1:
             return _WRONG_MARK
@@ -33,7 +52,16 @@ def end_body(item: pytest.Item) -> str | None:
         if not isinstance(reason, str) or not reason:
             return _WRONG_MARK
         return None
-    return "\n\n".join(messages) if messages else None
+    return "\n\n".join(dict.fromkeys(messages)) or None
+
+
+def _reports(file: str | None, test: str) -> list[str]:
+    """Return what the processes of a test have written to the file of the run, if it has one."""
+    if file is None or not os.path.exists(file):
+        return []
+    with open(file, encoding="utf-8", errors="surrogateescape") as stored:
+        entries = (entry.partition("\n") for entry in stored.read().split("\0"))
+        return [report.rstrip("\n") for of_test, _, report in entries if of_test == test]
 
 
 def _synchronize() -> None:

@@ -63,16 +63,21 @@ static bool is_collective(const struct access *access)
     return strncmp(access->name, "nccl", 4) == 0;
 }
 
-/* Appends one line to the file that counts the races of all processes of a run. */
-static void count_in_file(void)
+/* Appends a report to the file of all processes of a run, with the test of pytest that this process belongs to. */
+static void write_to_file(const char *text)
 {
-    const char *path = getenv("ACCELERATOR_SIM_RACE_FILE");
+    const char *path = getenv("ACCELERATOR_SIM_RACE_FILE"), *test = getenv("ACCELERATOR_SIM_RACE_TEST");
     const int file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
-    if (file >= 0) {
-        if (write(file, "race\n", 5) < 0)
-            dprintf(STDERR_FILENO, "accelerator: %s cannot be written\n", path);
-        close(file);
-    }
+    char *entry = NULL;
+    if (file < 0)
+        return;
+    const int length = asprintf(&entry, "%s\n%s", test ? test : "", text);
+    /* One call, with the final null: other processes write too. */
+    if (length < 0 || write(file, entry, (size_t)length + 1) < 0)
+        dprintf(STDERR_FILENO, "accelerator: %s cannot be written\n", path);
+    if (length >= 0)
+        free(entry);
+    close(file);
 }
 
 /* Prints and stores a report. Takes over the text. */
@@ -88,7 +93,7 @@ static void publish(int first, int second, bool is_possible, char *text)
         return;
     if (races_raise && !unraised)
         unraised = strdup(text);
-    count_in_file();
+    write_to_file(text);
 }
 
 static bool is_published(int first, int second, bool is_possible)

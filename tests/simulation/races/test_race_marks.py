@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.races.test_race_options import RACE
 from tests.simulation.test_pytest_plugin import counts, start, write
 from tests.support.discovery import on_simulated_gpus
 from tests.support.simulation_driver import needs_cuda_torch
@@ -56,6 +57,27 @@ _BODIES = """
             race.kept.add_(1)
 """
 
+_CHILDREN = """
+    import subprocess
+    import sys
+
+    import pytest
+    {preamble}
+
+    def start():
+        subprocess.run([sys.executable, "-c", {program!r}], check=True)
+
+    def test_child():
+        start()
+
+    @pytest.mark.allow_races("the values are not used")
+    def test_allowed():
+        start()
+
+    def test_next():
+        pass
+"""
+
 
 def _check(output: str) -> None:
     assert "race: 4000 bytes of a float32 tensor of shape (1000,): nothing orders two accesses on two streams" in output
@@ -89,3 +111,20 @@ def test_without_the_option_races_pass(tmp_path: Path) -> None:
 def test_the_option_needs_gpus(tmp_path: Path) -> None:
     done = start(tmp_path, "--simulate-races")
     assert "--simulate-races needs --simulate-gpus" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("preamble", "options"),
+    [
+        ("", ("--simulate-gpus=1", "--simulate-races")),
+        pytest.param("pytestmark = pytest.mark.simulated_machine(races='report')", (), marks=pytest.mark.slow),
+    ],
+    ids=["session", "machines"],
+)
+def test_processes_that_a_body_starts(tmp_path: Path, preamble: str, options: tuple[str, ...]) -> None:
+    write(tmp_path, _CHILDREN.format(preamble=preamble, program=RACE))
+    done = start(tmp_path, *options)
+    assert counts(done) == {"failed": 1, "passed": 2}, done.stdout + done.stderr
+    failure = done.stdout.partition("test_child")[2].partition("Captured")[0]
+    assert "race: 4000 bytes of a float32 tensor of shape (1000,)" in failure
+    assert "aten::add_ on the default stream of cuda:0 writes it: <string>:" in failure

@@ -106,11 +106,12 @@ def test_the_option_needs_gpus(tmp_path: Path) -> None:
     assert "--simulate-races needs --simulate-gpus" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preamble", "options"),
     [
         ("", ("--simulate-gpus=1", "--simulate-races")),
-        pytest.param("pytestmark = pytest.mark.simulated_machine(races='report')", (), marks=pytest.mark.slow),
+        ("pytestmark = pytest.mark.simulated_machine(races='report')", ()),
     ],
     ids=["session", "machines"],
 )

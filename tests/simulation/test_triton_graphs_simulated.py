@@ -153,6 +153,26 @@ class Product(torch.autograd.Function):
         return add(grad.contiguous(), x), add_autotuned(grad.contiguous(), grad.contiguous())
 
 
+@triton.jit
+def _scale(x, out, factor, size, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + index, tl.load(x + index, mask=index < size) * factor, mask=index < size)
+
+
+def scale_by_size(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    _scale[blocks(x.numel())](x, out, 1 / x.shape[0], x.numel(), BLOCK=32)
+    return out
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_float_of_a_size_that_may_change(backend: str) -> None:
+    compiled = torch.compile(scale_by_size, fullgraph=True, dynamic=True, backend=backend)
+    for size in (40, 70):
+        x = randn(size)
+        torch.testing.assert_close(compiled(x), x / size)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_autograd_function(backend: str) -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

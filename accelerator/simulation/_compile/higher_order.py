@@ -23,7 +23,7 @@ __all__ = ["convert_higher_order", "is_launch", "let_generators_reach_device_ops
 
 _ON_DEVICE = ("associative_scan", "flex_attention", "flex_attention_backward", "run_and_save_rng_state", "run_with_rng_state")
 _LAUNCH = "triton_kernel_wrapper_functional"
-_SCHEMA = "(Tensor[] tensors, SymInt[] sizes) -> Tensor[]"
+_SCHEMA = "(Tensor[] tensors, {numbers}[] sizes) -> Tensor[]"
 
 _functions: set[str] = set()
 
@@ -57,7 +57,9 @@ def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, inde
         kernel = _launching(call)
     else:
         kernel = run_on_device(call, device, name, ("tensors", "sizes"))
-    op = _define(name, repr((spec, constants)), call, kernel)
+    has_floats = any(isinstance(each.meta.get("val"), torch.SymFloat) for each in sizes)
+    schema = _SCHEMA.format(numbers="Scalar" if has_floats else "SymInt")
+    op = _define(name, schema, repr((schema, spec, constants)), call, kernel)
     graph = node.graph
     with graph.inserting_before(node):
         replacement = graph.call_function(op, (tensors, sizes))
@@ -131,11 +133,11 @@ def _launching(launch: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _define(name: str, description: str, function: Callable[..., Any], kernel: Callable[..., Any]) -> Any:
+def _define(name: str, schema: str, description: str, function: Callable[..., Any], kernel: Callable[..., Any]) -> Any:
     name += "_" + hashlib.sha256(description.encode()).hexdigest()[:16]
     is_new = name not in _functions
     if is_new:
-        library().define(name + _SCHEMA)
+        library().define(name + schema)
         library().impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=library())
         _functions.add(name)

@@ -117,11 +117,11 @@ def pending(place: Place) -> bool:
 
 def block_current_stream(place: Place) -> bool | None:
     """Block a stream, and not the host, until works over gloo and nccl end. Return None before torch 2.9."""
+    if not hasattr(dist.Work, "block_current_stream"):
+        return None  # before the ranks connect: one that ended early would break the others' connections
     store = start(place)
     group = dist.new_group(backend="gloo")
     on_host, on_device = torch.full((1000,), float(place.rank + 1)), ranks_tensor(place)
-    if not hasattr(dist.Work, "block_current_stream"):
-        return None
     if is_last(place):
         store.wait([f"blocked {rank}" for rank in range(place.ranks - 1)])
     work = dist.all_reduce(on_host, group=group, async_op=True)

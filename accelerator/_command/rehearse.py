@@ -57,9 +57,11 @@ def main(argv: list[str]) -> int:
         options, command = parser.parse(argv)
         parser.require(command)
         ranks = _ranks(parser, options)
+        gpu = _known_gpus.find(options.name or "")
+        if options.name and gpu is None and options.memory is None:
+            parser.error(f"no GPU named {options.name!r} is known: give --memory, or one of the names {_known_gpus.names()}")
     except SystemExit as stop:
         return int(stop.code or 0)
-    gpu = _known_gpus.find(options.name or "")
     entries: list[dict[str, Any]] = []
     curves: list[dict[str, Any]] = []
     status = 0
@@ -103,7 +105,7 @@ def _parser() -> RunParser:
     parser = RunParser("rehearse", _DESCRIPTION, _EPILOG.format(names=names))
     add = parser.add_argument
     add("--gpus", type=int, default=1, metavar="N", help="number of GPUs of a node (default: 1)")
-    add("--memory", metavar="SIZE", help="memory of each GPU, such as 80GiB (default: that of --name, else 8GiB)")
+    add("--memory", metavar="SIZE", help="memory of each GPU, such as 80GiB (default: that of --name; without it 8GiB)")
     add("--name", metavar="NAME", help="name of the GPUs, such as H100")
     add("--capability", metavar="X.Y", help="compute capability of the GPUs (default: that of --name, else 9.0)")
     add("--world-size", type=int, metavar="W", help="number of ranks of the world that the command is one rank of")

@@ -65,7 +65,7 @@ def format_size(size: int) -> str:
 
 
 def format_table(entries: list[dict[str, Any]]) -> str:
-    """Return the table, and a line for each rank that does not fit."""
+    """Return the table, and a line for each rank that does not fit or that failed for another reason."""
     if not entries:
         return "rehearsal: no process initialized CUDA or a process group\n"
     rows = [
@@ -88,4 +88,11 @@ def format_table(entries: list[dict[str, Any]]) -> str:
                 f"rank {entry['rank']}, cuda:{entry['device']} is out of memory: {failure['op']}{where}\n"
                 f"  asked for {format_size(failure['requested'])}, and {format_size(failure['free'])} were free"
             )
+    too_large = {entry["rank"] for entry in entries if not entry["fits"]}
+    failed = {entry["rank"]: entry["exit_status"] for entry in entries if entry["exit_status"]}
+    lines += [
+        f"rank {rank} ended with status {status}: its figures are those until then"
+        for rank, status in failed.items()
+        if rank not in too_large
+    ]
     return "\n".join(lines) + "\n"

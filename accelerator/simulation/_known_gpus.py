@@ -34,9 +34,10 @@ _GPUS = {
 
 
 def find(name: str) -> KnownGpu | None:
-    """Return the GPU of a short or full name, or None."""
+    """Return the GPU of a short name, with or without "NVIDIA", or of a full name; else None."""
     wanted = name.casefold()
-    return next((gpu for short, gpu in _GPUS.items() if wanted in (short.casefold(), gpu.name.casefold())), None)
+    short_name = wanted.removeprefix("nvidia ")
+    return next((gpu for short, gpu in _GPUS.items() if short.casefold() == short_name or gpu.name.casefold() == wanted), None)
 
 
 def names() -> str:

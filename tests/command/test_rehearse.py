@@ -73,10 +73,11 @@ def test_peaks_are_those_of_the_whole_run(tmp_path: Path) -> None:
         {**common, "device": 0, "peak_allocated": 4 * GIB, "peak_reserved": 4 * GIB},
         {**common, "device": 1, "peak_allocated": 2 * GIB, "peak_reserved": 2 * GIB},
     ]
-    assert text.splitlines()[-3:] == [
+    assert text.splitlines()[-4:] == [
         "rank  device  peak allocated  peak reserved         of  retries  fits",
         "   0  cuda:0        4.00 GiB       4.00 GiB  79.65 GiB        0   yes",
         "   0  cuda:1        2.00 GiB       2.00 GiB  79.65 GiB        0   yes",
+        "rank 0 ended with status 3: its figures are those until then",
     ]
 
 
@@ -143,6 +144,12 @@ dist.all_reduce(x)
 def test_ranks_of_a_world_run_alone(tmp_path: Path) -> None:
     entries, _ = figures(tmp_path, WORLD, "--gpus", "4", "--world-size", "6", "--rank", "5,0")
     assert [(entry["rank"], entry["device"], entry["peak_allocated"] // 2**28) for entry in entries] == [(5, 1, 6), (0, 0, 1)]
+
+
+@pytest.mark.slow
+def test_world_that_nobody_starts_names_torchrun(tmp_path: Path) -> None:
+    _, text = figures(tmp_path, 'import torch.distributed as dist\ndist.init_process_group("nccl")', status=1)
+    assert "RANK expected, but not set: start the ranks with torchrun, or name one with --world-size and --rank" in text
 
 
 @pytest.mark.slow
@@ -296,6 +303,7 @@ def test_program_without_cuda(tmp_path: Path) -> None:
         (["--world-size", "4", "--rank", "4"], "rank 4 is not in a world of 4"),
         (["--world-size", "4", "--rank", "x"], "--rank must be numbers separated by commas, not 'x'"),
         (["--world-size", "4", "--rank", "1,1"], "--rank names a rank twice: 1,1"),
+        (["--name", "A100 80GB"], "no GPU named 'A100 80GB' is known: give --memory, or one of the names T4, "),
         (["--memory", "much"], "memory must be bytes or a size"),
     ],
 )
@@ -309,6 +317,7 @@ def test_names_of_gpus() -> None:
     from accelerator.simulation import _known_gpus
 
     assert _known_gpus.find("a100") == _known_gpus.find("NVIDIA A100-SXM4-80GB") is not None
+    assert _known_gpus.find("NVIDIA H100") == _known_gpus.find("H100") is not None
     assert _known_gpus.find("Simulated GPU") is None
 
 

@@ -124,7 +124,10 @@ def _replace_rendezvous(c10d: Any, store_class: Any) -> None:
             if value < 0:
                 text = query[name][0] if name in query else os.environ.get(name.upper())
                 if text is None:
-                    raise ValueError(f"environment variable {name.upper()} expected, but not set")
+                    raise ValueError(
+                        f"environment variable {name.upper()} expected, but not set: start the ranks with torchrun, or name one"
+                        " with --world-size and --rank"
+                    )
                 given[name] = int(text)
         yield store_class(), given["rank"], given["world_size"]
 

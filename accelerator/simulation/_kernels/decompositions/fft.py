@@ -1,6 +1,6 @@
 """Fourier transforms.
 
-Half types, which the CPU lacks, are computed in complex64 and rounded once. Before torch 2.7 the CPU's transforms refuse
+Half types, which the CPU lacks, are computed in complex64 and rounded once. Before torch 2.9 the CPU's transforms refuse
 expanded tensors, which autograd passes as gradients of sums.
 """
 
@@ -16,7 +16,8 @@ from torch import Tensor
 from ..._values import release
 from .common import Need, write
 
-_TAKES_EXPANDED = release(torch.__version__) >= (2, 7)  # the CPU's transforms
+# Since https://github.com/pytorch/pytorch/pull/154585 the CPU's transforms do.
+_TAKES_EXPANDED = release(torch.__version__) >= (2, 9)
 _HALF_TYPES = {torch.float16: "half", torch.complex32: "half", torch.bfloat16: "bfloat16"}
 if hasattr(torch, "bcomplex32"):
     _HALF_TYPES[torch.bcomplex32] = "bfloat16"

@@ -120,16 +120,17 @@ def _read_written_annotations(executor: Any) -> None:
 
 
 def _let_scalars_be_indices(interpreter: Any) -> None:
-    """Let a scalar bound a loop: from NumPy 2.4 on, int() refuses the array of one element that Triton 3.4 gives it."""
+    """Let a scalar bound a loop: from NumPy 2.4 on, int() refuses the array of one element that Triton before 3.7 gives it.
+
+    https://github.com/triton-lang/triton/issues/9171
+    """
     patch_tensor = interpreter._patch_lang_tensor
-    if len(inspect.signature(patch_tensor).parameters) > 1:  # newer Triton
-        return
 
     def index(self: Any) -> int:
         return int(self.handle.data.squeeze())
 
-    def patch_tensor_and_index(tensor: Any) -> None:
-        patch_tensor(tensor)
+    def patch_tensor_and_index(tensor: Any, *scope: Any) -> None:
+        patch_tensor(tensor, *scope)  # the scope of Triton 3.6 and later restores the attributes after the launch
         tensor.__index__ = index
 
     interpreter._patch_lang_tensor = patch_tensor_and_index

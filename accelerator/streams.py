@@ -96,6 +96,11 @@ def set_stream(stream: torch.Stream) -> None:
             return _set_stream(stream)
         except TypeError:
             pass  # the binding's message has several lines
+        except (RuntimeError, UnicodeDecodeError):  # the binding's message says nothing of device types, or is no UTF-8
+            device_type = state.current().device_type
+            if stream.device.type == device_type:
+                raise
+            raise RuntimeError(f"{stream.device.type} doesn't match the current accelerator {device_type}.") from None
     elif isinstance(stream, torch.Stream):
         return
     raise TypeError(f"set_stream() takes a torch.Stream, not {type(stream).__name__}")

@@ -146,7 +146,7 @@ def test_stream_of_another_device_type_raises() -> None:
     before = state()
     with pytest.raises(ValueError, match="cpu doesn't match the current accelerator cuda"):
         acc.stream(cpu)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(RuntimeError, match="cpu doesn't match the current accelerator cuda"):
         acc.set_stream(cpu)
     assert state() == before
 

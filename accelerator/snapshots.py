@@ -107,9 +107,9 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
     """Return the segments, with their blocks, that the allocators of all devices hold.
 
     Args:
-        mempool_id: return the segments of this memory pool only, from a graph's ``pool()``. Needs torch 2.7.
+        mempool_id: return the segments of this memory pool only, from a graph's ``pool()``. Needs torch 2.8.
         include_traces: also collect the history of allocations, which takes time and is not part of the result. False needs
-            CUDA and torch 2.13.
+            CUDA and torch 2.11.
 
     Returns:
         One dictionary for each segment; empty before initialization and under the CPU fallback. Mirrors

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import accelerator as acc
-from tests.support.simulation_driver import make_busy
+from tests.support.simulation_driver import end_invalidated_capture, make_busy
 
 
 @pytest.fixture(autouse=True)
@@ -248,11 +248,8 @@ def unsafe_call_fails(capture: Callable[[Any], AbstractContextManager[Any]], mod
                 query()
     except RuntimeError:
         spoiled = True
-        try:
-            torch.cuda.empty_cache()
-        except RuntimeError:  # torch 2.6 does not notice the end of the capture, on real GPUs too
-            torch._C._cuda_endAllocateCurrentStreamToPool(torch.cuda.current_device(), pool)
-            torch.cuda.empty_cache()
+        end_invalidated_capture(pool)
+        torch.cuda.empty_cache()
     assert spoiled == bool(errors)
     return spoiled
 

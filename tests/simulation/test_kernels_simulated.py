@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tests.support.simulation_driver import make_busy
+from tests.support.simulation_driver import end_invalidated_capture, make_busy
 
 
 @pytest.fixture(autouse=True)
@@ -571,10 +571,8 @@ class TestGraphs:
         graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
         with pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(graph, pool=pool):
             x.nonzero()
-        try:
-            torch.cuda.empty_cache()
-        except RuntimeError:  # torch 2.6 does not notice the end of the capture, on real GPUs either
-            torch._C._cuda_endAllocateCurrentStreamToPool(0, pool)
+        end_invalidated_capture(pool)
+        torch.cuda.empty_cache()
 
     def test_captured_computations_are_freed_with_the_graph(self) -> None:
         import sys

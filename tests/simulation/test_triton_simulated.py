@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.support import simulated_environment
+from tests.support.simulation_driver import end_invalidated_capture
 
 if torch.__version__ < (2, 8):
     pytest.skip("torch 2.8 is the oldest whose compiled code is simulated", allow_module_level=True)
@@ -183,9 +184,10 @@ def test_tuning_fails_in_a_capture() -> None:
     x, y = randn(100), randn(100)
     out = torch.empty_like(x)
     # The outer context restores the stream: torch.cuda.graph does not if the capture has failed.
-    stream, graph = torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.CUDAGraph()
-    with stream, pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(graph):
+    stream, pool = torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph_pool_handle()
+    with stream, pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool):
         tuned[(4,)](x, y, out, x.numel())
+    end_invalidated_capture(pool)
     tuned[(4,)](x, y, out, x.numel())
     assert torch.equal(out, x + y)
 
@@ -438,9 +440,9 @@ def _transposed_by_descriptors(x, scales, out, rows, columns, BLOCK: tl.constexp
 def test_block_scaled_transpose() -> None:
     x, scales = randn(20, 36), randn(2, 3)
     out = torch.empty(36, 20, device=CUDA)
-    # Newer versions of Triton refuse block pointers. The interpreter of 3.4 accepts only descriptors whose strides are
-    # multiples of 16 elements.
-    kernel = _transposed_by_block_pointers if torch.__version__ < (2, 9) else _transposed_by_descriptors
+    # Newer versions of Triton refuse block pointers. Before 3.6, which torch 2.10 brings, the interpreter accepts only
+    # descriptors whose strides are multiples of 16 elements: https://github.com/triton-lang/triton/pull/8670.
+    kernel = _transposed_by_block_pointers if torch.__version__ < (2, 10) else _transposed_by_descriptors
     kernel[(2, 3)](x, scales, out, 20, 36, BLOCK=16)
     expanded = scales.repeat_interleave(16, 0)[:20].repeat_interleave(16, 1)[:, :36]
     torch.testing.assert_close(out, (x * expanded).t())

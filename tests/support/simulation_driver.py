@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -49,6 +50,20 @@ def make_busy(submit: Callable[[int], _Work], milliseconds: int = 50) -> _Work:
             return work
         assert time.monotonic() - begin >= longer * milliseconds / 1000, "the work has ended too early"
     raise AssertionError(f"the work was never busy, not even with a sleep of {100 * milliseconds} ms")
+
+
+def end_invalidated_capture(pool: tuple[int, int]) -> None:
+    """End the allocations to the pool of a capture that was invalidated.
+
+    Before 2.13 torch does not: https://github.com/pytorch/pytorch/pull/180395. Until they end, the allocator does not empty
+    its cache, and torch aborts a process that destroys another pool.
+    """
+    import torch
+
+    # torch 2.6 and 2.7 have the other name.
+    end = getattr(torch._C, "_cuda_endAllocateToPool", None) or torch._C._cuda_endAllocateCurrentStreamToPool
+    with suppress(RuntimeError):  # torch has ended them
+        end(torch.cuda.current_device(), pool)
 
 
 def is_driver_initialized() -> bool:

@@ -22,7 +22,8 @@ SIZE = MEBIBYTE
 def on_host() -> int | None:
     """Return the bytes of pinned memory that torch holds, None if this torch does not count them."""
     statistics: Any = getattr(torch.cuda, "host_memory_stats", dict)()
-    count: int | None = statistics.get("allocated_bytes.current")
+    # Before torch 2.10, allocated_bytes counts the memory in use: https://github.com/pytorch/pytorch/pull/164412.
+    count: int | None = statistics.get("reserved_bytes.current", statistics.get("allocated_bytes.current"))
     return count
 
 

@@ -343,8 +343,15 @@ class TestPackedAttention:
             starts = torch.tensor(self.STARTS, dtype=torch.int32, device=rows[0].device)
             return aten._cudnn_attention_forward(*rows, None, starts, starts, 6, 6, True, 0.0, causal, False)[0]
 
-        compare(attend, *self.packed(), reference=lambda *rows: self.one_by_one(*rows, causal="first" if causal else None))
+        def expect(*rows: torch.Tensor) -> torch.Tensor:
+            return self.one_by_one(*rows, causal="first" if causal else None)
+
         rows = [t.cuda() for t in self.packed()]
+        # Before torch 2.9 it has no gradient: https://github.com/pytorch/pytorch/pull/149282.
+        if hasattr(aten, "_cudnn_attention_backward"):
+            compare(attend, *self.packed(), reference=expect)
+        else:
+            torch.testing.assert_close(attend(*rows).cpu(), expect(*self.packed()))
         starts, others = (torch.tensor(lengths, dtype=torch.int32).cuda() for lengths in (self.STARTS, (0, 4, 9, 10)))
         with pytest.raises(NotImplementedError, match="causal with unequal packed lengths, is not simulated"):
             aten._cudnn_attention_forward(*rows, None, starts, others, 6, 6, True, 0.0, True, False)
@@ -780,7 +787,7 @@ def test_out_argument_holds_the_result(name: str, shape: tuple[int, ...] | None)
 
 @pytest.mark.parametrize("name", ["fft", "ifft2", "irfft", "rfft", "rfft2"])
 def test_fourier_transforms_of_expanded_tensors(name: str) -> None:
-    """Gradients of sums have stride 0, which the CPU's transforms refuse before torch 2.7."""
+    """Gradients of sums have stride 0, which the CPU's transforms refuse before torch 2.9."""
     function = getattr(torch.fft, name)
     element = torch.full((1, 1, 1), 2.0, dtype=torch.float32 if name.startswith("r") else torch.complex64)
     actual = function(element.cuda().expand(4, 4, 16))

@@ -501,7 +501,7 @@ def test_out_of_memory_leaves_running_statistics(name: str, calls: str) -> None:
 
 @contextlib.contextmanager
 def no_free_memory() -> Iterator[None]:
-    """Let the allocator have no free block of 2 MiB and get no further memory from the device."""
+    """Let the allocator have no free block of 1 MiB and get no further memory from the device."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
     try:
@@ -513,9 +513,10 @@ def no_free_memory() -> Iterator[None]:
 
 
 def fill_cache() -> list[torch.Tensor]:
-    """Take all free blocks of 2 MiB that the allocator has."""
+    """Take all free blocks of 1 MiB that the allocator has. It takes up to 1 MiB from other blocks than larger sizes."""
     fillers: list[torch.Tensor] = []
-    with contextlib.suppress(torch.OutOfMemoryError):
-        while True:
-            fillers.append(torch.empty(2**21, dtype=torch.uint8, device="cuda"))
+    for size in (2**21, 2**20):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                fillers.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
     return fillers

@@ -64,6 +64,7 @@ def check_schema(file: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_workflows_match_the_github_schema(tmp_path: Path) -> None:
     pytest.importorskip("check_jsonschema")
     workflows = sorted(WORKFLOW.parent.glob("*.yml"))

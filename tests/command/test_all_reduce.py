@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -67,7 +68,15 @@ def start(behave: Callable[[int], None]) -> tuple[int, int]:
         os._exit(0)
 
 
-@pytest.mark.parametrize("kinds", list(itertools.combinations_with_replacement(RANKS, 3)), ids="-".join)
+def _kinds() -> list[Any]:
+    """Return what three processes do, in each combination. Those in which two do the same are slow tests."""
+    return [
+        pytest.param(kinds, id="-".join(kinds), marks=() if len({*kinds}) == 3 else pytest.mark.slow)
+        for kinds in itertools.combinations_with_replacement(RANKS, 3)
+    ]
+
+
+@pytest.mark.parametrize("kinds", _kinds())
 def test_every_process_ends_and_the_causes_are_named(kinds: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(all_reduce, "DEADLINE_S", 0.1)
     monkeypatch.setattr(all_reduce, "_PATIENCE_S", 0.05)

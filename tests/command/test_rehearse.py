@@ -82,6 +82,7 @@ def test_peaks_are_those_of_the_whole_run(tmp_path: Path) -> None:
 
 
 def test_out_of_memory_names_op_and_line_even_if_it_is_caught(tmp_path: Path) -> None:
+    picture, folder = tmp_path / "memory.svg", tmp_path / "snapshots"
     entries, text = figures(
         tmp_path,
         """
@@ -96,6 +97,7 @@ def test_out_of_memory_names_op_and_line_even_if_it_is_caught(tmp_path: Path) ->
         except torch.OutOfMemoryError:
             pass
         """,
+        *("--plot", str(picture), "--snapshot", str(folder)),
     )
     [entry] = entries
     assert (entry["fits"], entry["retries"], entry["exit_status"]) == (False, 1, 0)
@@ -106,6 +108,9 @@ def test_out_of_memory_names_op_and_line_even_if_it_is_caught(tmp_path: Path) ->
     assert failure["where"].endswith("program.py:4 in product")
     assert "is out of memory: aten::mm at " in text
     assert "asked for 1.00 GiB" in text
+    assert "the GPU: 8.0 GiB" in "".join(ElementTree.fromstring(picture.read_text(encoding="utf-8")).itertext())
+    with open(folder / "rank0.pickle", "rb") as stream:
+        assert any(event["action"] == "oom" for event in pickle.load(stream)["device_traces"][0])
 
 
 @pytest.mark.slow
@@ -141,9 +146,11 @@ dist.all_reduce(x)
 """
 
 
-def test_ranks_of_a_world_run_alone(tmp_path: Path) -> None:
-    entries, _ = figures(tmp_path, WORLD, "--gpus", "4", "--world-size", "6", "--rank", "5,0")
-    assert [(entry["rank"], entry["device"], entry["peak_allocated"] // 2**28) for entry in entries] == [(5, 1, 6), (0, 0, 1)]
+@pytest.mark.parametrize("ranks", [(5,), pytest.param((5, 0), marks=pytest.mark.slow)])
+def test_ranks_of_a_world_run_alone(ranks: tuple[int, ...], tmp_path: Path) -> None:
+    entries, _ = figures(tmp_path, WORLD, "--gpus", "4", "--world-size", "6", "--rank", ",".join(map(str, ranks)))
+    expected = [(rank, rank % 4, rank + 1) for rank in ranks]
+    assert [(entry["rank"], entry["device"], entry["peak_allocated"] // 2**28) for entry in entries] == expected
 
 
 @pytest.mark.slow
@@ -211,6 +218,7 @@ KEEP_CURVE = """
 """
 
 
+@pytest.mark.slow
 def test_snapshot_and_plot(tmp_path: Path) -> None:
     picture, folder = tmp_path / "memory.svg", tmp_path / "snapshots"
     file = tmp_path / "curve.json"

@@ -334,7 +334,7 @@ def values(uuids: list[str]) -> st.SearchStrategy[str | None]:
 
 
 ORDERS = st.sampled_from([None, None, "PCI_BUS_ID", "FASTEST_FIRST", "pci_bus_id", ""])
-EXAMPLES = 20
+EXAMPLES = 8
 BATCH = 10
 # An example starts processes, so that shrinking a failing one would take minutes.
 ECONOMICAL = settings(
@@ -345,15 +345,27 @@ ECONOMICAL = settings(
 )
 
 
+def check_generated_values(machine: Machine, data: st.DataObject) -> None:
+    batch = data.draw(st.lists(st.tuples(values(machine.uuids), ORDERS), min_size=BATCH, max_size=BATCH))
+    for setting, (driver, _, _) in zip(batch, machine.evaluate(batch), strict=True):
+        assert machine.select(*setting) == driver, setting
+
+
 @simulated_driver
 @pytest.mark.parametrize("name", MACHINES)
 @settings(ECONOMICAL)
 @given(data=st.data())
 def test_generated_values_select_the_drivers_devices(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
-    machine = machines[name]
-    batch = data.draw(st.lists(st.tuples(values(machine.uuids), ORDERS), min_size=BATCH, max_size=BATCH))
-    for setting, (driver, _, _) in zip(batch, machine.evaluate(batch), strict=True):
-        assert machine.select(*setting) == driver, setting
+    check_generated_values(machines[name], data)
+
+
+@pytest.mark.slow
+@simulated_driver
+@pytest.mark.parametrize("name", MACHINES)
+@settings(ECONOMICAL, max_examples=60)
+@given(data=st.data())
+def test_many_values_select_the_drivers_devices(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
+    check_generated_values(machines[name], data)
 
 
 @simulated_driver
@@ -420,17 +432,29 @@ def test_generated_values_raise_nothing(text: str, gpus: list[Gpu]) -> None:
     assert len(listed) >= len(selection.targets) or not listed or selection.targets == ()
 
 
-@on_simulated_gpus
-@pytest.mark.parametrize("name", ["plain", "many", "mig", "empty"])
-@settings(ECONOMICAL, max_examples=20)
-@given(data=st.data())
-def test_visible_devices_follow_the_environment(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
-    """A process whose environment changes agrees with a new process after each change."""
-    machine = machines[name]
+def check_changing_environment(machine: Machine, data: st.DataObject) -> None:
     # The GPUs of these machines are identical, so the order does not change the source of the count.
     batch = data.draw(st.lists(st.tuples(values(machine.uuids), ORDERS), min_size=BATCH, max_size=BATCH))
     for setting, (driver, ours, count) in zip(batch, machine.evaluate(batch, whole=True), strict=True):
         assert (ours, count) == (driver, len(driver)), setting
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("name", ["plain", "many", "mig", "empty"])
+@settings(ECONOMICAL)
+@given(data=st.data())
+def test_visible_devices_follow_the_environment(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
+    """A process whose environment changes agrees with a new process after each change."""
+    check_changing_environment(machines[name], data)
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+@pytest.mark.parametrize("name", ["plain", "many", "mig", "empty"])
+@settings(ECONOMICAL, max_examples=40)
+@given(data=st.data())
+def test_visible_devices_follow_many_environments(name: str, machines: dict[str, Machine], data: st.DataObject) -> None:
+    check_changing_environment(machines[name], data)
 
 
 @on_simulated_gpus

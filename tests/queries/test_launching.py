@@ -59,8 +59,6 @@ STARTED = """
     names = [acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()]
     names.append(acc.visible_devices_envs())
     quiet = "torch" not in sys.modules
-    import torch
-    names.append([acc.communication_backend_version(), torch.cuda.nccl.version()])
     os.environ["ACCELERATOR_BACKEND"] = "cpu"
     names.append([acc.communication_backend_name(), acc.communication_backend_version(), acc.export_envs()])
     print(json.dumps([results, names, quiet]))
@@ -74,21 +72,29 @@ def test_started_process_sees_the_selected_devices() -> None:
     for value, ids, wanted, observed, output in results:
         assert wanted == observed == output, (value, ids)
     assert names[:1] == ["nccl"]
-    assert names[1] == names[4][0] == names[4][1]
+    assert len(names[1]) == 3
     assert names[2:4] == [["NCCL"], ["CUDA_VISIBLE_DEVICES"]]
-    assert names[5] == ["gloo", None, []]
+    assert names[4] == ["gloo", None, []]
     assert quiet
 
 
 @on_simulated_gpus
-def test_no_backend_version_if_torch_is_built_without_nccl() -> None:
+def test_backend_version_of_torch() -> None:
+    """The version that a process without torch reads equals torch's. A torch that is built without nccl has none."""
     program = """
         import torch
+        import subprocess
         import accelerator as acc
+        read = "import accelerator as acc, sys; print(list(acc.communication_backend_version()), 'torch' in sys.modules)"
+        apart = subprocess.run([sys.executable, "-c", read], stdout=subprocess.PIPE, check=True).stdout.decode()
+        versions = [acc.communication_backend_version(), torch.cuda.nccl.version()]
         del torch._C._nccl_version
-        print(json.dumps(acc.communication_backend_version()))
+        print(json.dumps([apart, *versions, acc.communication_backend_version()]))
     """
-    assert evaluate_simulated(program, gpus=1) is None
+    apart, ours, theirs, without = evaluate_simulated(program, gpus=1)
+    assert ours == theirs
+    assert apart == f"{theirs} False\n"
+    assert without is None
 
 
 # The part of a torch for another accelerator that these queries read.

@@ -6,6 +6,8 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.support.discovery import evaluate_simulated, initializations, on_simulated_gpus
 
 pytestmark = on_simulated_gpus
@@ -71,14 +73,16 @@ EVERY_DEVICE = """
 """
 
 
-def test_every_field_before_and_after_initialization(tmp_path: Path) -> None:
+@pytest.mark.parametrize("order", ["after torch", pytest.param("before torch", marks=pytest.mark.slow)])
+def test_every_field_before_and_after_initialization(order: str, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    results = monitored(EVERY_DEVICE, str(log), gpus=4, log=log)
+    begin = "import torch\n" if order == "after torch" else ""
+    results = evaluate_simulated(begin + FUNCTIONS + textwrap.dedent(EVERY_DEVICE), str(log), gpus=4, log=log)
     before, none, quiet, moved, events, after, current, equal, texts, used, device, pid, compared = results
     assert before == [[figures(i)] * 3 for i in range(4)]
     assert none == figures(0)
     assert moved == [[figures(i)] * 3 for i in (3, 1)]
-    assert quiet
+    assert quiet == (order == "before torch")
     assert not [line for line in events.splitlines() if line.startswith(f"{pid} ") and "nvml" not in line]
     assert compared == 5
     assert equal == [[True] * 5] * 4

@@ -26,18 +26,19 @@ QUERIES = textwrap.dedent(
     """
     import importlib, json, os, sys
     acc = importlib.import_module(sys.argv[1])
-    results = [acc.device_count(), len(acc.visible_devices()), acc.is_available(strict=True), acc.telemetry(1).temperature,
-               acc.FloatTensor([1.0]).device.type, acc.checkpointing.is_configured(), acc.simulation.is_simulated(),
-               acc.__name__, "accelerator" in sys.modules]
+    results = [acc.device_count(), len(acc.visible_devices()), acc.is_available(strict=True), acc.telemetry(1).temperature]
+    if sys.argv[2] == "runtime":
+        results += [acc.FloatTensor([1.0]).device.type, acc.checkpointing.is_configured(), acc.simulation.is_simulated(),
+                    acc.__name__, "accelerator" in sys.modules]
     print(json.dumps(results))
     """
 )
 
 
-def run_queries(folder: Path, name: str) -> list[object]:
+def run_queries(folder: Path, name: str, layer: str = "runtime") -> list[object]:
     environment = simulated_environment(gpus=2, name=["A", "B"])
     environment["PYTHONPATH"] = str(folder)
-    command = [sys.executable, "-c", QUERIES, name]
+    command = [sys.executable, "-c", QUERIES, name, layer]
     done = subprocess.run(command, env=environment, cwd=folder.parent, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     result: list[object] = json.loads(done.stdout)
@@ -94,11 +95,13 @@ def test_queued_seeds_keep_their_order_in_a_vendored_package(tmp_path: Path) -> 
 
 
 @on_simulated_gpus
-def test_zipped_package(tmp_path: Path) -> None:
+@pytest.mark.parametrize("layer", ["queries", pytest.param("runtime", marks=pytest.mark.slow)])
+def test_zipped_package(layer: str, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "packages.zip", "w") as archive:
         for path in PYTHON_FILES:
             archive.write(ROOT / path, path)
-    assert run_queries(tmp_path / "packages.zip", "accelerator")[:4] == [2, 2, True, 31]
+    expected = [2, 2, True, 31, "cuda", False, True, "accelerator", True]
+    assert run_queries(tmp_path / "packages.zip", "accelerator", layer) == expected[: None if layer == "runtime" else 4]
 
 
 @on_simulated_gpus

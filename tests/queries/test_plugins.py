@@ -105,6 +105,7 @@ EDITABLE = """
 """
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_editable_plugin_is_imported_in_the_probe(tmp_path: Path) -> None:
     interpreter = install_editable("def load():\n    pass\n", tmp_path)
@@ -143,7 +144,8 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("plugin", ["raises", pytest.param("is missing", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("plugin", BROKEN)
 def test_a_plugin_that_cannot_be_imported(plugin: str, tmp_path: Path) -> None:
     text, cause = BROKEN[plugin]
     (first, second), _, torch_free, message, later = query(text, tmp_path, plain_environment())

@@ -20,7 +20,7 @@ pytestmark = [
 ]
 
 # Each test runs in a child that is forked from a process that has imported torch. The group shares that process.
-on_one_gpu = pytest.mark.simulated_machine(gpus=1)
+on_a_machine = pytest.mark.simulated_machine(gpus=2)
 
 
 def test_capability_results_follow_the_current_device(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def _names_spawn(call: Callable[[], object]) -> bool:
     return False
 
 
-@on_one_gpu
+@on_a_machine
 def test_functions_raise_in_child_forked_after_initialization() -> None:
     torch.cuda.init()
     child = os.fork()
@@ -118,7 +118,7 @@ def test_functions_raise_in_child_forked_after_initialization() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-@on_one_gpu
+@on_a_machine
 @pytest.mark.parametrize(
     "call",
     [lambda: acc.FloatTensor([1]), lambda: acc.pin_memory(torch.ones(1)), lambda: acc.pin_empty(1), lambda: acc.create_graph()],

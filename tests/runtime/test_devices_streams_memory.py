@@ -168,6 +168,7 @@ def test_queued_calls_run_at_initialization() -> None:
     assert acc.is_out_of_memory_error(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.simulated_machine(gpus=1, memory="1GiB")
 def test_out_of_memory_on_a_gpu_with_one_gibibyte() -> None:
     held = torch.empty(600 << 20, dtype=torch.uint8, device="cuda")
@@ -396,6 +397,7 @@ def slow(value: str) -> Any:
 
 
 COMPILED = """
+import torch._dynamo
 import torch
 import accelerator as acc
 device = {device}
@@ -416,7 +418,8 @@ def test_compiled_context_initializes_the_accelerator(device: str) -> None:
     assert run(COMPILED.format(device=device, kind="cuda"), simulated_environment(gpus=2)) == "cuda:1\n"
 
 
-@pytest.mark.parametrize("device", ["0", slow("'cpu'"), slow("torch.device('cpu')"), slow("torch.ones(1)")])
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["0", "'cpu'", "torch.device('cpu')", "torch.ones(1)"])
 def test_compiled_context_as_first_use_on_the_cpu(device: str) -> None:
     assert run(COMPILED.format(device=device, kind="cpu"), plain_environment(ACCELERATOR_BACKEND="cpu")) == "cpu\n"
 

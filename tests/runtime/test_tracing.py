@@ -155,8 +155,10 @@ def program_with_side_effects(tensor: torch.Tensor, side: Any) -> tuple[Any, ...
     return tensor + 1, inside, acc.is_available(), acc.device_count(), acc.device(0), vendor
 
 
-def test_program_is_traced_on_cpu_and_cuda() -> None:
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), "cuda"])
+def test_program_is_traced(device: str) -> None:
     code = """
+    import torch._dynamo
     import sys, torch, accelerator as acc
     from tests.runtime.test_tracing import program_with_side_effects
     if sys.argv[1] == "cuda":
@@ -167,8 +169,9 @@ def test_program_is_traced_on_cpu_and_cuda() -> None:
     assert eager[0].tolist() == compiled[0].tolist() and eager[1:] == compiled[1:], (eager, compiled)
     print(compiled[2:4])
     """
-    assert run(code, plain_environment(), "cpu").strip() == "(False, 0)"
-    if build is not None and build.cuda is not None:
+    if device == "cpu":
+        assert run(code, plain_environment(), "cpu").strip() == "(False, 0)"
+    elif build is not None and build.cuda is not None:
         assert run(code, simulated_environment(gpus=2), "cuda").strip() == "(True, 2)"
 
 
@@ -176,6 +179,7 @@ def test_program_is_traced_on_cpu_and_cuda() -> None:
 def test_side_effects_run_at_each_call_of_compiled_code() -> None:
     run(
         """
+        import torch._dynamo
         import torch, accelerator as acc
         torch.cuda.init()
         def program(tensor):
@@ -207,6 +211,7 @@ def test_side_effects_run_at_each_call_of_compiled_code() -> None:
 def test_compiled_code_synchronizes_each_form_of_device() -> None:
     run(
         """
+        import torch._dynamo
         import torch, accelerator as acc
         torch.cuda.init()
         torch.cuda.set_device(1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import pytest
 
 from tests import support
@@ -11,9 +13,10 @@ from tests.support.simulation_driver import needs_cuda_torch
 pytestmark = needs_cuda_torch
 
 PRELUDE = """
+import torch._dynamo
+import torch
 import os
 import pytest
-import torch
 import torch.distributed as dist
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("cpu:gloo,cuda:nccl")
@@ -32,7 +35,7 @@ def run(code: str, rank: int = 3, world: int = 8) -> str:
         "MASTER_PORT": "1",
     }
     environment = simulated_environment(variables, gpus=4, memory="16GiB", compute=False)
-    return support.run(support.with_prelude(PRELUDE, code), environment)
+    return support.run(PRELUDE + textwrap.dedent(code), environment)
 
 
 @pytest.mark.parametrize(("rank", "world"), [(3, 8), (0, 1), (199, 200)])

@@ -29,6 +29,7 @@ def python(program: str, *flags: str, env: dict[str, str]) -> subprocess.Complet
     return subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
 
 
+@pytest.mark.slow
 def test_kernels_compute_without_warnings() -> None:
     # torch itself warns if NumPy is missing.
     flags = ["-W", "error", "-W", "ignore:Failed to initialize NumPy:UserWarning"]
@@ -81,6 +82,7 @@ def test_queries_do_not_import_torch() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_another_plugin_is_still_loaded(tmp_path: Path) -> None:
     metadata = tmp_path / "other-1.dist-info"
     metadata.mkdir()
@@ -93,11 +95,12 @@ def test_another_plugin_is_still_loaded(tmp_path: Path) -> None:
     assert (tmp_path / "loaded").exists()  # by a child process, because only the plug-in knows if it provides an accelerator
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "variables", "reason"),
     [
         (["-I"], {}, "this Python does not search PYTHONPATH, as with -I or -E"),
-        pytest.param(["-E"], {}, "this Python does not search PYTHONPATH, as with -I or -E", marks=pytest.mark.slow),
+        (["-E"], {}, "this Python does not search PYTHONPATH, as with -I or -E"),
         ([], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD is '0'"),
         ([], {"PYTHONPATH": str(REPOSITORY)}, "PYTHONPATH lacks the plug-in's folder"),
     ],
@@ -122,6 +125,7 @@ def test_nested_simulation_has_one_plugin() -> None:
     assert environment(1, base={"PYTHONPATH": "/mine"})["PYTHONPATH"].endswith("_plugin:/mine")
 
 
+@pytest.mark.slow
 def test_torch_can_be_imported_if_kernels_fail_to_load(tmp_path: Path) -> None:
     import shutil
 

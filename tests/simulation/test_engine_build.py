@@ -32,6 +32,7 @@ def compute(cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
+@pytest.mark.slow
 def test_no_compiler(tmp_path: Path) -> None:
     for run in range(2):
         done = compute(tmp_path, CXX="missing-compiler")

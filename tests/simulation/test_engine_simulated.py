@@ -427,8 +427,12 @@ ALLOCATING.update(
 )
 
 
+# One of each kind. The others are slow tests.
+SAMPLE = ("abs", "sort", "cumsum", "softmax", "clone", "rand_like", "add", "mm", "layer_norm", "index", "foreach", "cat")
+
+
 @pytest.mark.parametrize("is_known", [False, True])
-@pytest.mark.parametrize("name", ALLOCATING)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in ALLOCATING])
 def test_out_of_memory(name: str, is_known: bool) -> None:
     """An op without memory for its results raises torch's error, leaks nothing and changes no argument."""
     function = ALLOCATING[name]
@@ -477,7 +481,7 @@ CHANGING: dict[str, tuple[Callable[..., Any], Callable[[], list[torch.Tensor]]]]
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("calls", ["none", "of other sizes", "of the same sizes"])
+@pytest.mark.parametrize("calls", ["none", pytest.param("of other sizes", marks=pytest.mark.slow), "of the same sizes"])
 @pytest.mark.parametrize("name", CHANGING)
 def test_out_of_memory_leaves_running_statistics(name: str, calls: str) -> None:
     """As on a GPU, whose kernels allocate their results first."""

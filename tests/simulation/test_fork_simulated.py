@@ -77,15 +77,15 @@ def with_out(name: str, op: Any, sample: Any) -> Iterator[Case]:
     yield Case(f"{name} out=", lambda: op(sample.input, *sample.args, **sample.kwargs, out=out), tensors)
 
 
-def over_lists() -> Iterator[Case]:
+def over_lists(step: int) -> Iterator[Case]:
     from torch.testing._internal import common_methods_invocations as database
 
-    for list_name in (name for name in vars(database) if re.fullmatch(r"foreach_\w+_op_db", name)):
-        for op in getattr(database, list_name):
-            sample = first_sample(op)
-            if sample is not None and op.inplace_variant is not None:
-                for case in in_place(op.name, op, sample):
-                    yield case._replace(name=f"{op.name} over a list")
+    lists = [getattr(database, name) for name in vars(database) if re.fullmatch(r"foreach_\w+_op_db", name)]
+    for op in [op for ops in lists for op in ops][::step]:
+        sample = first_sample(op)
+        if sample is not None and op.inplace_variant is not None:
+            for case in in_place(op.name, op, sample):
+                yield case._replace(name=f"{op.name} over a list")
 
 
 def fused_optimizers() -> Iterator[Case]:
@@ -131,14 +131,14 @@ def indices_copies_and_random_numbers() -> Iterator[Case]:
 
 
 def cases(step: int) -> list[Case]:
-    """Return the calls of each ``step``-th operator, and all others."""
+    """Return the calls of each ``step``-th operator and of more of those over lists, and all others."""
     found: list[Case] = []
     for name, op in [*operators.entries().items()][::step]:
         if not name.startswith("jiterator") and (op.inplace_variant is not None or op.supports_out):
             for make in (in_place, with_out):
                 sample = first_sample(op)
                 found += make(name, op, sample) if sample is not None else ()
-    return [*found, *over_lists(), *fused_optimizers(), *indices_copies_and_random_numbers()]
+    return [*found, *over_lists(-(-step // 6)), *fused_optimizers(), *indices_copies_and_random_numbers()]
 
 
 def runs(case: Case) -> bool:
@@ -169,7 +169,7 @@ def contents(chosen: list[Case]) -> list[list[torch.Tensor]]:
 
 
 # Without the slow tests, a part of the cases.
-@pytest.mark.parametrize("step", [pytest.param(1, marks=[pytest.mark.slow, pytest.mark.exhaustive]), 12])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=[pytest.mark.slow, pytest.mark.exhaustive]), 36])
 @torch.no_grad()
 def test_no_call_writes_the_memory_of_the_parent(step: int) -> None:
     with warnings.catch_warnings():
@@ -179,8 +179,9 @@ def test_no_call_writes_the_memory_of_the_parent(step: int) -> None:
         names = {case.name for case in chosen}
         assert len(names) > 400 / step
         if step == 1:
-            assert {"add in place", "mm out=", "index_add in place"} <= names
-        assert {"_foreach_add over a list", "fused AdamW"} <= names
+            assert {"add in place", "mm out=", "index_add in place", "_foreach_add over a list"} <= names
+        assert "fused AdamW" in names
+        assert sum(name.endswith("over a list") for name in names) > 50 / step
         before = contents(chosen)
         in_child(lambda: raise_if_a_call_succeeds(chosen))
         after = contents(chosen)

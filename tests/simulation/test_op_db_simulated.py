@@ -1,6 +1,6 @@
 """Compares simulated GPUs with the CPU on PyTorch's operator database (OpInfo), forward and backward.
 
-By default every 32nd entry and the entries that once failed run. With the slow tests all entries run.
+By default every 64th entry and the entries that once failed run. With the slow tests all entries run.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.simulation import operators
 # Run in one worker of xdist, because importing the database takes seconds in each process.
 pytestmark = pytest.mark.xdist_group("operators")
 
-SAMPLE_STEP = 32
+SAMPLE_STEP = 64
 CHUNKS = 16
 
 # CUDA does not support these, so an error from torch is right.

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import support
 from tests.support import run, simulated_environment
 from tests.support.discovery import compiled
 from tests.support.simulation import allocator_variables, linux_only
@@ -390,7 +391,11 @@ class TestAllocators:
 
     @pytest.mark.parametrize(
         ("setting", "backend"),
-        [("", "native"), ("expandable_segments:True", "native"), ("backend:cudaMallocAsync", "cudaMallocAsync")],
+        [
+            ("", "native"),
+            ("expandable_segments:True", "native"),
+            pytest.param("backend:cudaMallocAsync", "cudaMallocAsync", marks=pytest.mark.slow),
+        ],
     )
     def test_round_trip(self, setting: str, backend: str) -> None:
         output = run(self.ROUND_TRIP, simulated_environment(allocator_variables(setting), gpus=2))
@@ -459,6 +464,7 @@ class TestBetweenProcesses:
         script = tmp_path / "share.py"
         script.write_text(textwrap.dedent(self.PROGRAM))
         environment = simulated_environment(allocator_variables(setting))
-        done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, timeout=120)
+        program = f"import torch, runpy\nrunpy.run_path({str(script)!r}, run_name='__main__')"
+        done = support.python(program, environment)
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == ["True", "False", "True"]

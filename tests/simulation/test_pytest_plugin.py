@@ -592,7 +592,7 @@ SESSION = """
 
 
 @on_simulated_gpus
-@pytest.mark.parametrize("workers", [[], ["-n2"]])
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n2"], marks=pytest.mark.slow)])
 def test_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None:
     write(tmp_path, SESSION)
     (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--ours')\n")
@@ -605,6 +605,7 @@ def test_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None:
     assert done.stdout.count("test session starts") == 1
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_session_started_by_pytest_main(tmp_path: Path) -> None:
     write(
@@ -735,6 +736,7 @@ def test_unused_plugin_imports_nothing_more(tmp_path: Path) -> None:
     assert counts(done) == {"passed": 1}, done.stdout
 
 
+@pytest.mark.slow
 def test_import_time_of_the_unused_plugin(tmp_path: Path) -> None:
     program = f"""
 import sys, time

@@ -27,7 +27,8 @@ def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """Return the results of each rank by the training's name."""
     file = tmp_path_factory.mktemp("ranks") / "results"
     environment = simulated_environment(gpus=request.param)
-    child = module("tests.simulation.training_ranks", environment, str(request.param), str(file), timeout=280)
+    arguments = "tests.simulation.training_ranks", environment, str(request.param), str(file)
+    child = module(*arguments, prelude="import torch._dynamo", timeout=280)  # DDP imports it
     assert child.returncode == 0, child.stderr[-6000:]
     return torch.load(file)
 

@@ -73,7 +73,8 @@ def module(
     Args:
         prelude: a program that runs before the module.
     """
-    program = f"import torch\nimport runpy\n{prelude}\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    begin = "" if torch_processes.begins_with_torch(prelude) else "import torch"
+    program = f"{begin}\n{prelude}\nimport runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
     return python(program, environment, *arguments, timeout=timeout)
 
 

@@ -1,6 +1,7 @@
 """Run programs in forks of a process that has only imported torch, as ``python -c`` would run them.
 
-The import takes longer than the rest of most programs. One parent serves each environment, for all workers of pytest.
+The import takes longer than the rest of most programs. One parent serves each environment, for all workers of pytest. A program
+that begins with the import of ``torch._dynamo`` runs in a fork of a process that has imported that too.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ from typing import Any
 # Variables that are read only after the import of torch. Processes with different values can have the same parent.
 # The simulated libraries read their variables at their first call, and the import of torch calls none of them. torch reads
 # the name of its allocator when it is imported, and the allocator's other settings later.
+_READ_EARLY = "ALONE=|COMPILE=|COMPUTE=|LATE_COPIES=|OWN_KERNELS=|PLOT=|RACES=|REHEARSE=|SNAPSHOT=|TRITON="
 _READ_LATER = re.compile(
-    r"(ACCELERATOR_SIM_(?!COMPILE=|COMPUTE=|LATE_COPIES=|OWN_KERNELS=|RACES=|TRITON=)\w+|ACCELERATOR_BACKEND|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
-    r"|CUDA_DEVICE_ORDER|PYTORCH_NVML_BASED_CUDA_CHECK|HOSTACC_SWITCHES|PYTEST_\w+|SLURM_\w+|TORCHINDUCTOR_CACHE_DIR"
+    rf"(ACCELERATOR_SIM_(?!{_READ_EARLY})\w+|ACCELERATOR_BACKEND|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
+    r"|CUDA_DEVICE_ORDER|PYTORCH_NVML_BASED_CUDA_CHECK|HOSTACC_SWITCHES|PYTEST_\w+|SLURMD?_\w+|TORCHINDUCTOR_CACHE_DIR"
     r"|TRITON_CACHE_DIR|GLOO_SOCKET_IFNAME|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)="
     r"|PYTORCH_(CUDA_)?ALLOC_CONF=(?!.*backend)"
 )
@@ -65,6 +67,8 @@ def run(
         prepare: a program that the parent runs after the import of torch.
     """
     command = [sys.executable, "-c", code, *arguments]
+    if re.match(r"\s*import torch\._dynamo\b", code):
+        prepare = f"import torch._dynamo\n{prepare}"
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
         request = {"code": code, "arguments": arguments, "environment": dict(environment), "cwd": str(cwd)}

@@ -48,6 +48,7 @@ def test_the_target_is_late(compute: bool) -> None:
         assert "nan" not in "".join(lines[1:])
 
 
+@pytest.mark.slow
 def test_together_with_races() -> None:
     program = """
 import torch

@@ -192,11 +192,11 @@ for step in range(5):
 torch.cuda.synchronize()
 dist.destroy_process_group()
 """
-_QUICK = ("ddp",)
-_SLOW = ("ddp views", "ddp static", "ddp no_sync", "fsdp1", "fsdp1 offload", "fsdp2", "fsdp2 offload")
+_TRAININGS = ("ddp", "ddp views", "ddp static", "ddp no_sync", "fsdp1", "fsdp1 offload", "fsdp2", "fsdp2 offload")
 
 
-@pytest.mark.parametrize("kind", [*_QUICK, *(pytest.param(kind, marks=pytest.mark.slow) for kind in _SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", _TRAININGS)
 def test_training_of_ranks_is_silent(kind: str) -> None:
     if "fsdp2" in kind:
         pytest.importorskip("torch.distributed.fsdp", reason="needs torch.distributed")

@@ -87,6 +87,7 @@ def test_a_whole_session(tmp_path: Path, workers: tuple[str, ...]) -> None:
     _check(done.stdout)
 
 
+@pytest.mark.slow
 def test_machines_of_tests(tmp_path: Path) -> None:
     write(tmp_path, _BODIES.format(preamble="pytestmark = pytest.mark.simulated_machine(races='report')"))
     done = start(tmp_path)

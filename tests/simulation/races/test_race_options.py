@@ -95,8 +95,8 @@ except RuntimeError as error:
 
 def test_a_program_that_resets_all_signals() -> None:
     program = """
-import signal
 import torch
+import signal
 x, host = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory()
 for number in range(signal.SIGRTMIN, signal.SIGRTMAX + 1):
     signal.signal(number, signal.SIG_DFL)

@@ -65,6 +65,7 @@ def _found_without_computing() -> dict[str, list[dict[str, Any]]]:
     return run_cases(list(cases.CASES), compute=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases.CASES)
 def test_case_without_computing(name: str) -> None:
     _check(name, _found_without_computing()[name])

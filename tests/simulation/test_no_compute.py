@@ -424,6 +424,23 @@ def test_mark_gives_a_test_such_a_machine() -> None:
 
 
 @pytest.mark.slow
+def test_dynamo_does_not_trace_the_simulation() -> None:
+    """Dynamo looks at all code that runs below a function that it does not trace, such as a loop with a graph break."""
+    program = """
+        import torch
+        @torch.compile(backend="eager")
+        def function(x):
+            for _ in range(2):
+                x = x * 2 + torch.rand(8, device="cuda")
+                torch._dynamo.graph_break()
+            return x
+        function(torch.ones(8, device="cuda"))
+        print(torch._dynamo.utils.counters["frames"]["total"])
+    """
+    assert int(run(program)) < 20  # the function, what Dynamo resumes after graph breaks, and little of torch
+
+
+@pytest.mark.slow
 @needs_compiled_code
 def test_compiled_code_allocates_as_inductor_plans() -> None:
     pytest.importorskip("triton")

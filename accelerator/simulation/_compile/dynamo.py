@@ -10,5 +10,5 @@ __all__ = ["hook_trace_rules"]
 def hook_trace_rules(trace_rules: ModuleType) -> None:
     """Let Dynamo skip the code of the simulation, which the dispatcher calls while the program's code runs."""
     package = __name__.split(".")[0]
-    for name in ("_kernels", "_compile"):
+    for name in ("_kernels", "_compile", "_rehearsal"):
         trace_rules.add(f"{package}.{name}")

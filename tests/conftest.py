@@ -86,11 +86,11 @@ _Report = TypeVar("_Report", pytest.TestReport, pytest.CollectReport)
 
 
 def forbid_skip(report: _Report, file: Path) -> _Report:
-    """Turn a skip on simulated GPUs into a failure, unless torch lacks a feature or (outside CI) there are no such GPUs."""
+    """Fail a skip on simulated GPUs, unless torch lacks a feature or (outside CI) the machine lacks what it needs."""
     if report.skipped and _is_simulated(file) and isinstance(report.longrepr, tuple):
         reason = report.longrepr[2]
-        wrong_process = reason.startswith("Skipped: needs: ") and not os.environ.get("CI")
-        if not wrong_process and not _concerns_torch(reason):
+        lacks_need = reason.startswith("Skipped: needs: ") and not os.environ.get("CI")
+        if not lacks_need and not _concerns_torch(reason):
             report.outcome = "failed"
             report.longrepr = f"{_NO_REASON}: {reason}"
     return report

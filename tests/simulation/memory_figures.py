@@ -6,6 +6,7 @@ Runs samples of PyTorch's operator database three times each, and prints the sam
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import subprocess
@@ -33,10 +34,12 @@ def measure() -> dict[str, list[list[int]]]:
 
     figures: dict[str, list[list[int]]] = {}
     samples: list[Any] = []
+    gc.disable()  # a collection would free what earlier samples left in cycles
     for name, op in sorted(operators.entries().items()):
         dtype = operators.dtype_of(op)
         if dtype is None:
             continue
+        gc.collect()
         torch.manual_seed(0)
         for index in range(SAMPLES):
             try:

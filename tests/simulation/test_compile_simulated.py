@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._inductor import cpp_builder
+from torch._inductor.exc import InvalidCxxCompiler
 from torch.utils import _pytree as pytree
 
 import accelerator as acc
@@ -19,6 +21,10 @@ from tests.support import ROOT
 
 if torch.__version__ < (2, 8):
     pytest.skip("torch 2.8 is the oldest whose compiled code is simulated", allow_module_level=True)
+try:
+    cpp_builder.get_cpp_compiler()
+except InvalidCxxCompiler:
+    pytest.skip("needs: a C++ compiler, with which Inductor compiles for the CPU", allow_module_level=True)
 
 IS_TORCH_2_8 = torch.__version__ < (2, 9)
 CUDA = torch.device("cuda", 0)

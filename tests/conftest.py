@@ -17,6 +17,7 @@ import gc
 import os
 import re
 import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -63,11 +64,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def pytest_collection_finish() -> None:
+_frozen = 0  # the number of modules that garbage collections leave out
+
+
+def freeze_modules() -> None:
     """Exclude imported modules from garbage collections. Many tests collect garbage, and torch's modules make this slow."""
+    global _frozen
     gc.collect()
     gc.freeze()
+    _frozen = len(sys.modules)
+
+
+def pytest_collection_finish() -> None:
+    freeze_modules()
     atexit.register(gc.unfreeze)  # otherwise extensions report leaks when the interpreter ends
+
+
+def pytest_runtest_logfinish() -> None:
+    if len(sys.modules) > _frozen + 100:  # the test has imported torch._dynamo, for example
+        freeze_modules()
 
 
 _NO_REASON = "a test on simulated GPUs is skipped only for what torch lacks, with a reason that starts with 'torch '"

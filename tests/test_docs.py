@@ -57,9 +57,13 @@ PYTHON, SHELL, WORKFLOWS = (
 
 
 def with_slow_guide(blocks: list[Block]) -> list[Any]:
-    """Return the parameters of a test. The blocks of the guide are slow tests, those of README are not."""
+    """Return the parameters of a test. The blocks of the guide are slow tests, and those of README that run pytest."""
     return [
-        pytest.param(block, id=block.where, marks=() if block.where.startswith("README") else pytest.mark.slow)
+        pytest.param(
+            block,
+            id=block.where,
+            marks=() if block.where.startswith("README") and "pytest" not in block.code else pytest.mark.slow,
+        )
         for block in blocks
     ]
 

@@ -51,7 +51,7 @@ def gradients(ckpt: Checkpoint, device: str, cast: torch.dtype | None, drops: Dr
     return results
 
 
-@pytest.mark.parametrize("device", ["cuda:0", "cuda:1"])
+@pytest.mark.parametrize("device", [pytest.param("cuda:0", marks=pytest.mark.slow), "cuda:1"])
 @pytest.mark.parametrize("cast", CASTS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ckpt", OURS, ids=["checkpoint", "non_reentrant"])

@@ -42,9 +42,7 @@ def problems(text: str) -> list[str]:
 
 @on_simulated_gpus
 def test_every_area_on_every_device() -> None:
-    command = [sys.executable, "-m", "accelerator", "check"]
-    environment = simulated_environment(gpus=3)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = check(simulated_environment(gpus=3))
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "on 3 x Simulated GPU (simulated)"

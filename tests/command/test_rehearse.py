@@ -47,6 +47,7 @@ def figures(tmp_path: Path, code: str, *options: str, status: int = 0) -> tuple[
     return document["ranks"], done.stderr
 
 
+@pytest.mark.slow
 def test_peaks_are_those_of_the_whole_run(tmp_path: Path) -> None:
     entries, text = figures(
         tmp_path,

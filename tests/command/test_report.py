@@ -135,7 +135,11 @@ def test_strict() -> None:
 
 @on_simulated_gpus
 @pytest.mark.parametrize(
-    ("nvml", "name"), [("broken", "NVML_ERROR_DRIVER_NOT_LOADED"), ("mismatch", "NVML_ERROR_LIB_RM_VERSION_MISMATCH")]
+    ("nvml", "name"),
+    [
+        ("broken", "NVML_ERROR_DRIVER_NOT_LOADED"),
+        pytest.param("mismatch", "NVML_ERROR_LIB_RM_VERSION_MISMATCH", marks=pytest.mark.slow),
+    ],
 )
 def test_an_nvml_failure_is_named(nvml: str, name: str) -> None:
     machine = simulated_environment(gpus=2, nvml=nvml)
@@ -333,10 +337,10 @@ def test_the_headline_says_whether_devices_were_tried() -> None:
     ("arguments", "variables", "has_color"),
     [
         ([], {}, False),  # stdout is a pipe
-        ([], {"FORCE_COLOR": "1"}, True),
+        pytest.param([], {"FORCE_COLOR": "1"}, True, marks=pytest.mark.slow),
         ([], {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
         (["--color", "always"], {"NO_COLOR": "1"}, True),
-        (["--color", "never"], {"FORCE_COLOR": "1"}, False),
+        pytest.param(["--color", "never"], {"FORCE_COLOR": "1"}, False, marks=pytest.mark.slow),
     ],
 )
 def test_color_option_and_variables(arguments: list[str], variables: dict[str, str], has_color: bool) -> None:
@@ -348,11 +352,16 @@ def test_color_option_and_variables(arguments: list[str], variables: dict[str, s
     "machine",
     [
         {"gpus": 8, "memory": "180GiB", "name": "NVIDIA GB200 NVL72 Superchip Very Long"},
-        {"gpus": 2, "mig": [7, None]},
-        {"gpus": 2, "driver": "broken"},
+        *(
+            pytest.param(machine, marks=pytest.mark.slow)
+            for machine in (
+                {"gpus": 2, "mig": [7, None]},
+                {"gpus": 2, "driver": "broken"},
+                {"gpus": 2, "nvml": "mismatch"},
+                {"gpus": 0},
+            )
+        ),
         {"gpus": 2, "driver": "absent", "nvml": "broken"},
-        {"gpus": 2, "nvml": "mismatch"},
-        {"gpus": 0},
     ],
 )
 def test_text_fits_the_columns(machine: dict[str, Any]) -> None:

@@ -38,7 +38,7 @@ def run(code: str, rank: int = 3, world: int = 8) -> str:
     return support.run(PRELUDE + textwrap.dedent(code), environment)
 
 
-@pytest.mark.parametrize(("rank", "world"), [(3, 8), (0, 1), (199, 200)])
+@pytest.mark.parametrize(("rank", "world"), [(3, 8), pytest.param(0, 1, marks=pytest.mark.slow), (199, 200)])
 def test_collectives_are_those_of_equal_ranks(rank: int, world: int) -> None:
     run(
         """

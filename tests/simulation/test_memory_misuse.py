@@ -234,6 +234,7 @@ def test_sleep_of_extreme_lengths(capfd: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     program = """
         import torch
+        import os
         stream = torch.cuda.Stream()
         for cycles in (10**13, 2**63 - 1, 2**63 - 1):
             with torch.cuda.stream(stream):
@@ -245,7 +246,7 @@ def test_sleep_of_extreme_lengths(capfd: pytest.CaptureFixture[str]) -> None:
         print(busy, other.query(), flush=True)
         os._exit(0)
     """
-    assert run("import os\n" + textwrap.dedent(program), simulated_environment()) == "True True\n"
+    assert run(program, simulated_environment()) == "True True\n"
 
 
 # Values for the calls in the two tables below. A line of a table is a function and its calls, separated by "|".

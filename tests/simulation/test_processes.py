@@ -458,7 +458,8 @@ class TestBetweenProcesses:
             sys.exit(process.exitcode)
     """
 
-    @pytest.mark.parametrize("setting", ["", pytest.param("expandable_segments:True", marks=pytest.mark.slow)])
+    @pytest.mark.slow
+    @pytest.mark.parametrize("setting", ["", "expandable_segments:True"])
     def test_tensors_and_events(self, tmp_path: Path, setting: str) -> None:
         # Spawned processes import the program from a file.
         script = tmp_path / "share.py"

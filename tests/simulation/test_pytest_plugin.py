@@ -647,7 +647,7 @@ def test_crash_of_the_session(tmp_path: Path) -> None:
     [
         (["--simulate-memory", "1GiB"], "--simulate-memory needs --simulate-gpus"),
         (["--simulate-gpus", "x"], "'x' is not a number of GPUs"),
-        (["--simulate-gpus", "\uff12"], "'\uff12' is not a number of GPUs"),
+        pytest.param(["--simulate-gpus", "\uff12"], "'\uff12' is not a number of GPUs", marks=pytest.mark.slow),
     ],
 )
 def test_wrong_options(arguments: list[str], message: str, tmp_path: Path) -> None:

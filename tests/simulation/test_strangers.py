@@ -20,7 +20,7 @@ pytestmark = [linux_only, needs_cuda_torch]
 GPUTIL = "import GPUtil; GPUtil.showUtilization(); print(*[gpu.name for gpu in GPUtil.getGPUs()], sep='\\n')"
 
 
-@pytest.mark.parametrize("mig", [None, 2])
+@pytest.mark.parametrize("mig", [None, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [

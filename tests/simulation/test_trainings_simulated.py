@@ -190,8 +190,18 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
 
 
 class TestOptimizers:
-    @pytest.mark.parametrize(("name", "options"), OPTIMIZERS, ids=[name for name, _ in OPTIMIZERS])
-    @pytest.mark.parametrize("way", ["default", "foreach", "fused", "single"])
+    @pytest.mark.parametrize(
+        ("name", "options", "way"),
+        [
+            pytest.param(
+                *(name, options, way),
+                id=f"{way}-{name}",
+                marks=() if way == "default" or name in ("SGD", "AdamW") else pytest.mark.slow,
+            )
+            for way in ("default", "foreach", "fused", "single")
+            for name, options in OPTIMIZERS
+        ],
+    )
     def test_each_optimizer(self, name: str, options: dict[str, Any], way: str) -> None:
         optimizer_class = getattr(torch.optim, name)
         if way != "default":
@@ -290,7 +300,7 @@ class TestCaptured:
 
 class TestCompiled:
     @pytest.mark.parametrize("make", [trainings.Language, trainings.Images], ids=["transformer", "convolutional"])
-    @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+    @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
     def test_compiled(self, make: Callable[[], nn.Module], backend: str) -> None:
         data = trainings.tokens() if make is trainings.Language else trainings.pictures()
         expected = train(make, data, "cpu")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,13 @@ def module(
     begin = "" if torch_processes.begins_with_torch(prelude) else "import torch"
     program = f"{begin}\n{prelude}\nimport runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
     return python(program, environment, *arguments, timeout=timeout)
+
+
+def sample(values: Iterable[Any], *default: Any) -> list[Any]:
+    """Return the parameters of a test. Those that are not default ones are slow tests."""
+    import pytest
+
+    return [value if value in default else pytest.param(value, marks=pytest.mark.slow) for value in values]
 
 
 def with_prelude(prelude: str, code: str) -> str:

@@ -89,10 +89,9 @@ def format_table(entries: list[dict[str, Any]]) -> str:
                 f"  asked for {format_size(failure['requested'])}, and {format_size(failure['free'])} were free"
             )
     too_large = {entry["rank"] for entry in entries if not entry["fits"]}
-    failed = {entry["rank"]: entry["exit_status"] for entry in entries if entry["exit_status"]}
-    lines += [
-        f"rank {rank} ended with status {status}: its figures are those until then"
-        for rank, status in failed.items()
-        if rank not in too_large
-    ]
+    failed = {entry["rank"]: entry["exit_status"] for entry in entries if entry["exit_status"] != 0}
+    for rank, status in failed.items():
+        if rank not in too_large:
+            end = "was ended by a signal" if status is None else f"ended with status {status}"
+            lines.append(f"rank {rank} {end}: its figures are those until then")
     return "\n".join(lines) + "\n"

@@ -173,7 +173,7 @@ def test_ranks_of_torchrun_are_all_reported(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
-    entries, _ = figures(
+    entries, text = figures(
         tmp_path,
         """
         import os, signal, sys, time, torch
@@ -204,6 +204,9 @@ def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
         """,
     )
     assert [(entry["rank"], entry["exit_status"]) for entry in entries] == [*enumerate([3, 4, 1, 1, 5, None, 0])]
+    assert "rank 4 ended with status 5: its figures are those until then" in text
+    assert "rank 5 was ended by a signal: its figures are those until then" in text
+    assert "rank 6 " not in text
 
 
 # A program that begins with this keeps what the plot is drawn from.

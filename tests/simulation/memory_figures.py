@@ -1,7 +1,7 @@
 """``python -m tests.simulation.memory_figures``: compares the memory figures of ops with and without the engine.
 
 Runs samples of PyTorch's operator database three times each, and prints the samples whose figures differ. The exit status is
-1 if there are any.
+1 if there are any but those of EXPECTED.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ FIGURES = (
     "allocation.all.allocated",
     "allocated_bytes.all.allocated",
 )
+
+# Why the figures of these entries differ.
+EXPECTED = {"linalg.lstsq": "the engine's solution keeps LAPACK's larger storage, which Python copies into one of its size"}
 
 
 def measure() -> dict[str, list[list[int]]]:
@@ -82,8 +85,9 @@ def main() -> int:
     different = {name for name in with_engine.keys() | without.keys() if with_engine.get(name) != without.get(name)}
     for name in sorted(different):
         print(name, "engine:", with_engine.get(name), "Python:", without.get(name))
-    print(f"{len(with_engine)} samples, {len(different)} differ ({', '.join(FIGURES)})")
-    return int(bool(different))
+    unexpected = {name for name in different if name.partition("[")[0].removesuffix(".grad_oriented") not in EXPECTED}
+    print(f"{len(with_engine)} samples, {len(different)} differ, {len(unexpected)} of them unexpected ({', '.join(FIGURES)})")
+    return int(bool(unexpected))
 
 
 if __name__ == "__main__":

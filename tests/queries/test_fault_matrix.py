@@ -47,7 +47,7 @@ MIG: dict[str, Any] = {"no MIG": None, "MIG": [None, None, 2]}
 
 
 def machines() -> list[Any]:
-    """Return each failure of NVML with two states of the driver, for slow tests with all values of the variable.
+    """Return each failure of NVML with two states of the driver, for exhaustive tests with all values of the variable.
 
     The first six cover all states. They also run by default, with fewer values.
     """
@@ -57,7 +57,7 @@ def machines() -> list[Any]:
     ]
     return [
         *(pytest.param(*case, 3) for case in cases[: len(drivers)]),
-        *(pytest.param(*case, 1, marks=pytest.mark.slow) for case in cases),
+        *(pytest.param(*case, 1, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for case in cases),
     ]
 
 

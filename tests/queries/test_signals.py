@@ -87,7 +87,7 @@ FIRST_IMPORT = """
 
 @on_simulated_gpus
 @pytest.mark.parametrize("threads", ["single", "threaded"])
-@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_handler_during_the_first_import_answers_or_raises_the_documented_error(threads: str, step: int) -> None:
     results = [each for pair in discovery.evaluate_simulated(FIRST_IMPORT, threads, str(step), gpus=2) for each in pair]
     others = [result for result in results if result != 2]

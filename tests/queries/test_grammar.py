@@ -432,7 +432,7 @@ def test_many_values_select_torchs_devices(value: str | None) -> None:
     check_torchs_devices(value)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.text(), st.lists(st.sampled_from([Gpu(""), Gpu("GPU-"), *FOUR, *DIVIDED, *EMPTY]), max_size=4))
 def test_generated_values_raise_nothing(text: str, gpus: list[Gpu]) -> None:
     selection = grammar.select(text, gpus)

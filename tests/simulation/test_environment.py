@@ -267,7 +267,7 @@ def test_nested_environment_replaces_the_outer_one() -> None:
 
 
 def test_nested_simulation_in_a_child_process() -> None:
-    program = "import subprocess, sys; from tests.support import environment, sample; "
+    program = "import subprocess, sys; from tests.support import environment; "
     program += "print(environment(2)['LD_PRELOAD'] == environment(2, base={})['LD_PRELOAD']); "
     program += "sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]], env=environment(2)))"
     count = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
@@ -394,7 +394,7 @@ def test_prebuilt_directory_needs_no_compiler(tmp_path: Path) -> None:
     second = python(BUILD, env=env)
     assert second.stdout == built.stdout, second.stderr
     assert not (tmp_path / "cache").exists()
-    nested = "from tests.support import environment, sample; child = environment(1); "
+    nested = "from tests.support import environment; child = environment(1); "
     nested += "print(child['LD_PRELOAD'], environment(2, base=child)['ACCELERATOR_SIM_LIBRARIES'])"
     assert python(nested, env=env).stdout.startswith(built.stdout.strip())
     # Changed libraries are refused, like those of another version.

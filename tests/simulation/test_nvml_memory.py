@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import simulated_environment, with_prelude
+from tests.support import sample, simulated_environment, with_prelude
 from tests.support.simulation import GIB, MIB, PRELUDE, evaluate, linux_only, python, run
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_every_version_of_the_process_list() -> None:
 
 
 @pytest.mark.parametrize("version", ["", "_v2", "_v3"])
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("processes", sample([1, 2, 3], 1))
 def test_process_list_of_every_capacity(tmp_path: Path, version: str, processes: int) -> None:
     program = f"""
         kept, children = allocate({MIB}), []

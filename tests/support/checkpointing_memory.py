@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import pytest
 import torch
 from torch import nn
 
 from accelerator import checkpointing
+from tests.support import sample
 
 Checkpoint = Callable[..., Any]
 _T = TypeVar("_T")
@@ -33,7 +33,7 @@ MODES: dict[str, dict[str, Any]] = {
     },
 }
 # For tests that take seconds: the simplest mode and the one that combines all features. The others are slow tests.
-SOME_MODES = [mode if mode in ("plain", "contiguous+cpu") else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES]
+SOME_MODES = sample(MODES, "plain", "contiguous+cpu")
 
 
 def allocated() -> int:

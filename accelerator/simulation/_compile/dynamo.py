@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from types import ModuleType
 
-__all__ = ["hook_trace_rules"]
+from .import_hook import after_import
+from .refusal import guarded, refuse_graphs
+
+__all__ = ["hook_trace_rules", "install"]
+
+
+def install() -> None:
+    """Hook Dynamo when the program imports it. Imports nothing."""
+    after_import("torch._dynamo.trace_rules", guarded(hook_trace_rules, refuse_graphs))
 
 
 def hook_trace_rules(trace_rules: ModuleType) -> None:

@@ -20,7 +20,7 @@ __all__ = ["install"]
 def install() -> None:
     """Prepare this process for compiled code. Imports and initializes nothing."""
     library_ops.install()
-    after_import("torch._dynamo.trace_rules", guarded(dynamo.hook_trace_rules, refuse_graphs))
+    dynamo.install()
     if not runs_compiled_code(torch.__version__):
         after_import("torch._inductor.compile_fx", inductor.refuse)
         after_import("torch.utils._triton", _report_that_triton_does_not_work)

@@ -112,6 +112,7 @@ SAMPLE_OF_PROGRAMS = (
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_every_program_needs_what_computing_needs(tmp_path: Path) -> None:
     assert {*differing("rehearsed_programs", [], tmp_path)} <= OTHER_INDICES
 

@@ -269,6 +269,25 @@ def test_tuning_of_compiled_launches_changes_no_argument() -> None:
         assert torch.equal(out, expected + 1)
 
 
+@triton.jit
+def _subtract(x, y, out, size, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + index, tl.load(x + index, mask=index < size) - tl.load(y + index, mask=index < size), mask=index < size)
+
+
+@pytest.mark.slow
+def test_compiled_launch_with_one_tensor_twice_and_then_with_two() -> None:
+    def subtract(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        _subtract[(4,)](x, y, out, x.numel(), BLOCK=32)
+        return out
+
+    x, y = randn(100), randn(100)
+    assert_compiled_is_eager(lambda x: subtract(x, x), x, backend="inductor")
+    torch._dynamo.reset()  # the next launch gets the numbers of this one in torch's tables
+    assert_compiled_is_eager(subtract, x, y, backend="inductor")
+
+
 @pytest.mark.slow
 def test_compiled_launches_in_a_captured_graph() -> None:
     x, y = randn(100), randn(100)

@@ -49,7 +49,7 @@ def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, inde
         with _vmap_allowed():
             return [leaf for leaf in pytree.tree_leaves(target(*args, **kwargs)) if isinstance(leaf, torch.Tensor)]
 
-    constants = [_describe(leaf) for leaf in leaves]
+    constants = [_describe(leaf, nodes) for leaf in leaves]
     name, device = f"{target._name}_{index}", torch.device("cuda", index)
     if is_launch(node):
         keywords: Any = node.kwargs
@@ -105,10 +105,11 @@ def _replace(node: torch.fx.Node, value: Any) -> None:
     node.graph.erase_node(node)
 
 
-def _describe(leaf: Any) -> Any:
-    """Describe an argument for the op's name, which identifies the op's code in Inductor's cache."""
+def _describe(leaf: Any, nodes: list[torch.fx.Node]) -> Any:
+    """Describe an argument for the op's name, which identifies the op's code in Inductor's cache and in this process."""
     if isinstance(leaf, torch.fx.Node):
-        return "tensor" if isinstance(leaf.meta.get("val"), torch.Tensor) else "size"
+        # Calls that differ only in which arguments are the same tensor need ops of their own.
+        return "tensor" if isinstance(leaf.meta.get("val"), torch.Tensor) else "size", nodes.index(leaf)
     if isinstance(leaf, torch.fx.GraphModule):
         constants = [value.tolist() for value in (*leaf.parameters(), *leaf.buffers())]
         return leaf.print_readable(print_output=False), constants

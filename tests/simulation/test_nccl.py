@@ -19,7 +19,7 @@ import pytest
 
 from tests.support import simulated_environment
 from tests.support.simulation import REPOSITORY, linux_only
-from tests.support.simulation_driver import needs_cuda_torch
+from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -450,6 +450,7 @@ class TestPendingWork:
         assert all(seconds >= 0.2 for seconds in waited.values()), waited
 
     @pytest.mark.slow
+    @needs_compiled_code
     def test_compiled_code_waits(self, torch_ranks: Ranks) -> None:
         assert torch_ranks.run("pending.compiled", 2) == [True] * 2
 

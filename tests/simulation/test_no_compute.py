@@ -27,7 +27,7 @@ OTHER_STRIDES = {
     "nn.functional.scaled_dot_product_attention",
 }
 # What these return, allocate or check depends on values.
-DEPENDS_ON_VALUES = {"cov", "cumprod", "linalg.eig", "nn.functional.embedding_bag"}
+DEPENDS_ON_VALUES = {"cov", "cumprod", "linalg.eig", "masked.cumprod", "masked.prod", "nn.functional.embedding_bag"}
 EXCEPTIONS = {*OTHER_STRIDES, *DEPENDS_ON_VALUES}
 SAMPLE = (
     *(
@@ -35,6 +35,7 @@ SAMPLE = (
         "cat",
         "cummax",
         "index_put",
+        "istft",
         "linalg.inv",
         "logcumsumexp",
     ),

@@ -35,6 +35,7 @@ SMALL_COPY = 2**20
 
 _SMALL_RESULT = 512  # the unit of torch's allocator; masks and integers are zero up to SMALL_COPY
 _MAXIMUM_PLANS = 4096  # of one op: programs with ever new shapes or numbers must not fill the host's memory
+_LEAST_SUM_OF_WINDOWS = 1e-11  # of torch.istft, which raises if there is a smaller one; those without values are zero
 _CPU_KEY = torch._C.DispatchKey.CPU
 _CALLS_LIBRARY = frozenset(("aten::_cudnn_rnn_flatten_weight",))  # calls cuDNN for meta tensors too
 _FILLS = frozenset(("fill_", "zero_"))
@@ -110,6 +111,8 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
             return _allocate(new, plan.device)
         if plan.first_argument:
             return args[0]
+        if plan.masks_zeros and described.name == "aten::lt.Scalar" and args[1] == _LEAST_SUM_OF_WINDOWS:
+            return _results(described, plan, args, kwargs, False)
         if plan.computes and _have_values((args, kwargs)):
             try:
                 return compute(*args, **kwargs)

@@ -23,6 +23,7 @@ import pytest
 
 from tests.support import ROOT, plain_environment, run, simulated_environment
 from tests.support.discovery import on_simulated_gpus
+from tests.support.simulation_driver import needs_compiled_code
 
 PLUGIN = ("-m", "pytest", "-q", "-p", "accelerator.simulation.pytest_plugin", "-p", "no:cacheprovider")
 _BLOCK = re.compile(
@@ -58,14 +59,13 @@ PYTHON, SHELL, WORKFLOWS = (
 
 def with_slow_guide(blocks: list[Block]) -> list[Any]:
     """Return the parameters of a test. The blocks of the guide are slow tests, and those of README that run pytest."""
-    return [
-        pytest.param(
-            block,
-            id=block.where,
-            marks=() if block.where.startswith("README") and "pytest" not in block.code else pytest.mark.slow,
-        )
-        for block in blocks
-    ]
+
+    def marks(block: Block) -> list[pytest.MarkDecorator]:
+        if block.where.startswith("README") and "pytest" not in block.code:
+            return []
+        return [pytest.mark.slow, needs_compiled_code] if block.where.startswith("compile.md") else [pytest.mark.slow]
+
+    return [pytest.param(block, id=block.where, marks=marks(block)) for block in blocks]
 
 
 # The maximum length of a line that fits the page, in a browser and in a terminal.

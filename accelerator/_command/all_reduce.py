@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import signal
 import tempfile
 import time
 import traceback
@@ -23,8 +24,8 @@ DEADLINE_S = 60.0
 # How long to wait for the other processes once one has failed: they cannot finish without it.
 _PATIENCE_S = 5.0
 
-# Errors of a process whose peer is gone: an effect, not the cause.
-_EFFECT = re.compile(r"remote|peer|Connection (closed|reset)", re.IGNORECASE)
+# Errors of a process whose peer is gone: an effect, not the cause. The watchdog of older versions of torch then aborts it.
+_EFFECT = re.compile(rf"remote|peer|Connection (closed|reset)|status {-signal.SIGABRT}$", re.IGNORECASE)
 
 
 class Failed(Exception):

@@ -58,6 +58,9 @@ _FIRST = (
 class InterruptedImportError(RuntimeError):
     """A signal handler interrupted the first import of a module, so a query that the handler makes has no answer."""
 
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a signal handler interrupted the first import of {name}; query once before you set it")
+
 
 def import_public(name: str, package: str) -> Any:
     """Import a module of public functions; only for modules that do not import torch, which takes longer than a fork waits."""
@@ -85,14 +88,14 @@ def import_modules(*names: str, package: str | None = None) -> Any:
             except ImportError as error:
                 if not sys.meta_path:
                     raise RuntimeError(f"{name} cannot be imported while the interpreter shuts down; use it before") from error
+                if error.name == "importlib":
+                    raise InterruptedImportError(error.name) from error
                 raise
             finally:
                 _restore(mask)
         # With several threads the signal interrupts the import nevertheless, and the handler cannot wait for its end.
         if getattr(module.__spec__, "_initializing", False):
-            raise InterruptedImportError(
-                f"a signal handler interrupted the first import of {name}; query once before you set it"
-            )
+            raise InterruptedImportError(name)
     return module
 
 

@@ -30,6 +30,11 @@ def die(pipe: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def abort(pipe: int) -> None:
+    signal.signal(signal.SIGABRT, signal.SIG_DFL)  # pytest's handler prints a stack
+    os.abort()
+
+
 def hang_after_answer(pipe: int) -> None:
     os.write(pipe, b"ok")
     sleep(pipe)
@@ -41,16 +46,18 @@ RANKS: dict[str, Callable[[int], None]] = {
     "cause": write(CAUSE),
     "effect": write(EFFECT),
     "died": die,
+    "aborted": abort,
     "silent": sleep,
     "hangs": hang_after_answer,
 }
 SLEEPING = ("silent", "hangs")
-PROBLEMS = {"cause": CAUSE, "effect": EFFECT, "died": "its process ended with status -9"}
+ABORTED = "its process ended with status -6"
+PROBLEMS = {"cause": CAUSE, "effect": EFFECT, "died": "its process ended with status -9", "aborted": ABORTED}
 
 
 def expected(kinds: tuple[str, ...]) -> dict[int, str]:
     failed = {rank: PROBLEMS[kind] for rank, kind in enumerate(kinds) if kind in PROBLEMS}
-    causes = {rank: problem for rank, problem in failed.items() if problem != EFFECT}
+    causes = {rank: problem for rank, problem in failed.items() if problem not in (EFFECT, ABORTED)}
     return (
         causes or failed or {rank: "no answer within 0.1 s" for rank, kind in enumerate(kinds) if kind in ("silent", "hangs")}
     )

@@ -96,6 +96,28 @@ def test_handler_during_the_first_import_answers_or_raises_the_documented_error(
     assert [text for text in others if "interrupted the first import of" not in str(text)] == []
 
 
+# CPython leaves such a module while it imports importlib.
+PARTIAL_IMPORTLIB = """
+    import types
+    from importlib.machinery import ModuleSpec
+    import accelerator as acc
+
+    sys.modules["importlib"] = types.ModuleType("importlib")
+    sys.modules["importlib"].__spec__ = ModuleSpec("importlib", None)
+    sys.modules["importlib"].__spec__._initializing = True
+    try:
+        acc.device_count()
+    except RuntimeError as error:
+        print(json.dumps(str(error)))
+"""
+
+
+@on_simulated_gpus
+def test_handler_during_the_import_of_importlib_raises_the_documented_error() -> None:
+    expected = "a signal handler interrupted the first import of importlib; query once before you set it"
+    assert discovery.evaluate_simulated(PARTIAL_IMPORTLIB, gpus=2) == expected
+
+
 TEARDOWN = """
     import types
     import accelerator as acc

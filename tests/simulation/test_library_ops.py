@@ -67,6 +67,7 @@ print(torch.ops.acc_python.add(x).tolist())
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
     from torch.utils.cpp_extension import include_paths, library_paths
 
     folder = tmp_path_factory.mktemp("library")
@@ -74,7 +75,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = folder / "ops.so"
     includes = [flag for path in include_paths() for flag in ("-isystem", path)]
     paths = [flag for path in library_paths() for flag in ("-L", path)]
-    command = ["c++", "-std=c++20", "-shared", "-fPIC", "-O0", *includes, str(folder / "ops.cpp"), "-o", str(output), *paths]
+    flags = ["-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}", "-shared", "-fPIC", "-O0"]
+    command = ["c++", *flags, *includes, str(folder / "ops.cpp"), "-o", str(output), *paths]
     done = subprocess.run([*command, "-ltorch_cpu", "-lc10"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return output

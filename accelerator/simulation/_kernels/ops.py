@@ -41,7 +41,9 @@ _TAKES_HOST_SCALARS = frozenset(
 
 
 # The CUDA kernels of these ops wait for the stream, but torch does not tag all their overloads as data-dependent.
-_DATA_DEPENDENT = frozenset(("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "histc"))
+_DATA_DEPENDENT = frozenset(
+    ("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "_unique", "histc")
+)
 # These ops update running statistics beside returning new tensors. The schemas of some do not say so.
 _UPDATES_STATISTICS = frozenset(
     (

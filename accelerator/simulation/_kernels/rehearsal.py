@@ -37,7 +37,8 @@ _SMALL_RESULT = 512  # the unit of torch's allocator; masks and integers are zer
 _MAXIMUM_PLANS = 4096  # of one op: programs with ever new shapes or numbers must not fill the host's memory
 _LEAST_SUM_OF_WINDOWS = 1e-11  # of torch.istft, which raises if there is a smaller one; those without values are zero
 _CPU_KEY = torch._C.DispatchKey.CPU
-_CALLS_LIBRARY = frozenset(("aten::_cudnn_rnn_flatten_weight",))  # calls cuDNN for meta tensors too
+# torch's shape rule of the first calls cuDNN for meta tensors too; the second's of torch 2.6 raises for a cell without biases.
+_OWN_SHAPES = frozenset(("aten::_cudnn_rnn_flatten_weight", "aten::_thnn_fused_lstm_cell"))
 _FILLS = frozenset(("fill_", "zero_"))
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
@@ -293,7 +294,7 @@ def _infer(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[
     """Return an op's results and arguments as meta tensors."""
     with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
         own = SHAPE_RULES.get(op.name) or DECOMPOSITIONS.get(op.name)
-        for function in (own,) if op.name in _CALLS_LIBRARY else (op.infer, own):
+        for function in (own,) if op.name in _OWN_SHAPES else (op.infer, own):
             if function is None:
                 continue
             meta_args = [_to_meta(value) for value in args]

@@ -45,6 +45,7 @@ def test_collectives() -> None:
     run(2, "collectives")
 
 
+@pytest.mark.exhaustive
 def test_hybrid_sharding_has_the_losses_of_the_cpu_and_its_checkpoint_is_loaded_on_one_node(tmp_path: Path) -> None:
     run(2, "train", str(tmp_path))
     run(1, "load", str(tmp_path))

@@ -453,6 +453,7 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_caches_are_shared_by_processes_but_not_devices(tmp_path: Any) -> None:
     def run(device: str, **variables: str) -> list[str]:
         env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}

@@ -52,7 +52,7 @@ def test_slow_programs_and_repetitions() -> None:
 
 @pytest.mark.slow
 @needs_compiled_code
-@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("mode", ["default", pytest.param("reduce-overhead", marks=pytest.mark.exhaustive)])
 def test_compiled_training_step(mode: str) -> None:
     program = f"""
 import torch

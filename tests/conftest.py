@@ -151,7 +151,7 @@ def _reset_simulated_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
     if not _is_simulated(request.path):
         yield
         return
-    gc.disable()  # a collection would free what earlier tests left in cycles, and change the memory figures that a test compares
+    gc.disable()  # a collection would free what earlier tests left in cycles, and change the figures that a test compares
     yield
     gc.enable()
     import torch

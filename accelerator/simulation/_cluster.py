@@ -40,7 +40,7 @@ def node_environments(machine: Mapping[str, str], nodes: int, gpus: int, folder:
     count, port = str(nodes), str(_free_port())
     return [
         {
-            "PYTHONUNBUFFERED": "1",  # the output is a pipe, even if the user looks at a terminal
+            "PYTHONUNBUFFERED": "1",  # the output is a pipe; with torch, the plug-in makes it whole lines
             **machine,
             "ACCELERATOR_SIM_NODE": str(node),
             "ACCELERATOR_SIM_STATE": str(folder / f"state-{node}"),

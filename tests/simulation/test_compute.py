@@ -95,6 +95,21 @@ def test_another_plugin_is_still_loaded(tmp_path: Path) -> None:
     assert (tmp_path / "loaded").exists()  # by a child process, because only the plug-in knows if it provides an accelerator
 
 
+def test_a_node_writes_whole_lines() -> None:
+    program = (
+        "import subprocess, sys, torch\n"
+        "for stream in (sys.stdout, sys.stderr):\n"
+        "    print('begin', end=' ', file=stream)\n"
+        "subprocess.run(['sh', '-c', 'echo other; echo other >&2'], check=True)\n"
+        "print('end')\nprint('end', file=sys.stderr)\n"
+        "subprocess.run(['sh', '-c', 'echo last'], check=True)"
+    )
+    variables = {"ACCELERATOR_SIM_NODE": "0", "PYTHONUNBUFFERED": "1"}
+    done = python(program, env={**simulated_environment(gpus=1), **variables})
+    assert done.stdout == "other\nbegin end\nlast\n", done.stderr
+    assert done.stderr == "other\nbegin end\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "variables", "reason"),

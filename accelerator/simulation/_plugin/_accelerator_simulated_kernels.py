@@ -7,21 +7,32 @@ kernels by file name. If that fails, the error message of the first kernel launc
 
 from __future__ import annotations
 
+import io
+import os
+import sys
+
 
 def load() -> None:
     """Replace torch's CUDA kernels in this process by kernels that compute on the CPU, or that compute nothing."""
     problem = None
     try:
+        _write_whole_lines()
         _load()
     except BaseException as error:  # raising would make `import torch` fail
         problem = f"{type(error).__name__}: {error}"
     _report(problem)
 
 
+def _write_whole_lines() -> None:
+    """On a node of a cluster, write each line at once: its ranks share a pipe, and parts of their lines would be mixed."""
+    if "ACCELERATOR_SIM_NODE" in os.environ:
+        for file in (sys.__stdout__, sys.__stderr__):
+            if isinstance(file, io.TextIOWrapper):
+                file.reconfigure(line_buffering=True, write_through=False)
+
+
 def _load() -> None:
     import importlib
-    import os
-    import sys
     import types
 
     import torch

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["cpu_alias", "cpu_alias_beside", "cpu_alias_of_storage", "to_device", "unowned", "write_back"]
+__all__ = ["cpu_alias", "cpu_alias_beside", "cpu_alias_of_storage", "empty_within", "to_device", "unowned", "write_back"]
 
 CPU = torch.device("cpu")
 # One storage spans the address space except its first page. A view of it is the cheapest way to make a tensor over an address.
@@ -96,11 +96,11 @@ def unowned(tensor: torch.Tensor) -> torch.Tensor:
     return _with_lazy_bits(result, tensor)
 
 
-def to_device(result: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a CUDA tensor with the values and strides of a CPU tensor."""
+def to_device(result: torch.Tensor, device: torch.device, elements: int = 0) -> torch.Tensor:
+    """Return a CUDA tensor with the values and strides of a CPU tensor, and at least so many elements in its storage."""
     if result.is_neg() or result.is_conj():
         result = result.resolve_neg().resolve_conj()
-    device_result = _empty_like(result, device=device)
+    device_result = _empty_like(result, device=device) if elements <= result.numel() else empty_within(result, device, elements)
     nbytes = result.nbytes
     if nbytes:
         if device_result.stride() == result.stride():
@@ -108,6 +108,11 @@ def to_device(result: torch.Tensor, device: torch.device) -> torch.Tensor:
         else:
             cpu_alias(device_result).copy_(result)
     return device_result
+
+
+def empty_within(model: torch.Tensor, device: torch.device, elements: int) -> torch.Tensor:
+    """Return an uninitialized CUDA tensor like another, in a storage of more elements."""
+    return torch.empty(elements, dtype=model.dtype, device=device).as_strided(model.size(), model.stride())
 
 
 def write_back(result: torch.Tensor, tensor: torch.Tensor) -> None:

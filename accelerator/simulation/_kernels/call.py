@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import capture, random
-from .aliases import CPU, cpu_alias, cpu_alias_beside, cpu_alias_of_storage, to_device, unowned, write_back
+from .aliases import CPU, cpu_alias, cpu_alias_beside, cpu_alias_of_storage, empty_within, to_device, unowned, write_back
 from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
 from .ops import Op
 from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
@@ -79,7 +79,8 @@ class Call:
     def _tensor_to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
         device = tensor.device
         if device.type == "cpu":
-            may_be_on_host = self.argument in self.op.host_arguments or (tensor.dim() == 0 and self.op.takes_host_scalars)
+            is_scalar = tensor.dim() == 0 and self.argument not in self.op.written
+            may_be_on_host = self.argument in self.op.host_arguments or (is_scalar and self.op.takes_host_scalars)
             if not self.host_argument and not may_be_on_host:
                 self.host_argument = self.argument
             return tensor
@@ -177,12 +178,13 @@ class Call:
             return None
         if self.narrow_dtype is not None:
             computed = self._round(computed, args, kwargs)
+        elements = self.op.result_elements(args, kwargs)
         if len(sources) == 1:
-            return self._to_device(computed) if sources[0] is None else self.op.bind(args, kwargs)[sources[0]]
+            return self._to_device(computed, elements[0]) if sources[0] is None else self.op.bind(args, kwargs)[sources[0]]
         arguments = self.op.bind(args, kwargs) if any(sources) else {}
         return tuple(
-            self._to_device(value) if source is None else arguments[source]
-            for source, value in zip(sources, computed, strict=True)
+            self._to_device(value, count) if source is None else arguments[source]
+            for source, value, count in zip(sources, computed, elements, strict=True)
         )
 
     def _compute_widened(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -216,13 +218,13 @@ class Call:
         rounded = [result.resolve_conj().to(dtype) for result, dtype in zip(results, dtypes, strict=True)]
         return rounded[0] if len(self.op.results) == 1 else rounded
 
-    def _to_device(self, value: Any) -> Any:
+    def _to_device(self, value: Any, elements: int = 0) -> Any:
         assert self.device is not None
         if isinstance(value, _Tensor):
             if value.device.type != "cpu":
                 return value
             is_dense = self.op.is_dense and value.layout is torch.strided and not value.is_nested
-            return to_device(value, self.device) if is_dense else to_device_by_parts(value, self.device)
+            return to_device(value, self.device, elements) if is_dense else to_device_by_parts(value, self.device)
         if isinstance(value, (list, tuple)):
             return [self._to_device(item) for item in value]
         return value
@@ -247,7 +249,9 @@ class Call:
             random.raise_if_not_registered(generator)
             call.generator = generator.graphsafe_get_state()
         new_results = [
-            _empty_like(result, self.device) for source, result in zip(op.results, meta_results, strict=True) if source is None
+            _empty_like(result, self.device, count)
+            for source, result, count in zip(op.results, meta_results, op.result_elements(args, kwargs), strict=True)
+            if source is None
         ]
         targets = [_cpu_aliases(result) for result in new_results]
 
@@ -306,8 +310,10 @@ def _device_addresses(values: Any) -> list[int]:
     return [address for address in addresses if address]
 
 
-def _empty_like(result: Any, device: torch.device) -> Any:
+def _empty_like(result: Any, device: torch.device, elements: int = 0) -> Any:
     if isinstance(result, _Tensor):
+        if elements > result.numel():
+            return empty_within(result, device, elements)
         return torch.empty_strided(result.size(), result.stride(), dtype=result.dtype, device=device)
     if isinstance(result, (list, tuple)):
         return [_empty_like(item, device) for item in result]

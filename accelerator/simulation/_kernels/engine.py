@@ -19,8 +19,9 @@ from .argument_checks import checked_dtypes
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
-from .kernel_memory import KERNEL_MEMORY, WITHOUT_MEMORY
+from .kernel_memory import CPU_HAS_RESULT_MEMORY, KERNEL_MEMORY, RESULT_MEMORY, WITHOUT_MEMORY
 from .ops import Op
+from .versions import SPLITS, counts_versions
 from .workspaces import has_workspace
 
 __all__ = ["PYTHON_KEY", "engine"]
@@ -30,9 +31,10 @@ PYTHON_KEY: torch._C.DispatchKey = _C._dispatch_key_parse("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
 
 # The flags of Rules in native/engine_call.hpp.
-_TAKES_HOST_SCALARS, _HAS_ALERT, _HAS_WORKSPACE, _READS_INDICES, _COPIES, _CLEARS, _DRAWS, _WAITS, _NEEDS_INPUT_DTYPE = (
-    1 << bit for bit in range(9)
-)
+(
+    _TAKES_HOST_SCALARS, _HAS_ALERT, _HAS_WORKSPACE, _READS_INDICES, _COPIES, _CLEARS, _DRAWS, _WAITS, _NEEDS_INPUT_DTYPE,
+    _COUNTS_VERSIONS, _KEEPS_STORAGE,
+) = (1 << bit for bit in range(11))  # fmt: skip
 # Results of these ops may have parts, or a scale.
 _PARTS = ("sparse", "nested")
 _SCALED = ("quantize", "_make_per")
@@ -137,6 +139,8 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
     is_composed = op.name in _COMPOSED_BY_ENGINE
     if not op.is_dense or is_scaled or op.short_name in _WAIT_SOMETIMES or (op.is_random and not draws and not is_composed):
         return None
+    if op.name == SPLITS or op.name in RESULT_MEMORY.keys() - CPU_HAS_RESULT_MEMORY:
+        return None
     few = WITHOUT_MEMORY.get(op.name)
     need = NEEDS.get(op.name)
     if (op.name in KERNEL_MEMORY and few is None) or (op.is_decomposed and need is None and not is_composed):
@@ -155,6 +159,8 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
         _DRAWS: draws,
         _WAITS: op.is_data_dependent and not op.is_indexing,
         _NEEDS_INPUT_DTYPE: bool(need.argument) and need.value is None,
+        _COUNTS_VERSIONS: counts_versions(op.name),
+        _KEEPS_STORAGE: op.name in CPU_HAS_RESULT_MEMORY,
     }
     return _Rules(
         python_dtypes=sum(1 << scalar_type(dtype) for dtype in dtypes if dtype is not None),

@@ -14,30 +14,32 @@ import torch
 from .aliases import cpu_alias
 from .decompositions import DECOMPOSITIONS
 from .dtypes import dtype_rules
+from .kernel_memory import RESULT_MEMORY
+from .library_texts import device_checks
 
 __all__ = ["Op", "not_simulated"]
 
 _INDEXING = frozenset(
     ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put")
 )
-# The CUDA kernels of these ops also take CPU tensors.
-_TAKES_HOST_TENSORS = frozenset(
-    (
-        "ctc_loss", "_ctc_loss", "_ctc_loss_backward", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "_cudnn_rnn",
-        "_cudnn_rnn_backward", "_nested_from_padded", "_nested_view_from_buffer", "_nested_from_padded_tensor",
-        "_pack_padded_sequence", "tensor_split", "copy_", "set_",
-    )
-)  # fmt: skip
-# These take zero-dimensional CPU tensors, as pointwise ops do.
-_TAKES_HOST_SCALARS = frozenset(
-    (
-        "fill_", "fill", "masked_fill_", "masked_fill", "index_fill_", "index_fill", "lerp", "lerp_", "where", "clamp",
-        "clamp_", "clamp_min", "clamp_max", "bucketize", "searchsorted",
-        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "linspace", "logspace", "isin", "quantize_per_tensor",
-        "_amp_update_scale_", "xlogy", "copysign", "_thnn_fused_lstm_cell", "nextafter", "heaviside", "addcmul", "addcdiv",
-        "put_", "masked_scatter_",
-    )
-)  # fmt: skip
+# Arguments of these ops may be CPU tensors: all of them, or those of these names.
+_HOST_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_INDEXING, ("indices",)),
+    **dict.fromkeys(("copy_", "set_", "_foreach_copy_", "_foreach_copy"), ()),
+    **dict.fromkeys(("_cudnn_rnn", "_cudnn_rnn_backward", "_pack_padded_sequence", "tensor_split"), ()),
+    "bernoulli_": ("p",),
+    # The state of the generator, which is on the host unless a graph was captured.
+    **dict.fromkeys(
+        (
+            *("_efficient_attention_backward", "_scaled_dot_product_efficient_attention_backward"),
+            *("_flash_attention_backward", "_scaled_dot_product_flash_attention_backward"),
+        ),
+        ("philox_seed", "philox_offset", "rng_state", "unused"),
+    ),
+}
+_WITH_HOST_ARGUMENTS = ("_nested",)
+# These ops check their devices in the kernel, and take no CPU tensors.
+_CHECKED_BY_KERNEL = frozenset(("binary_cross_entropy", "binomial", "convolution", "_convolution"))
 
 
 # The CUDA kernels of these ops wait for the stream, but torch does not tag all their overloads as data-dependent.
@@ -59,6 +61,15 @@ _COMPOSITE_KEYS = (
     torch._C.DispatchKey.CompositeExplicitAutograd,
     torch._C.DispatchKey.CompositeImplicitAutograd,
 )
+
+
+def names_of_check(name: str, key: torch._C.DispatchKey) -> set[str]:
+    """Return what torch may call the function that checks the devices of an op's tensors before it calls the CUDA kernel."""
+    base, _, overload = name.partition("::")[2].partition(".")
+    # The name of a structured kernel ends with the overload, and others begin with it.
+    structured = (f"{base}_{overload}", f"{base}_out_{overload}") if overload else (base,)
+    prefix = f"wrapper_{key.name.replace('CPU', 'CUDA')}_"
+    return {prefix + other for other in (*structured, f"{overload}_{base}", f"{overload}_{base}_out")}
 
 
 def not_simulated(name: str) -> NotImplementedError:
@@ -111,12 +122,11 @@ class Op:
             decomposition is not None and "generator" in inspect.signature(decomposition).parameters
         )
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
-        prefixes = ("_foreach", "_fused_", "_nested", "_amp")
-        takes_all = short_name in _TAKES_HOST_TENSORS or short_name.startswith(prefixes)
+        host_arguments = () if short_name.startswith(_WITH_HOST_ARGUMENTS) else _HOST_ARGUMENTS.get(short_name)
         # The arguments that may be CPU tensors.
-        self.host_arguments = frozenset(self.names if takes_all else ("indices",) if short_name in _INDEXING else ())
-        is_pointwise = torch.Tag.pointwise in tags
-        self.takes_host_scalars = bool(self.host_arguments) or is_pointwise or short_name in _TAKES_HOST_SCALARS
+        self.host_arguments = frozenset(() if host_arguments is None else host_arguments or self.names) & {*self.names}
+        # Whether arguments may be CPU tensors without dimensions: TensorIterator takes them, unless torch has checked devices.
+        self.takes_host_scalars = short_name not in _CHECKED_BY_KERNEL and names_of_check(name, key).isdisjoint(device_checks())
         self._scalar_overloads: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
         self.dtype_rules = dtype_rules(short_name, key)
@@ -176,6 +186,14 @@ class Op:
         if values is not None and values.is_cpu and values.numel() == 1 and not arguments.get("accumulate"):
             return not all(masks)  # torch fills through the masks and needs no indices
         return any(masks)
+
+    def result_elements(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        """Return for each result how many elements its storage has at least."""
+        elements = RESULT_MEMORY.get(self.name)
+        if elements is None:
+            return [0] * len(self.results)
+        defaults = {a.name: a.default_value for a in self.schema.arguments if a.has_default_value()}
+        return elements({**defaults, **self.bind(args, kwargs)})
 
     def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a call draws random numbers. Without dropout, flash and memory-efficient attention draw none."""

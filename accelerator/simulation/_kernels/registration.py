@@ -19,6 +19,7 @@ from .dtypes import report_newer_torch
 from .engine import PYTHON_KEY, engine
 from .kernel_memory import with_kernel_memory
 from .ops import not_simulated
+from .versions import with_versions
 from .workspaces import release_with_torch, with_workspace
 
 __all__ = ["install"]
@@ -103,10 +104,10 @@ def install(computes: bool = True) -> None:
     with _without_override_warning():
         for name in _names_to_override():
             if _is_computed(name):
-                checked = alert_for(
-                    name, with_argument_checks(name, with_workspace(name, with_kernel_memory(name, kernel_override(name))))
-                )
-                _register(library, name, checked)
+                override = kernel_override(name)
+                for extend in (with_versions, with_kernel_memory, with_workspace, with_argument_checks, alert_for):
+                    override = extend(name, override)
+                _register(library, name, override)
             else:
                 library.impl(name, torch._C.DispatchKey.CUDA, CUDNN_SELECTION.get(name) or _not_simulated(name))
         _register(library, "aten::copy_", copy_override())

@@ -48,8 +48,9 @@ _memset.restype = None
 _current_device = torch._C._cuda_getDevice
 _empty_strided = torch.empty_strided
 
-# The shapes of one result: its size, strides and type, and its bytes if they are few; a list of them; or any other value.
-_New = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]
+# The shapes of one result: its size, strides and type, its bytes if they are few, and the elements of its storage if they are
+# more than its own; a list of them; or any other value.
+_New = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int, int]
 
 
 class _Plan:
@@ -256,7 +257,11 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         resized, tensor = arguments.get(name), kwargs.get(name)
         if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
             plan.out.append((name, tuple(resized.size())))
-    plan.returned = [(source, None if source else _shapes(result)) for source, result in zip(op.results, results, strict=True)]
+    elements = op.result_elements(args, kwargs)
+    plan.returned = [
+        (source, None if source else _shapes(result, count))
+        for source, result, count in zip(op.results, results, elements, strict=True)
+    ]
     is_one = len(results) == 1 and isinstance(results[0], _Tensor) and not results[0].is_cpu
     is_single = is_one and op.results == [None]
     plan.masks_zeros = is_one and gives_integers and results[0].dtype is torch.bool and _masks_alike(op)
@@ -306,18 +311,21 @@ def _infer(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[
     raise _NoShapeRule(f"{op.name} cannot be rehearsed: torch has no shape rule (meta kernel) for it")
 
 
-def _shapes(result: Any) -> Any:
+def _shapes(result: Any, elements: int = 0) -> Any:
     if isinstance(result, _Tensor):
         if result.is_cpu:
             return result
-        return (tuple(result.size()), result.stride(), result.dtype, result.nbytes if _is_small(result) else 0)
+        small_bytes = result.nbytes if _is_small(result) else 0
+        return (tuple(result.size()), result.stride(), result.dtype, small_bytes, elements if elements > result.numel() else 0)
     return [_shapes(item) for item in result] if isinstance(result, (list, tuple)) else result
 
 
 def _allocate(new: _New, index: int, value: int = 0) -> torch.Tensor:
     """Return a new tensor. If it is small, all its bytes have a value."""
-    size, stride, dtype, small_bytes = new
-    if index == _current_device():
+    size, stride, dtype, small_bytes, elements = new
+    if elements:
+        result = torch.empty(elements, dtype=dtype, device=torch.device("cuda", index)).as_strided(size, stride)
+    elif index == _current_device():
         result = _empty_on_current_device(size, stride, dtype)
     else:
         result = _empty_strided(size, stride, dtype=dtype, device=torch.device("cuda", index))

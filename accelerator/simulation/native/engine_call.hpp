@@ -35,6 +35,8 @@ enum : uint32_t {
     DRAWS = 1 << 6,            // random numbers, from an argument `generator`
     WAITS = 1 << 7,            // the host reads results or their sizes
     NEEDS_INPUT_DTYPE = 1 << 8, // the selecting argument is a type; any other than the first tensor's selects Python
+    COUNTS_VERSIONS = 1 << 9,  // of the tensors in its first argument, a list that the op writes
+    KEEPS_STORAGE = 1 << 10,   // results keep storages that are larger than they are, as CUDA's kernel leaves them
 };
 
 enum class Kind : uint8_t { TENSOR, TENSOR_LIST, OPTIONAL_TENSOR_LIST, GENERATOR, DEVICE, OTHER };
@@ -86,7 +88,7 @@ public:
 
 private:
     bool run(const c10::OperatorHandle& op, Stack* stack, Look& look);
-    bool look_at(TensorImpl* tensor, size_t position, Look& look) const;
+    bool look_at(TensorImpl* tensor, size_t index, Look& look) const;
     bool look_at_tensors(const Stack& stack, Look& look) const;
     bool is_usual(const Stack& stack, Look& look) const;
     bool has_integer_indices(const Stack& stack) const;
@@ -155,8 +157,8 @@ inline Kernel::Kernel(const c10::FunctionSchema& schema)
     }
 }
 
-// Returns whether the tensor is usual, and takes the device from a CUDA tensor.
-inline bool Kernel::look_at(TensorImpl* tensor, size_t position, Look& look) const
+// Returns whether a tensor, one of the arguments by index, is usual, and takes the device from a CUDA tensor.
+inline bool Kernel::look_at(TensorImpl* tensor, size_t index, Look& look) const
 {
     if (C10_LIKELY(has_only(tensor, CUDA_KEYS))) {
         const auto device = tensor->device().index();
@@ -172,20 +174,21 @@ inline bool Kernel::look_at(TensorImpl* tensor, size_t position, Look& look) con
     }
     if (!has_only(tensor, CPU_KEYS))
         return tensor == c10::UndefinedTensorImpl::singleton();
-    return tensor->is_wrapped_number() || ((rules_.host_arguments >> position) & 1) ||
-           (tensor->dim() == 0 && (rules_.flags & TAKES_HOST_SCALARS));
+    return tensor->is_wrapped_number() || ((rules_.host_arguments >> arguments_[index].first) & 1) ||
+           (tensor->dim() == 0 && (rules_.flags & TAKES_HOST_SCALARS) && !writes_[index]);
 }
 
 inline bool Kernel::look_at_tensors(const Stack& stack, Look& look) const
 {
-    for (const auto& [position, kind] : arguments_) {
+    for (size_t i = 0; i < arguments_.size(); i++) {
+        const auto [position, kind] = arguments_[i];
         const c10::IValue& value = argument(stack, position);
         if (kind == Kind::TENSOR) {
-            if (value.isTensor() && !look_at(value.unsafeToTensorImpl(), position, look))
+            if (value.isTensor() && !look_at(value.unsafeToTensorImpl(), i, look))
                 return false;
         } else if ((kind == Kind::TENSOR_LIST || kind == Kind::OPTIONAL_TENSOR_LIST) && value.isList()) {
             for (const c10::IValue& item : value.toListRef())
-                if (item.isTensor() && !look_at(item.unsafeToTensorImpl(), position, look))
+                if (item.isTensor() && !look_at(item.unsafeToTensorImpl(), i, look))
                     return false;
         }
     }
@@ -354,6 +357,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     }
     if (rules_.out_arguments != 0)
         resizable.write_back(route);
+    const bool keeps_storage = rules_.flags & KEEPS_STORAGE;
     const size_t first = stack->size() - returns_.size();
     for (size_t i = 0; i < returns_.size(); i++) {
         c10::IValue& value = (*stack)[first + i];
@@ -362,16 +366,19 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
                 if (int32_t(arguments_[k].first) == returns_[i])
                     value = std::move(originals[k]);
         } else if (value.isTensor()) {
-            value = adopt(std::move(value).toTensor(), device, route);
+            value = adopt(std::move(value).toTensor(), device, route, keeps_storage);
         } else if (value.isTensorList()) {
             c10::List<at::Tensor> list;
             for (at::Tensor result : value.toTensorVector())
-                list.push_back(adopt(std::move(result), device, route));
+                list.push_back(adopt(std::move(result), device, route, keeps_storage));
             value = std::move(list);
         }
     }
     route.learn();
     state.discard();
+    if (rules_.flags & COUNTS_VERSIONS)
+        for (const c10::IValue& item : originals.front().toListRef())
+            item.unsafeToTensorImpl()->bump_version();
 }
 
 } // namespace engine

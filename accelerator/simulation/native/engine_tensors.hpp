@@ -218,8 +218,9 @@ inline void ResizableAliases::write_back(Route& route)
         }
 }
 
-// Returns a CUDA tensor with the values and strides of a CPU tensor that the op returned.
-inline at::Tensor adopt(at::Tensor result, c10::Device device, Route& route)
+// Returns a CUDA tensor with the values and strides of a CPU tensor that the op returned. It has a storage of its own size, or the
+// result's.
+inline at::Tensor adopt(at::Tensor result, c10::Device device, Route& route, bool keeps_storage)
 {
     if (!result.defined())
         return result;
@@ -228,8 +229,9 @@ inline at::Tensor adopt(at::Tensor result, c10::Device device, Route& route)
     TORCH_CHECK(has_only(tensor, CPU_KEYS) || result.is_conj() || result.is_neg(), "a result of ", result.key_set(),
                 " is not simulated");
     const auto* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
+    const bool has_own_size = keeps_storage || storage->nbytes() == item_size * size_t(tensor->numel());
     if (result.is_conj() || result.is_neg() || !result.is_non_overlapping_and_dense() || tensor->storage_offset() != 0 ||
-        storage->nbytes() != item_size * size_t(tensor->numel()) || storage->allocator() != &router || result.storage().use_count() != 1) {
+        !has_own_size || storage->allocator() != &router || result.storage().use_count() != 1) {
         // Copied by the CPU, so that it has its own memory, without gaps.
         static const auto clone = c10::Dispatcher::singleton().findSchemaOrThrow("aten::clone", "");
         torch::jit::Stack stack{result, c10::IValue()};
@@ -246,8 +248,7 @@ inline at::Tensor adopt(at::Tensor result, c10::Device device, Route& route)
         tensor = result.unsafeGetTensorImpl();
     }
     StorageImpl& own = *result.storage().unsafeGetStorageImpl();
-    const size_t size = item_size * size_t(tensor->numel());
-    own.set_data_ptr_noswap(to_device(own, size, device, route));
+    own.set_data_ptr_noswap(to_device(own, own.nbytes(), device, route));
     own.set_allocator(device_allocator());
     auto adopted = c10::make_intrusive<TensorImpl>(c10::Storage(result.storage()), CUDA_KEYS, tensor->dtype());
     adopted->set_sizes_and_strides(tensor->sizes(), tensor->strides());

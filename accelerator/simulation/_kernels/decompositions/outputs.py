@@ -1,0 +1,39 @@
+"""Ops with ``out=`` arguments whose CPU kernels ignore the strides of these arguments.
+
+If such an argument is not laid out as a new result, they compute wrong values or write beyond its memory. CUDA's kernels follow
+the strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .common import write
+
+
+def _with_outputs(name: str) -> Callable[..., Any]:
+    """Return a function that computes new results and copies them to the ``out=`` arguments."""
+    base, _, overload = name.partition(".")
+    outputs = [
+        argument.name
+        for argument in torch._C._get_schema(base, overload).arguments
+        if argument.kwarg_only and argument.alias_info
+    ]
+    function = torch._C._get_operation_overload(base, "")[0]
+
+    def compute(*arguments: Any, **options: Any) -> Any:
+        targets = [options.pop(output) for output in outputs]
+        results = function(*arguments, **options)
+        if isinstance(results, Tensor):
+            return write(targets[0], results)
+        return tuple(write(target, result) for target, result in zip(targets, results, strict=True))
+
+    return compute
+
+
+_NAMES = ("aten::tril.out", "aten::triu.out", "aten::lu_unpack.out", "aten::gelu.out", "aten::avg_pool3d.out")
+DECOMPOSITIONS: dict[str, Callable[..., Any]] = {name: _with_outputs(name) for name in _NAMES}

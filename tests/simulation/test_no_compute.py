@@ -411,6 +411,34 @@ KERNEL_MEMORY = """
     run = lambda: packed(q, q, k, v, q, softmax, ends, ends, 200, 200, 0.0, True, *state)
     extra = 2 * 8 * 256 * 4 + (300 + 128 * 2) * 8 * 64 * 4 + 2 * 300 * 8 * 64 * 2
     check("packed flash", run, q.nbytes + k.nbytes + v.nbytes, extra)
+
+    def check_held(name, function, held, extra):
+        for _ in range(3):  # the engine handles later calls
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            results = function()
+            taken = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+            assert held <= taken[0] <= held + 2**11, (name, taken)
+            assert held + extra <= taken[1] <= held + extra + 2**11, (name, taken)
+            del results
+
+    x, y = torch.zeros(512, 512, device="cuda"), torch.zeros(512, 512, device="cuda")
+    for loss, held, extra in (
+        (F.mse_loss, x.nbytes, x.nbytes),
+        (F.smooth_l1_loss, x.nbytes, x.nbytes),
+        (F.binary_cross_entropy, x.nbytes, 0),
+        (F.huber_loss, 0, x.nbytes),
+        (F.soft_margin_loss, x.nbytes, 0),
+    ):
+        for reduction in ("mean", "sum"):
+            check_held(loss.__name__, lambda: loss(x, y, reduction=reduction), held, extra)
+        check_held(loss.__name__, lambda: loss(x, y, reduction="none"), x.nbytes, 0)
+        check_held(loss.__name__, lambda: loss(x[:8], y[:8]), 8 * 512 * 4 if held else 0, 0)  # few elements
+    numbers = torch.zeros(2**18, dtype=torch.int64, device="cuda")
+    check_held("unique", lambda: numbers.unique(), numbers.nbytes, numbers.nbytes)
+    check_held("unique", lambda: numbers.unique(return_inverse=True, return_counts=True), 3 * numbers.nbytes, 4 * numbers.nbytes)
+    check_held("unique", lambda: numbers.bool().unique(), 0, numbers.numel())
+    check_held("runs", lambda: numbers.unique_consecutive(return_counts=True), 2 * numbers.nbytes, 0)
 """
 
 

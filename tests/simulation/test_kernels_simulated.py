@@ -361,6 +361,33 @@ class TestRandom:
         masks = [tuple(F.dropout(x).tolist()) for _ in range(8)]
         assert len(set(masks)) == len(masks)
 
+    @pytest.mark.parametrize(
+        "draw",
+        [
+            F.dropout,
+            torch.bernoulli,
+            torch.rand_like,
+            lambda x: F.rrelu(x, training=True),
+            lambda x: torch.multinomial(x[:1000], x.numel(), replacement=True),
+            lambda x: torch.randperm(x.numel(), device="cuda"),
+        ],
+    )
+    def test_failed_calls_draw_nothing(self, draw: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """CUDA's kernels allocate before they draw."""
+        x = torch.ones(2**22, device="cuda")
+        draw(x)  # in Python
+        draw(x)  # in the engine
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 2**22) / total)
+        try:
+            state = torch.cuda.get_rng_state()
+            with pytest.raises(torch.OutOfMemoryError):
+                draw(x)
+            assert torch.equal(torch.cuda.get_rng_state(), state)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+
     def test_generator_argument_is_used(self) -> None:
         generator = torch.Generator("cuda").manual_seed(5)
         default = torch.cuda.get_rng_state()

@@ -24,6 +24,7 @@ class Call:
     __slots__ = (
         "argument",
         "device",
+        "drawn_from",
         "generator",
         "host_argument",
         "may_resize",
@@ -39,6 +40,9 @@ class Call:
         self.device: torch.device | None = None
         self.narrow_dtype: torch.dtype | None = None  # the first tensor's type if the op is computed in a wider one
         self.generator: torch.Generator | None = None  # overrides the caller's generator if not None
+        self.drawn_from: tuple[torch.Generator, int] | None = (
+            None  # the generator that the call advanced, and its offset before
+        )
         self.argument = ""  # the name of the argument that is converted, for errors
         self.host_argument = ""  # the name of the first argument that is a CPU tensor and must not be
         self.out_tensors: list[Any] = []
@@ -156,9 +160,16 @@ class Call:
         if not op.draws(tuple(cpu_args), cpu_kwargs):
             return op.compute(*cpu_args, **cpu_kwargs)
         generator = self.generator or self._find_generator(cpu_args, cpu_kwargs)
+        self.drawn_from = generator, generator.get_offset()
         if not op.takes_generator:
             return random.draw(generator, op.compute, cpu_args, cpu_kwargs)
         return random.draw_with_generator(generator, op.compute, cpu_args, cpu_kwargs, op.names)
+
+    def undraw(self) -> None:
+        """Give the generator the numbers back that a failed call has drawn: CUDA's kernels draw after all that may fail."""
+        if self.drawn_from is not None:
+            generator, offset = self.drawn_from
+            generator.set_offset(offset)
 
     def _find_generator(self, args: list[Any], kwargs: dict[str, Any]) -> torch.Generator:
         """Return the CUDA generator that the op draws from: the caller's or the device's."""

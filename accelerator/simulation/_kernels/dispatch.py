@@ -34,21 +34,23 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             torch.cuda.current_stream(call.device).synchronize()
         state = call.save_state(args, kwargs)
         try:
-            computed = call.compute(cpu_args, cpu_kwargs)
-        except RuntimeError as error:
-            if not call.written or _NOT_RESIZABLE not in str(error):
-                raise
-            # The op has warned that it enlarges an argument; the second run has arguments that can grow.
-            call = Call(op, may_resize=True)
-            cpu_args, cpu_kwargs = call.convert(args, kwargs)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            try:
                 computed = call.compute(cpu_args, cpu_kwargs)
-        try:
+            except RuntimeError as error:
+                if not call.written or _NOT_RESIZABLE not in str(error):
+                    raise
+                # The op has warned that it enlarges an argument; the second run has arguments that can grow.
+                call.undraw()
+                call = Call(op, may_resize=True)
+                cpu_args, cpu_kwargs = call.convert(args, kwargs)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    computed = call.compute(cpu_args, cpu_kwargs)
             return call.results(computed, args, kwargs)
-        except torch.OutOfMemoryError:
+        except Exception:
             for alias, values in state:
                 alias.copy_(values)
+            call.undraw()
             raise
 
 

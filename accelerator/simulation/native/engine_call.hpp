@@ -295,6 +295,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     const c10::impl::ForceDispatchKeyGuard below(c10::default_included_set, c10::impl::tls_local_dispatch_key_set().excluded_ | HANDLED_KEYS);
 
     SavedState state;
+    Draws draws;
     c10::SmallVector<c10::IValue, 8> originals(arguments_.size());
     const uint64_t signature = allocates ? sign(&argument(*stack, 0), argument_count_) : 0;
     ResizableAliases resizable;
@@ -337,7 +338,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
             break;
         }
         case Kind::GENERATOR:
-            value = rules_.flags & DRAWS ? c10::IValue(seeded_cpu_generator(cuda_generator(original, device))) : original;
+            value = rules_.flags & DRAWS ? c10::IValue(draws.draw(cuda_generator(original, device))) : original;
             break;
         case Kind::DEVICE:
             value = c10::Device(c10::kCPU);
@@ -376,6 +377,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     }
     route.learn();
     state.discard();
+    draws.keep();
     if (rules_.flags & COUNTS_VERSIONS)
         for (const c10::IValue& item : originals.front().toListRef())
             item.unsafeToTensorImpl()->bump_version();

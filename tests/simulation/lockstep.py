@@ -42,6 +42,7 @@ class Case(NamedTuple):
 
     entry: str
     variant: str
+    dtype: torch.dtype
     arguments: tuple[Any, ...]  # on the CPU
     call: Callable[..., Any]
     backward: bool
@@ -152,8 +153,7 @@ def _is_arbitrary(case: Case) -> bool:
     op = operators.entries().get(case.entry)
     if op is None:
         return False
-    dtype = operators.dtype_of(op)
-    return "empty" in op.name or any(operators._is_random(op, one) for one in op.sample_inputs("cpu", dtype))
+    return "empty" in op.name or any(operators._is_random(op, one) for one in op.sample_inputs("cpu", case.dtype))
 
 
 def mirror(value: Any, device: str) -> Any:
@@ -179,11 +179,11 @@ def mirror(value: Any, device: str) -> Any:
     return pytree.tree_map(convert, value)
 
 
-def cases(name: str, samples: int) -> Iterator[Case]:
-    """Yield the calls of an entry of the database."""
+def cases(name: str, samples: int, dtype: torch.dtype | None = None) -> Iterator[Case]:
+    """Yield the calls of an entry of the database with a type, by default the first usual one."""
     op = operators.entries()[name]
-    dtype = operators.dtype_of(op)
-    if dtype is None:
+    dtype = dtype or operators.dtype_of(op)
+    if dtype is None or dtype not in operators.dtypes_of(op):
         return
     backward = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") & op.supported_backward_dtypes("cuda")
     torch.manual_seed(7)
@@ -193,19 +193,19 @@ def cases(name: str, samples: int) -> Iterator[Case]:
     step = max(1, len(everything) // samples)
     for sample in everything[::step][:samples]:
         arguments = (sample.input, *sample.args, sample.kwargs)
-        yield Case(name, "functional", arguments, _with_keywords(op), backward)
+        yield Case(name, "functional", dtype, arguments, _with_keywords(op), backward)
         plain = pytree.tree_map(lambda t: t.detach() if isinstance(t, torch.Tensor) else t, arguments)
         if op.inplace_variant is not None and isinstance(sample.input, torch.Tensor) and not sample.broadcasts_input:
-            yield Case(name, "in-place", plain, _with_keywords(op.inplace_variant), False)
+            yield Case(name, "in-place", dtype, plain, _with_keywords(op.inplace_variant), False)
         if op.supports_out:
-            yield from _out_cases(name, op, plain)
+            yield from _out_cases(name, op, dtype, plain)
 
 
 def _with_keywords(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arguments: function(*arguments[:-1], **arguments[-1])
 
 
-def _out_cases(name: str, op: Any, arguments: tuple[Any, ...]) -> Iterator[Case]:
+def _out_cases(name: str, op: Any, dtype: torch.dtype, arguments: tuple[Any, ...]) -> Iterator[Case]:
     try:
         results = _with_keywords(op)(*mirror(arguments, "cpu"))
     except Exception:  # the CPU does not support the arguments
@@ -221,14 +221,8 @@ def _out_cases(name: str, op: Any, arguments: tuple[Any, ...]) -> Iterator[Case]
         if (name, variant) in CORRUPTING:
             continue
         out = pytree.tree_map(make, results)
-        yield Case(
-            name,
-            variant,
-            (*arguments, out if isinstance(out, torch.Tensor) else tuple(pytree.tree_leaves(out))),
-            call,
-            False,
-            results,
-        )
+        out = out if isinstance(out, torch.Tensor) else tuple(pytree.tree_leaves(out))
+        yield Case(name, variant, dtype, (*arguments, out), call, False, results)
 
 
 def list_cases(samples: int) -> Iterator[Case]:
@@ -250,7 +244,7 @@ def list_cases(samples: int) -> Iterator[Case]:
             arguments = (sample.input, *sample.args, keywords)
             for variant, function in (("list", op.method_variant), ("in-place list", op.inplace_variant)):
                 if function is not None:
-                    yield Case(op.name, variant, arguments, _with_keywords(function), False)
+                    yield Case(op.name, variant, dtype, arguments, _with_keywords(function), False)
 
 
 def main() -> int:

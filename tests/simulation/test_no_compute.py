@@ -436,7 +436,8 @@ KERNEL_MEMORY = """
         check_held(loss.__name__, lambda: loss(x[:8], y[:8]), 8 * 512 * 4 if held else 0, 0)  # few elements
     numbers = torch.zeros(2**18, dtype=torch.int64, device="cuda")
     check_held("unique", lambda: numbers.unique(), numbers.nbytes, numbers.nbytes)
-    check_held("unique", lambda: numbers.unique(return_inverse=True, return_counts=True), 3 * numbers.nbytes, 4 * numbers.nbytes)
+    of_all = {"return_inverse": True, "return_counts": True}
+    check_held("unique", lambda: numbers.unique(**of_all), 3 * numbers.nbytes, 4 * numbers.nbytes)
     check_held("unique", lambda: numbers.bool().unique(), 0, numbers.numel())
     check_held("runs", lambda: numbers.unique_consecutive(return_counts=True), 2 * numbers.nbytes, 0)
 """

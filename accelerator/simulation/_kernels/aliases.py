@@ -98,8 +98,9 @@ def unowned(tensor: torch.Tensor) -> torch.Tensor:
 
 def to_device(result: torch.Tensor, device: torch.device, elements: int = 0) -> torch.Tensor:
     """Return a CUDA tensor with the values and strides of a CPU tensor, and at least so many elements in its storage."""
-    if result.is_neg() or result.is_conj():
-        result = result.resolve_neg().resolve_conj()
+    if result.is_neg() or result.is_conj():  # lazily: their memory has other values
+        plain = _with_lazy_bits(result, result)
+        return _with_lazy_bits(to_device(plain, device, elements), result)
     device_result = _empty_like(result, device=device) if elements <= result.numel() else empty_within(result, device, elements)
     nbytes = result.nbytes
     if nbytes:

@@ -9,6 +9,7 @@ import torch
 
 from . import capture, random
 from .aliases import CPU, cpu_alias, cpu_alias_beside, cpu_alias_of_storage, empty_within, to_device, unowned, write_back
+from .decompositions.common import resize_like
 from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
 from .ops import Op
 from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
@@ -16,6 +17,7 @@ from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
 __all__ = ["Call"]
 
 _Tensor = torch.Tensor
+_C: Any = torch._C
 
 
 class Call:
@@ -210,7 +212,10 @@ class Call:
         for result, tensor in self.written:
             if result.layout != torch.strided:
                 write_back_parts(result.to(tensor.dtype), tensor)
-            elif result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
+                continue
+            if result.is_conj() != tensor.is_conj():  # an ``out=`` argument that the op conjugates lazily
+                _C._set_conj(tensor, result.is_conj())
+            if result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
                 write_back(result, tensor)
 
     def _round(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -251,7 +256,7 @@ class Call:
         for name in op.out:
             resized, tensor = meta_arguments.get(name), kwargs.get(name)
             if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
-                tensor.resize_(resized.size())
+                resize_like(tensor, resized)
         call = Call(op)
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
         if op.draws(args, kwargs):

@@ -24,6 +24,7 @@ from .aliases import _empty_on_current_device
 from .call import Call
 from .capture import captures
 from .decompositions import DECOMPOSITIONS
+from .decompositions.common import resize_like
 from .dispatch import kernel_override
 from .ops import Op, _to_meta
 from .shape_rules import SHAPE_RULES
@@ -65,7 +66,7 @@ class _Plan:
         self.single: _New | None = None  # if the op returns one new tensor
         self.first_argument = False  # whether the op returns its first argument
         self.returned: list[tuple[str | None, Any]] = []  # for each result the argument that it is, or its shapes
-        self.out: list[tuple[str, tuple[int, ...]]] = []  # the sizes of out= tensors that the op resizes
+        self.out: list[tuple[str, torch.Tensor]] = []  # out= tensors that the op resizes, as meta tensors
 
 
 def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
@@ -256,7 +257,7 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
     for name in op.out:
         resized, tensor = arguments.get(name), kwargs.get(name)
         if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
-            plan.out.append((name, tuple(resized.size())))
+            plan.out.append((name, resized))
     elements = op.result_elements(args, kwargs)
     plan.returned = [
         (source, None if source else _shapes(result, count))
@@ -337,8 +338,8 @@ def _allocate(new: _New, index: int, value: int = 0) -> torch.Tensor:
 def _results(op: Op, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any], value: int) -> Any:
     """Return an op's results. All bytes of those that are small have a value."""
     arguments = op.bind(args, kwargs) if op.written else {}
-    for name, size in plan.out:
-        arguments[name].resize_(size)
+    for name, resized in plan.out:
+        resize_like(arguments[name], resized)
     for name in op.out:
         out = arguments.get(name)
         if isinstance(out, _Tensor) and out.is_cuda and out.is_contiguous() and _is_small(out):

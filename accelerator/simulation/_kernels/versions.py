@@ -56,4 +56,10 @@ def _with_versions_of_splits(override: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _count(tensors: Iterable[torch.Tensor]) -> None:
-    torch.autograd.graph.increment_version(list(tensors))
+    changed = list(tensors)
+    if not torch.is_inference_mode_enabled() and any(tensor.is_inference() for tensor in changed):
+        raise RuntimeError(
+            "Inplace update to inference tensor outside InferenceMode is not allowed."
+            "You can make a clone to get a normal tensor before doing inplace update."
+        )
+    torch.autograd.graph.increment_version(changed)

@@ -49,6 +49,20 @@ def write(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     return out.copy_(result)
 
 
+def write_structured(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Write a result to an ``out=`` tensor of a structured kernel. If its shape differs, it gets the result's strides, too."""
+    if out.shape != result.shape:
+        resize_like(out, result)
+    return out.copy_(result)
+
+
+def resize_like(out: torch.Tensor, result: torch.Tensor) -> None:
+    """Give an ``out=`` tensor the shape and strides of a result without gaps."""
+    out.resize_(result.shape)
+    if result.stride() != out.stride():
+        out.as_strided_(result.shape, result.stride())
+
+
 def with_layout_of(model: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     """Return the result in the type of ``model``, with its dimensions in memory in the same order."""
     strides = model.stride()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .common import write
+from .common import write_structured
 
 
 def _with_outputs(name: str) -> Callable[..., Any]:
@@ -29,8 +29,8 @@ def _with_outputs(name: str) -> Callable[..., Any]:
         targets = [options.pop(output) for output in outputs]
         results = function(*arguments, **options)
         if isinstance(results, Tensor):
-            return write(targets[0], results)
-        return tuple(write(target, result) for target, result in zip(targets, results, strict=True))
+            return write_structured(targets[0], results)
+        return tuple(write_structured(target, result) for target, result in zip(targets, results, strict=True))
 
     return compute
 

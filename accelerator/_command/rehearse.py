@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ..simulation import _known_gpus, environment
+from ..simulation import _known_gpus, _settings, environment
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import memory_plot, rehearse_report
@@ -56,10 +56,9 @@ def main(argv: list[str]) -> int:
     try:
         options, command = parser.parse(argv)
         parser.require(command)
+        options.gpus = 1 if options.gpus is None else options.gpus
         ranks = _ranks(parser, options)
-        gpu = _known_gpus.find(options.name or "")
-        if options.name and gpu is None and options.memory is None:
-            parser.error(f"no GPU named {options.name!r} is known: give --memory, or one of the names {_known_gpus.names()}")
+        machine = _machine(parser, options)
     except SystemExit as stop:
         return int(stop.code or 0)
     entries: list[dict[str, Any]] = []
@@ -70,15 +69,8 @@ def main(argv: list[str]) -> int:
             reports = folder / f"reports-{rank}"
             reports.mkdir()
             try:
-                child = environment(
-                    options.gpus,
-                    memory=options.memory or (gpu.memory_mib * 2**20 if gpu else "8GiB"),
-                    name=gpu.name if gpu else options.name or "Simulated GPU",
-                    capability=options.capability or (gpu.capability if gpu else "9.0"),
-                    compute=False,
-                    state=folder / f"state-{rank}",
-                    base={**os.environ, **_world(options, rank)},
-                )
+                base = {**os.environ, **_world(options, rank)}
+                child = environment(**machine, compute=False, state=folder / f"state-{rank}", base=base)
                 _prepare(options, child, reports)
             except (ValueError, OSError) as error:
                 return report_error("rehearse", str(error))
@@ -102,18 +94,19 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> RunParser:
     names = textwrap.fill(_known_gpus.names(), 79, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    parser = RunParser("rehearse", _DESCRIPTION, _EPILOG.format(names=names))
-    add = parser.add_argument
-    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs of a node (default: 1)")
-    add("--memory", metavar="SIZE", help="memory of each GPU, such as 80GiB (default: that of --name; without it 8GiB)")
-    add("--name", metavar="NAME", help="name of the GPUs, such as H100")
-    add("--capability", metavar="X.Y", help="compute capability of the GPUs (default: that of --name, else 9.0)")
-    add("--world-size", type=int, metavar="W", help="number of ranks of the world that the command is one rank of")
-    add("--rank", metavar="R[,R...]", help="the ranks to rehearse, one after the other (default: 0)")
-    add("--json", metavar="FILE", help="write the figures as JSON")
-    add("--snapshot", metavar="DIR", help="write torch's memory snapshots, one file a rank, for https://pytorch.org/memory_viz")
-    add("--plot", metavar="FILE.svg", help="draw the memory over the run, by what holds it")
-    return parser
+    return RunParser("rehearse", _DESCRIPTION, _EPILOG.format(names=names))
+
+
+def _machine(parser: RunParser, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the parameters of `environment`. A known name sets memory and capability, if they are not given."""
+    given = parser.parameters(options)
+    [name] = options.name or [""]
+    gpu = _known_gpus.find(name)
+    if gpu is not None:
+        return {"memory": gpu.memory_mib * 2**20, "capability": gpu.capability, **given, "name": gpu.name}
+    if name and options.memory is None:
+        parser.error(f"no GPU named {name!r} is known: give --memory, or one of the names {_known_gpus.names()}")
+    return given
 
 
 def _ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[int] | list[None]:
@@ -154,14 +147,14 @@ def _world(options: argparse.Namespace, rank: int | None) -> dict[str, str]:
 
 def _prepare(options: argparse.Namespace, child: dict[str, str], reports: Path) -> None:
     """Tell the processes of the command to record themselves and not to wait for other ranks."""
-    child["ACCELERATOR_SIM_ALONE"] = "1"
-    child["ACCELERATOR_SIM_REHEARSE"] = str(reports)
+    child[_settings.variable("without_peers")] = "1"
+    child[_settings.variable("rehearse")] = str(reports)
     if options.snapshot:
         folder = os.path.abspath(options.snapshot)
         os.makedirs(folder, exist_ok=True)
-        child["ACCELERATOR_SIM_SNAPSHOT"] = folder
+        child[_settings.variable("snapshot")] = folder
     if options.plot:
-        child["ACCELERATOR_SIM_PLOT"] = str(reports)
+        child[_settings.variable("plot")] = str(reports)
 
 
 class _Progress:

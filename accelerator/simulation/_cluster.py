@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 
-from . import _run
+from . import _run, _settings
 from ._node_output import NodeOutput
 
 __all__ = ["node_environments", "run"]
@@ -28,13 +28,12 @@ _STDIN, _STDOUT, _STDERR = range(3)
 _SET_CHILD_SUBREAPER = 36  # of prctl(2)
 
 
-def node_environments(machine: Mapping[str, str], nodes: int, gpus: int, folder: Path) -> list[dict[str, str]]:
+def node_environments(machine: Mapping[str, str], nodes: int, folder: Path) -> list[dict[str, str]]:
     """Return the environment of each node.
 
     Args:
         machine: The environment of a simulated machine.
         nodes: The number of nodes.
-        gpus: The number of GPUs of a node.
         folder: Where the state of each node is kept.
     """
     count, port = str(nodes), str(_free_port())
@@ -42,8 +41,8 @@ def node_environments(machine: Mapping[str, str], nodes: int, gpus: int, folder:
         {
             "PYTHONUNBUFFERED": "1",  # the output is a pipe; with torch, the plug-in makes it whole lines
             **machine,
-            "ACCELERATOR_SIM_NODE": str(node),
-            "ACCELERATOR_SIM_STATE": str(folder / f"state-{node}"),
+            _settings.variable("node"): str(node),
+            _settings.variable("state"): str(folder / f"state-{node}"),
             "PET_NNODES": count,
             "PET_NODE_RANK": str(node),
             "PET_MASTER_ADDR": _ADDRESS,
@@ -52,7 +51,7 @@ def node_environments(machine: Mapping[str, str], nodes: int, gpus: int, folder:
             "SLURM_NNODES": count,
             "SLURM_JOB_NUM_NODES": count,
             "SLURM_NODEID": str(node),
-            "SLURM_GPUS_ON_NODE": str(gpus),
+            "SLURM_GPUS_ON_NODE": machine[_settings.variable("gpus")],
             "SLURM_LAUNCH_NODE_IPADDR": _ADDRESS,
             "SLURMD_NODENAME": f"node{node}",
         }

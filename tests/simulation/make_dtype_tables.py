@@ -29,7 +29,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelerator.simulation._values import release
+from accelerator.simulation._torch_versions import release
 from tests.simulation import cuda_statements, operators
 from tests.support import ROOT
 

@@ -108,7 +108,7 @@ def dtype_tables() -> Iterator[str]:
     import torch
 
     rules = simulation_module("_kernels.dtypes")
-    values = simulation_module("_values")
+    values = simulation_module("_torch_versions")
     tables = json.loads((ROOT / "accelerator/simulation/_kernels/dtypes.json").read_text(encoding="utf-8"))
     if values.release(torch.__version__) > max(map(values.release, tables)):
         yield "the newest table is older: run tests.simulation.make_dtype_tables"

@@ -142,12 +142,15 @@ def test_nested_simulation_has_one_plugin() -> None:
 
 @pytest.mark.slow
 def test_torch_can_be_imported_if_kernels_fail_to_load(tmp_path: Path) -> None:
+    import pathlib
     import shutil
 
     from accelerator.simulation import _environment
 
-    broken = tmp_path / "simulation"
-    shutil.copytree(_environment._PLUGIN, broken / "_plugin")
+    broken, plugin = tmp_path / "simulation", pathlib.Path(_environment._PLUGIN)
+    shutil.copytree(plugin, broken / "_plugin")
+    for name in ("_settings.py", "_values.py"):
+        shutil.copy(plugin.parent / name, broken)
     (broken / "_kernels").mkdir()
     (broken / "_kernels/__init__.py").write_text("raise OSError('a broken disk')")
     env = simulated_environment(gpus=1)

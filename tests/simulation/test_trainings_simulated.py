@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelerator.simulation._values import runs_compiled_code
+from accelerator.simulation._torch_versions import runs_compiled_code
 from tests.simulation import trainings
 from tests.simulation.trainings import assert_same_losses, train
 

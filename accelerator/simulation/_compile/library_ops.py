@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import _settings
 from .._kernels.dispatch import kernel_override
 
 __all__ = ["install"]
@@ -51,7 +52,7 @@ def _namespace(name: str) -> str:
 
 def _override(namespaces: set[str]) -> None:
     """Override the CUDA kernels of namespaces that were registered from C++, if the ops have CPU kernels."""
-    own = {name.strip() for name in os.environ.get("ACCELERATOR_SIM_OWN_KERNELS", "").split(",")}
+    own = {name.strip() for name in (_settings.read("own_kernels") or "").split(",")}
     names = set(torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")) - _overridden
     for name in names:
         namespace = _namespace(name)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .._values import release
+from .._torch_versions import release
 from .library_texts import has_string, has_text
 
 __all__ = ["alert_for", "has_alert"]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from .._build_cache import announce_once
-from .._values import NEWEST_TORCH, release
+from .._torch_versions import NEWEST_TORCH, release
 
 __all__ = ["WITHOUT_KERNELS", "DtypeRules", "dtype_rules", "raise_unsupported_dtype", "report_newer_torch", "widen"]
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from .. import _settings
 from .._engine_build import describe, ensure_built
 from . import capture, races
 from .argument_checks import checked_dtypes
@@ -175,9 +175,9 @@ def _positions(op: Op, names: frozenset[str]) -> int:
 
 def _load() -> Engine | None:
     """Load the engine of the installed torch, if ops compute."""
-    if os.environ.get("ACCELERATOR_SIM_COMPUTE") == "0":
+    if _settings.read("compute") == "0":
         return None
-    path = ensure_built(describe(torch), os.environ.get("ACCELERATOR_SIM_LIBRARIES"))
+    path = ensure_built(describe(torch), _settings.read("libraries"))
     return None if path is None else Engine(str(path))
 
 

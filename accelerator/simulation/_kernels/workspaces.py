@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .._values import release
+from .._torch_versions import release
 
 __all__ = ["has_workspace", "release_with_torch", "with_workspace"]
 

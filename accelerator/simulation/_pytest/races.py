@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from .. import _races
+from .. import _races, _settings
 
-# The native libraries read both (race_report.c), also in the processes that a test starts.
-_FILE = "ACCELERATOR_SIM_RACE_FILE"
-_TEST = "ACCELERATOR_SIM_RACE_TEST"
+# The native libraries read it, also in the processes that a test starts.
+_TEST = _settings.variable("race_test")
 _WRONG_MARK = "allow_races takes a reason, as in allow_races('the values are not used')"
 
 
@@ -30,7 +29,7 @@ def body(item: pytest.Item) -> Generator[Callable[[], str | None], None, None]:
     """
     _synchronize()
     _races.begin_test()
-    file, test, before = os.environ.get(_FILE), f"{os.getpid()}-{time.monotonic_ns()}", os.environ.get(_TEST)
+    file, test, before = _settings.read("race_file"), f"{os.getpid()}-{time.monotonic_ns()}", os.environ.get(_TEST)
     os.environ[_TEST] = test
     try:
         yield lambda: _problem(item, file, test)

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from .. import _settings
 from .._compile.import_hook import after_import
 from . import recorder
 
@@ -28,7 +29,7 @@ _stores: list[Any] = []
 
 def install() -> None:
     """Prepare ``torch.distributed`` before a program uses it, if this process is a rank alone."""
-    if os.environ.get("ACCELERATOR_SIM_ALONE") == "1":
+    if _settings.read("without_peers") == "1":
         # The thread that watches over torch's watchdog would read the store while Python ends.
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
         after_import("torch.distributed.distributed_c10d", _replace)

@@ -11,14 +11,16 @@ from typing import Any
 
 import torch
 
+from .. import _settings
+
 __all__ = ["end", "note_out_of_memory", "start"]
 
 _MAXIMUM_EVENTS = 2_000_000
 _POINTS = 600
 CATEGORIES: tuple[str, ...] = ("parameters", "gradients", "optimizer state", "activations", "other")
 
-_snapshots = os.environ.get("ACCELERATOR_SIM_SNAPSHOT", "")
-_plots = os.environ.get("ACCELERATOR_SIM_PLOT", "")
+_snapshots = _settings.read("snapshot")
+_plots = _settings.read("plot")
 # What was at which address of device memory at a time in microseconds: the category by address, or None for the start of a
 # backward, when all that is alive and has no other category is an activation.
 _marks: list[tuple[int, dict[int, str] | None]] = []

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from .. import _settings
 from . import history
 
 __all__ = ["install", "start"]
@@ -30,7 +31,7 @@ _LIBRARIES = tuple(
     os.path.join(folder, "") for folder in (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
 )
 
-_folder = os.environ.get("ACCELERATOR_SIM_REHEARSE", "")
+_folder = _settings.read("rehearse") or ""
 _is_started = False
 _kept: dict[int, dict[str, int]] = {}  # by device, what torch's statistics no longer contain
 _NOTHING = {"allocated": 0, "reserved": 0, "retries": 0, "ooms": 0}

@@ -2,9 +2,9 @@
 
     python -m accelerator simulate --gpus 2 -- python -m tests.simulation.new_torch
 
-Each part prints "ok", or what differs: the modules that hook into torch and Triton, the parameters of the decompositions, the
-symbols that torch's libraries import, the table of types, the ops that deterministic mode refuses, and a sample of PyTorch's
-operator database. The exit status is 1 if a part fails.
+Each part prints "ok", or what differs: the private bindings of torch that the kernels use, the modules that hook into torch and
+Triton, the parameters of the decompositions, the symbols that torch's libraries import, the table of types, the ops that
+deterministic mode refuses, and a sample of PyTorch's operator database. The exit status is 1 if a part fails.
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ HOOKED = (
 def simulation_module(name: str) -> Any:
     """Import a module of the simulation as a simulated process has it."""
     return importlib.import_module(f"_accelerator_simulation.{name}")
+
+
+def bindings() -> Iterator[str]:
+    """Import the module of torch's private bindings, which names those that are missing."""
+    try:
+        simulation_module("_kernels.bindings")
+    except (ImportError, RuntimeError) as error:
+        yield str(error)
 
 
 def hooks() -> Iterator[str]:
@@ -152,7 +160,7 @@ def main() -> int:
     warnings.simplefilter("ignore")
     print(f"torch {torch.__version__}", flush=True)
     failed = False
-    for part in (hooks, decompositions, symbols, dtype_tables, determinism, operator_sample):
+    for part in (bindings, hooks, decompositions, symbols, dtype_tables, determinism, operator_sample):
         print(f"\n{part.__name__}: {(part.__doc__ or '').strip()}", flush=True)
         try:
             differences = list(part())

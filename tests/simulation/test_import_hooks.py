@@ -1,4 +1,4 @@
-"""A hook that does not fit the installed torch or Triton refuses its feature, and breaks no import."""
+"""A hook or binding that does not fit the installed torch or Triton: the feature is refused, and no import breaks."""
 
 from __future__ import annotations
 
@@ -63,3 +63,18 @@ def test_failing_hook_of_dynamo_refuses_compiled_graphs_only() -> None:
             print("compiled code is not simulated with this torch" in str(error))
     """
     assert run(BREAK + textwrap.dedent(program), simulated_environment(), "dynamo", "hook_trace_rules", timeout=300) == "True\n"
+
+
+def test_missing_bindings_are_all_named() -> None:
+    program = """
+        import torch
+        import importlib, sys
+        del torch._C._get_schema, torch._C._CUDAGraph
+        try:
+            importlib.reload(sys.modules["_accelerator_simulation._kernels.bindings"])
+        except RuntimeError as error:
+            print(error)
+    """
+    output = run(program, simulated_environment())
+    assert " has no torch._C._get_schema, torch._C._CUDAGraph, which simulated GPUs need: use a release of torch" in output
+    assert output.count("\n") == 1

@@ -16,6 +16,7 @@ import accelerator.simulation
 from accelerator._command.run_parser import RunParser
 from accelerator.simulation import _build, _settings, _settings_header
 from accelerator.simulation._settings import SETTINGS, Setting
+from accelerator.simulation._values import Choice, Flag
 from tests.support import environment
 from tests.support.simulation import evaluate, linux_only, run
 
@@ -51,6 +52,7 @@ def test_names_and_variables_are_unique() -> None:
 # ---- The command line. ----
 
 
+# Of choices and flags the values follow from the type.
 VALUES: dict[str, list[Any]] = {
     "gpus": [0, 3],
     "memory": [["1GiB"], ["1GiB", "5MiB"]],
@@ -59,20 +61,18 @@ VALUES: dict[str, list[Any]] = {
     "mig": [[None, 2], [0]],
     "nvlink": [True, [0, None, 1]],
     "numa": [[0, 63]],
-    "driver": ["old"],
-    "nvml": ["absent"],
-    "compute": [False],
-    "fill": ["nan"],
-    "triton": [False],
-    "compile": ["triton"],
-    "races": ["raise"],
-    "late_copies": [True],
 }
+
+
+def values(setting: Setting) -> list[Any]:
+    if isinstance(setting.type, Choice):
+        return list(setting.type.choices)
+    return [setting.type.option_gives] if isinstance(setting.type, Flag) else VALUES[setting.name]
 
 
 @pytest.mark.parametrize("setting", [setting for setting in PARAMETERS if setting.simulate], ids=lambda setting: setting.name)
 def test_options_give_the_value_that_they_are_formatted_from(setting: Setting) -> None:
-    for value in VALUES[setting.name]:
+    for value in values(setting):
         words = setting.type.format_option(setting.flag, value)
         assert words
         parser = RunParser("simulate", "", "")

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from . import bindings
 from .dtypes import raise_unsupported_dtype
 
 __all__ = ["checked_dtypes", "with_argument_checks"]
@@ -53,7 +54,7 @@ def with_argument_checks(name: str, override: Callable[..., Any]) -> Callable[..
     check = _CHECKS.get(base.partition("::")[2])
     if check is None:
         return override
-    names = [argument.name for argument in torch._C._get_schema(base, overload).arguments]
+    names = [argument.name for argument in bindings.get_schema(base, overload).arguments]
 
     def run(*args: Any, **kwargs: Any) -> Any:
         check({**dict(zip(names, args, strict=False)), **kwargs})

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import capture, random
+from . import bindings, capture, random
 from .aliases import CPU, cpu_alias, cpu_alias_beside, cpu_alias_of_storage, to_device, unowned, write_back
 from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
 from .ops import Op
@@ -207,7 +207,7 @@ class Call:
         try:
             if not self.op.is_dense:
                 raise NotImplementedError  # torch has no meta tensors of other layouts
-            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            with torch.no_grad(), bindings.below_autograd():
                 meta_results, _ = self.op.infer_shapes(args, kwargs)
             dtypes = [meta.dtype for meta in meta_results]
         except RuntimeError:  # also NotImplementedError: neither meta tensors nor the CPU support the type
@@ -233,7 +233,7 @@ class Call:
         assert self.device is not None
         if op.waits_for_stream(args, kwargs):
             capture.raise_capture_error(self.device)
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        with torch.no_grad(), bindings.below_autograd():
             meta_results, meta_arguments = op.infer_shapes(args, kwargs)
         for name in op.out:
             resized, tensor = meta_arguments.get(name), kwargs.get(name)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 
 import torch
 
+from . import bindings
+
 __all__ = [
     "captures",
     "is_capturing",
@@ -55,7 +57,7 @@ def wait_for_pending(device: torch.device) -> None:
     """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C interrupt it."""
     raise_in_bad_fork()
     index = device.index
-    stream = torch._C._cuda_getCurrentRawStream(index)
+    stream = bindings.current_stream(index)
     while (error := runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
         pass
     if error:
@@ -93,7 +95,7 @@ def put_on_stream(device: torch.device, computation: Callable[[], object]) -> No
     identifier = next(_identifiers)
     _computations[identifier] = computation
     with torch.cuda.device(device):
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        stream = bindings.current_stream(device.index)
         error = runtime.accelerator_simulation_compute(stream, _run, identifier)
     if error:
         del _computations[identifier]
@@ -110,7 +112,7 @@ def _drop_released() -> None:
 
 def _compute(identifier: int) -> bool:
     try:
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
+        with torch.no_grad(), bindings.below_autograd(), bindings.without_torch_function():
             _computations[identifier]()
     except BaseException:  # the replay fails with CUDA's error, which does not name the cause
         traceback.print_exc()

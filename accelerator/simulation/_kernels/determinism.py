@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from .._torch_versions import release
+from . import bindings
+from .bindings import is_deterministic, is_deterministic_warn_only
 from .library_texts import has_string, has_text
 
 __all__ = ["alert_for", "has_alert"]
@@ -21,8 +23,6 @@ __all__ = ["alert_for", "has_alert"]
 # The backward of max_pool3d is deterministic from torch 2.13 on: https://github.com/pytorch/pytorch/issues/85425. Its name
 # remains in the library.
 _MAX_POOL3D_IS_DETERMINISTIC = release(torch.__version__) >= (2, 13)
-_is_deterministic = torch._C._get_deterministic_algorithms
-_is_warn_only = torch._C._get_deterministic_algorithms_warn_only
 
 # The name in CUDA's error by op; all overloads of an op share it.
 _ALERTS = {
@@ -113,10 +113,10 @@ def alert_for(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
         return _cublas_alert(override)
     else:
         return override
-    names = [argument.name for argument in torch._C._get_schema(base, overload).arguments]
+    names = [argument.name for argument in bindings.get_schema(base, overload).arguments]
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if _is_deterministic() and (kernel := find({**dict(zip(names, args, strict=False)), **kwargs})):
+        if is_deterministic() and (kernel := find({**dict(zip(names, args, strict=False)), **kwargs})):
             _alert(kernel)
         return override(*args, **kwargs)
 
@@ -132,7 +132,7 @@ def _alert(kernel: str) -> None:
         "file an issue at https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support for this"
         " operation."
     )
-    if _is_warn_only():
+    if is_deterministic_warn_only():
         warnings.warn(
             f"{kernel} does not have a deterministic implementation, but you set"
             f" 'torch.use_deterministic_algorithms(True, warn_only=True)'. You can {support_request}",
@@ -149,7 +149,7 @@ def _alert(kernel: str) -> None:
 def _cublas_alert(override: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if (
-            _is_deterministic()
+            is_deterministic()
             and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in _CUBLAS_CONFIGURATIONS
             and has_text("libtorch_cpu.so", "CUBLAS_WORKSPACE_CONFIG")
         ):
@@ -161,7 +161,7 @@ def _cublas_alert(override: Callable[..., Any]) -> Callable[..., Any]:
                 " CUBLAS_WORKSPACE_CONFIG=:16:8. For more information, go to"
                 " https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility"
             )
-            if not _is_warn_only():
+            if not is_deterministic_warn_only():
                 raise RuntimeError(message)
             warnings.warn(message, stacklevel=2)
         return override(*args, **kwargs)

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from . import capture
+from . import bindings, capture
+from .bindings import DispatchKey
 from .call import Call
 from .capture import captures
 from .engine import engine
@@ -18,14 +19,14 @@ __all__ = ["copy_override", "kernel_override"]
 
 _Tensor = torch.Tensor
 _NOT_RESIZABLE = "not resizable"
-_CPU_KEY = torch._C.DispatchKey.CPU
+_CPU_KEY = DispatchKey.CPU
 
 
 def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if op.is_foreach and _spans_devices(args[0]):
         return _run_each(op, args, kwargs)
     call = Call(op)
-    with torch._C.DisableTorchFunction():
+    with bindings.without_torch_function():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
         if captures.value and call.device is not None and capture.wait_unless_capturing(call.device):
             return call.record(args, kwargs)
@@ -70,7 +71,7 @@ def _run_each(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return results if op.results else None
 
 
-def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+def kernel_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """Return the kernel override of an op. It handles all calls; with the engine, those that the engine does not handle."""
     op: Op | None = None  # described at the first call: to describe every op would take longer than many programs run
 
@@ -85,21 +86,21 @@ def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable
     return run
 
 
-def _describe(name: str, key: torch._C.DispatchKey) -> Op:
+def _describe(name: str, key: DispatchKey) -> Op:
     op = Op(name, key)
     if engine is not None:
         engine.describe(op)
     return op
 
 
-def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """Return the kernel override of ``copy_``: torch's own kernel if it copies bytes, else the CPU's.
 
     torch's kernel copies on streams and between devices.
     """
     compute = kernel_override("aten::copy_", key)
-    by_key = torch._C._get_operation_overload("aten::copy_", "")[1]
-    torch_key = torch._C.DispatchKey.CompositeExplicitAutograd
+    by_key = bindings.get_overload("aten::copy_", "")[1]
+    torch_key = DispatchKey.CompositeExplicitAutograd
     is_described = False
 
     def run(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

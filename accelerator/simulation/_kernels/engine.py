@@ -14,7 +14,7 @@ import torch
 
 from .. import _settings
 from .._engine_build import describe, ensure_built
-from . import capture, races
+from . import bindings, capture, races
 from .argument_checks import checked_dtypes
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
@@ -25,8 +25,7 @@ from .workspaces import has_workspace
 
 __all__ = ["PYTHON_KEY", "engine"]
 
-_C: Any = torch._C
-PYTHON_KEY: torch._C.DispatchKey = _C._dispatch_key_parse("PrivateUse2")
+PYTHON_KEY = bindings.parse_key("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
 
 # The flags of Rules in native/engine_call.hpp.

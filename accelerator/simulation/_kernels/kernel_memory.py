@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import bindings
+
 __all__ = ["KERNEL_MEMORY", "WITHOUT_MEMORY", "with_kernel_memory"]
 
 _Arguments = dict[str, Any]
@@ -38,7 +40,7 @@ def _flash_backward(
     rounded_features = _round_up(features, 32) if features <= 192 else 256
     softmax_d = batch * heads * rows * _FLOAT_BYTES
     splits = 1
-    if torch._C._get_deterministic_algorithms():
+    if bindings.is_deterministic():
         processors = torch.cuda.get_device_properties().multi_processor_count
         splits = (processors + batch * heads - 1) // (batch * heads)
     dq_accum = splits * batch * rows * heads * rounded_features * _FLOAT_BYTES
@@ -164,7 +166,7 @@ def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[...,
     if sizes_of is None:
         return override
     base, _, overload = name.partition(".")
-    schema = torch._C._get_schema(base, overload).arguments
+    schema = bindings.get_schema(base, overload).arguments
     names = [argument.name for argument in schema]
     defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
 

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from . import bindings
 from .aliases import cpu_alias
+from .bindings import DispatchKey
 from .decompositions import DECOMPOSITIONS
 from .dtypes import dtype_rules
 
@@ -55,9 +57,9 @@ _SCALARS = (int, float, complex)  # bool is an int
 # For these ops torch itself converts numbers into tensors.
 _CONVERTS_SCALARS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
 _COMPOSITE_KEYS = (
-    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
-    torch._C.DispatchKey.CompositeExplicitAutograd,
-    torch._C.DispatchKey.CompositeImplicitAutograd,
+    DispatchKey.CompositeExplicitAutogradNonFunctional,
+    DispatchKey.CompositeExplicitAutograd,
+    DispatchKey.CompositeImplicitAutograd,
 )
 
 
@@ -65,10 +67,10 @@ def not_simulated(name: str) -> NotImplementedError:
     return NotImplementedError(f"{name} is not simulated")
 
 
-def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKey:
+def _registered_key(name: str, key: DispatchKey) -> DispatchKey:
     """Return the key under which the kernel for a key is registered: its own or a composite one."""
     for candidate in (key, *_COMPOSITE_KEYS):
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, candidate.name):
+        if bindings.has_kernel(name, candidate.name):
             return candidate
     raise not_simulated(name)
 
@@ -76,13 +78,13 @@ def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKe
 class Op:
     """One op of torch."""
 
-    def __init__(self, name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> None:
+    def __init__(self, name: str, key: DispatchKey = DispatchKey.CPU) -> None:
         self.name = name
         base, _, overload = name.partition(".")
         self.short_name = short_name = base.partition("::")[2]
-        operator, by_key, tags = torch._C._get_operation_overload(base, overload)
+        operator, by_key, tags = bindings.get_overload(base, overload)
         self.tags = frozenset(tags)
-        self.schema = schema = torch._C._get_schema(base, overload)
+        self.schema = schema = bindings.get_schema(base, overload)
         self.operator: Callable[..., Any] = operator
         decomposition = DECOMPOSITIONS.get(name)
         # The CPU's kernel itself. The dispatcher has already handled autograd, autocast and the like for the CUDA tensors.
@@ -122,7 +124,7 @@ class Op:
         self.dtype_rules = dtype_rules(short_name, key)
         self.is_copy = short_name == "copy_"
         self.is_foreach = short_name.startswith("_foreach_")
-        self.is_dense = key == torch._C.DispatchKey.CPU
+        self.is_dense = key == DispatchKey.CPU
         self.is_indexing = short_name in _INDEXING
         self.is_data_dependent = short_name in _DATA_DEPENDENT or bool(
             {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
@@ -195,8 +197,8 @@ class Op:
 
     def _find_scalar_overload(self, scalars: frozenset[str]) -> Op | None:
         base = self.name.partition(".")[0]
-        for overload in torch._C._jit_get_operation(base)[1]:
-            arguments = torch._C._get_schema(base, overload).arguments
+        for overload in bindings.get_overloads(base)[1]:
+            arguments = bindings.get_schema(base, overload).arguments
             taken = {a.name for a in arguments if str(a.type) in ("number", "Optional[number]")}
             tensors = {a.name for a in arguments if "Tensor" in str(a.type)}
             if [a.name for a in arguments] != self.names or not scalars <= taken or tensors != {*self.tensor_names} - taken:
@@ -235,7 +237,7 @@ def _import_dynamo() -> None:
     """
     source = Path(torch.__file__).parent / "_dynamo/variables/torch_function.py"
     if "\npopulate_builtin_to_tensor_fn_map()" in source.read_text(encoding="utf-8"):
-        with torch._C._EnableTorchFunction():
+        with bindings.with_torch_function():
             importlib.import_module("torch._dynamo")
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import capture
+from . import bindings, capture
 
 __all__ = [
     "FINDS_RACES",
@@ -31,8 +31,6 @@ __all__ = [
     "with_accesses",
 ]
 
-_C: Any = torch._C
-_free_weak_reference: Any = torch.UntypedStorage._free_weak_ref
 _runtime = capture.runtime
 _Tensor = torch.Tensor
 
@@ -154,7 +152,7 @@ def install() -> None:
     os.register_at_fork(after_in_child=_write_stacks)
     for owner in (torch.cuda.Event, torch.cuda.Stream):
         _mark_calls(owner, "query", _queries)
-    distributed: Any = getattr(_C, "_distributed_c10d", None)
+    distributed = bindings.distributed()
     if distributed is not None:
         _mark_calls(distributed.Work, "is_completed", _queries)
     for name in ("capture_begin", "replay"):
@@ -207,7 +205,7 @@ def _note_resizes() -> None:
 def with_accesses(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """Return a kernel override that tells the runtime what each call accesses."""
     base, _, overload = name.partition(".")
-    schema = _C._get_schema(base, overload)
+    schema = bindings.get_schema(base, overload)
     names = [argument.name for argument in schema.arguments]
     written = frozenset(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     news = [result.alias_info is None for result in schema.returns]
@@ -261,7 +259,7 @@ def _record(name: bytes, accesses: list[tuple[torch.Tensor, int]], place: int) -
         items = [_describe(tensor, flags) for tensor, flags in accesses if tensor.is_cuda and tensor.device.index == index]
         known = [item for item in items if item is not None]
         array = (_Access * len(known))(*known)
-        functions["op"](_C._cuda_getCurrentRawStream(index), index, name, array, len(known), place, 0)
+        functions["op"](bindings.current_stream(index), index, name, array, len(known), place, 0)
 
 
 def _describe(tensor: torch.Tensor, flags: int) -> _Access | None:
@@ -311,7 +309,7 @@ def record_ranges(name: str, ranges: Iterable[tuple[int, int, int]]) -> None:
         accesses.append(access)
     index = torch.cuda.current_device()
     array = (_Access * len(accesses))(*accesses)
-    functions["op"](_C._cuda_getCurrentRawStream(index), index, _name(name), array, len(accesses), _find_place(), 0)
+    functions["op"](bindings.current_stream(index), index, _name(name), array, len(accesses), _find_place(), 0)
     raise_race()
 
 
@@ -323,16 +321,14 @@ def _name(name: str) -> bytes:
 
 def _weak_reference(tensor: torch.Tensor) -> int:
     """Return a weak reference to a tensor's storage, by which the runtime knows when the memory is freed."""
-    storage: Any = tensor.untyped_storage()
-    reference: int = storage._weak_ref()
-    return reference
+    return bindings.weak_reference(tensor.untyped_storage())
 
 
 def _release_owners() -> None:
     owners = (ctypes.c_void_p * 64)()
     while count := _runtime.accelerator_simulation_race_released(owners, 64):
         for owner in owners[:count]:
-            _free_weak_reference(owner)
+            bindings.free_weak_reference(owner)
 
 
 def _is_transfer(target: Any, source: Any) -> bool:
@@ -351,7 +347,7 @@ def _transfer(name: bytes, arguments: dict[str, Any], place: int, call: Callable
         functions["op_ends"]()
         for item in array:
             if item.owner:
-                _free_weak_reference(item.owner)
+                bindings.free_weak_reference(item.owner)
     raise_race()
     return result
 
@@ -361,7 +357,7 @@ def _find_place() -> int:
     frame = first = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_FOLDERS):
         frame = frame.f_back  # type: ignore[assignment]
-    node = _C._current_autograd_node()
+    node = bindings.current_node()
     if frame is None and node is not None:
         return _place(f"the backward pass, in {node.name()}")
     frame = frame or first

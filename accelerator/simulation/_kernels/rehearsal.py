@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from . import capture
-from .aliases import _empty_on_current_device
+from . import bindings, capture
+from .bindings import DispatchKey, current_device, empty_on_current_device
 from .call import Call
 from .capture import captures
 from .decompositions import DECOMPOSITIONS
@@ -36,7 +36,7 @@ SMALL_COPY = 2**20
 _SMALL_RESULT = 512  # the unit of torch's allocator; masks and integers are zero up to SMALL_COPY
 _MAXIMUM_PLANS = 4096  # of one op: programs with ever new shapes or numbers must not fill the host's memory
 _LEAST_SUM_OF_WINDOWS = 1e-11  # of torch.istft, which raises if there is a smaller one; those without values are zero
-_CPU_KEY = torch._C.DispatchKey.CPU
+_CPU_KEY = DispatchKey.CPU
 # torch's shape rule of the first calls cuDNN for meta tensors too; the second's of torch 2.6 raises for a cell without biases.
 _OWN_SHAPES = frozenset(("aten::_cudnn_rnn_flatten_weight", "aten::_thnn_fused_lstm_cell"))
 _FILLS = frozenset(("fill_", "zero_"))
@@ -45,7 +45,6 @@ _Parameter = torch.nn.Parameter
 _memset = ctypes.PyDLL(None).memset
 _memset.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 _memset.restype = None
-_current_device = torch._C._cuda_getDevice
 _empty_strided = torch.empty_strided
 
 # The shapes of one result: its size, strides and type, and its bytes if they are few; a list of them; or any other value.
@@ -67,7 +66,7 @@ class _Plan:
         self.out: list[tuple[str, tuple[int, ...]]] = []  # the sizes of out= tensors that the op resizes
 
 
-def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+def rehearsal_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """Return the kernel override of an op that allocates its results and does not compute them."""
     if key != _CPU_KEY:
         # torch infers few shapes of sparse, nested and quantized tensors, whose sizes depend on values.
@@ -236,7 +235,7 @@ class _Check(Call):
 
 def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
     check = _Check(op)
-    with torch._C.DisableTorchFunction():
+    with bindings.without_torch_function():
         check.convert(args, kwargs)
     assert check.device is not None
     plan = _Plan()
@@ -282,7 +281,7 @@ def _mask_of_zeros(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int
         usual = torch.complex64 if value.is_complex() else torch.float32 if _has_fractions(value) else torch.int64
         return torch.zeros((), dtype=torch.bool if value.dtype is torch.bool else usual)
 
-    with torch._C.DisableTorchFunction():
+    with bindings.without_torch_function():
         return int(op.compute(*map(zero, args), **{name: zero(value) for name, value in kwargs.items()}).item())
 
 
@@ -292,7 +291,7 @@ class _NoShapeRule(NotImplementedError):
 
 def _infer(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return an op's results and arguments as meta tensors."""
-    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), bindings.below_autograd(), bindings.without_torch_function():
         own = SHAPE_RULES.get(op.name) or DECOMPOSITIONS.get(op.name)
         for function in (own,) if op.name in _OWN_SHAPES else (op.infer, own):
             if function is None:
@@ -317,8 +316,8 @@ def _shapes(result: Any) -> Any:
 def _allocate(new: _New, index: int, value: int = 0) -> torch.Tensor:
     """Return a new tensor. If it is small, all its bytes have a value."""
     size, stride, dtype, small_bytes = new
-    if index == _current_device():
-        result = _empty_on_current_device(size, stride, dtype)
+    if index == current_device():
+        result = empty_on_current_device(size, stride, dtype)
     else:
         result = _empty_strided(size, stride, dtype=dtype, device=torch.device("cuda", index))
     if small_bytes:
@@ -349,11 +348,11 @@ def _new_value(new: Any, index: int, value: int) -> Any:
     return new.clone() if isinstance(new, _Tensor) else new
 
 
-def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """Return the kernel override of ``copy_``, which performs small copies and allocates what torch's kernel does."""
     compute = kernel_override("aten::copy_", key)
-    by_key = torch._C._get_operation_overload("aten::copy_", "")[1]
-    torch_key = torch._C.DispatchKey.CompositeExplicitAutograd
+    by_key = bindings.get_overload("aten::copy_", "")[1]
+    torch_key = DispatchKey.CompositeExplicitAutograd
 
     def run(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         if not isinstance(src, _Tensor):

@@ -18,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from .. import _settings
 from .._compile.import_hook import after_import
+from .._kernels import bindings
 from . import recorder
 
 __all__ = ["install"]
@@ -152,9 +153,7 @@ def _replace_tcp_store(c10d: Any, store_class: Any) -> None:
             super().__init__()
             self.host, self.port = host_name, port
 
-    from torch._C import _distributed_c10d
-
-    for module in (_distributed_c10d, c10d, sys.modules["torch.distributed"]):
+    for module in (bindings.distributed(), c10d, sys.modules["torch.distributed"]):
         if hasattr(module, TCPStore.__name__):
             setattr(module, TCPStore.__name__, TCPStore)
 
@@ -163,9 +162,7 @@ def _replace_gloo(c10d: Any) -> None:
     gloo: Any = getattr(c10d, "ProcessGroupGloo", None)
     if gloo is None:
         return
-    from torch._C import _distributed_c10d
-
-    fake: Any = _distributed_c10d.FakeProcessGroup
+    fake: Any = bindings.distributed().FakeProcessGroup
 
     # torch 2.6 numbers the collectives of gloo, and its FakeProcessGroup cannot.
     fake._set_sequence_number_for_group = _do_nothing

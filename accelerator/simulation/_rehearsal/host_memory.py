@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from .._kernels import bindings
 from .._kernels.rehearsal import SMALL_COPY
 
 __all__ = ["install"]
@@ -16,14 +17,14 @@ _RANDOM_FILLS = (
     *("cauchy_", "exponential_", "geometric_", "log_normal_"),
 )
 # The dispatcher visits this key for tensors of every device, before the key of the device.
-_KEY = torch._C.DispatchKey.BackendSelect
+_KEY = bindings.DispatchKey.BackendSelect
 
 _libraries: list[Any] = []  # the overrides end with their library
 
 
 def install() -> None:
     """Override the random fills of this process."""
-    library: Any = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
+    library = bindings.make_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)
     for name in _RANDOM_FILLS:
         library.impl(f"aten::{name}", _KEY, _fill(name), True)
@@ -32,7 +33,7 @@ def install() -> None:
 def _fill(name: str) -> Callable[..., Any]:
     base, _, overload = name.partition(".")
     operator: Any = getattr(getattr(torch.ops.aten, base), overload or "default")
-    below = torch._C._dispatch_keyset_full_after(_KEY)
+    below = bindings.keys_after(_KEY)
 
     def run(keyset: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if self.is_cpu and self.nbytes > SMALL_COPY and self.layout is torch.strided:

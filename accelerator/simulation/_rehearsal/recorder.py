@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from .. import _settings
+from .._kernels import bindings
 from . import history
 
 __all__ = ["install", "start"]
 
 _INTERVAL_S = 1.0
-_C: Any = torch._C
 _LIBRARIES = tuple(
     os.path.join(folder, "") for folder in (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
 )
@@ -43,12 +43,13 @@ def install() -> None:
     """Record this process once it initializes CUDA or a process group, if the command was started by ``rehearse``."""
     if not _folder:
         return
-    _after(_C, "_cuda_init", start)
-    for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
-        _before(_C, name, _keep_peaks)
-    for name in ("_cuda_resetAccumulatedMemoryStats", "_accelerator_resetAccumulatedStats"):
-        _before(_C, name, _keep_counts)
-    _before(os, "_exit", _end)
+    bindings.replace("_cuda_init", lambda initialize: _after(initialize, start))
+    for name in bindings.RESET_PEAKS:
+        bindings.replace(name, lambda reset: _before(reset, _keep_peaks))
+    for name in bindings.RESET_COUNTS:
+        bindings.replace(name, lambda reset: _before(reset, _keep_counts))
+    leave: Any = _before(os._exit, _end)
+    os._exit = leave
     os.register_at_fork(after_in_child=_forget)
 
 
@@ -58,34 +59,28 @@ def start() -> None:
     if not _folder or _is_started:
         return
     _is_started = True
-    _C._cuda_attach_out_of_memory_observer(_note_out_of_memory)
+    bindings.observe_out_of_memory(_note_out_of_memory)
     history.start()
     atexit.register(_end)
     ctypes.CDLL(None).accelerator_simulation_report_exit(os.fsencode(_path(".status")))
     threading.Thread(target=_write_regularly, name="rehearsal", daemon=True).start()
 
 
-def _after(owner: Any, name: str, function: Callable[[], object]) -> None:
-    original = getattr(owner, name)
-
+def _after(original: Callable[..., Any], function: Callable[[], object]) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
         result = original(*arguments, **options)
         function()
         return result
 
-    setattr(owner, name, run)
+    return run
 
 
-def _before(owner: Any, name: str, function: Callable[..., object]) -> None:
-    original = getattr(owner, name, None)
-    if original is None:
-        return
-
+def _before(original: Callable[..., Any], function: Callable[..., object]) -> Callable[..., Any]:
     def run(*arguments: Any, **options: Any) -> Any:
         function(*arguments)
         return original(*arguments, **options)
 
-    setattr(owner, name, run)
+    return run
 
 
 def _forget() -> None:
@@ -97,7 +92,7 @@ def _forget() -> None:
 
 
 def _statistics(device: int) -> dict[str, int]:
-    stats = _C._cuda_memoryStats(device)
+    stats = bindings.memory_statistics(device)
     kept = _kept.get(device, _NOTHING)
     return {
         "allocated": max(stats["allocated_bytes"]["all"]["peak"], kept["allocated"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import textwrap
@@ -11,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ..simulation import _known_gpus, _settings, environment
+from ..simulation import _known_gpus, _rehearsal_record, _settings, environment
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import memory_plot, rehearse_report
@@ -61,8 +60,8 @@ def main(argv: list[str]) -> int:
         machine = _machine(parser, options)
     except SystemExit as stop:
         return int(stop.code or 0)
-    entries: list[dict[str, Any]] = []
-    curves: list[dict[str, Any]] = []
+    entries: list[rehearse_report.Entry] = []
+    curves: list[_rehearsal_record.Curve] = []
     status = 0
     with state_folder() as folder:
         for rank in ranks:
@@ -80,11 +79,11 @@ def main(argv: list[str]) -> int:
                 ended = run(command, child)
             status = status or ended
             entries += rehearse_report.read(reports, ended)
-            curves += memory_plot.read(reports)
+            curves += _rehearsal_record.read_curves(reports)
     sys.stderr.write(rehearse_report.format_table(entries))
     try:
         if options.json:
-            Path(options.json).write_text(json.dumps({"schema": 1, "ranks": entries}, indent=2) + "\n", encoding="utf-8")
+            Path(options.json).write_text(rehearse_report.format_json(entries), encoding="utf-8")
         if options.plot:
             memory_plot.write(Path(options.plot), curves, entries)
     except OSError as error:
@@ -154,7 +153,7 @@ def _prepare(options: argparse.Namespace, child: dict[str, str], reports: Path) 
         os.makedirs(folder, exist_ok=True)
         child[_settings.variable("snapshot")] = folder
     if options.plot:
-        child[_settings.variable("plot")] = str(reports)
+        child[_settings.variable("plot")] = "1"
 
 
 class _Progress:
@@ -179,7 +178,7 @@ class _Progress:
         seconds = 0
         while not self._has_ended.wait(_PROGRESS_S):
             seconds += 1
-            reserved = max((entry["peak_reserved"] for entry in rehearse_report.read(self._reports, None)), default=0)
+            reserved = max((entry.peak_reserved for entry in rehearse_report.read(self._reports, None)), default=0)
             sys.stderr.write(f"\r\x1b[K{self._label}: {seconds} s, {rehearse_report.format_size(reserved)} reserved so far")
             sys.stderr.flush()
         sys.stderr.write("\r\x1b[K")

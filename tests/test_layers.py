@@ -107,10 +107,14 @@ def test_import_contracts_are_kept(copy: Path) -> None:
         ("simulation/_kernels/ops.py", "from . import dispatch", "kernels.ops is not allowed to import"),
         (
             "simulation/_compile/dynamo.py",
-            "from .. import _races",
-            "_compile is not allowed to import accelerator.simulation._races",
+            "from .. import _found_races",
+            "_compile is not allowed to import accelerator.simulation._found_races",
         ),
-        ("simulation/_races.py", "def f():\n    import torch", "accelerator.simulation._races is not allowed to import torch"),
+        (
+            "simulation/_found_races.py",
+            "def f():\n    import torch",
+            "accelerator.simulation._found_races is not allowed to import torch",
+        ),
         ("simulation/_new.py", "", "simulation._new"),  # in no layer
     ],
 )

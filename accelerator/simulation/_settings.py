@@ -317,7 +317,7 @@ SETTINGS = (
     # The folder to which the processes of a rehearsal write their figures.
     Setting("rehearse", ValueType(), variable="REHEARSE", readers=("kernels",), is_read_early=True),
     # "1" if no other rank of the world runs.
-    Setting("without_peers", ValueType(), variable="ALONE", readers=("libnccl", "kernels"), is_read_early=True),
+    Setting("without_peers", ValueType(), variable="WITHOUT_PEERS", readers=("libnccl", "kernels"), is_read_early=True),
     # The file of the races of all processes, and the test that a process belongs to.
     Setting("race_file", ValueType(), variable="RACE_FILE", readers=("libcudart", "python")),
     Setting("race_test", ValueType(), variable="RACE_TEST", readers=("libcudart",)),

@@ -157,9 +157,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     if _settings.read("races") is None:
         yield
         return
-    from ._pytest import races
+    from ._pytest import race_failures
 
-    with races.body(item) as problem_of_body:
+    with race_failures.of_body(item) as problem_of_body:
         outcome = yield
         problem = problem_of_body()
     if problem is not None and outcome.excinfo is None:

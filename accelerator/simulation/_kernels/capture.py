@@ -12,12 +12,12 @@ import torch
 from . import bindings
 
 __all__ = [
-    "captures",
     "is_capturing",
     "put_on_stream",
     "raise_capture_error",
     "raise_if_freed",
     "runtime",
+    "streams_need_checks",
     "wait_for_pending",
     "wait_unless_capturing",
 ]
@@ -34,8 +34,8 @@ runtime.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 _NOT_READY = 600
 _WAIT_MS = 100
 
-captures = ctypes.c_int.in_dll(runtime, "accelerator_simulation_attention")
-"""Not zero while a capture is under way in this process or a stream waits for a collective, and in a bad fork."""
+streams_need_checks = ctypes.c_int.in_dll(runtime, "accelerator_simulation_attention")
+"""Not zero if calls must check their streams: a capture is under way, a stream waits for a collective, or in a bad fork."""
 
 _computations: dict[int, Callable[[], object]] = {}
 _identifiers = itertools.count(1)
@@ -66,7 +66,7 @@ def wait_for_pending(device: torch.device) -> None:
 
 def wait_unless_capturing(device: torch.device) -> bool:
     """Return True if the current stream of the device captures. If it does not, wait for its collectives and return False."""
-    if not captures.value:
+    if not streams_need_checks.value:
         return False
     raise_in_bad_fork()
     if is_capturing(device):

@@ -11,7 +11,7 @@ import torch
 from . import bindings, capture
 from .bindings import DispatchKey
 from .call import Call
-from .capture import captures
+from .capture import streams_need_checks
 from .engine import engine
 from .ops import Op
 
@@ -28,7 +28,7 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = Call(op)
     with bindings.without_torch_function():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
-        if captures.value and call.device is not None and capture.wait_unless_capturing(call.device):
+        if streams_need_checks.value and call.device is not None and capture.wait_unless_capturing(call.device):
             return call.record(args, kwargs)
         if op.waits_for_stream(args, kwargs):
             # torch's own wait, for set_sync_debug_mode and the trace of synchronizations.
@@ -115,7 +115,7 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         if self.is_cuda and src.is_cuda and not _have_same_layout(self, src):
             compute(self, src.expand_as(self), non_blocking)
         else:
-            if captures.value:
+            if streams_need_checks.value:
                 capture.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
         return self

@@ -14,7 +14,7 @@ import torch
 
 from .. import _settings
 from .._engine_build import describe, ensure_built
-from . import bindings, capture, races
+from . import accesses, bindings, capture
 from .argument_checks import checked_dtypes
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
@@ -70,7 +70,7 @@ class _Runtime(ctypes.Structure):
 class _Races(ctypes.Structure):
     """``Races`` of native/engine_races.hpp."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in races.functions)
+    _fields_ = tuple((name, ctypes.c_void_p) for name in accesses.functions)
 
 
 class Engine:
@@ -90,11 +90,11 @@ class Engine:
             ctypes.CDLL("libcuda.so.1").accelerator_simulation_zero,
         )
         addresses = (ctypes.cast(function, ctypes.c_void_p) for function in functions)
-        library.accelerator_engine_start(_Runtime(ctypes.addressof(capture.captures), *addresses))
+        library.accelerator_engine_start(_Runtime(ctypes.addressof(capture.streams_need_checks), *addresses))
         library.accelerator_engine_describe_races.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
-        self._finds_races = races.FINDS_RACES
+        self._finds_races = accesses.FINDS_RACES
         if self._finds_races:
-            pointers = (ctypes.cast(function, ctypes.c_void_p) for function in races.functions.values())
+            pointers = (ctypes.cast(function, ctypes.c_void_p) for function in accesses.functions.values())
             library.accelerator_engine_find_races(ctypes.byref(_Races(*pointers)))
         self._kernels: dict[str, int] = {}
         self._is_forked = library.accelerator_engine_is_forked
@@ -113,7 +113,7 @@ class Engine:
         """Register the engine's kernel of an op. Python handles all calls until ``describe``."""
         base, _, overload = name.partition(".")
         kernel = self._kernels[name] = self._library.accelerator_engine_override(base.encode(), overload.encode())
-        if self._finds_races and kernel is not None and (flags := races.flags_of(name)):
+        if self._finds_races and kernel is not None and (flags := accesses.flags_of(name)):
             self._library.accelerator_engine_describe_races(kernel, flags)
 
     def describe(self, op: Op) -> None:
@@ -136,13 +136,16 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
     is_composed = op.name in _COMPOSED_BY_ENGINE
     if not op.is_dense or is_scaled or op.short_name in _WAIT_SOMETIMES or (op.is_random and not draws and not is_composed):
         return None
-    few = WITHOUT_MEMORY.get(op.name)
+    calls_without_memory = WITHOUT_MEMORY.get(op.name)
     need = NEEDS.get(op.name)
-    if (op.name in KERNEL_MEMORY and few is None) or (op.is_decomposed and need is None and not is_composed):
+    if op.name in KERNEL_MEMORY and calls_without_memory is None:
+        return None
+    if op.is_decomposed and need is None and not is_composed:
         return None
     if need is None:
-        flag = few.flag if few is not None else "sparse"
-        need = Need(argument=flag, value=True) if flag in op.names else Need()
+        flag = calls_without_memory.flag if calls_without_memory is not None else "sparse"
+        need = Need(flag=flag) if flag in op.names else Need()
+    selecting_argument = need.flag or need.dtype_argument
     dtypes = {*op.dtype_rules.refused, *op.dtype_rules.widened, *checked_dtypes(op.short_name), *need.dtypes, WITHOUT_KERNELS}
     flags = {
         _TAKES_HOST_SCALARS: op.takes_host_scalars,
@@ -153,7 +156,7 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
         _CLEARS: op.name == "aten::zero_",
         _DRAWS: draws,
         _WAITS: op.is_data_dependent and not op.is_indexing,
-        _NEEDS_INPUT_DTYPE: bool(need.argument) and need.value is None,
+        _NEEDS_INPUT_DTYPE: bool(need.dtype_argument),
     }
     return _Rules(
         python_dtypes=sum(1 << scalar_type(dtype) for dtype in dtypes if dtype is not None),
@@ -161,10 +164,10 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
         out_arguments=_positions(op, op.out),
         state_arguments=_positions(op, op.state),
         flags=sum(flag for flag, is_set in flags.items() if is_set),
-        selecting_argument=op.names.index(need.argument) if need.argument else -1,
-        python_value=bool(need.value),
-        counted_argument=-1 if few is None else op.names.index(few.argument),
-        maximum_count=0 if few is None else few.most,
+        selecting_argument=op.names.index(selecting_argument) if selecting_argument else -1,
+        python_value=bool(need.flag) and need.flag_value,
+        counted_argument=-1 if calls_without_memory is None else op.names.index(calls_without_memory.argument),
+        maximum_count=0 if calls_without_memory is None else calls_without_memory.most,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import bindings, dispatch, races, random, rehearsal
+from . import accesses, bindings, dispatch, random, rehearsal
 from .argument_checks import with_argument_checks
 from .bindings import DispatchKey
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
@@ -94,8 +94,8 @@ def install(computes: bool = True) -> None:
     kernel_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
     copy_override = dispatch.copy_override if computes else rehearsal.copy_override
     report_newer_torch()
-    if races.FINDS_RACES:
-        races.install()
+    if accesses.FINDS_RACES:
+        accesses.install()
     _remove_python_kernels()
     library = bindings.make_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)
@@ -168,8 +168,8 @@ def _is_computed(name: str) -> bool:
 def _register(library: Any, name: str, override: Callable[..., Any]) -> None:
     """Register an op's kernel override in Python: with the engine, under the key at which the engine finds it."""
     if engine is None:
-        if races.FINDS_RACES:
-            override = races.with_accesses(name, override)
+        if accesses.FINDS_RACES:
+            override = accesses.with_accesses(name, override)
         library.impl(name, DispatchKey.CUDA, override)
         return
     library.impl(name, PYTHON_KEY, override)

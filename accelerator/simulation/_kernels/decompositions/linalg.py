@@ -60,4 +60,4 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten::linalg_lu": lu,
     "aten::linalg_lu.out": lu_out,
 }
-NEEDS = dict.fromkeys(DECOMPOSITIONS, Need(argument="pivot", value=False))
+NEEDS = dict.fromkeys(DECOMPOSITIONS, Need(flag="pivot", flag_value=False))

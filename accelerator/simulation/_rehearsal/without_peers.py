@@ -29,7 +29,7 @@ _stores: list[Any] = []
 
 
 def install() -> None:
-    """Prepare ``torch.distributed`` before a program uses it, if this process is a rank alone."""
+    """Prepare ``torch.distributed`` before a program uses it, if this process is a rank without peers."""
     if _settings.read("without_peers") == "1":
         # The thread that watches over torch's watchdog would read the store while Python ends.
         os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
@@ -59,7 +59,7 @@ def _replace(c10d: ModuleType) -> None:
 
 
 def _make_store_class(c10d: Any) -> Any:
-    class AloneStore(c10d.Store):  # type: ignore[misc]
+    class StoreWithoutPeers(c10d.Store):  # type: ignore[misc]
         """A store that never waits. A missing value of another rank is a unique id of nccl, which is zero here."""
 
         def __init__(self) -> None:
@@ -111,7 +111,7 @@ def _make_store_class(c10d: Any) -> Any:
         def set_timeout(self, timeout: Any) -> None:
             pass
 
-    return AloneStore
+    return StoreWithoutPeers
 
 
 def _to_bytes(value: Any) -> bytes:
@@ -135,14 +135,14 @@ def _replace_rendezvous(c10d: Any, store_class: Any) -> None:
 
     init_process_group = c10d.init_process_group
 
-    def init_alone(*arguments: Any, **options: Any) -> Any:
+    def init_without_peers(*arguments: Any, **options: Any) -> Any:
         recorder.start()
         if options.get("store") is not None:
             options["store"] = store_class()
         return init_process_group(*arguments, **options)
 
     c10d.rendezvous = rendezvous
-    _set(c10d, "init_process_group", init_alone)
+    _set(c10d, "init_process_group", init_without_peers)
 
 
 def _replace_tcp_store(c10d: Any, store_class: Any) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from .._kernels import races
+from .._kernels import accesses
 
 __all__ = ["hook_accesses"]
 
@@ -26,7 +26,7 @@ _launch = _Launch()
 
 def hook_accesses(interpreter: ModuleType, launch: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that launches a kernel and records its accesses on the current stream."""
-    if not races.FINDS_RACES:
+    if not accesses.FINDS_RACES:
         return launch
     np: Any = interpreter.np
     builder: Any = interpreter.InterpreterBuilder
@@ -51,19 +51,19 @@ def hook_accesses(interpreter: ModuleType, launch: Callable[..., Any]) -> Callab
         setattr(builder, name, run)
 
     wrap("create_masked_load", 0, 0, 1, None)
-    wrap("create_masked_store", races.WRITES, 0, 2, 1)
-    wrap("create_atomic_cas", races.WRITES, 0, None, 2)
-    wrap("create_atomic_rmw", races.WRITES, 1, 3, 2)
+    wrap("create_masked_store", accesses.WRITES, 0, 2, 1)
+    wrap("create_atomic_cas", accesses.WRITES, 0, None, 2)
+    wrap("create_atomic_rmw", accesses.WRITES, 1, 3, 2)
 
     def launch_and_record(self: Any, *args: Any, **kwargs: Any) -> Any:
-        outer, _launch.ranges = _launch.ranges, {0: [], races.WRITES: []}
+        outer, _launch.ranges = _launch.ranges, {0: [], accesses.WRITES: []}
         try:
             result = launch(self, *args, **kwargs)
             ranges = [(*each, flags) for flags, found in _launch.ranges.items() for each in _whole(np, found)]
         finally:
             _launch.ranges = outer
         name = getattr(getattr(self, "fn", None), "__name__", "kernel")
-        races.record_ranges(f"Triton's {name}", [(start, end, flags | part) for start, end, part, flags in ranges])
+        accesses.record_ranges(f"Triton's {name}", [(start, end, flags | part) for start, end, part, flags in ranges])
         return result
 
     return launch_and_record
@@ -84,5 +84,5 @@ def _whole(np: Any, found: list[Any]) -> list[tuple[int, int, int]]:
     order = np.argsort(starts, kind="stable")
     merged = _merge(np, starts[order], ends[order])
     if merged.shape[1] > _MAXIMUM_RANGES:
-        return [(int(merged[0, 0]), int(merged[1, -1]), races.PART)]
+        return [(int(merged[0, 0]), int(merged[1, -1]), accesses.PART)]
     return [(int(start), int(end), 0) for start, end in merged.T]

@@ -1,4 +1,4 @@
-"""Race detection: what ops access, for the simulated runtime (``native/race.h``).
+"""Tells the simulated runtime what ops access, for race detection (``native/race.h``), which this module has no part in.
 
 The engine tells the runtime itself. Without it, a wrapper of each kernel override does. Both use the lists of this module.
 """

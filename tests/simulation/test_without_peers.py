@@ -26,7 +26,7 @@ rank, world = dist.get_rank(), dist.get_world_size()
 
 def run(code: str, rank: int = 3, world: int = 8) -> str:
     variables = {
-        "ACCELERATOR_SIM_ALONE": "1",
+        "ACCELERATOR_SIM_WITHOUT_PEERS": "1",
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_RANK": str(rank % 4),

@@ -1,4 +1,4 @@
-"""The races of this process, as the simulated runtime has stored them (``native/race_report.c``)."""
+"""Reads the races of this process. The simulated runtime finds them and decides what is reported (``native/race_report.c``)."""
 
 from __future__ import annotations
 

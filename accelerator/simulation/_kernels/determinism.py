@@ -14,9 +14,9 @@ from typing import Any
 import torch
 
 from .._torch_versions import release
-from . import bindings
 from .bindings import is_deterministic, is_deterministic_warn_only
 from .library_texts import has_string, has_text
+from .schemas import binder, short_name
 
 __all__ = ["alert_for", "has_alert"]
 
@@ -95,28 +95,27 @@ _BY_CUBLAS = frozenset(("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_",
 _CUBLAS_CONFIGURATIONS = (":4096:8", ":16:8")
 
 
-def has_alert(short_name: str) -> bool:
+def has_alert(op_name: str) -> bool:
     """Return whether an op has an error or a warning with some arguments."""
-    return short_name in _ALERTS or short_name in _CONDITIONS or short_name in _BY_CUBLAS
+    return op_name in _ALERTS or op_name in _CONDITIONS or op_name in _BY_CUBLAS
 
 
 def alert_for(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """Return an op's kernel override, with CUDA's error or warning if the op is not deterministic."""
-    base, _, overload = name.partition(".")
-    short_name = base.partition("::")[2]
-    if short_name in _ALERTS:
-        kernel_name = _ALERTS[short_name]
+    op_name = short_name(name)
+    if op_name in _ALERTS:
+        kernel_name = _ALERTS[op_name]
         find: Callable[[_Arguments], str | None] = lambda _: kernel_name if _has_error(kernel_name) else None  # noqa: E731
-    elif short_name in _CONDITIONS:
-        find = lambda arguments: _CONDITIONS[short_name](name, arguments)  # noqa: E731
-    elif short_name in _BY_CUBLAS:
+    elif op_name in _CONDITIONS:
+        find = lambda arguments: _CONDITIONS[op_name](name, arguments)  # noqa: E731
+    elif op_name in _BY_CUBLAS:
         return _cublas_alert(override)
     else:
         return override
-    names = [argument.name for argument in bindings.get_schema(base, overload).arguments]
+    bind = binder(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if is_deterministic() and (kernel := find({**dict(zip(names, args, strict=False)), **kwargs})):
+        if is_deterministic() and (kernel := find(bind(args, kwargs))):
             _alert(kernel)
         return override(*args, **kwargs)
 

@@ -15,7 +15,7 @@ from .capture import streams_need_checks
 from .engine import engine
 from .ops import Op
 
-__all__ = ["copy_override", "kernel_override"]
+__all__ = ["copy_override", "kernel_override", "run_each", "spans_devices"]
 
 _Tensor = torch.Tensor
 _NOT_RESIZABLE = "not resizable"
@@ -23,8 +23,9 @@ _CPU_KEY = DispatchKey.CPU
 
 
 def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if op.is_foreach and _spans_devices(args[0]):
-        return _run_each(op, args, kwargs)
+    if op.is_foreach and spans_devices(args[0]):
+        results = run_each(lambda *each, **named: _run(op, each, named), args, kwargs)
+        return results if op.results else None
     call = Call(op)
     with bindings.without_torch_function():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
@@ -53,12 +54,13 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             raise
 
 
-def _spans_devices(tensors: Any) -> bool:
+def spans_devices(tensors: Any) -> bool:
+    """Return whether a value is a list of CUDA tensors on several devices."""
     return isinstance(tensors, list) and len({tensor.device for tensor in tensors if tensor.is_cuda}) > 1
 
 
-def _run_each(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op over lists once for each item, as torch does if the tensors are on several devices."""
+def run_each(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Run an op over lists once for each item, as torch does if the tensors are on several devices; return all results."""
     count = len(args[0])
 
     def item(value: Any, index: int) -> Any:
@@ -66,9 +68,9 @@ def _run_each(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     results: list[Any] = []
     for index in range(count):
-        result = _run(op, tuple(item(value, index) for value in args), {n: item(value, index) for n, value in kwargs.items()})
+        result = run(*(item(value, index) for value in args), **{name: item(value, index) for name, value in kwargs.items()})
         results += result or ()
-    return results if op.results else None
+    return results
 
 
 def kernel_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:

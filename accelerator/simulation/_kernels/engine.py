@@ -21,6 +21,7 @@ from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
 from .kernel_memory import KERNEL_MEMORY, WITHOUT_MEMORY
 from .ops import Op
+from .schemas import split
 from .workspaces import has_workspace
 
 __all__ = ["PYTHON_KEY", "engine"]
@@ -111,7 +112,7 @@ class Engine:
 
     def override(self, name: str) -> None:
         """Register the engine's kernel of an op. Python handles all calls until ``describe``."""
-        base, _, overload = name.partition(".")
+        base, overload = split(name)
         kernel = self._kernels[name] = self._library.accelerator_engine_override(base.encode(), overload.encode())
         if self._finds_races and kernel is not None and (flags := accesses.flags_of(name)):
             self._library.accelerator_engine_describe_races(kernel, flags)

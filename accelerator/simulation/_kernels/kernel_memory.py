@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import bindings
+from .schemas import binder, schema_of
 
 __all__ = ["KERNEL_MEMORY", "WITHOUT_MEMORY", "with_kernel_memory"]
 
@@ -165,14 +166,12 @@ def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[...,
     sizes_of = KERNEL_MEMORY.get(name)
     if sizes_of is None:
         return override
-    base, _, overload = name.partition(".")
-    schema = bindings.get_schema(base, overload).arguments
-    names = [argument.name for argument in schema]
-    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    bind = binder(name)
+    defaults = {each.name: each.default_value for each in schema_of(name).arguments if each.has_default_value()}
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = override(*args, **kwargs)
-        arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        arguments = {**defaults, **bind(args, kwargs)}
         # The first argument is None if autograd has no gradient of the output.
         device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
         _allocate_together(sizes_of(arguments), device)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import bindings
+from . import bindings, schemas
 from .aliases import cpu_alias
 from .bindings import DispatchKey
 from .decompositions import DECOMPOSITIONS
@@ -80,11 +80,10 @@ class Op:
 
     def __init__(self, name: str, key: DispatchKey = DispatchKey.CPU) -> None:
         self.name = name
-        base, _, overload = name.partition(".")
-        self.short_name = short_name = base.partition("::")[2]
-        operator, by_key, tags = bindings.get_overload(base, overload)
+        self.short_name = short_name = schemas.short_name(name)
+        operator, by_key, tags = bindings.get_overload(*schemas.split(name))
         self.tags = frozenset(tags)
-        self.schema = schema = bindings.get_schema(base, overload)
+        self.schema = schema = schemas.schema_of(name)
         self.operator: Callable[..., Any] = operator
         decomposition = DECOMPOSITIONS.get(name)
         # The CPU's kernel itself. The dispatcher has already handled autograd, autocast and the like for the CUDA tensors.
@@ -187,7 +186,7 @@ class Op:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name."""
-        return {**dict(zip(self.names, args, strict=False)), **kwargs}
+        return schemas.bind(self.names, args, kwargs)
 
     def _scalar_overload(self, scalars: frozenset[str]) -> Op | None:
         """Return the overload that takes numbers for these arguments, or None."""
@@ -196,7 +195,7 @@ class Op:
         return self._scalar_overloads[scalars]
 
     def _find_scalar_overload(self, scalars: frozenset[str]) -> Op | None:
-        base = self.name.partition(".")[0]
+        base, _ = schemas.split(self.name)
         for overload in bindings.get_overloads(base)[1]:
             arguments = bindings.get_schema(base, overload).arguments
             taken = {a.name for a in arguments if str(a.type) in ("number", "Optional[number]")}

@@ -18,6 +18,7 @@ from .dtypes import report_newer_torch
 from .engine import PYTHON_KEY, engine
 from .kernel_memory import with_kernel_memory
 from .ops import not_simulated
+from .schemas import schema_of, short_name
 from .workspaces import release_with_torch, with_workspace
 
 __all__ = ["install"]
@@ -135,7 +136,7 @@ def _names_to_override() -> list[str]:
     names = [
         name
         for name in bindings.op_names_of_key("CUDA")
-        if name.startswith("aten::") and name[6:].partition(".")[0] not in _NOT_OVERRIDDEN and not _is_view(name)
+        if name.startswith("aten::") and short_name(name) not in _NOT_OVERRIDDEN and not _is_view(name)
     ]
     known = set(bindings.all_op_names())
     return [
@@ -155,8 +156,7 @@ def _registered(key: DispatchKey) -> set[str]:
 
 
 def _is_view(name: str) -> bool:
-    base, _, overload = name.partition(".")
-    returns = bindings.get_schema(base, overload).returns
+    returns = schema_of(name).returns
     return any(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 

@@ -24,7 +24,7 @@ from .bindings import DispatchKey, current_device, empty_on_current_device
 from .call import Call
 from .capture import streams_need_checks
 from .decompositions import DECOMPOSITIONS
-from .dispatch import kernel_override
+from .dispatch import kernel_override, run_each, spans_devices
 from .ops import Op, _to_meta
 from .shape_rules import SHAPE_RULES
 
@@ -102,8 +102,8 @@ def rehearsal_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., 
         plan_key = tuple(signature)
         plan = plans.get(plan_key)
         if plan is None:
-            if described.is_foreach and _spans_devices(args[0]):
-                return _run_each(run, args, kwargs)
+            if described.is_foreach and spans_devices(args[0]):
+                return run_each(run, args, kwargs)
             plan = _make_plan(described, args, kwargs)
             if len(plans) >= _MAXIMUM_PLANS:
                 plans.clear()
@@ -200,23 +200,6 @@ def _describe(values: Any, signature: list[Any], is_pointwise: bool) -> None:
             append((value.shape, value.stride(), value.dtype, value.get_device()))
         else:
             append(value)
-
-
-def _spans_devices(tensors: Any) -> bool:
-    return isinstance(tensors, list) and len({tensor.device for tensor in tensors if tensor.is_cuda}) > 1
-
-
-def _run_each(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Run an op over lists once for each item, because the tensors are on several devices."""
-    count = len(args[0])
-
-    def item(value: Any, index: int) -> Any:
-        return [value[index]] if isinstance(value, list) and len(value) == count else value
-
-    results: list[Any] = []
-    for index in range(count):
-        results += run(*(item(value, index) for value in args), **{name: item(value, index) for name, value in kwargs.items()})
-    return results
 
 
 def _arguments(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ import torch
 from .._torch_versions import release
 from . import bindings
 from .bindings import current_stream
+from .schemas import short_name
 
 __all__ = ["has_workspace", "release_with_torch", "with_workspace"]
 
@@ -31,14 +32,14 @@ _identify_thread = threading.get_ident
 _workspaces: dict[_Key, int] = {}
 
 
-def has_workspace(short_name: str) -> bool:
+def has_workspace(op_name: str) -> bool:
     """Return whether cuBLAS computes an op."""
-    return short_name in _BY_CUBLAS
+    return op_name in _BY_CUBLAS
 
 
 def with_workspace(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """Return an op's kernel override, which allocates the workspace first if cuBLAS computes the op."""
-    if not has_workspace(name.partition("::")[2].partition(".")[0]):
+    if not has_workspace(short_name(name)):
         return override
 
     def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._kernels import bindings
+from .._kernels import bindings, schemas
 from .._kernels.rehearsal import SMALL_COPY
 
 __all__ = ["install"]
@@ -31,7 +31,7 @@ def install() -> None:
 
 
 def _fill(name: str) -> Callable[..., Any]:
-    base, _, overload = name.partition(".")
+    base, overload = schemas.split(name)
     operator: Any = getattr(getattr(torch.ops.aten, base), overload or "default")
     below = bindings.keys_after(_KEY)
 

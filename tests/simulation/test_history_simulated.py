@@ -17,7 +17,7 @@ def event(action: str, address: int, size: int, time: int = 0) -> dict[str, Any]
 
 def test_a_point_is_the_peak_of_allocated_memory_in_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "_marks", [])
-    monkeypatch.setattr(history, "_POINTS", 1)
+    monkeypatch.setattr(history, "_MOST_POINTS", 1)
     events = [
         event("segment_alloc", 0, 100),
         event("alloc", 1, 60),
@@ -25,8 +25,8 @@ def test_a_point_is_the_peak_of_allocated_memory_in_its_interval(monkeypatch: py
         event("segment_alloc", 100, 100),
         event("alloc", 2, 20),
     ]
-    curves = history._curves(events)
-    allocated, reserved = sum(curves["points"][0][:-1]), curves["points"][0][-1]
+    [point] = history._points(events)
+    allocated, reserved = sum(point[:-1]), point[-1]
     assert (allocated, reserved) == (60, 100)  # at the end, less is allocated and more is reserved
 
 

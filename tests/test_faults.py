@@ -51,6 +51,6 @@ def test_statement_is_removed() -> None:
     text = "class A:\n    def f(self):\n        if self.x:\n            self.y = (\n                1\n            )\n"
     fault = {"file": "x.py", "function": "A.f", "remove": "self.y"}
     assert faults.apply(fault, text) == "class A:\n    def f(self):\n        if self.x:\n            pass\n"
-    text = 'static int f(void)\n{\n    const char *a = "}";\n    if (a)\n        g(a,\n          1);\n    return 0;\n}\nint g(int a);\n'
-    assert faults.c_function(text, "f") == (0, text.index("int g(int") - 1)
-    assert "        ;\n    return 0;" in faults.apply({"file": "x.c", "function": "f", "remove": "g(a"}, text)
+    text = 'static int f(void)\n{\n    const char *a = "}";\n    if (a)\n        g(a,\n          1);\n}\nint g(int a);\n'
+    assert faults.c_function(text, "f") == (0, text.index("\nint g("))
+    assert "    if (a)\n        ;\n}" in faults.apply({"file": "x.c", "function": "f", "remove": "g(a"}, text)

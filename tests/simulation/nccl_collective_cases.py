@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+from pathlib import Path
 
 import torch
 
@@ -17,6 +18,7 @@ from tests.simulation.nccl_ranks import (
     nccl,
     pointer,
     refused,
+    wait_for_file,
 )
 from tests.support.simulation_driver import loaded_runtime
 
@@ -289,8 +291,9 @@ def eager(place: Place) -> int:
     if place.rank == 0:
         comm.send(torch.arange(100), 1)
         comm.destroy()
+        Path(place.store).touch()
         return 0
-    time.sleep(0.3)
+    wait_for_file(Path(place.store))
     got = torch.zeros(100, dtype=torch.int64)
     comm.receive(got, 0)
     return int(got.sum())

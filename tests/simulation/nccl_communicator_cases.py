@@ -26,6 +26,7 @@ from tests.simulation.nccl_ranks import (
     pointer,
     refused,
     unique_id,
+    wait_for_file,
 )
 from tests.support.simulation_driver import loaded_runtime
 
@@ -111,8 +112,7 @@ def grow(place: Place) -> list[int]:
         argument = ctypes.byref(identifier) if place.rank == 0 else None
         check(nccl.ncclCommGrow(comm.handle, 3, argument, -1, ctypes.byref(handle), None))
     else:
-        while not shared.exists():
-            time.sleep(0.01)
+        wait_for_file(shared)
         identifier = UniqueId.from_buffer_copy(shared.read_bytes())
         check(nccl.ncclCommGrow(None, 3, ctypes.byref(identifier), 2, ctypes.byref(handle), None))
     larger = Comm.adopt(handle)
@@ -149,7 +149,7 @@ def life(place: Place) -> list[Any]:
 def revoke_ends_waits(place: Place) -> list[Any]:
     comm = place.comm()
     if place.rank == 0:
-        time.sleep(0.3)
+        time.sleep(0.3)  # until the others wait, which nothing shows
         check(nccl.ncclCommRevoke(comm.handle, 0))
         return [0, ""]
     return refused(comm.total)
@@ -272,12 +272,6 @@ def forked_child(place: Place) -> list[Any]:
 
 
 # ---- Ranks that die or never join. ----
-
-
-def wait_for_file(path: Path) -> None:
-    """Wait for a file that another rank creates. The rank's alarm limits the time."""
-    while not path.exists():
-        time.sleep(0.01)
 
 
 def killed(place: Place, during: str) -> list[Any]:

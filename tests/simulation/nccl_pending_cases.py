@@ -20,7 +20,10 @@ from tests.simulation.nccl_ranks import MOST_SECONDS, Place
 from tests.support.simulation_driver import loaded_runtime
 
 PAUSE = 0.4
-"""Seconds by which the last rank is late, or after which a wait is aborted. The tests check only lower bounds with it."""
+"""Seconds by which the last rank is late, or after which a wait is aborted: nothing shows that another rank waits.
+
+The tests check only lower bounds with it.
+"""
 
 
 def start(place: Place, **options: Any) -> dist.FileStore:
@@ -361,7 +364,7 @@ def timeout(place: Place) -> None:
     store.set(f"process {place.rank}", str(os.getpid()))
     dist.all_reduce(ranks_tensor(place))
     torch.cuda.synchronize()
-    time.sleep(10)
+    signal.pause()
 
 
 def no_handling(place: Place) -> bool:
@@ -369,7 +372,7 @@ def no_handling(place: Place) -> bool:
     start(place, timeout=timedelta(seconds=1))
     tensor = ranks_tensor(place)
     if is_last(place):
-        time.sleep(2.5)
+        time.sleep(2.5)  # longer than the timeout
     dist.all_reduce(tensor)
     torch.cuda.synchronize()
     assert (tensor.cpu() == total(place)).all()
@@ -435,7 +438,7 @@ def killed(place: Place) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(ranks_tensor(place))
     torch.cuda.synchronize()
-    time.sleep(10)
+    signal.pause()
 
 
 def killed_blocking(place: Place) -> str:

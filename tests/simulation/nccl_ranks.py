@@ -50,6 +50,12 @@ def check(code: int) -> None:
         raise Error(code, nccl.ncclGetLastError(None).decode())
 
 
+def wait_for_file(path: Path) -> None:
+    """Wait for a file that another rank creates. The rank's alarm limits the time."""
+    while not path.exists():
+        time.sleep(0.01)
+
+
 def refused(function: Any, *arguments: Any) -> list[Any]:
     """Return the code and the text of a call's error, or code 0 if it succeeds."""
     try:

@@ -255,6 +255,9 @@ class TestStdin:
             assert run.communicate("text\n", DEADLINE)[0] == "[node 0] text\n"
 
 
+UNTIL_NODE_0_HAS_ENDED = "until test -s $1 && ! kill -0 $(cat $1) 2> /dev/null; do sleep 0.01; done; "
+
+
 class TestEnds:
     @pytest.mark.parametrize(
         ("script", "status"),
@@ -262,29 +265,42 @@ class TestEnds:
             ("exit 0", 0),
             ("exit $((3 * SLURM_NODEID))", 3),
             ("test $SLURM_NODEID = 0 || kill -KILL $$; exec sleep 300", 137),
-            ("test $SLURM_NODEID = 0 && exit 0; sleep 0.5; exit 4", 4),
+            ("test $SLURM_NODEID = 0 && { echo $$ > $1; exit 0; }; " + UNTIL_NODE_0_HAS_ENDED + "exit 4", 4),
         ],
     )
-    def test_status_is_that_of_the_first_failure(self, script: str, status: int) -> None:
-        done = on_nodes(script)
+    def test_status_is_that_of_the_first_failure(self, script: str, status: int, tmp_path: Path) -> None:
+        done = on_nodes(script, 2, str(tmp_path / "pid"))
         assert done.returncode == status, done.stderr
 
-    def test_failure_ends_the_others(self) -> None:
+    def test_failure_ends_the_others(self, tmp_path: Path) -> None:
         script = """
             trap 'echo ending; exit 9' TERM
-            if [ $SLURM_NODEID = 1 ]; then sleep 0.5; exit 5; fi
+            if [ $SLURM_NODEID = 1 ]; then
+                until [ -e $1/0 ] && [ -e $1/2 ]; do sleep 0.01; done
+                exit 5
+            fi
+            touch $1/$SLURM_NODEID
             while :; do sleep 0.1; done
         """
-        done = on_nodes(script, 3)
+        done = on_nodes(script, 3, str(tmp_path))
         assert done.returncode == 5
         assert sorted(done.stdout.splitlines()) == ["[node 0] ending", "[node 2] ending"]
         message = "python -m accelerator simulate: node 1 failed with status 5; ending the others\n"
         assert without_compilation(done.stderr) == message
 
     @pytest.mark.slow  # 10 s
-    def test_node_that_ignores_sigterm_is_killed(self) -> None:
+    def test_node_that_ignores_sigterm_is_killed(self, tmp_path: Path) -> None:
         begin = time.monotonic()
-        done = on_nodes("test $SLURM_NODEID = 1 && exit 6; trap '' TERM; while :; do sleep 0.1; done")
+        script = """
+            trap '' TERM
+            if [ $SLURM_NODEID = 1 ]; then
+                until [ -e $1 ]; do sleep 0.01; done
+                exit 6
+            fi
+            touch $1
+            while :; do sleep 0.1; done
+        """
+        done = on_nodes(script, 2, str(tmp_path / "ignores"))
         assert done.returncode == 6
         assert time.monotonic() - begin >= 10
 

@@ -123,7 +123,7 @@ class TestBarrier:
             barrier.launch(stream)
         barriers[2].release()
         barriers[1].release()
-        time.sleep(0.1)
+        time.sleep(0.1)  # nothing shows that a barrier does not start
         assert [barrier.status for barrier in barriers] == [RUNNING, 0, 0]
         assert not stream.query()
         barriers[0].release()
@@ -139,7 +139,7 @@ class TestBarrier:
             with torch.cuda.stream(stream):
                 torch.cuda._sleep(milliseconds * MILLISECOND)
             barrier.launch(stream)
-            time.sleep(0.05)
+            time.sleep(0.05)  # nothing shows that the barrier does not start
             early_status, is_early = barrier.status, time.monotonic() - begin < milliseconds / 1000
             stream.synchronize()
             assert barrier.status == ABORTED

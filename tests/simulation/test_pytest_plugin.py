@@ -243,7 +243,7 @@ def test_ends_of_test_processes(tmp_path: Path) -> None:
             assert 0
 
         def sleep():
-            time.sleep(30)
+            time.sleep(30)  # until the plug-in ends it
 
         @pytest.mark.parametrize("passes", [True, False])
         @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -368,7 +368,7 @@ def test_tests_after_the_end_of_their_server(tmp_path: Path) -> None:
         @pytest.mark.simulated_machine(gpus=1)
         def test_that_ends_it():
             os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(5)
+            time.sleep(5)  # the session reports when the server ends, not when this process does
 
         @pytest.mark.simulated_machine(gpus=1)
         def test_after():

@@ -93,7 +93,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     if option.simulate_gpus is None:
         return None
     races = ", with race detection" if option.simulate_races else ""
-    return f"simulated GPUs: {option.simulate_gpus} of {option.simulate_memory or '8GiB'}{races}"
+    memory = option.simulate_memory or _settings.find("memory").default
+    return f"simulated GPUs: {option.simulate_gpus} of {memory}{races}"
 
 
 @pytest.hookimpl(trylast=True)

@@ -272,9 +272,8 @@ def __dir__() -> list[str]:
 
 @_triton.register_check
 def _simulation_runs_triton() -> bool:
-    from .simulation import _environment
-
-    return _environment.triton_runs()
+    runs: bool = _import("simulation")._environment.triton_runs()
+    return runs
 
 
 def _current_class(name: str) -> Any:

@@ -194,7 +194,7 @@ def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
                 os._exit(5)
             if rank == 5:
                 report = Path(os.environ["ACCELERATOR_SIM_REHEARSE"], f"{os.getpid()}.json")
-                while "reserved" not in report.read_text():
+                while not report.exists() or "reserved" not in report.read_text():
                     time.sleep(0.1)
                 os.kill(os.getpid(), signal.SIGKILL)
         for rank in range(7):

@@ -57,7 +57,7 @@ class RunParser(terminal.Parser):
     def _convert(self, setting: Setting, words: Sequence[str]) -> Any:
         try:
             value = setting.type.parse(words)
-            if not setting.is_parameter:
+            if setting not in _settings.PARAMETERS:
                 setting.type.encode(setting.name, value, 0)
         except ValueError as error:
             self.error(f"argument {setting.flag}: {error}")
@@ -65,8 +65,8 @@ class RunParser(terminal.Parser):
 
     def parameters(self, options: argparse.Namespace) -> dict[str, Any]:
         """Return the parameters of `environment` that the command line gives."""
-        values = {setting.name: getattr(options, setting.name) for setting in self._settings if setting.is_parameter}
-        return {name: value for name, value in values.items() if value is not None}
+        given = {setting.name: getattr(options, setting.name, None) for setting in _settings.PARAMETERS}
+        return {name: value for name, value in given.items() if value is not None}
 
     def require(self, command: list[str]) -> None:
         """Exit if there is no command."""

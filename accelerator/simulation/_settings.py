@@ -34,7 +34,19 @@ from ._values import (
     ValueType,
 )
 
-__all__ = ["LIBRARIES_FOLDER", "LIMITS", "PREFIX", "SETTINGS", "Option", "Setting", "encode", "find", "read", "variable"]
+__all__ = [
+    "LIBRARIES_FOLDER",
+    "LIMITS",
+    "PARAMETERS",
+    "PREFIX",
+    "SETTINGS",
+    "Option",
+    "Setting",
+    "encode",
+    "find",
+    "read",
+    "variable",
+]
 
 PREFIX = "ACCELERATOR_SIM_"
 """The names of all variables begin so."""
@@ -69,13 +81,12 @@ class Setting(NamedTuple):
         name: The name of the parameter of `environment`, of the argument of the mark ``simulated_machine``, and of the option.
         type: Its values.
         default: The default of the parameter.
-        is_parameter: Whether it is a parameter of `environment` and of the mark.
         is_of_a_run: Whether it describes a run of a machine and not the machine.
         simulate: The option of ``simulate``, or None.
         rehearse: The option of ``rehearse``, or None.
-        variable: The name of the environment variable without `PREFIX`; empty if there is none.
-        readers: What reads the variable: the names of libraries; "kernels" is Python that torch loads in simulated processes,
-            "python" is the other Python of this package.
+        readers: What reads its variable, if it has one: libraries by name; "kernels" is Python that torch loads in simulated
+            processes, "python" is the other Python of this package.
+        variable_name: The name of the variable without `PREFIX`, if that is not the name of the setting in upper case.
         fallback: What libraries assume if the variable is unset; None if that is the text of the default.
         is_read_early: Whether a process reads the variable while it imports torch, or may do so.
         is_set_by_user: Whether only users set the variable. An inner simulation keeps it.
@@ -84,15 +95,19 @@ class Setting(NamedTuple):
     name: str
     type: ValueType
     default: Any = None
-    is_parameter: bool = False
     is_of_a_run: bool = False
     simulate: Option | None = None
     rehearse: Option | None = None
-    variable: str = ""
     readers: tuple[str, ...] = ()
+    variable_name: str = ""
     fallback: str | None = None
     is_read_early: bool = False
     is_set_by_user: bool = False
+
+    @property
+    def variable(self) -> str:
+        """The name of the environment variable without `PREFIX`; empty if there is none."""
+        return (self.variable_name or self.name.upper()) if self.readers else ""
 
     @property
     def flag(self) -> str:
@@ -109,28 +124,19 @@ class Setting(NamedTuple):
 # The libraries that contain config.c.
 _CONFIG = ("libcuda", "libnvidia-ml")
 
-SETTINGS = (
+PARAMETERS = (
     Setting(
         "gpus",
         Count("GPUs", 0, LIMITS["GPUS"]),
         default=1,
-        is_parameter=True,
-        variable="GPUS",
         readers=(*_CONFIG, "libcudart"),
         simulate=Option("number of GPUs, 0 included (default: 1)", "N"),
         rehearse=Option("number of GPUs of a node (default: 1)", "N"),
     ),
     Setting(
-        "nodes",
-        Count("nodes", 1, LIMITS["RANKS"]),
-        simulate=Option("run COMMAND once on each of K machines with N GPUs; each line of output begins with its node", "K"),
-    ),
-    Setting(
         "memory",
         PerGpu(MemorySize()),
         default="8GiB",
-        is_parameter=True,
-        variable="MEMORY",
         readers=_CONFIG,
         simulate=Option("memory of a GPU, such as 512MiB (default: 8GiB)", "SIZE", is_repeated=True),
         rehearse=Option("memory of each GPU, such as 80GiB (default: that of --name; without it 8GiB)", "SIZE"),
@@ -139,8 +145,7 @@ SETTINGS = (
         "name",
         PerGpu(GpuName(LIMITS["NAME_LENGTH"]), ";"),
         default="Simulated GPU",
-        is_parameter=True,
-        variable="NAMES",
+        variable_name="NAMES",
         readers=_CONFIG,
         simulate=Option('name of a GPU; repeat it for the next GPU (default: "Simulated GPU")', "NAME", is_repeated=True),
         rehearse=Option("name of the GPUs, such as H100", "NAME"),
@@ -149,18 +154,15 @@ SETTINGS = (
         "capability",
         PerGpu(ComputeCapability()),
         default="9.0",
-        is_parameter=True,
-        variable="CAPABILITIES",
+        variable_name="CAPABILITIES",
         readers=_CONFIG,
         simulate=Option("compute capability of a GPU (default: 9.0)", "X.Y", is_repeated=True),
         rehearse=Option("compute capability of the GPUs (default: that of --name, else 9.0)", "X.Y"),
     ),
-    Setting("speed", PerGpu(Speed()), default=0, is_parameter=True, variable="SPEEDS", readers=_CONFIG),
+    Setting("speed", PerGpu(Speed()), default=0, variable_name="SPEEDS", readers=_CONFIG),
     Setting(
         "mig",
         PerGpu(MigInstances(LIMITS["INSTANCES"])),
-        is_parameter=True,
-        variable="MIG",
         readers=_CONFIG,
         simulate=Option("MIG instances of a GPU, or off (default: off)", "K", is_repeated=True),
     ),
@@ -168,8 +170,6 @@ SETTINGS = (
         "nvlink",
         NvLinkGroups(LIMITS["GPUS"]),
         default=False,
-        is_parameter=True,
-        variable="NVLINK",
         readers=_CONFIG,
         simulate=Option("group of GPUs linked by NVLink, all or off (default: off)", "GROUP", is_repeated=True),
     ),
@@ -177,49 +177,36 @@ SETTINGS = (
         "numa",
         PerGpu(NumaNodes(LIMITS["NUMA_NODES"])),
         default=0,
-        is_parameter=True,
-        variable="NUMA",
         readers=_CONFIG,
         simulate=Option("NUMA node of a GPU (default: 0)", "NODE", is_repeated=True),
     ),
-    Setting("clock_reasons", PerGpu(ClockReasons()), default=0, is_parameter=True, variable="CLOCK_REASONS", readers=_CONFIG),
+    Setting("clock_reasons", PerGpu(ClockReasons()), default=0, readers=_CONFIG),
     Setting(
         "driver",
         Choice("present", "absent", "old", "broken"),
         default="present",
-        is_parameter=True,
         simulate=Option(
             "the CUDA driver: present (the default), absent, old (older than torch needs) or broken (fails to start)", "STATE"
         ),
     ),
-    Setting(
-        "driver_cuda",
-        CudaVersion(),
-        is_parameter=True,
-        variable="DRIVER_CUDA",
-        readers=_CONFIG,
-        fallback="13.2",
-    ),
+    Setting("driver_cuda", CudaVersion(), readers=_CONFIG, fallback="13.2"),
     Setting(
         "nvml",
         Choice("present", "absent", "broken", "mismatch"),
         default="present",
-        is_parameter=True,
         simulate=Option(
             "the NVML library: present (the default), absent, broken (fails to start) or mismatch (not of the kernel driver's "
             "version)",
             "STATE",
         ),
     ),
-    Setting("errors", InjectedErrors(LIMITS["ERRORS"]), is_parameter=True, variable="ERRORS", readers=_CONFIG),
-    Setting("log", OutputFile(), is_parameter=True, variable="LOG", readers=_CONFIG),
-    Setting("state", OutputFile(), is_parameter=True, is_of_a_run=True, variable="STATE", readers=(*_CONFIG, "libnccl")),
+    Setting("errors", InjectedErrors(LIMITS["ERRORS"]), readers=_CONFIG),
+    Setting("log", OutputFile(), readers=_CONFIG),
+    Setting("state", OutputFile(), is_of_a_run=True, readers=(*_CONFIG, "libnccl")),
     Setting(
         "compute",
         Flag(option_gives=False),
         default=True,
-        is_parameter=True,
-        variable="COMPUTE",
         readers=("libcuda", "libcudart", "kernels", "python"),
         fallback="0",
         is_read_early=True,
@@ -229,8 +216,6 @@ SETTINGS = (
         "fill",
         Choice("zero", "nan"),
         default="zero",
-        is_parameter=True,
-        variable="FILL",
         readers=_CONFIG,
         simulate=Option("content of new device memory; nan exposes reads of uninitialized memory (default: zero)"),
     ),
@@ -238,8 +223,6 @@ SETTINGS = (
         "triton",
         Flag(option_gives=False),
         default=True,
-        is_parameter=True,
-        variable="TRITON",
         readers=("kernels", "python"),
         is_read_early=True,
         simulate=Option("launching a Triton kernel fails"),
@@ -248,8 +231,6 @@ SETTINGS = (
         "compile",
         Choice("cpp", "triton"),
         default="cpp",
-        is_parameter=True,
-        variable="COMPILE",
         readers=("kernels",),
         is_read_early=True,
         simulate=Option(
@@ -260,8 +241,6 @@ SETTINGS = (
     Setting(
         "races",
         Choice("report", "raise", is_optional=True),
-        is_parameter=True,
-        variable="RACES",
         readers=("libcudart", "python"),
         is_read_early=True,
         simulate=Option(
@@ -272,21 +251,27 @@ SETTINGS = (
         "late_copies",
         Flag(option_gives=True, is_unset_if_false=True),
         default=False,
-        is_parameter=True,
-        variable="LATE_COPIES",
         readers=("libcudart",),
         is_read_early=True,
         simulate=Option(
             "a non_blocking copy to pinned memory arrives when the host synchronizes; until then its target has NaN"
         ),
     ),
-    Setting("base", Environment(), is_parameter=True, is_of_a_run=True),
+    Setting("base", Environment(), is_of_a_run=True),
+)
+"""The parameters of `environment` and arguments of the mark, in the order of the signature."""
+
+_OPTIONS = (
+    Setting(
+        "nodes",
+        Count("nodes", 1, LIMITS["RANKS"]),
+        simulate=Option("run COMMAND once on each of K machines with N GPUs; each line of output begins with its node", "K"),
+    ),
     Setting(
         "build",
         ValueType(),
         simulate=Option(f"compile the simulated libraries into DIR and run nothing; {PREFIX}LIBRARIES=DIR uses them", "DIR"),
     ),
-    # Options of rehearse.
     Setting(
         "world_size",
         Count("ranks", 1, 2**31 - 1),
@@ -297,7 +282,6 @@ SETTINGS = (
     Setting(
         "snapshot",
         ValueType(),
-        variable="SNAPSHOT",
         readers=("kernels",),
         is_read_early=True,
         rehearse=Option("write torch's memory snapshots, one file a rank, for https://pytorch.org/memory_viz", "DIR"),
@@ -305,29 +289,31 @@ SETTINGS = (
     Setting(
         "plot",
         ValueType(),
-        variable="PLOT",
         readers=("kernels",),
         is_read_early=True,
         rehearse=Option("draw the memory over the run, by what holds it", "FILE.svg"),
     ),
-    # Variables that other settings decide, or commands set for the processes that they start.
-    Setting("driver_version", ValueType(), variable="DRIVER_VERSION", readers=_CONFIG, fallback="590.44.01"),
-    # The number of a node of a cluster.
-    Setting("node", ValueType(), variable="NODE", readers=(*_CONFIG, "libcudart", "kernels"), fallback="0"),
-    # The folder to which the processes of a rehearsal write their figures.
-    Setting("rehearse", ValueType(), variable="REHEARSE", readers=("kernels",), is_read_early=True),
-    # "1" if no other rank of the world runs.
-    Setting("without_peers", ValueType(), variable="WITHOUT_PEERS", readers=("libnccl", "kernels"), is_read_early=True),
-    # The file of the races of all processes, and the test that a process belongs to.
-    Setting("race_file", ValueType(), variable="RACE_FILE", readers=("libcudart", "python")),
-    Setting("race_test", ValueType(), variable="RACE_TEST", readers=("libcudart",)),
-    # Milliseconds that functions take to initialize, such as "cuInit:300,nvmlInit:50", for tests.
-    Setting("init_delay", ValueType(), variable="INIT_DELAY", readers=_CONFIG, fallback=""),
-    # Variables that users set.
-    Setting("nccl_timeout", ValueType(), variable="NCCL_TIMEOUT", readers=("libnccl",), is_set_by_user=True, fallback="600"),
-    Setting("own_kernels", ValueType(), variable="OWN_KERNELS", readers=("kernels",), is_read_early=True, is_set_by_user=True),
-    Setting("libraries", ValueType(), variable="LIBRARIES", readers=("kernels", "python"), is_set_by_user=True),
 )
+_VARIABLES = (
+    # Other settings decide these, or commands set them for the processes that they start.
+    Setting("driver_version", ValueType(), readers=_CONFIG, fallback="590.44.01"),
+    # The number of a node of a cluster.
+    Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "kernels"), fallback="0"),
+    # The folder to which the processes of a rehearsal write their figures.
+    Setting("rehearse", ValueType(), readers=("kernels",), is_read_early=True),
+    # "1" if no other rank of the world runs.
+    Setting("without_peers", ValueType(), readers=("libnccl", "kernels"), is_read_early=True),
+    # The file of the races of all processes, and the test that a process belongs to.
+    Setting("race_file", ValueType(), readers=("libcudart", "python")),
+    Setting("race_test", ValueType(), readers=("libcudart",)),
+    # Milliseconds that functions take to initialize, such as "cuInit:300,nvmlInit:50", for tests.
+    Setting("init_delay", ValueType(), readers=_CONFIG, fallback=""),
+    # Variables that users set.
+    Setting("nccl_timeout", ValueType(), readers=("libnccl",), is_set_by_user=True, fallback="600"),
+    Setting("own_kernels", ValueType(), readers=("kernels",), is_read_early=True, is_set_by_user=True),
+    Setting("libraries", ValueType(), readers=("kernels", "python"), is_set_by_user=True),
+)
+SETTINGS = (*PARAMETERS, *_OPTIONS, *_VARIABLES)
 
 _BY_NAME = {setting.name: setting for setting in SETTINGS}
 
@@ -355,11 +341,10 @@ def encode(parameters: Mapping[str, Any]) -> dict[str, str]:
         ValueError: A parameter has an invalid value.
     """
     gpus, texts = 0, dict[str, str]()
-    for setting in SETTINGS:
-        if setting.is_parameter:
-            text = setting.type.encode(setting.name, parameters[setting.name], gpus)
-            if setting.name == "gpus":
-                gpus = parameters["gpus"]
-            if text is not None and setting.variable:
-                texts[setting.name] = text
+    for setting in PARAMETERS:
+        text = setting.type.encode(setting.name, parameters[setting.name], gpus)
+        if setting.name == "gpus":
+            gpus = parameters["gpus"]
+        if text is not None and setting.variable:
+            texts[setting.name] = text
     return texts

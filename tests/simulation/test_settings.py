@@ -15,7 +15,7 @@ import pytest
 import accelerator.simulation
 from accelerator._command.run_parser import RunParser
 from accelerator.simulation import _build, _settings, _settings_header
-from accelerator.simulation._settings import SETTINGS, Setting
+from accelerator.simulation._settings import PARAMETERS, SETTINGS, Setting
 from accelerator.simulation._values import Choice, Flag
 from tests.support import environment
 from tests.support.simulation import evaluate, linux_only, run
@@ -24,7 +24,6 @@ pytestmark = [linux_only, pytest.mark.torch_free]
 
 PACKAGE = Path(accelerator.__file__).parent
 NATIVE = PACKAGE / "simulation/native"
-PARAMETERS = [setting for setting in SETTINGS if setting.is_parameter]
 # These packages are loaded with torch in simulated processes.
 KERNELS = ("_kernels", "_compile", "_rehearsal", "_plugin")
 

@@ -31,17 +31,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact
-from ._values import CACHE_NAME, MAXIMUM_GPUS
+from ._settings import LIBRARIES_FOLDER, read, variable
+from ._settings_header import HEADER_NAME, header
 
-__all__ = ["LIBRARIES_VARIABLE", "PRELOADED", "build", "build_problem", "ensure_built", "platform_problem"]
-
-LIBRARIES_VARIABLE = "ACCELERATOR_SIM_LIBRARIES"
-"""Names the directory into which ``simulate --build`` compiled the libraries."""
+__all__ = ["PRELOADED", "build", "build_problem", "ensure_built", "platform_problem"]
 
 _FLAGS = (
     *("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
     *("-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--as-needed"),
-    f"-DSIM_MAX_GPUS={MAXIMUM_GPUS}",
 )
 _PLACEHOLDER = "@CUDART@"
 _ANNOUNCEMENT = "compiling the simulated driver, about 10 s, once"
@@ -144,19 +141,19 @@ def _libraries() -> Build:
     def make(directory: Path) -> None:
         _compile_all(_compiler(), directory)
 
-    return Build(CACHE_NAME + _source_digest(), _FILES, make)
+    return Build(LIBRARIES_FOLDER + _source_digest(), _FILES, make)
 
 
 def _find_build() -> Path | None:
     """Return the directory of an existing build, or None."""
     build = _libraries()
-    configured = os.environ.get(LIBRARIES_VARIABLE)
+    configured = read("libraries")
     if configured:
         directory = _checked(Path(os.path.abspath(configured))) / build.name
         if not is_intact(build, directory):
             raise RuntimeError(
-                f"{LIBRARIES_VARIABLE} names {configured}, which has no libraries of this version that only root or this user"
-                f" can write: build them with python -m accelerator simulate --build {shlex.quote(configured)}"
+                f"{variable('libraries')} names {configured}, which has no libraries of this version that only root or this"
+                f" user can write: build them with python -m accelerator simulate --build {shlex.quote(configured)}"
             )
         return directory
     directories = (_checked(root) / build.name for root in cache_roots())
@@ -176,12 +173,12 @@ def _checked(root: Path) -> Path:
 
 @functools.cache
 def _sources() -> dict[str, bytes]:
-    """Read the sources, which may be in a zip archive."""
+    """Read the sources, which may be in a zip archive, and write the header of settings."""
     from importlib import resources
 
     native = resources.files(__name__.rpartition(".")[0]) / "native"
     sources = {entry.name: entry.read_bytes() for entry in native.iterdir() if entry.name.endswith((".c", ".h", ".map", ".in"))}
-    return dict(sorted(sources.items()))
+    return dict(sorted({**sources, HEADER_NAME: header()}.items()))
 
 
 @functools.cache
@@ -214,7 +211,9 @@ def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
         (scratch_directory / name).touch()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as pool:
         for name, content in _sources().items():
-            Path(scratch, name).write_bytes(content)
+            file = Path(scratch, name)
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(content)
         jobs = [pool.submit(_compile, compiler, library, scratch_directory, Path(scratch)) for library in _LIBRARIES]
         for job in jobs:
             job.result()
@@ -239,7 +238,7 @@ def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Pa
     sources = sorted({str(path) for pattern in library.sources for path in scratch.glob(pattern)})
     if library.version_script:
         flags += [f"-Wl,-soname,{output.name}", f"-Wl,--version-script={script}"]
-    command = [*compiler, *flags, "-o", str(output), *sources, "-ldl"]
+    command = [*compiler, *flags, f"-I{scratch}", "-o", str(output), *sources, "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

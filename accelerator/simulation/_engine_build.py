@@ -17,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from . import _settings_header
 from ._build_cache import Build, announce, announce_once, cache_roots, install, install_in_cache, is_intact
 
 __all__ = ["Torch", "build", "describe", "ensure_built"]
@@ -101,10 +102,11 @@ def _engine(torch: Torch) -> Build:
 
 
 def _read_sources() -> dict[str, bytes]:
-    """Read the sources by this module's loader: they may be in a zip archive."""
+    """Read the sources by this module's loader, because they may be in a zip archive, and write the header of settings."""
     assert __spec__ is not None
     folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
-    return {name: __spec__.loader.get_data(os.path.join(folder, name)) for name in _SOURCES}  # type: ignore[union-attr]
+    sources = {name: __spec__.loader.get_data(os.path.join(folder, name)) for name in _SOURCES}  # type: ignore[union-attr]
+    return {**sources, _settings_header.HEADER_NAME: _settings_header.header()}
 
 
 def _compiler() -> tuple[str, ...]:
@@ -124,11 +126,14 @@ def _compile(torch: Torch, sources: dict[str, bytes], directory: Path) -> None:
     folder = directory / "sources"
     folder.mkdir()
     for name, content in sources.items():
-        (folder / name).write_bytes(content)
+        file = folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content)
     libraries = os.path.join(torch.folder, "lib")
     command = [
         *(*compiler, *_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.has_new_abi)}"),
-        *("-isystem", os.path.join(torch.folder, "include"), "-o", str(directory / _LIBRARY), str(folder / _MAIN)),
+        *("-isystem", os.path.join(torch.folder, "include"), f"-I{folder}"),
+        *("-o", str(directory / _LIBRARY), str(folder / _MAIN)),
         *("-L", libraries, *_LINKED),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import capture, random
+from . import bindings, capture, random
 from .aliases import CPU, cpu_alias, cpu_alias_beside, cpu_alias_of_storage, empty_within, to_device, unowned, write_back
 from .decompositions.common import resize_like
 from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
@@ -17,7 +17,6 @@ from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
 __all__ = ["Call"]
 
 _Tensor = torch.Tensor
-_C: Any = torch._C
 
 
 class Call:
@@ -214,7 +213,7 @@ class Call:
                 write_back_parts(result.to(tensor.dtype), tensor)
                 continue
             if result.is_conj() != tensor.is_conj():  # an ``out=`` argument that the op conjugates lazily
-                _C._set_conj(tensor, result.is_conj())
+                bindings.set_conj(tensor, result.is_conj())
             if result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
                 write_back(result, tensor)
 
@@ -225,7 +224,7 @@ class Call:
         try:
             if not self.op.is_dense:
                 raise NotImplementedError  # torch has no meta tensors of other layouts
-            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            with torch.no_grad(), bindings.below_autograd():
                 meta_results, _ = self.op.infer_shapes(args, kwargs)
             dtypes = [meta.dtype for meta in meta_results]
         except RuntimeError:  # also NotImplementedError: neither meta tensors nor the CPU support the type
@@ -251,7 +250,7 @@ class Call:
         assert self.device is not None
         if op.waits_for_stream(args, kwargs):
             capture.raise_capture_error(self.device)
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        with torch.no_grad(), bindings.below_autograd():
             meta_results, meta_arguments = op.infer_shapes(args, kwargs)
         for name in op.out:
             resized, tensor = meta_arguments.get(name), kwargs.get(name)

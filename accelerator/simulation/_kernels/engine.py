@@ -7,27 +7,27 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from .. import _settings
 from .._engine_build import describe, ensure_built
-from . import capture, races
+from . import accesses, bindings, capture
 from .argument_checks import checked_dtypes
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
 from .kernel_memory import CPU_HAS_RESULT_MEMORY, KERNEL_MEMORY, RESULT_MEMORY, WITHOUT_MEMORY
 from .ops import Op
+from .schemas import split
 from .versions import SPLITS, counts_versions
 from .workspaces import has_workspace
 
 __all__ = ["PYTHON_KEY", "engine"]
 
-_C: Any = torch._C
-PYTHON_KEY: torch._C.DispatchKey = _C._dispatch_key_parse("PrivateUse2")
+PYTHON_KEY = bindings.parse_key("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
 
 # The flags of Rules in native/engine_call.hpp.
@@ -73,7 +73,7 @@ class _Runtime(ctypes.Structure):
 class _Races(ctypes.Structure):
     """``Races`` of native/engine_races.hpp."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in races.functions)
+    _fields_ = tuple((name, ctypes.c_void_p) for name in accesses.functions)
 
 
 class Engine:
@@ -93,11 +93,11 @@ class Engine:
             ctypes.CDLL("libcuda.so.1").accelerator_simulation_zero,
         )
         addresses = (ctypes.cast(function, ctypes.c_void_p) for function in functions)
-        library.accelerator_engine_start(_Runtime(ctypes.addressof(capture.captures), *addresses))
+        library.accelerator_engine_start(_Runtime(ctypes.addressof(capture.streams_need_checks), *addresses))
         library.accelerator_engine_describe_races.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
-        self._finds_races = races.FINDS_RACES
+        self._finds_races = accesses.FINDS_RACES
         if self._finds_races:
-            pointers = (ctypes.cast(function, ctypes.c_void_p) for function in races.functions.values())
+            pointers = (ctypes.cast(function, ctypes.c_void_p) for function in accesses.functions.values())
             library.accelerator_engine_find_races(ctypes.byref(_Races(*pointers)))
         self._kernels: dict[str, int] = {}
         self._is_forked = library.accelerator_engine_is_forked
@@ -114,9 +114,9 @@ class Engine:
 
     def override(self, name: str) -> None:
         """Register the engine's kernel of an op. Python handles all calls until ``describe``."""
-        base, _, overload = name.partition(".")
+        base, overload = split(name)
         kernel = self._kernels[name] = self._library.accelerator_engine_override(base.encode(), overload.encode())
-        if self._finds_races and kernel is not None and (flags := races.flags_of(name)):
+        if self._finds_races and kernel is not None and (flags := accesses.flags_of(name)):
             self._library.accelerator_engine_describe_races(kernel, flags)
 
     def describe(self, op: Op) -> None:
@@ -141,13 +141,16 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
         return None
     if op.name == SPLITS or op.name in RESULT_MEMORY.keys() - CPU_HAS_RESULT_MEMORY:
         return None
-    few = WITHOUT_MEMORY.get(op.name)
+    calls_without_memory = WITHOUT_MEMORY.get(op.name)
     need = NEEDS.get(op.name)
-    if (op.name in KERNEL_MEMORY and few is None) or (op.is_decomposed and need is None and not is_composed):
+    if op.name in KERNEL_MEMORY and calls_without_memory is None:
+        return None
+    if op.is_decomposed and need is None and not is_composed:
         return None
     if need is None:
-        flag = few.flag if few is not None else "sparse"
-        need = Need(argument=flag, value=True) if flag in op.names else Need()
+        flag = calls_without_memory.flag if calls_without_memory is not None else "sparse"
+        need = Need(flag=flag) if flag in op.names else Need()
+    selecting_argument = need.flag or need.dtype_argument
     dtypes = {*op.dtype_rules.refused, *op.dtype_rules.widened, *checked_dtypes(op.short_name), *need.dtypes, WITHOUT_KERNELS}
     flags = {
         _TAKES_HOST_SCALARS: op.takes_host_scalars,
@@ -158,7 +161,7 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
         _CLEARS: op.name == "aten::zero_",
         _DRAWS: draws,
         _WAITS: op.is_data_dependent and not op.is_indexing,
-        _NEEDS_INPUT_DTYPE: bool(need.argument) and need.value is None,
+        _NEEDS_INPUT_DTYPE: bool(need.dtype_argument),
         _COUNTS_VERSIONS: counts_versions(op.name),
         _KEEPS_STORAGE: op.name in CPU_HAS_RESULT_MEMORY,
     }
@@ -168,10 +171,10 @@ def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
         out_arguments=_positions(op, op.out),
         state_arguments=_positions(op, op.state),
         flags=sum(flag for flag, is_set in flags.items() if is_set),
-        selecting_argument=op.names.index(need.argument) if need.argument else -1,
-        python_value=bool(need.value),
-        counted_argument=-1 if few is None else op.names.index(few.argument),
-        maximum_count=0 if few is None else few.most,
+        selecting_argument=op.names.index(selecting_argument) if selecting_argument else -1,
+        python_value=bool(need.flag) and need.flag_value,
+        counted_argument=-1 if calls_without_memory is None else op.names.index(calls_without_memory.argument),
+        maximum_count=0 if calls_without_memory is None else calls_without_memory.most,
     )
 
 
@@ -181,9 +184,9 @@ def _positions(op: Op, names: frozenset[str]) -> int:
 
 def _load() -> Engine | None:
     """Load the engine of the installed torch, if ops compute."""
-    if os.environ.get("ACCELERATOR_SIM_COMPUTE") == "0":
+    if _settings.read("compute") == "0":
         return None
-    path = ensure_built(describe(torch), os.environ.get("ACCELERATOR_SIM_LIBRARIES"))
+    path = ensure_built(describe(torch), _settings.read("libraries"))
     return None if path is None else Engine(str(path))
 
 

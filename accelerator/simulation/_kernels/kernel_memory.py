@@ -18,6 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import bindings
+from .schemas import binder, schema_of
+
 __all__ = ["CPU_HAS_RESULT_MEMORY", "KERNEL_MEMORY", "RESULT_MEMORY", "WITHOUT_MEMORY", "with_kernel_memory"]
 
 _Arguments = dict[str, Any]
@@ -45,7 +48,7 @@ def _flash_backward(
     rounded_features = _round_up(features, 32) if features <= 192 else 256
     softmax_d = batch * heads * rows * _FLOAT_BYTES
     splits = 1
-    if torch._C._get_deterministic_algorithms():
+    if bindings.is_deterministic():
         processors = torch.cuda.get_device_properties().multi_processor_count
         splits = (processors + batch * heads - 1) // (batch * heads)
     dq_accum = splits * batch * rows * heads * rounded_features * _FLOAT_BYTES
@@ -232,14 +235,12 @@ def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[...,
     sizes_of = KERNEL_MEMORY.get(name)
     if sizes_of is None:
         return override
-    base, _, overload = name.partition(".")
-    schema = torch._C._get_schema(base, overload).arguments
-    names = [argument.name for argument in schema]
-    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    bind = binder(name)
+    defaults = {each.name: each.default_value for each in schema_of(name).arguments if each.has_default_value()}
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = override(*args, **kwargs)
-        arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        arguments = {**defaults, **bind(args, kwargs)}
         # The first argument is None if autograd has no gradient of the output.
         device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
         _allocate_together(sizes_of(arguments), device)

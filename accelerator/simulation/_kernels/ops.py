@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
+from . import bindings, schemas
 from .aliases import cpu_alias
+from .bindings import DispatchKey
 from .decompositions import DECOMPOSITIONS
 from .dtypes import dtype_rules
 from .kernel_memory import RESULT_MEMORY
@@ -57,13 +59,13 @@ _SCALARS = (int, float, complex)  # bool is an int
 # For these ops torch itself converts numbers into tensors.
 _CONVERTS_SCALARS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
 _COMPOSITE_KEYS = (
-    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
-    torch._C.DispatchKey.CompositeExplicitAutograd,
-    torch._C.DispatchKey.CompositeImplicitAutograd,
+    DispatchKey.CompositeExplicitAutogradNonFunctional,
+    DispatchKey.CompositeExplicitAutograd,
+    DispatchKey.CompositeImplicitAutograd,
 )
 
 
-def names_of_check(name: str, key: torch._C.DispatchKey) -> set[str]:
+def names_of_check(name: str, key: DispatchKey) -> set[str]:
     """Return what torch may call the function that checks the devices of an op's tensors before it calls the CUDA kernel."""
     base, _, overload = name.partition("::")[2].partition(".")
     # The name of a structured kernel ends with the overload, and others begin with it.
@@ -76,10 +78,10 @@ def not_simulated(name: str) -> NotImplementedError:
     return NotImplementedError(f"{name} is not simulated")
 
 
-def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKey:
+def _registered_key(name: str, key: DispatchKey) -> DispatchKey:
     """Return the key under which the kernel for a key is registered: its own or a composite one."""
     for candidate in (key, *_COMPOSITE_KEYS):
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, candidate.name):
+        if bindings.has_kernel(name, candidate.name):
             return candidate
     raise not_simulated(name)
 
@@ -87,13 +89,12 @@ def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKe
 class Op:
     """One op of torch."""
 
-    def __init__(self, name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> None:
+    def __init__(self, name: str, key: DispatchKey = DispatchKey.CPU) -> None:
         self.name = name
-        base, _, overload = name.partition(".")
-        self.short_name = short_name = base.partition("::")[2]
-        operator, by_key, tags = torch._C._get_operation_overload(base, overload)
+        self.short_name = short_name = schemas.short_name(name)
+        operator, by_key, tags = bindings.get_overload(*schemas.split(name))
         self.tags = frozenset(tags)
-        self.schema = schema = torch._C._get_schema(base, overload)
+        self.schema = schema = schemas.schema_of(name)
         self.operator: Callable[..., Any] = operator
         decomposition = DECOMPOSITIONS.get(name)
         # The CPU's kernel itself. The dispatcher has already handled autograd, autocast and the like for the CUDA tensors.
@@ -132,7 +133,7 @@ class Op:
         self.dtype_rules = dtype_rules(short_name, key)
         self.is_copy = short_name == "copy_"
         self.is_foreach = short_name.startswith("_foreach_")
-        self.is_dense = key == torch._C.DispatchKey.CPU
+        self.is_dense = key == DispatchKey.CPU
         self.is_indexing = short_name in _INDEXING
         self.is_data_dependent = short_name in _DATA_DEPENDENT or bool(
             {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
@@ -203,7 +204,7 @@ class Op:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name."""
-        return {**dict(zip(self.names, args, strict=False)), **kwargs}
+        return schemas.bind(self.names, args, kwargs)
 
     def _scalar_overload(self, scalars: frozenset[str]) -> Op | None:
         """Return the overload that takes numbers for these arguments, or None."""
@@ -212,9 +213,9 @@ class Op:
         return self._scalar_overloads[scalars]
 
     def _find_scalar_overload(self, scalars: frozenset[str]) -> Op | None:
-        base = self.name.partition(".")[0]
-        for overload in torch._C._jit_get_operation(base)[1]:
-            arguments = torch._C._get_schema(base, overload).arguments
+        base, _ = schemas.split(self.name)
+        for overload in bindings.get_overloads(base)[1]:
+            arguments = bindings.get_schema(base, overload).arguments
             taken = {a.name for a in arguments if str(a.type) in ("number", "Optional[number]")}
             tensors = {a.name for a in arguments if "Tensor" in str(a.type)}
             if [a.name for a in arguments] != self.names or not scalars <= taken or tensors != {*self.tensor_names} - taken:
@@ -253,7 +254,7 @@ def _import_dynamo() -> None:
     """
     source = Path(torch.__file__).parent / "_dynamo/variables/torch_function.py"
     if "\npopulate_builtin_to_tensor_fn_map()" in source.read_text(encoding="utf-8"):
-        with torch._C._EnableTorchFunction():
+        with bindings.with_torch_function():
             importlib.import_module("torch._dynamo")
 
 

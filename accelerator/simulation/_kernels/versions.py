@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from .schemas import schema_of, short_name
+
 __all__ = ["SPLITS", "counts_versions", "with_versions"]
 
 SPLITS = "aten::split_with_sizes_copy.out"
@@ -21,9 +23,8 @@ def counts_versions(name: str) -> bool:
 
     The kernels of fused optimizers (``_fused_adam_``) do not.
     """
-    base, _, overload = name.partition(".")
-    first = torch._C._get_schema(base, overload).arguments[0]
-    return base.startswith("aten::_foreach_") and first.alias_info is not None and first.alias_info.is_write
+    first = schema_of(name).arguments[0]
+    return short_name(name).startswith("_foreach_") and first.alias_info is not None and first.alias_info.is_write
 
 
 def with_versions(name: str, override: Callable[..., Any]) -> Callable[..., Any]:

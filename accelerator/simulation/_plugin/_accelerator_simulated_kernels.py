@@ -7,15 +7,20 @@ kernels by file name. If that fails, the error message of the first kernel launc
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import sys
+import types
+
+_PACKAGE = "_accelerator_simulation"
 
 
 def load() -> None:
     """Replace torch's CUDA kernels in this process by kernels that compute on the CPU, or that compute nothing."""
     problem = None
     try:
+        _make_package()
         _write_whole_lines()
         _load()
     except BaseException as error:  # raising would make `import torch` fail
@@ -23,29 +28,34 @@ def load() -> None:
     _report(problem)
 
 
+def _make_package() -> None:
+    """Make an empty package in place of simulation/__init__.py, which would import the rest of accelerator."""
+    package = types.ModuleType(_PACKAGE)
+    package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    sys.modules[_PACKAGE] = package
+
+
+def _read(setting: str) -> str | None:
+    text: str | None = importlib.import_module(f"{_PACKAGE}._settings").read(setting)
+    return text
+
+
 def _write_whole_lines() -> None:
     """On a node of a cluster, write each line at once: its ranks share a pipe, and parts of their lines would be mixed."""
-    if "ACCELERATOR_SIM_NODE" in os.environ:
+    if _read("node") is not None:
         for file in (sys.__stdout__, sys.__stderr__):
             if isinstance(file, io.TextIOWrapper):
                 file.reconfigure(line_buffering=True, write_through=False)
 
 
 def _load() -> None:
-    import importlib
-    import types
-
     import torch
 
-    computes = os.environ.get("ACCELERATOR_SIM_COMPUTE")
+    computes = _read("compute")
     if computes not in ("0", "1") or torch.version.cuda is None:
         return
-    # An empty package replaces simulation/__init__.py, which would import the rest of accelerator.
-    package = types.ModuleType("_accelerator_simulation")
-    package.__path__ = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
-    sys.modules[package.__name__] = package
-    importlib.import_module(f"{package.__name__}._kernels").install(computes == "1")
-    importlib.import_module(f"{package.__name__}.{'_compile' if computes == '1' else '_rehearsal'}").install()
+    importlib.import_module(f"{_PACKAGE}._kernels").install(computes == "1")
+    importlib.import_module(f"{_PACKAGE}.{'_compile' if computes == '1' else '_rehearsal'}").install()
 
 
 def _report(problem: str | None) -> None:

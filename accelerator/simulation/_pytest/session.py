@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from .. import _run
+from .. import _run, _settings
 from .._environment import environment
 from .._state_folder import state_folder
 from . import python
@@ -45,7 +45,10 @@ def take_over(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> 
     """Keep the arguments of this pytest for the one that replaces it, and stop this one from loading and capturing."""
     options = config.known_args_namespace
     simulated = SimulatedSession(
-        _arguments(config), options.simulate_gpus, options.simulate_memory or "8GiB", options.simulate_races
+        _arguments(config),
+        options.simulate_gpus,
+        options.simulate_memory or _settings.find("memory").default,
+        options.simulate_races,
     )
     args.clear()
     inert = parser.parse_known_args([], namespace=copy.copy(config.option))

@@ -50,7 +50,7 @@ static CUresult refuse_launch(struct function *function)
 
 static bool is_compute_enabled(void)
 {
-    const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
+    const char *value = getenv(SETTING_COMPUTE);
     return value && strcmp(value, "1") == 0;
 }
 

@@ -34,7 +34,7 @@ struct Races {
 };
 inline const Races* races = nullptr;
 
-// How an op accesses memory, beyond what its schema says. Python sets it: _kernels/races.py.
+// How an op accesses memory, beyond what its schema says. Python sets it: _kernels/accesses.py.
 enum : uint32_t {
     RACE_READS_NOTHING = 1 << 0, // it makes a tensor like its argument
     RACE_USES_PART = 1 << 1,     // values decide which part of its first tensor it reads or writes

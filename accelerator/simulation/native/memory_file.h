@@ -15,6 +15,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "interface/settings.h"
+
 struct memory_file {
     int descriptor;
     dev_t file_system;
@@ -69,7 +71,7 @@ struct memory_file_name {
 
 static inline int memory_file_node(void)
 {
-    const char *node = getenv("ACCELERATOR_SIM_NODE");
+    const char *node = getenv(SETTING_NODE);
     return node ? atoi(node) : 0;
 }
 

@@ -12,7 +12,7 @@ enum { SMALL = 1 << 20 }; /* bytes; larger results of one rank are not written *
 
 bool is_alone(void)
 {
-    const char *value = getenv("ACCELERATOR_SIM_ALONE");
+    const char *value = getenv(SETTING_WITHOUT_PEERS);
     return value && strcmp(value, "1") == 0;
 }
 

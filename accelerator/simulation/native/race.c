@@ -11,7 +11,7 @@ static void (*owner_release)(void *owner);
 
 __attribute__((constructor)) static void start(void)
 {
-    const char *races = getenv("ACCELERATOR_SIM_RACES"), *late = getenv("ACCELERATOR_SIM_LATE_COPIES");
+    const char *races = getenv(SETTING_RACES), *late = getenv(SETTING_LATE_COPIES);
     reports = races && (strcmp(races, "report") == 0 || strcmp(races, "raise") == 0);
     races_raise = reports && strcmp(races, "raise") == 0;
     copies_are_late = late && strcmp(late, "1") == 0;

@@ -19,7 +19,7 @@
 
 enum { RACE_MAX_DIMS = 8 };
 
-/* ---- What the ops' kernels pass. `struct race_access` of engine_races.hpp and _kernels/races.py has the same structure. ---- */
+/* ---- What the ops' kernels pass. `struct race_access` of engine_races.hpp and _kernels/accesses.py has the same structure. ---- */
 
 enum race_flags {
     RACE_WRITES = 1,

@@ -197,7 +197,7 @@ static void open_in_child(void)
 
 __attribute__((constructor)) static void handle_fork(void)
 {
-    if (getenv("ACCELERATOR_SIM_RACES") || getenv("ACCELERATOR_SIM_LATE_COPIES"))
+    if (getenv(SETTING_RACES) || getenv(SETTING_LATE_COPIES))
         pthread_atfork(NULL, NULL, open_in_child);
 }
 

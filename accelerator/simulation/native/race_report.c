@@ -66,7 +66,7 @@ static bool is_collective(const struct access *access)
 /* Appends a report to the file of all processes of a run, with the test of pytest that this process belongs to. */
 static void write_to_file(const char *text)
 {
-    const char *path = getenv("ACCELERATOR_SIM_RACE_FILE"), *test = getenv("ACCELERATOR_SIM_RACE_TEST");
+    const char *path = getenv(SETTING_RACE_FILE), *test = getenv(SETTING_RACE_TEST);
     const int file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
     char *entry = NULL;
     if (file < 0)

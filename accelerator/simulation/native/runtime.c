@@ -38,7 +38,7 @@ static void disable_after_fork(void)
 static void hint_at_replaced_path(void)
 {
     const char *path = getenv("LD_LIBRARY_PATH");
-    if (getenv("ACCELERATOR_SIM_GPUS") && (!path || !strstr(path, "/accelerator/simulation-")))
+    if (getenv(SETTING_GPUS) && (!path || !strstr(path, "/" SIM_LIBRARIES_FOLDER)))
         fprintf(stderr, "accelerator: the simulated driver was not found, because something has replaced LD_LIBRARY_PATH;"
                         " extend it instead: LD_LIBRARY_PATH=...:$LD_LIBRARY_PATH\n");
 }

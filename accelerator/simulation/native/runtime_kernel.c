@@ -61,7 +61,7 @@ static bool computes(void)
 {
     static int is_set = -1;
     if (is_set < 0) {
-        const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
+        const char *value = getenv(SETTING_COMPUTE);
         is_set = value && strcmp(value, "1") == 0;
     }
     return is_set;

@@ -7,7 +7,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SMI_MAX_PROCESSES = 4096 /* as many as state.c records */, SMI_TEXT = 256 };
+#include "interface/settings.h"
+
+enum { SMI_MAX_PROCESSES = SIM_MAX_PROCESSES, SMI_TEXT = 256 };
 
 enum {
     NVML_OK = 0,

@@ -18,7 +18,7 @@
 #include "process.h"
 
 static const char magic[8] = "ACCSIM\n";
-enum { VERSION = 1, MAX_ROWS = 4096 };
+enum { VERSION = 1, MAX_ROWS = SIM_MAX_PROCESSES };
 
 /* A row is free while its pid is 0. Writers hold the lock; readers do not need it. */
 struct row {
@@ -82,7 +82,7 @@ static void prepare(struct sim_state *state)
 
 static const char *state_path(void)
 {
-    const char *path = getenv("ACCELERATOR_SIM_STATE");
+    const char *path = getenv(SETTING_STATE);
     return path && *path ? path : NULL;
 }
 

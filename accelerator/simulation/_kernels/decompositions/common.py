@@ -13,14 +13,19 @@ HALF_TYPES = frozenset(_WIDER)
 
 
 class Need(NamedTuple):
-    """The calls of an op that need its decomposition, by the type of the first tensor and by the value of a flag.
+    """The calls of an op that need its decomposition.
 
-    If the value is None, the argument is a type, and the decomposition is needed if it differs from the first tensor's.
+    Attributes:
+        dtypes: Those whose first tensor has one of these types.
+        flag: An argument that is True or False.
+        flag_value: Those with this value of the flag.
+        dtype_argument: Those of which this argument is a type, and not the first tensor's.
     """
 
     dtypes: frozenset[torch.dtype] = frozenset()
-    argument: str = ""
-    value: bool | None = None
+    flag: str = ""
+    flag_value: bool = True
+    dtype_argument: str = ""
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:

@@ -61,4 +61,4 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten::linalg_lu.out": lu_out,
 }
 # All calls with `out=` need it: the CPU writes triangles to a wrong place, as outputs.py says.
-NEEDS = {name: Need(argument="pivot", value=False) for name in DECOMPOSITIONS if not name.endswith("lu.out")}
+NEEDS = {name: Need(flag="pivot", flag_value=False) for name in DECOMPOSITIONS if not name.endswith("lu.out")}

@@ -9,25 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from .. import bindings
+from ..schemas import schema_of, split
 from .common import write_structured
 
 
 def _with_outputs(name: str) -> Callable[..., Any]:
     """Return a function that computes new results and copies them to the ``out=`` arguments."""
-    base, _, overload = name.partition(".")
-    outputs = [
-        argument.name
-        for argument in torch._C._get_schema(base, overload).arguments
-        if argument.kwarg_only and argument.alias_info
-    ]
-    function = torch._C._get_operation_overload(base, "")[0]
+    arguments = schema_of(name).arguments
+    outputs = [argument.name for argument in arguments if argument.kwarg_only and argument.alias_info is not None]
+    function = bindings.get_overload(split(name)[0], "")[0]
 
-    def compute(*arguments: Any, **options: Any) -> Any:
+    def compute(*values: Any, **options: Any) -> Any:
         targets = [options.pop(output) for output in outputs]
-        results = function(*arguments, **options)
+        results = function(*values, **options)
         if isinstance(results, Tensor):
             return write_structured(targets[0], results)
         return tuple(write_structured(target, result) for target, result in zip(targets, results, strict=True))

@@ -1,0 +1,206 @@
+"""Processes on a simulated machine load the simulated kernels with torch, and report it if they cannot."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from accelerator.simulation import environment
+from tests import support
+from tests.support import run, simulated_environment
+from tests.support.simulation import DEADLINE, REPOSITORY, linux_only
+from tests.support.simulation_driver import needs_cuda_torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [linux_only, needs_cuda_torch]
+
+ADDS = "import torch; print((torch.ones(2, device='cuda') + 1).tolist())"
+
+
+def python(program: str, *flags: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *flags, "-c", textwrap.dedent(program)]
+    return subprocess.run(command, env=env, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
+
+
+@pytest.mark.slow
+def test_kernels_compute_without_warnings() -> None:
+    # torch itself warns if NumPy is missing.
+    flags = ["-W", "error", "-W", "ignore:Failed to initialize NumPy:UserWarning"]
+    done = python(ADDS, *flags, env=simulated_environment(gpus=1))
+    assert (done.returncode, done.stdout) == (0, "[2.0, 2.0]\n"), done.stderr
+    assert done.stderr == ""
+
+
+@pytest.mark.slow
+def test_loading_kernels_changes_no_warning_filter() -> None:
+    program = """
+        import warnings
+        warnings.filterwarnings("error", "mine")
+        import torch
+        print([(action, str(message)) for action, message, *_ in warnings.filters])
+    """
+    outputs = [python(program, env=simulated_environment(gpus=1, compute=compute)).stdout for compute in (True, False)]
+    assert outputs[0] == outputs[1] != ""
+
+
+def test_importing_torch_initializes_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = """
+        import torch, os
+        assert "_accelerator_simulation._kernels" in __import__("sys").modules
+        assert not torch.cuda.is_initialized()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if (torch.ones(2, device="cuda") + 1).tolist() == [2.0, 2.0] else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    """
+    run(program, simulated_environment(gpus=1, log=log))
+    processes = {line.split()[0] for line in log.read_text().splitlines()}
+    assert len(processes) == 1, "the child alone initialized"
+
+
+def test_queries_do_not_import_torch() -> None:
+    program = """
+        import sys
+        import accelerator as acc
+        acc.is_available(), acc.is_available(strict=True), acc.device_count(), acc.unavailable_reason()
+        acc.visible_devices(), acc.physical_devices(), acc.usable_devices(), acc.compute_capability(0)
+        acc.get_device_index(0), acc.is_initialized(), acc.is_in_bad_fork(), acc.is_fork_safe(), acc.get_device_name(0)
+        acc.driver_version(), acc.driver_cuda_version(), acc.telemetry(0), acc.utilization(0), acc.processes(0)
+        acc.communication_backend_name(), acc.visible_devices_envs(), acc.get_memory_info(0), acc.total_memory(0)
+        assert acc.device_count() == 2
+        assert "torch" not in sys.modules
+    """
+    done = python(program, env=simulated_environment(gpus=2))
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_another_plugin_is_still_loaded(tmp_path: Path) -> None:
+    metadata = tmp_path / "other-1.dist-info"
+    metadata.mkdir()
+    (metadata / "entry_points.txt").write_text("[torch.backends]\nother = other:load\n")
+    (tmp_path / "other.py").write_text(f"def load(): open({str(tmp_path / 'loaded')!r}, 'w').close()\n")
+    env = simulated_environment(gpus=1)
+    env["PYTHONPATH"] += f":{tmp_path}"
+    done = python("import sys, accelerator as acc; assert acc.device_count() == 1; assert 'torch' not in sys.modules", env=env)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "loaded").exists()  # by a child process, because only the plug-in knows if it provides an accelerator
+
+
+def test_a_node_writes_whole_lines() -> None:
+    program = (
+        "import subprocess, sys, torch\n"
+        "for stream in (sys.stdout, sys.stderr):\n"
+        "    print('begin', end=' ', file=stream)\n"
+        "subprocess.run(['sh', '-c', 'echo other; echo other >&2'], check=True)\n"
+        "print('end')\nprint('end', file=sys.stderr)\n"
+        "subprocess.run(['sh', '-c', 'echo last'], check=True)"
+    )
+    variables = {"ACCELERATOR_SIM_NODE": "0", "PYTHONUNBUFFERED": "1"}
+    done = python(program, env={**simulated_environment(gpus=1), **variables})
+    assert done.stdout == "other\nbegin end\nlast\n", done.stderr
+    assert done.stderr == "other\nbegin end\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "variables", "reason"),
+    [
+        (["-I"], {}, "this Python does not search PYTHONPATH, as with -I or -E"),
+        (["-E"], {}, "this Python does not search PYTHONPATH, as with -I or -E"),
+        ([], {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "TORCH_DEVICE_BACKEND_AUTOLOAD is '0'"),
+        ([], {"PYTHONPATH": str(REPOSITORY)}, "PYTHONPATH lacks the plug-in's folder"),
+    ],
+)
+def test_launch_without_the_plugin_says_why_it_is_missing(arguments: list[str], variables: dict[str, str], reason: str) -> None:
+    program = (
+        "import torch\nfor dtype in (torch.float32, torch.int64):\n"
+        "    try:\n        torch.ones(2, device='cuda', dtype=dtype)\n"
+        "    except RuntimeError as error:\n        print('operation not supported' in str(error))"
+    )
+    done = python(program, *arguments, env={**simulated_environment(gpus=1), **variables})
+    assert done.stdout == "True\nTrue\n", done.stderr
+    lines = done.stderr.splitlines()
+    kernels = [line for line in lines if re.fullmatch(r"kernel .* is not simulated", line)]
+    assert len(kernels) == 2
+    assert lines == [kernels[0], f"torch did not load the plug-in with the simulated kernels: {reason}", kernels[1]]
+
+
+def test_nested_simulation_has_one_plugin() -> None:
+    inner = environment(1, compute=False, base=environment(2))
+    assert inner["PYTHONPATH"].count("_plugin") == 1
+    assert environment(1, base={"PYTHONPATH": "/mine"})["PYTHONPATH"].endswith("_plugin:/mine")
+
+
+@pytest.mark.slow
+def test_torch_can_be_imported_if_kernels_fail_to_load(tmp_path: Path) -> None:
+    import pathlib
+    import shutil
+
+    from accelerator.simulation import _environment
+
+    broken, plugin = tmp_path / "simulation", pathlib.Path(_environment._PLUGIN)
+    shutil.copytree(plugin, broken / "_plugin")
+    for name in ("_settings.py", "_values.py"):
+        shutil.copy(plugin.parent / name, broken)
+    (broken / "_kernels").mkdir()
+    (broken / "_kernels/__init__.py").write_text("raise OSError('a broken disk')")
+    env = simulated_environment(gpus=1)
+    env["PYTHONPATH"] = str(broken / "_plugin")
+    done = python("import torch; print('imported'); torch.ones(2, device='cuda')", env=env)
+    assert done.stdout == "imported\n"
+    assert "is not simulated: OSError: a broken disk" in done.stderr
+
+
+@pytest.mark.slow
+def test_kernels_of_a_vendored_package_compute(tmp_path: Path) -> None:
+    import shutil
+
+    shutil.copytree(REPOSITORY / "accelerator", tmp_path / "mylib/_vendor/acc", ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("mylib", "mylib/_vendor"):
+        (tmp_path / package / "__init__.py").touch()
+    program = f"""
+        import subprocess, sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        from mylib._vendor.acc.simulation import environment
+        done = subprocess.run([sys.executable, "-c", {ADDS!r}], env=environment(1), cwd="/", capture_output=True, text=True)
+        assert done.stdout == "[2.0, 2.0]\\n", done.stderr
+    """
+    done = python(program, env=environment(0))
+    assert done.returncode == 0, done.stderr
+
+
+def test_error_names_the_run_time_compiled_kernel() -> None:
+    program = """
+        import torch, ctypes
+        torch.cuda.init()
+        torch.empty(1, device="cuda")
+        cuda = ctypes.CDLL("libcuda.so.1")
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        assert cuda.cuModuleLoadData(ctypes.byref(module), b"image") == 0
+        assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"triton_poi_fused_0") == 0
+        for _ in range(2):
+            assert cuda.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, None, None) == EXPECTED
+        torch.cuda._sleep(1000)
+    """
+    done = support.python(textwrap.dedent(program.replace("EXPECTED", "801")), simulated_environment(gpus=1))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "kernel triton_poi_fused_0 is not simulated\n"
+    done = support.python(textwrap.dedent(program.replace("EXPECTED", "0")), simulated_environment(gpus=1, compute=False))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("flags", [[], ["--no-compute"]])
+def test_no_compute_option_sets_the_environment(flags: list[str]) -> None:
+    command = [sys.executable, "-m", "accelerator", "simulate", *flags, "--", sys.executable, "-c"]
+    program = "import os; print(os.environ['ACCELERATOR_SIM_COMPUTE'], '_plugin' in os.environ.get('PYTHONPATH', ''))"
+    done = subprocess.run([*command, program], cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.stdout == ("0 True\n" if flags else "1 True\n")

@@ -96,6 +96,13 @@ static bool is_reached(const struct event *event)
     return event->pending.count == 0 && (*event->time == 0 || *event->time <= now());
 }
 
+/* The error of a refused launch concerns the events that were recorded after it. Others must not have it: torch's watchdog
+ * queries those of collectives, and would end the process before the program reads the error. */
+static cudaError_t unless_refused_before(const struct event *event)
+{
+    return event->refusal == 0 || event->refusal != *driver->pending_refusal ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
 EXPORT cudaError_t cudaEventQuery(void *handle)
 {
     struct event *event;
@@ -103,7 +110,7 @@ EXPORT cudaError_t cudaEventQuery(void *handle)
     bool is_ready = is_reached(event);
     if (is_ready)
         IF_RACES(is_ready = !race_delays_event(event, __builtin_return_address(0)));
-    return finish(is_ready ? SUCCESS : ERROR_NOT_READY);
+    return finish(is_ready ? unless_refused_before(event) : ERROR_NOT_READY);
 }
 
 EXPORT cudaError_t cudaEventSynchronize(void *handle)
@@ -114,7 +121,7 @@ EXPORT cudaError_t cudaEventSynchronize(void *handle)
     if (!is_reached(event))
         sleep_until(*event->time);
     IF_RACES(race_at_event_wait(event));
-    return SUCCESS;
+    return finish(unless_refused_before(event));
 }
 
 static bool is_timed(const struct event *event)

@@ -29,6 +29,7 @@ struct visible_device {
 int visible_devices(struct visible_device visible[SIM_MAX_GPUS]);
 
 /* driver_device.c */
+enum { SIM_TENSOR_MAP_MAJOR = 9 }; /* of the compute capability: older GPUs have no tensor maps */
 extern struct sim_device devices[SIM_MAX_GPUS];
 extern int device_count;
 

@@ -45,3 +45,18 @@ except RuntimeError as error:
     print("operation not supported" in str(error))
 """
     assert run(program, simulated_environment(gpus=1)) == "True\n"
+
+
+def test_a_program_with_the_static_runtime_ends_without_a_signal(tmp_path: Path) -> None:
+    """Static is nvcc's default. The program checks no errors and uses memory that it did not get."""
+    program = tmp_path / "program"
+    compile_cuda("int main() { float *x = 0; cudaMallocManaged(&x, 4); x[0] = 1; return x[0] != 1; }", program)
+    environment = simulated_environment(gpus=1)
+    done = subprocess.run([program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith(
+        "is linked with the static CUDA runtime, which is not simulated, so its calls fail: link it with -cudart shared\n"
+    )
+    compile_cuda(program.with_suffix(".cu").read_text(), program, "-cudart", "shared")
+    done = subprocess.run([program], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

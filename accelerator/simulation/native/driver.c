@@ -144,15 +144,6 @@ SIM_EXPORT CUresult cuGetProcAddress(const char *name, void **function, int vers
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
 
-SIM_EXPORT CUresult cuGetExportTable(const void **table, const void *id)
-{
-    (void)id;
-    if (!table)
-        return ERROR_INVALID_VALUE;
-    *table = NULL;
-    return ERROR_NOT_FOUND;
-}
-
 /* The simulation logs nothing, but PyTorch requires that registering its callback succeeds. */
 SIM_EXPORT CUresult cuLogsRegisterCallback(void *callback, void *argument, void **handle)
 {

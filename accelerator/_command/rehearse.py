@@ -15,7 +15,7 @@ from ..simulation import _known_gpus, environment
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import memory_plot, rehearse_report
-from .run_parser import RunParser, report_error
+from .run_parser import RunParser, report_error, report_unknown_names
 
 __all__ = ["main"]
 
@@ -57,11 +57,12 @@ def main(argv: list[str]) -> int:
         options, command = parser.parse(argv)
         parser.require(command)
         ranks = _ranks(parser, options)
-        gpu = _known_gpus.find(options.name or "")
-        if options.name and gpu is None and options.memory is None:
+        if options.name and _known_gpus.find(options.name) is None and options.memory is None:
             parser.error(f"no GPU named {options.name!r} is known: give --memory, or one of the names {_known_gpus.names()}")
     except SystemExit as stop:
         return int(stop.code or 0)
+    if options.capability is None:
+        report_unknown_names("rehearse", filter(None, [options.name]))
     entries: list[dict[str, Any]] = []
     curves: list[dict[str, Any]] = []
     status = 0
@@ -72,9 +73,9 @@ def main(argv: list[str]) -> int:
             try:
                 child = environment(
                     options.gpus,
-                    memory=options.memory or (gpu.memory_mib * 2**20 if gpu else "8GiB"),
-                    name=gpu.name if gpu else options.name or "Simulated GPU",
-                    capability=options.capability or (gpu.capability if gpu else "9.0"),
+                    memory=options.memory,
+                    name=options.name or "Simulated GPU",
+                    capability=options.capability,
                     compute=False,
                     state=folder / f"state-{rank}",
                     base={**os.environ, **_world(options, rank)},

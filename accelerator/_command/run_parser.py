@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 
+from ..simulation import _known_gpus
 from . import terminal
 
-__all__ = ["RunParser", "report_error"]
+__all__ = ["RunParser", "report_error", "report_unknown_names"]
 
 _USAGE = 2
 
@@ -43,3 +45,10 @@ def report_error(name: str, message: str) -> int:
     """Print one line that says what is wrong, and return the exit status."""
     print(f"python -m accelerator {name}: {message}", file=sys.stderr)
     return _USAGE
+
+
+def report_unknown_names(name: str, gpus: Iterable[str]) -> None:
+    """Print one line for each name of a GPU that sets neither its memory nor its capability."""
+    for each in dict.fromkeys(gpus):
+        if _known_gpus.find(each) is None:
+            report_error(name, f"no GPU named {each!r} is known, so the name sets neither memory nor capability")

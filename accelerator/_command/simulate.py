@@ -13,7 +13,7 @@ from ..simulation import _build, _cluster, _engine_build, _values, environment
 from ..simulation._environment import RACES_SUFFIX
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
-from .run_parser import RunParser, report_error
+from .run_parser import RunParser, report_error, report_unknown_names
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,13 +78,15 @@ def main(argv: list[str]) -> int:
         parser.require(command)
     except SystemExit as stop:
         return int(stop.code or 0)
+    if options.memory is None or options.capability is None:
+        report_unknown_names("simulate", options.name or ())
     with state_folder() as folder:
         try:
             child = environment(
                 options.gpus,
-                memory=_split(options.memory or ["8GiB"]),
+                memory=_split(options.memory) if options.memory else None,
                 name=options.name or ["Simulated GPU"],
-                capability=_split(options.capability or ["9.0"]),
+                capability=_split(options.capability) if options.capability else None,
                 mig=[None if word == "off" else int(word) for word in _split(options.mig or ["off"])],
                 nvlink=_nvlink_groups(_split(options.nvlink or ["off"])),
                 numa=[int(word) for word in _split(options.numa or ["0"])],
@@ -120,9 +122,17 @@ def _parser() -> RunParser:
         metavar="K",
         help="run COMMAND once on each of K machines with N GPUs; each line of output begins with its node",
     )
-    add("--memory", action="append", metavar="SIZE", help="memory of a GPU, such as 512MiB (default: 8GiB)")
-    add("--name", action="append", metavar="NAME", help='name of a GPU; repeat it for the next GPU (default: "Simulated GPU")')
-    add("--capability", action="append", metavar="X.Y", help="compute capability of a GPU (default: 9.0)")
+    add(
+        "--memory", action="append", metavar="SIZE", help="memory of a GPU, such as 512MiB (default: that of --name, else 8GiB)"
+    )
+    add(
+        "--name",
+        action="append",
+        metavar="NAME",
+        help="name of a GPU, such as H100, which sets memory and capability if it is known; repeat it for the next GPU "
+        '(default: "Simulated GPU")',
+    )
+    add("--capability", action="append", metavar="X.Y", help="compute capability of a GPU (default: that of --name, else 9.0)")
     add("--mig", action="append", type=_mig, metavar="K", help="MIG instances of a GPU, or off (default: off)")
     add(
         "--nvlink",

@@ -10,7 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Literal
 
 from .._machine import torch_build
-from . import _values
+from . import _known_gpus, _values
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +24,7 @@ __all__ = ["environment", "is_simulated", "unavailable_reason"]
 _PREFIX = "ACCELERATOR_SIM_"
 # The user sets these; an inner simulation keeps them.
 _SET_BY_USER = (f"{_PREFIX}NCCL_TIMEOUT", f"{_PREFIX}OWN_KERNELS")
+_MEMORY, _CAPABILITY = "8GiB", "9.0"
 _DRIVER_STATES = ("present", "absent", "old", "broken")
 _NVML_STATES = ("present", "absent", "broken", "mismatch")
 _FILLS = ("zero", "nan")
@@ -86,9 +87,9 @@ def _where_possible(function: Callable[_Parameters, dict[str, str]]) -> Callable
 def environment(
     gpus: int = 1,
     *,
-    memory: int | str | Sequence[int | str] = "8GiB",
+    memory: int | str | Sequence[int | str] | None = None,
     name: str | Sequence[str] = "Simulated GPU",
-    capability: str | Sequence[str] = "9.0",
+    capability: str | Sequence[str] | None = None,
     speed: int | Sequence[int] = 0,
     mig: int | Sequence[int | None] | None = None,
     nvlink: bool | Sequence[int | None] = False,
@@ -116,9 +117,11 @@ def environment(
 
     Args:
         gpus: Number of GPUs, 0 to 128.
-        memory: Size of each GPU's memory: bytes, or text such as "8GiB", "512MiB" or "1GB".
-        name: Name of each GPU.
-        capability: Compute capability of each GPU.
+        memory: Size of each GPU's memory: bytes, or text such as "8GiB", "512MiB" or "1GB". None means that of its name, and
+            8 GiB if the name is not known.
+        name: Name of each GPU. Known are names such as "H100" and "NVIDIA H100 80GB HBM3", of which CUDA's and NVML's totals
+            differ by what the driver reserves.
+        capability: Compute capability of each GPU. None means that of its name, and 9.0 if the name is not known.
         speed: Relative speed of each GPU. CUDA enumerates the fastest GPU first, unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
         mig: Number of MIG instances of each GPU, 0 to 7; None if MIG is off.
         nvlink: True if NVLink connects all GPUs. A sequence gives the number of each GPU's group, within which NVLink
@@ -182,9 +185,7 @@ def environment(
         driver_cuda = _OLD_CUDA
     machine = {
         "GPUS": str(gpus),
-        "MEMORY": _values.per_gpu("memory", memory, gpus, _values.memory),
-        "NAMES": _values.per_gpu("name", name, gpus, _values.name, ";"),
-        "CAPABILITIES": _values.per_gpu("capability", capability, gpus, _values.capability),
+        **_models(gpus, name, memory, capability),
         "SPEEDS": _values.per_gpu("speed", speed, gpus, _values.speed),
         "MIG": _values.per_gpu("mig", mig, gpus, _values.mig),
         "NVLINK": _values.per_gpu("nvlink", nvlink, gpus, _values.nvlink),
@@ -233,6 +234,23 @@ def environment(
     # torch waits 10 s at exit for autograd threads, which native/exit.c has suspended for good.
     result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
     result.update({_PREFIX + key: value for key, value in machine.items()})
+    return result
+
+
+def _models(gpus: int, name: object, memory: object, capability: object) -> dict[str, str]:
+    """Encode what the models of the GPUs decide: a known name sets the memory, the driver's reserve and the capability."""
+    names = list(name) if isinstance(name, Sequence) and not isinstance(name, str) else [name]
+    known = [_known_gpus.find(each) if isinstance(each, str) else None for each in names]
+    full_names = [each if gpu is None else gpu.name for each, gpu in zip(names, known, strict=True)]
+    result = {"NAMES": _values.per_gpu("name", full_names, gpus, _values.name, ";")}
+    if memory is None:
+        memory = [_MEMORY if gpu is None else gpu.memory for gpu in known]
+        if any(known):
+            result["RESERVES"] = ",".join("0" if gpu is None else str(gpu.reserve) for gpu in known)
+    if capability is None:
+        capability = [_CAPABILITY if gpu is None else gpu.capability for gpu in known]
+    result["MEMORY"] = _values.per_gpu("memory", memory, gpus, _values.memory)
+    result["CAPABILITIES"] = _values.per_gpu("capability", capability, gpus, _values.capability)
     return result
 
 

@@ -53,6 +53,7 @@ static void read_gpus(void)
 {
     const char *names = variable("NAMES", "Simulated GPU");
     const char *sizes = variable("MEMORY", "8589934592");
+    const char *reserves = variable("RESERVES", "0");
     const char *capabilities = variable("CAPABILITIES", "9.0");
     const char *speeds = variable("SPEEDS", "0");
     const char *mig = variable("MIG", "off");
@@ -68,6 +69,8 @@ static void read_gpus(void)
         next_repeating(&names, ';', gpu->name, sizeof gpu->name);
         next_repeating(&sizes, ',', entry, sizeof entry);
         gpu->memory = strtoull(entry, NULL, 10);
+        next_repeating(&reserves, ',', entry, sizeof entry);
+        gpu->reserve = strtoull(entry, NULL, 10);
         next_repeating(&capabilities, ',', entry, sizeof entry);
         sscanf(entry, "%d.%d", &gpu->major, &gpu->minor);
         next_repeating(&speeds, ',', entry, sizeof entry);

@@ -25,7 +25,8 @@ enum {
 
 struct sim_gpu {
     char name[SIM_NAME_SIZE];
-    uint64_t memory;
+    uint64_t memory;  /* of programs */
+    uint64_t reserve; /* of the driver, beside it: NVML's total is the sum of both */
     int major, minor; /* compute capability */
     int speed;        /* orders CUDA's FASTEST_FIRST */
     int instances;    /* SIM_MIG_OFF, or the number of MIG instances (0: MIG on, no instance) */

@@ -349,18 +349,12 @@ uint64_t sim_state_used(struct sim_state *state, int gpu, int instance)
 
 struct sim_memory_figures sim_state_memory(struct sim_state *state, int gpu, int instance)
 {
-    enum { MOST_RESERVED = 512 << 20 };
     bool is_instance = instance != SIM_WHOLE_GPU;
     struct sim_memory_figures memory = {.total = sim_memory_size(gpu, instance)};
     memory.used = sim_state_used(state, gpu, is_instance ? instance : SIM_ANY_INSTANCE);
     if (memory.used > memory.total)
         memory.used = memory.total;
-    if (!is_instance)
-        memory.reserved = memory.total / 16 < MOST_RESERVED ? memory.total / 16 : MOST_RESERVED;
     memory.free = memory.total - memory.used;
-    if (memory.reserved > memory.free)
-        memory.reserved = memory.free;
-    memory.free -= memory.reserved;
     return memory;
 }
 

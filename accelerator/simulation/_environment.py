@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from .._machine import torch_build
 from . import _known_gpus, _values
+from ._drivers import driver_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,6 @@ _COMPILED_CODE = ("cpp", "triton")
 _INTERPRET = "TRITON_INTERPRET"
 _CACHE_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
 _OLD_CUDA = "11.4"
-_DRIVER_VERSIONS = {"11.4": "470.57.02"}
 
 _CU_UNKNOWN = "cuInit:999"
 _NVML_ERRORS = {"broken": "nvmlInit*:9", "mismatch": "nvmlInit*:18"}
@@ -131,7 +131,8 @@ def environment(
         clock_reasons: Reasons that hold each GPU's clocks back, as NVML's bits: 0x4 for the power cap, 0x40 for heat.
         driver: "present"; "absent": no libcuda, even if the machine has a real one; "old": older than torch needs;
             "broken": it fails to start. Does not affect NVML.
-        driver_cuda: The CUDA version that the driver supports; None means 13.2, and 11.4 if the driver is "old".
+        driver_cuda: The CUDA version that the driver supports, which decides the driver's own version; None means 13.2, and
+            11.4 if the driver is "old".
         nvml: "present"; "absent": no libnvidia-ml; "broken": it does not find its kernel driver; "mismatch": its version
             differs from its kernel driver's, as after an upgrade without a restart.
         errors: Failures of driver and NVML functions, such as ``{"cuInit": 999, "nvmlDeviceGetTemperature*@1": 3}``.
@@ -195,8 +196,7 @@ def environment(
     _values.check_mig(machine["MIG"], machine["CAPABILITIES"])
     if driver_cuda is not None:
         machine["DRIVER_CUDA"] = _values.cuda_version("driver_cuda", driver_cuda)
-        if driver_cuda in _DRIVER_VERSIONS:
-            machine["DRIVER_VERSION"] = _DRIVER_VERSIONS[driver_cuda]
+        machine["DRIVER_VERSION"] = driver_version(driver_cuda)
     if failures:
         machine["ERRORS"] = ",".join(failures)
     for variable, path in (("LOG", log), ("STATE", state)):

@@ -131,7 +131,7 @@ static void read_environment(void)
     sscanf(variable("DRIVER_CUDA", "13.2"), "%d.%d", &major, &minor);
     config.node = atoi(variable("NODE", "0"));
     config.cuda_version = major * 1000 + minor * 10;
-    snprintf(config.driver_version, sizeof config.driver_version, "%s", variable("DRIVER_VERSION", "590.44.01"));
+    snprintf(config.driver_version, sizeof config.driver_version, "%s", variable("DRIVER_VERSION", "595.45.04"));
     snprintf(log_path, sizeof log_path, "%s", variable("LOG", ""));
     cu_init_delay = read_delay("cuInit");
     nvml_init_delay = read_delay("nvmlInit");

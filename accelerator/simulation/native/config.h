@@ -39,7 +39,7 @@ struct sim_config {
     int node; /* the machine's number in its cluster */
     int gpu_count;
     struct sim_gpu gpus[SIM_MAX_GPUS];
-    char driver_version[80]; /* "590.44.01" */
+    char driver_version[80]; /* "595.45.04" */
     int cuda_version;        /* 13020 for CUDA 13.2 */
     bool fills_with_nan;     /* new device memory, instead of zeros */
 };

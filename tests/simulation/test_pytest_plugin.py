@@ -534,7 +534,8 @@ def test_options_in_pdb_note_equal_the_marks_machine() -> None:
     printed = json.loads(subprocess.run(run, env=base, capture_output=True, text=True, check=True).stdout)
     options = {name: value for name, value in printed.items() if name.startswith("ACCELERATOR_SIM_")}
     of_mark = environment(**arguments, base=base)  # type: ignore[arg-type]
-    del options["ACCELERATOR_SIM_STATE"], options["ACCELERATOR_SIM_RACE_FILE"]  # of the run
+    for name in ("STATE", "RACE_FILE", "RUN"):  # of the run
+        del options[f"ACCELERATOR_SIM_{name}"]
     assert options == {name: value for name, value in of_mark.items() if name.startswith("ACCELERATOR_SIM_")}
     known = set(debugging._OPTIONS) | {*debugging._OF_A_RUN, "speed", "clock_reasons", "driver_cuda", "errors", "log"}
     assert known == set(inspect.signature(environment).parameters)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from .._environment import is_simulated
+from .._guard import VARIABLE
 
-_STATE = "ACCELERATOR_SIM_STATE"
+# They differ between two runs on the same machine.
+_STATE, _RUN = "ACCELERATOR_SIM_STATE", VARIABLE
 
 # The parameters of `environment` that describe the machine of a run, not a kind of machine.
 _OF_A_RUN = ("state", "base")
@@ -31,7 +33,7 @@ def is_this_machine(machine: Mapping[str, str], own: Mapping[str, str], *, has_o
     """
 
     def without_state(environment: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in environment.items() if has_own_state or name != _STATE}
+        return {name: value for name, value in environment.items() if name != _RUN and (has_own_state or name != _STATE)}
 
     return is_simulated() and without_state(machine) == without_state(own)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..simulation import _known_gpus, environment
+from ..simulation._environment import PROBLEM_SUFFIX
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import memory_plot, rehearse_report
@@ -35,7 +36,7 @@ A known --name sets memory and capability:
 {names}
 
 The exit status is COMMAND's; with several ranks the first that is not 0. It is
-2 on wrong usage or if GPUs cannot be simulated here."""
+2 on wrong usage, or if GPUs cannot be simulated here or with this torch."""
 
 
 def main(argv: list[str]) -> int:
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
         report_unknown_names("rehearse", filter(None, [options.name]))
     entries: list[dict[str, Any]] = []
     curves: list[dict[str, Any]] = []
-    status = 0
+    status, problem = 0, ""
     with state_folder() as folder:
         for rank in ranks:
             reports = folder / f"reports-{rank}"
@@ -90,7 +91,12 @@ def main(argv: list[str]) -> int:
             status = status or ended
             entries += rehearse_report.read(reports, ended)
             curves += memory_plot.read(reports)
-    sys.stderr.write(rehearse_report.format_table(entries))
+            problem = problem or _read_problem(Path(child["ACCELERATOR_SIM_STATE"]))
+    if entries or not problem:
+        sys.stderr.write(rehearse_report.format_table(entries))
+    if problem:
+        failure = report_error("rehearse", problem)
+        status = status or failure
     try:
         if options.json:
             Path(options.json).write_text(json.dumps({"schema": 1, "ranks": entries}, indent=2) + "\n", encoding="utf-8")
@@ -115,6 +121,12 @@ def _parser() -> RunParser:
     add("--snapshot", metavar="DIR", help="write torch's memory snapshots, one file a rank, for https://pytorch.org/memory_viz")
     add("--plot", metavar="FILE.svg", help="draw the memory over the run, by what holds it")
     return parser
+
+
+def _read_problem(state: Path) -> str:
+    """Return why the processes of a machine could not be rehearsed, or nothing."""
+    file = state.with_name(f"{state.name}{PROBLEM_SUFFIX}")
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def _ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[int] | list[None]:

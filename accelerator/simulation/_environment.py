@@ -32,6 +32,8 @@ _FILLS = ("zero", "nan")
 _RACES = ("report", "raise")
 RACES_SUFFIX = ".races"
 """Ends the name of the file beside a machine's state that has a line for each race of its processes."""
+PROBLEM_SUFFIX = ".problem"
+"""Ends the name of the file beside a machine's state that says why its processes have no simulated kernels."""
 _COMPILED_CODE = ("cpp", "triton")
 _INTERPRET = "TRITON_INTERPRET"
 _CACHE_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"

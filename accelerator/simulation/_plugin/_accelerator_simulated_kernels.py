@@ -2,14 +2,17 @@
 
 torch imports every entry point of that group, and ``import torch`` fails if one of them fails. Only simulated machines have
 this file's folder on their path. Their Python may lack the package or have it under another name, so this module loads the
-kernels by file name. If that fails, the error message of the first kernel launch has the reason.
+kernels by file name. If that fails, one line on stderr says why, and so does the error message of a kernel launch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
+
+_TOLD = "ACCELERATOR_SIM_TOLD"
 
 
 def load() -> None:
@@ -20,6 +23,7 @@ def load() -> None:
         _load()
     except BaseException as error:  # raising would make `import torch` fail
         problem = f"{type(error).__name__}: {error}"
+        _tell(f"the kernels of simulated GPUs cannot be installed in this torch: {problem}")
     _report(problem)
 
 
@@ -38,7 +42,7 @@ def _load() -> None:
     import torch
 
     computes = os.environ.get("ACCELERATOR_SIM_COMPUTE")
-    if computes not in ("0", "1") or torch.version.cuda is None:
+    if computes not in ("0", "1") or torch.version.cuda is None or not _has_driver():
         return
     # An empty package replaces simulation/__init__.py, which would import the rest of accelerator.
     package = types.ModuleType("_accelerator_simulation")
@@ -46,6 +50,34 @@ def _load() -> None:
     sys.modules[package.__name__] = package
     importlib.import_module(f"{package.__name__}._kernels").install(computes == "1")
     importlib.import_module(f"{package.__name__}.{'_compile' if computes == '1' else '_rehearsal'}").install()
+
+
+def _has_driver() -> bool:
+    """Return whether the machine has a driver: without one, no program can use a GPU."""
+    import ctypes
+
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _tell(problem: str) -> None:
+    """Print a problem, once for all processes of a run. The command line reads it from the file."""
+    if _TOLD in os.environ:
+        return
+    os.environ[_TOLD] = "1"  # for processes that this one starts
+    if "ACCELERATOR_SIM_RUN" in os.environ and "ACCELERATOR_SIM_STATE" in os.environ:
+        try:
+            with open(f"{os.environ['ACCELERATOR_SIM_STATE']}.problem", "x", encoding="utf-8") as file:
+                file.write(problem)
+        except FileExistsError:
+            return
+        except OSError:  # the file is only for others
+            pass
+    with contextlib.suppress(OSError):  # standard error is closed
+        os.write(2, f"accelerator: {problem}\n".encode())
 
 
 def _report(problem: str | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -67,7 +68,11 @@ def main(argv: list[str]) -> int:
     entries: list[dict[str, Any]] = []
     curves: list[dict[str, Any]] = []
     status, problem = 0, ""
-    with state_folder() as folder:
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(state_folder())
+        except RuntimeError as error:
+            return report_error("rehearse", f"cannot simulate GPUs: {error}")
         for rank in ranks:
             reports = folder / f"reports-{rank}"
             reports.mkdir()

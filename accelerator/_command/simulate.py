@@ -80,35 +80,41 @@ def main(argv: list[str]) -> int:
         return int(stop.code or 0)
     if options.memory is None or options.capability is None:
         report_unknown_names("simulate", options.name or ())
-    with state_folder() as folder:
-        try:
-            child = environment(
-                options.gpus,
-                memory=_split(options.memory) if options.memory else None,
-                name=options.name or ["Simulated GPU"],
-                capability=_split(options.capability) if options.capability else None,
-                mig=[None if word == "off" else int(word) for word in _split(options.mig or ["off"])],
-                nvlink=_nvlink_groups(_split(options.nvlink or ["off"])),
-                numa=[int(word) for word in _split(options.numa or ["0"])],
-                driver=options.driver,
-                nvml=options.nvml,
-                compute=not options.no_compute,
-                fill=options.fill,
-                triton=not options.no_triton,
-                compile=options.compile,
-                races=options.races,
-                late_copies=options.late_copies,
-                state=folder / "state",
-            )
-        except ValueError as error:
-            return report_error("simulate", str(error))
-        except RuntimeError as error:
-            return report_error("simulate", f"cannot simulate GPUs: {error}")
-        if options.nodes is None:
-            status = run(command, child)
-        else:
-            status = _cluster.run(command, _cluster.node_environments(child, options.nodes, options.gpus, folder))
-        return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
+    try:
+        with state_folder() as folder:
+            return _simulate(options, command, folder)
+    except RuntimeError as error:
+        return report_error("simulate", f"cannot simulate GPUs: {error}")
+
+
+def _simulate(options: argparse.Namespace, command: list[str], folder: Path) -> int:
+    """Run a command on the machine that the options describe, and return its exit status."""
+    try:
+        child = environment(
+            options.gpus,
+            memory=_split(options.memory) if options.memory else None,
+            name=options.name or ["Simulated GPU"],
+            capability=_split(options.capability) if options.capability else None,
+            mig=[None if word == "off" else int(word) for word in _split(options.mig or ["off"])],
+            nvlink=_nvlink_groups(_split(options.nvlink or ["off"])),
+            numa=[int(word) for word in _split(options.numa or ["0"])],
+            driver=options.driver,
+            nvml=options.nvml,
+            compute=not options.no_compute,
+            fill=options.fill,
+            triton=not options.no_triton,
+            compile=options.compile,
+            races=options.races,
+            late_copies=options.late_copies,
+            state=folder / "state",
+        )
+    except ValueError as error:
+        return report_error("simulate", str(error))
+    if options.nodes is None:
+        status = run(command, child)
+    else:
+        status = _cluster.run(command, _cluster.node_environments(child, options.nodes, options.gpus, folder))
+    return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 
 
 def _parser() -> RunParser:

@@ -25,8 +25,7 @@ def guarded() -> Generator[dict[str, str], None, None]:
     whose environment has the variables. Processes that clear their environment, or that another user owns, go on.
 
     Raises:
-        OSError: The program cannot be started.
-        RuntimeError: There is no build of the simulated libraries, and none can be made.
+        RuntimeError: The program cannot be started, or there is no build of the simulated libraries and none can be made.
     """
     if sys.platform != "linux":
         raise AssertionError("simulated GPUs need Linux")
@@ -40,9 +39,9 @@ def guarded() -> Generator[dict[str, str], None, None]:
             (os.POSIX_SPAWN_DUP2, _STDOUT, _STDERR),
         ]
         pid = os.posix_spawn(program, [program, token], {}, file_actions=actions)
-    except OSError:
+    except OSError as error:
         os.close(writing)
-        raise
+        raise RuntimeError(f"{program} cannot be started: {error.strerror}") from error
     finally:
         os.close(reading)
     try:

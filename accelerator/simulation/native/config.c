@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "file_limit.h"
+
 enum { MAX_ERROR_RULES = 64, FUNCTION_NAME_SIZE = 80 };
 
 struct error_rule {
@@ -242,7 +244,7 @@ void sim_log(const char *format, ...)
     /* vsnprintf also counts the characters that did not fit. */
     length += written < 0 ? 0 : (size_t)written < space ? written : (int)space - 1;
     line[length++] = '\n';
-    if (write(file, line, (size_t)length) != length) {
+    if (!is_room_in_file(file, (uint64_t)length) || write(file, line, (size_t)length) != length) {
         /* A failing log must not disturb the program; the test that reads the log will fail. */
     }
     close(file);

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "file_limit.h"
+
 struct found {
     int first, second; /* the places */
     bool is_possible;
@@ -73,7 +75,7 @@ static void write_to_file(const char *text)
         return;
     const int length = asprintf(&entry, "%s\n%s", test ? test : "", text);
     /* One call, with the final null: other processes write too. */
-    if (length < 0 || write(file, entry, (size_t)length + 1) < 0)
+    if (length < 0 || !is_room_in_file(file, (uint64_t)length + 1) || write(file, entry, (size_t)length + 1) < 0)
         dprintf(STDERR_FILENO, "accelerator: %s cannot be written\n", path);
     if (length >= 0)
         free(entry);

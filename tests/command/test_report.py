@@ -554,7 +554,10 @@ def test_watch_json_writes_one_document_per_line() -> None:
     )
     assert watching.stdout
     assert watching.stderr
-    assert [list(json.loads(watching.stdout.readline())) for _ in range(2)] == [KEYS, KEYS]
+    documents = [json.loads(watching.stdout.readline()) for _ in range(3)]
+    assert [list(document) for document in documents] == [KEYS] * 3
+    times = [datetime.datetime.fromisoformat(document["time"]).timestamp() for document in documents]
+    assert len(set(times)) == 3, "times have a fraction of a second"
     watching.stdout.close()
     assert watching.wait(timeout=60) == 0
     assert watching.stderr.read() == ""

@@ -93,16 +93,58 @@ class _Access(ctypes.Structure):
     )
 
 
-# torch's numbers of types, which the report words.
+# torch's types in the order of their numbers (c10/core/ScalarType.h), which the report words. An older torch lacks some.
 _DTYPES = {
-    dtype: number
-    for number, dtype in enumerate(
+    getattr(torch, name): number
+    for number, name in enumerate(
         (
-            *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64),
-            *(torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.qint8, torch.quint8, torch.qint32),
-            torch.bfloat16,
+            *(
+                "uint8",
+                "int8",
+                "int16",
+                "int32",
+                "int64",
+                "float16",
+                "float32",
+                "float64",
+                "complex32",
+                "complex64",
+                "complex128",
+            ),
+            *(
+                "bool",
+                "qint8",
+                "quint8",
+                "qint32",
+                "bfloat16",
+                "quint4x2",
+                "quint2x4",
+                "bits1x8",
+                "bits2x4",
+                "bits4x2",
+                "bits8",
+            ),
+            *("bits16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16", "uint32", "uint64"),
+            *(
+                "uint1",
+                "uint2",
+                "uint3",
+                "uint4",
+                "uint5",
+                "uint6",
+                "uint7",
+                "int1",
+                "int2",
+                "int3",
+                "int4",
+                "int5",
+                "int6",
+                "int7",
+            ),
+            *("float8_e8m0fnu", "float4_e2m1fn_x2", "bcomplex32"),
         )
     )
+    if hasattr(torch, name)
 }
 
 functions = {

@@ -11,7 +11,9 @@ import functools
 import os
 import signal
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -42,11 +44,16 @@ WRITES, PART = 1, 2
 """Flags of an access, in native/race.h."""
 _MAXIMUM_DIMS = 8
 _TORCH = os.path.dirname(torch.__file__)
-# Their lines are not the program's.
-_FOLDERS = (
-    *(_TORCH + os.sep, os.path.join(os.path.dirname(_TORCH), "triton", "")),
-    *(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""), "<frozen "),
-)
+# Whose code is in a file, in native/race_places.c: the program's; that of torch and of this package; that of other packages.
+_OF_PROGRAM, _OF_TORCH, _OF_LIBRARY = range(3)
+# The lines of these are not the program's.
+_FOLDERS = {
+    _TORCH + os.sep: _OF_TORCH,
+    os.path.join(os.path.dirname(_TORCH), "triton", ""): _OF_TORCH,
+    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""): _OF_TORCH,
+    "<frozen ": _OF_TORCH,
+    os.path.join(sysconfig.get_path("stdlib"), ""): _OF_LIBRARY,
+}
 
 # These make a tensor like their argument and do not read it.
 _FACTORIES = frozenset(
@@ -152,7 +159,7 @@ functions = {
     "op_ends": _runtime.accelerator_simulation_race_op_ends,
     "place": _runtime.accelerator_simulation_race_place,
     "set_place": _runtime.accelerator_simulation_race_set_place,
-    "skips": _runtime.accelerator_simulation_race_skips,
+    "code_owner": _runtime.accelerator_simulation_race_code_owner,
     "take": _runtime.accelerator_simulation_race_take,
     "order": _runtime.accelerator_simulation_race_order,
     "owners": _runtime.accelerator_simulation_race_owners,
@@ -162,7 +169,7 @@ functions = {
 functions["op"].argtypes = (
     *(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
 )
-functions["place"].argtypes = functions["skips"].argtypes = (ctypes.c_char_p,)
+functions["place"].argtypes = functions["code_owner"].argtypes = (ctypes.c_char_p,)
 functions["take"].argtypes = (ctypes.c_char_p, ctypes.c_size_t)
 _runtime.accelerator_simulation_race_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _runtime.accelerator_simulation_race_released.restype = ctypes.c_size_t
@@ -190,8 +197,8 @@ def flags_of(name: str) -> int:
 
 def install() -> None:
     """Let the runtime find the lines of the program, and tell it which queries are the program's. Initializes nothing."""
-    for folder in _FOLDERS:
-        _runtime.accelerator_simulation_race_skip(os.fsencode(folder))
+    for folder, code_owner in _FOLDERS.items():
+        _runtime.accelerator_simulation_race_folder(os.fsencode(folder), code_owner)
     _write_stacks()
     os.register_at_fork(after_in_child=_write_stacks)
     for owner in (torch.cuda.Event, torch.cuda.Stream):
@@ -399,15 +406,30 @@ def _transfer(name: bytes, arguments: dict[str, Any], place: int, call: Callable
 
 
 def _find_place() -> int:
-    """Return the number of the innermost line of the program."""
-    frame = first = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_FOLDERS):
-        frame = frame.f_back  # type: ignore[assignment]
+    """Return the number of the innermost line of the program, with that of the library through which it makes the access."""
+    first = sys._getframe(1)
+    frame: FrameType | None = first
+    library = ""
+    while frame is not None and (owner := _code_owner(frame.f_code.co_filename)) != _OF_PROGRAM:
+        if owner == _OF_LIBRARY and not library:
+            library = _line(frame)
+        frame = frame.f_back
+    if frame is not None:
+        return _place(f"{_line(frame)}, through {library}" if library else _line(frame))
     node = _C._current_autograd_node()
-    if frame is None and node is not None:
+    if not library and node is not None:
         return _place(f"the backward pass, in {node.name()}")
-    frame = frame or first
-    return _place(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
+    return _place(library or _line(first))
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+@functools.lru_cache(4096)
+def _code_owner(path: str) -> int:
+    owner: int = functions["code_owner"](os.fsencode(path))
+    return owner
 
 
 @functools.lru_cache(4096)

@@ -30,6 +30,7 @@ __all__ = [
     "install",
     "record",
     "record_ranges",
+    "skipped_transfer",
     "with_accesses",
 ]
 
@@ -175,6 +176,21 @@ _runtime.accelerator_simulation_race_released.argtypes = (ctypes.c_void_p, ctype
 _runtime.accelerator_simulation_race_released.restype = ctypes.c_size_t
 _freed = _runtime.accelerator_simulation_race_freed
 _freed.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_order = functions["order"]
+_order.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+_host_copy = _runtime.accelerator_simulation_race_host_copy
+_host_copy.argtypes = (
+    *(
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+    ),
+)
 _queries = _runtime.accelerator_simulation_race_queries
 _graph_calls = _runtime.accelerator_simulation_race_graph_call
 
@@ -403,6 +419,26 @@ def _transfer(name: bytes, arguments: dict[str, Any], place: int, call: Callable
                 _free_weak_reference(item.owner)
     raise_race()
     return result
+
+
+def skipped_transfer(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+    """Record a copy between devices that a rehearsal does not perform, as the runtime records those of torch's kernel."""
+    place, name = _find_place(), _name("aten::copy_")
+    if target.is_cuda and source.is_cuda:
+        streams = [(_C._cuda_getCurrentRawStream(each.device.index), each.device.index) for each in (source, target)]
+        for first, second in (streams, streams[::-1]):  # as torch does around a copy between two GPUs
+            _order(*first, *second)
+        _record(name, [(source, 0), (target, WRITES)], place)
+        for first, second in (streams, streams[::-1]):
+            _order(*first, *second)
+        return
+    on_device, on_host, flags = (target, source, WRITES) if target.is_cuda else (source, target, 0)
+    _record(name, [(on_device, flags)], place)
+    # Otherwise torch copies through memory of its own, which is not pinned.
+    is_direct = on_host.dtype == on_device.dtype and on_host.is_contiguous()
+    address, index = on_host.data_ptr() if is_direct else None, on_device.device.index
+    stream = _C._cuda_getCurrentRawStream(index)
+    _host_copy(stream, index, name, address, on_host.nbytes, on_host is target, not non_blocking, place)
 
 
 def _find_place() -> int:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from . import capture
+from . import capture, races
 from .aliases import _empty_on_current_device
 from .call import Call
 from .capture import captures
@@ -365,7 +365,10 @@ def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
             if captures.value:
                 capture.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
-        elif is_on_one_device and self.is_cuda and _is_small(self):
+            return self
+        if races.FINDS_RACES and not is_on_one_device:
+            races.skipped_transfer(self, expanded, non_blocking)
+        if is_on_one_device and self.is_cuda and _is_small(self):
             compute(self, expanded, non_blocking)
         elif not copies_bytes and not is_on_one_device:
             # torch copies through contiguous tensors. It converts where the source is, but waits and converts on the host.

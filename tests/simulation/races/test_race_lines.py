@@ -135,3 +135,96 @@ print(dtypes - table.keys(), {each: number for each, number in of_engine.items()
 """
     done = support.python(program, simulated_environment(gpus=1, races="report"))
     assert done.stdout == "set() {}\n", done.stderr
+
+
+LARGE = """
+import torch
+copies = torch.cuda.Stream()
+torch.cuda.synchronize()
+"""
+TRANSFERS = {
+    "to_device": """
+host = torch.empty({side}, {side}, pin_memory=True)
+with torch.cuda.stream(copies):
+    batch = host.to("cuda", non_blocking=True)
+{wait}
+batch @ batch
+""",
+    "to_host": """
+x = torch.ones({side}, {side}, device="cuda")
+host = torch.empty({side}, {side}, pin_memory=True)
+torch.cuda.synchronize()
+with torch.cuda.stream(copies):
+    host.copy_(x, non_blocking=True)
+{wait}
+x.add_(1)
+""",
+    "host_reads": """
+x = torch.ones({side}, {side}, device="cuda")
+host = torch.empty({side}, {side}, pin_memory=True)
+host.copy_(x, non_blocking=True)
+{synchronize}
+host[0].tolist()
+""",
+    "host_writes": """
+host = torch.empty({side}, {side}, pin_memory=True)
+x = host.to("cuda", non_blocking=True)
+{synchronize}
+host[0].fill_(0)
+""",
+    "between_devices": """
+x = torch.ones({side}, {side}, device="cuda")
+y = torch.empty({side}, {side}, device="cuda:1")
+torch.cuda.synchronize()
+with torch.cuda.stream(copies):
+    y.copy_(x, non_blocking=True)
+{wait}
+x.add_(1)
+""",
+    "converted": """
+x = torch.ones({side}, {side}, device="cuda")
+host = torch.empty({side}, {side}, pin_memory=True, dtype=torch.float64)
+torch.cuda.synchronize()
+with torch.cuda.stream(copies):
+    host.copy_(x, non_blocking=True)
+{wait}
+x.add_(1)
+""",
+}
+
+
+@pytest.mark.parametrize("side", support.sample([512, 513, 1500], 513))
+@pytest.mark.parametrize("name", TRANSFERS)
+def test_large_transfers_of_rehearsals(name: str, side: int) -> None:
+    """Those of over 1 MiB are not performed."""
+    racy, ordered = (
+        LARGE
+        + TRANSFERS[name].format(
+            side=side,
+            wait="torch.cuda.current_stream().wait_stream(copies)" if is_ordered else "",
+            synchronize="torch.cuda.synchronize()" if is_ordered else "",
+        )
+        for is_ordered in (False, True)
+    )
+    assert run(ordered, compute=False) == []
+    found = run(racy, compute=False)
+    assert len(found) == 3
+    assert found == run(racy)
+
+
+@pytest.mark.parametrize("call", ["x.cpu()", "host.copy_(x)", "x.copy_(host)", "plain.copy_(x, non_blocking=True)"])
+def test_waiting_transfers_of_rehearsals_order(call: str) -> None:
+    """A copy without ``non_blocking``, or to pageable memory, is over when it returns."""
+    program = f"""
+import torch
+x = torch.ones(1000, 1000, device="cuda")
+host, plain = torch.empty(1000, 1000, pin_memory=True), torch.empty(1000, 1000)
+side = torch.cuda.Stream()
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    {call}
+host[0].fill_(1)
+host[0].tolist()
+x.add_(1)
+"""
+    assert run(program, compute=False) == run(program) == []

@@ -13,6 +13,7 @@ neither torch nor NVML's binding.
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
@@ -47,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--simulate-races", action="store_true", help="fail tests whose bodies have a race between streams or the host"
     )
     # Only the pytest on the simulated machine gets this option. Its arguments also contain the options above.
-    group.addoption("--on-simulated-gpus", action="store_true", help="==SUPPRESS==")
+    group.addoption("--on-simulated-gpus", action="store_true", help=argparse.SUPPRESS)
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)

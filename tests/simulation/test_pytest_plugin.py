@@ -816,3 +816,10 @@ def test_pytest_cov_counts_lines_that_run_on_machines(workers: list[str], tmp_pa
     assert missing == ['ON_FIVE = "no such machine"', 'return "never"'], done.stdout + done.stderr
     assert [path.name for path in tmp_path.glob(".coverage.*")] == []
     assert "Warning" not in done.stdout + done.stderr
+
+
+def test_help_hides_the_option_of_the_pytest_on_the_machine(tmp_path: Path) -> None:
+    text = start(tmp_path, "--help").stdout
+    assert "--simulate-gpus=N" in text
+    assert "on-simulated-gpus" not in text
+    assert "SUPPRESS" not in text

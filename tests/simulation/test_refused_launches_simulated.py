@@ -194,3 +194,28 @@ def test_without_computation_launches_succeed_and_do_nothing() -> None:
     """
     done = python(textwrap.dedent(program), simulated_environment(gpus=1, compute=False))
     assert (done.returncode, done.stdout, done.stderr) == (0, "[0.0, 0.0, 0.0, 0.0]\n", "")
+
+
+@pytest.mark.slow
+def test_a_collective_does_not_send_what_nobody_computed() -> None:
+    program = """
+        import torch, tempfile, torch.distributed as dist
+        from tests.simulation.test_refused_launches_simulated import refuse
+        from tests.support.simulation_driver import loaded_runtime
+
+        folder = tempfile.mkdtemp()
+        dist.init_process_group("nccl", rank=0, world_size=1, init_method=f"file://{folder}/store")
+        x = torch.zeros(4, device="cuda")
+        dist.all_reduce(x)
+        refuse(loaded_runtime())
+        try:
+            dist.all_reduce(x)
+        except RuntimeError as error:
+            print("a kernel was refused" in str(error) or "operation not supported" in str(error))
+        loaded_runtime().cudaGetLastError()
+        dist.all_reduce(x)
+        print(x.tolist())
+        dist.destroy_process_group()
+    """
+    done = python(textwrap.dedent(program), simulated_environment(gpus=1))
+    assert (done.returncode, done.stdout) == (0, "True\n[0.0, 0.0, 0.0, 0.0]\n"), done.stderr

@@ -8,7 +8,7 @@ library path:
     preload/libaccelerator-exit.so
     driver/libcuda.so.1  driver/libcuda.so
     nvml/libnvidia-ml.so.1
-    bin/nvidia-smi
+    bin/nvidia-smi  bin/accelerator-guard
     absent/driver/libcuda.so.1  absent/driver/libcuda.so  absent/nvml/libnvidia-ml.so.1
 
 The files under absent/ are empty. The loader finds them first, cannot load them and stops searching: this hides a real
@@ -62,6 +62,7 @@ _LIBRARIES = (
     _Library("preload/libcupti.so.13", ("cupti*.c",), "cupti.map"),
     _Library("preload/libnccl.so.2", ("nccl*.c",), "nccl.map"),
     _Library("bin/nvidia-smi", ("smi*.c",)),
+    _Library("bin/accelerator-guard", ("guard.c",)),
 )
 # NVIDIA's driver has this name too, and the Triton of torch 2.8 links with -lcuda.
 _LINKS = {"driver/libcuda.so": "driver/libcuda.so.1"}

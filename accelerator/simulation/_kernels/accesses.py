@@ -11,7 +11,9 @@ import functools
 import os
 import signal
 import sys
+import sysconfig
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ __all__ = [
     "install",
     "record",
     "record_ranges",
+    "skipped_transfer",
     "with_accesses",
 ]
 
@@ -40,11 +43,16 @@ WRITES, PART = 1, 2
 """Flags of an access, in native/race.h."""
 _MAXIMUM_DIMS = 8
 _TORCH = os.path.dirname(torch.__file__)
-# Their lines are not the program's.
-_FOLDERS = (
-    *(_TORCH + os.sep, os.path.join(os.path.dirname(_TORCH), "triton", "")),
-    *(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""), "<frozen "),
-)
+# Whose code is in a file, in native/race_places.c: the program's; that of torch and of this package; that of other packages.
+_OF_PROGRAM, _OF_TORCH, _OF_LIBRARY = range(3)
+# The lines of these are not the program's.
+_FOLDERS = {
+    _TORCH + os.sep: _OF_TORCH,
+    os.path.join(os.path.dirname(_TORCH), "triton", ""): _OF_TORCH,
+    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""): _OF_TORCH,
+    "<frozen ": _OF_TORCH,
+    os.path.join(sysconfig.get_path("stdlib"), ""): _OF_LIBRARY,
+}
 
 # These make a tensor like their argument and do not read it.
 _FACTORIES = frozenset(
@@ -91,16 +99,58 @@ class _Access(ctypes.Structure):
     )
 
 
-# torch's numbers of types, which the report words.
+# torch's types in the order of their numbers (c10/core/ScalarType.h), which the report words. An older torch lacks some.
 _DTYPES = {
-    dtype: number
-    for number, dtype in enumerate(
+    getattr(torch, name): number
+    for number, name in enumerate(
         (
-            *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32, torch.float64),
-            *(torch.complex32, torch.complex64, torch.complex128, torch.bool, torch.qint8, torch.quint8, torch.qint32),
-            torch.bfloat16,
+            *(
+                "uint8",
+                "int8",
+                "int16",
+                "int32",
+                "int64",
+                "float16",
+                "float32",
+                "float64",
+                "complex32",
+                "complex64",
+                "complex128",
+            ),
+            *(
+                "bool",
+                "qint8",
+                "quint8",
+                "qint32",
+                "bfloat16",
+                "quint4x2",
+                "quint2x4",
+                "bits1x8",
+                "bits2x4",
+                "bits4x2",
+                "bits8",
+            ),
+            *("bits16", "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16", "uint32", "uint64"),
+            *(
+                "uint1",
+                "uint2",
+                "uint3",
+                "uint4",
+                "uint5",
+                "uint6",
+                "uint7",
+                "int1",
+                "int2",
+                "int3",
+                "int4",
+                "int5",
+                "int6",
+                "int7",
+            ),
+            *("float8_e8m0fnu", "float4_e2m1fn_x2", "bcomplex32"),
         )
     )
+    if hasattr(torch, name)
 }
 
 functions = {
@@ -108,7 +158,7 @@ functions = {
     "op_ends": _runtime.accelerator_simulation_race_op_ends,
     "place": _runtime.accelerator_simulation_race_place,
     "set_place": _runtime.accelerator_simulation_race_set_place,
-    "skips": _runtime.accelerator_simulation_race_skips,
+    "code_owner": _runtime.accelerator_simulation_race_code_owner,
     "take": _runtime.accelerator_simulation_race_take,
     "order": _runtime.accelerator_simulation_race_order,
     "owners": _runtime.accelerator_simulation_race_owners,
@@ -118,12 +168,27 @@ functions = {
 functions["op"].argtypes = (
     *(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
 )
-functions["place"].argtypes = functions["skips"].argtypes = (ctypes.c_char_p,)
+functions["place"].argtypes = functions["code_owner"].argtypes = (ctypes.c_char_p,)
 functions["take"].argtypes = (ctypes.c_char_p, ctypes.c_size_t)
 _runtime.accelerator_simulation_race_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _runtime.accelerator_simulation_race_released.restype = ctypes.c_size_t
 _freed = _runtime.accelerator_simulation_race_freed
 _freed.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_order = functions["order"]
+_order.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int)
+_host_copy = _runtime.accelerator_simulation_race_host_copy
+_host_copy.argtypes = (
+    *(
+        ctypes.c_void_p,
+        ctypes.c_int,
+        ctypes.c_char_p,
+        ctypes.c_void_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.c_int,
+    ),
+)
 _queries = _runtime.accelerator_simulation_race_queries
 _graph_calls = _runtime.accelerator_simulation_race_graph_call
 
@@ -146,8 +211,8 @@ def flags_of(name: str) -> int:
 
 def install() -> None:
     """Let the runtime find the lines of the program, and tell it which queries are the program's. Initializes nothing."""
-    for folder in _FOLDERS:
-        _runtime.accelerator_simulation_race_skip(os.fsencode(folder))
+    for folder, code_owner in _FOLDERS.items():
+        _runtime.accelerator_simulation_race_folder(os.fsencode(folder), code_owner)
     _write_stacks()
     os.register_at_fork(after_in_child=_write_stacks)
     for owner in (torch.cuda.Event, torch.cuda.Stream):
@@ -352,16 +417,51 @@ def _transfer(name: bytes, arguments: dict[str, Any], place: int, call: Callable
     return result
 
 
+def skipped_transfer(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
+    """Record a copy between devices that a rehearsal does not perform, as the runtime records those of torch's kernel."""
+    place, name = _find_place(), _name("aten::copy_")
+    if target.is_cuda and source.is_cuda:
+        streams = [(bindings.current_stream(each.device.index), each.device.index) for each in (source, target)]
+        for first, second in (streams, streams[::-1]):  # as torch does around a copy between two GPUs
+            _order(*first, *second)
+        _record(name, [(source, 0), (target, WRITES)], place)
+        for first, second in (streams, streams[::-1]):
+            _order(*first, *second)
+        return
+    on_device, on_host, flags = (target, source, WRITES) if target.is_cuda else (source, target, 0)
+    _record(name, [(on_device, flags)], place)
+    # Otherwise torch copies through memory of its own, which is not pinned.
+    is_direct = on_host.dtype == on_device.dtype and on_host.is_contiguous()
+    address, index = on_host.data_ptr() if is_direct else None, on_device.device.index
+    stream = bindings.current_stream(index)
+    _host_copy(stream, index, name, address, on_host.nbytes, on_host is target, not non_blocking, place)
+
+
 def _find_place() -> int:
-    """Return the number of the innermost line of the program."""
-    frame = first = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_FOLDERS):
-        frame = frame.f_back  # type: ignore[assignment]
+    """Return the number of the innermost line of the program, with that of the library through which it makes the access."""
+    first = sys._getframe(1)
+    frame: FrameType | None = first
+    library = ""
+    while frame is not None and (owner := _code_owner(frame.f_code.co_filename)) != _OF_PROGRAM:
+        if owner == _OF_LIBRARY and not library:
+            library = _line(frame)
+        frame = frame.f_back
+    if frame is not None:
+        return _place(f"{_line(frame)}, through {library}" if library else _line(frame))
     node = bindings.current_node()
-    if frame is None and node is not None:
+    if not library and node is not None:
         return _place(f"the backward pass, in {node.name()}")
-    frame = frame or first
-    return _place(f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}")
+    return _place(library or _line(first))
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+
+
+@functools.lru_cache(4096)
+def _code_owner(path: str) -> int:
+    owner: int = functions["code_owner"](os.fsencode(path))
+    return owner
 
 
 @functools.lru_cache(4096)

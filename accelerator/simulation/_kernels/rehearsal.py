@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from . import bindings, capture
+from . import accesses, bindings, capture
 from .bindings import DispatchKey, current_device, empty_on_current_device
 from .call import Call
 from .capture import streams_need_checks
@@ -363,7 +363,10 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
             if streams_need_checks.value:
                 capture.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
-        elif is_on_one_device and self.is_cuda and _is_small(self):
+            return self
+        if accesses.FINDS_RACES and not is_on_one_device:
+            accesses.skipped_transfer(self, expanded, non_blocking)
+        if is_on_one_device and self.is_cuda and _is_small(self):
             compute(self, expanded, non_blocking)
         elif not copies_bytes and not is_on_one_device:
             # torch copies through contiguous tensors. It converts where the source is, but waits and converts on the host.

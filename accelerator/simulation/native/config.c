@@ -10,6 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "file_limit.h"
+
 enum {
     MAX_ERROR_RULES = SIM_MAX_ERRORS + 2, /* those of driver="broken" and of nvml="broken" or "mismatch" too */
     FUNCTION_NAME_SIZE = 80,
@@ -57,6 +59,7 @@ static void read_gpus(void)
 {
     const char *names = READ(NAMES);
     const char *sizes = READ(MEMORY);
+    const char *reserves = READ(RESERVES);
     const char *capabilities = READ(CAPABILITIES);
     const char *speeds = READ(SPEEDS);
     const char *mig = READ(MIG);
@@ -72,6 +75,8 @@ static void read_gpus(void)
         next_repeating(&names, ';', gpu->name, sizeof gpu->name);
         next_repeating(&sizes, ',', entry, sizeof entry);
         gpu->memory = strtoull(entry, NULL, 10);
+        next_repeating(&reserves, ',', entry, sizeof entry);
+        gpu->reserve = strtoull(entry, NULL, 10);
         next_repeating(&capabilities, ',', entry, sizeof entry);
         sscanf(entry, "%d.%d", &gpu->major, &gpu->minor);
         next_repeating(&speeds, ',', entry, sizeof entry);
@@ -243,7 +248,7 @@ void sim_log(const char *format, ...)
     /* vsnprintf also counts the characters that did not fit. */
     length += written < 0 ? 0 : (size_t)written < space ? written : (int)space - 1;
     line[length++] = '\n';
-    if (write(file, line, (size_t)length) != length) {
+    if (!is_room_in_file(file, (uint64_t)length) || write(file, line, (size_t)length) != length) {
         /* A failing log must not disturb the program; the test that reads the log will fail. */
     }
     close(file);

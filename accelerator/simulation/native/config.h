@@ -25,7 +25,8 @@ enum {
 
 struct sim_gpu {
     char name[SIM_NAME_SIZE];
-    uint64_t memory;
+    uint64_t memory;  /* of programs */
+    uint64_t reserve; /* of the driver, beside it: NVML's total is the sum of both */
     int major, minor; /* compute capability */
     int speed;        /* orders CUDA's FASTEST_FIRST */
     int instances;    /* SIM_MIG_OFF, or the number of MIG instances (0: MIG on, no instance) */
@@ -38,7 +39,7 @@ struct sim_config {
     int node; /* the machine's number in its cluster */
     int gpu_count;
     struct sim_gpu gpus[SIM_MAX_GPUS];
-    char driver_version[80]; /* "590.44.01" */
+    char driver_version[80]; /* "595.45.04" */
     int cuda_version;        /* 13020 for CUDA 13.2 */
     bool fills_with_nan;     /* new device memory, instead of zeros */
 };

@@ -73,8 +73,16 @@ SIM_EXPORT CUresult cuDriverGetVersion(int *version)
     return SUCCESS;
 }
 
+/* A program that asks what the error of a launch means has read it: this interface has no call like cudaGetLastError(). */
+static void note_read_error(CUresult code)
+{
+    if (code == ERROR_NOT_SUPPORTED && pending_refusal != 0)
+        read_refusal(NULL, 0);
+}
+
 SIM_EXPORT CUresult cuGetErrorName(CUresult code, const char **name)
 {
+    note_read_error(code);
     const struct sim_error *error = sim_find_error(code);
     if (!name)
         return ERROR_INVALID_VALUE;
@@ -84,6 +92,7 @@ SIM_EXPORT CUresult cuGetErrorName(CUresult code, const char **name)
 
 SIM_EXPORT CUresult cuGetErrorString(CUresult code, const char **text)
 {
+    note_read_error(code);
     const struct sim_error *error = sim_find_error(code);
     if (!text)
         return ERROR_INVALID_VALUE;
@@ -133,15 +142,6 @@ SIM_EXPORT CUresult cuGetProcAddress(const char *name, void **function, int vers
 {
     RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
-}
-
-SIM_EXPORT CUresult cuGetExportTable(const void **table, const void *id)
-{
-    (void)id;
-    if (!table)
-        return ERROR_INVALID_VALUE;
-    *table = NULL;
-    return ERROR_NOT_FOUND;
 }
 
 /* The simulation logs nothing, but PyTorch requires that registering its callback succeeds. */
@@ -198,6 +198,9 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .export_memory = export_memory,
         .import_memory = import_memory,
         .close_imported = close_imported,
+        .pending_refusal = &pending_refusal,
+        .refuse_launch = refuse_launch,
+        .read_refusal = read_refusal,
         .injected = sim_find_injected,
         .has_injections = has_injections,
         .log = sim_log,

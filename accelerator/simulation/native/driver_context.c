@@ -158,5 +158,5 @@ SIM_EXPORT CUresult cuCtxSynchronize(void)
     RETURN_IF_ERROR(enter_context(__func__));
     RETURN_IF_ERROR(wait_for_pending_on_device(current_context()->ordinal));
     wait_until(current_context()->busy_until);
-    return SUCCESS;
+    return unless_refused();
 }

@@ -8,6 +8,7 @@ static const struct sim_runtime *_Atomic runtime;
 void use_runtime(const struct sim_runtime *used)
 {
     runtime = used;
+    refusal_attend();
 }
 
 static const struct sim_runtime *find_runtime(void)
@@ -16,6 +17,11 @@ static const struct sim_runtime *find_runtime(void)
     if (!runtime && (*(void **)&first = dlsym(RTLD_DEFAULT, "accelerator_sim_runtime")))
         runtime = first();
     return runtime;
+}
+
+_Atomic int *runtime_attention(void)
+{
+    return runtime ? runtime->attention : NULL;
 }
 
 int wait_for_pending_on_device(int ordinal)

@@ -15,7 +15,7 @@ extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device_index, void
 namespace engine {
 
 // The simulated runtime's.
-inline std::atomic<int>* attention; // not zero if a stream of this process captures or waits for a collective
+inline std::atomic<int>* attention; // not zero if a stream captures or waits for a collective, or an error is pending
 inline int (*is_stream_free)(void* stream, int device);
 inline void (*clear_memory)(void* address, size_t size);
 
@@ -28,7 +28,7 @@ inline const c10::impl::DeviceGuardImplInterface& cuda()
     return *guard;
 }
 
-// Whether the current stream of the device neither captures nor waits.
+// Whether the current stream of the device neither captures nor waits, and no error is pending.
 inline bool is_current_stream_free(c10::DeviceIndex device)
 {
     if (C10_LIKELY(attention->load(std::memory_order_relaxed) == 0))

@@ -14,6 +14,8 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include "file_limit.h"
+
 static bool is_autograd_thread(void)
 {
     char name[16] = "";
@@ -36,7 +38,7 @@ static pid_t reporter; /* a forked child inherits the handler */
 static void report_status(int status, void *unused)
 {
     (void)unused;
-    FILE *file = getpid() == reporter ? fopen(status_file, "w") : NULL;
+    FILE *file = getpid() == reporter && is_within_file_limit(sizeof "255") ? fopen(status_file, "w") : NULL;
     if (file == NULL)
         return;
     fprintf(file, "%d", status & 0xff);

@@ -16,6 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "file_limit.h"
+
 #define PREFIX "accelerator-nccl-"
 #define SHARED_MAGIC UINT64_C(0x324c43434e4d4953) /* changes with the layout */
 
@@ -150,6 +152,8 @@ static struct shared_state plan(int ranks)
 static int reserve(int file, size_t size)
 {
     int error;
+    if (!is_within_file_limit(size))
+        return EFBIG;
     do
         error = posix_fallocate(file, 0, (off_t)size);
     while (error == EINTR);
@@ -227,7 +231,7 @@ static ncclResult_t make(const char *name, int ranks, struct attachment **made)
             return ncclSuccess;
     }
     return fail(ncclSystemError, "cannot reserve %zu bytes of shared memory for %d ranks in /dev/shm, TMPDIR or /tmp: %s",
-                plan(ranks).size, ranks, strerror(error));
+                plan(ranks).size, ranks, file_error_text(error));
 }
 
 /* Opens the file if it exists, and locks the rank's byte first. */

@@ -317,6 +317,29 @@ EXPORT void accelerator_simulation_race_op(void *handle, int device, const char 
     pthread_mutex_unlock(&race_lock);
 }
 
+/* The host's part in a copy that a rehearsal does not perform; the op has recorded the device's. The host's memory is at the address,
+ * or NULL if it is not pinned. */
+EXPORT void accelerator_simulation_race_host_copy(void *handle, int device, const char *name, const void *host, size_t size,
+                                                  int writes_host, int is_synchronous, int place)
+{
+    struct stream *stream = driver ? find_stream(handle, &driver->devices[device]) : NULL;
+    bool is_pinned;
+    size_t index = 0;
+    if (!stream || !is_on_host(host, &is_pinned))
+        return;
+    pthread_mutex_lock(&race_lock);
+    struct world *world = world_of(stream);
+    const struct clock *clock = begin_work(world, stream, &index);
+    if (is_pinned && !is_synchronous && world == &present) {
+        const struct race_access access = describe(host, size, writes_host ? RACE_WRITES : 0);
+        prepare_guard(new_access(&access, index, clock->times[index], name, place));
+        close_guards();
+    }
+    if (is_synchronous || (writes_host && !is_pinned))
+        join_host(clock);
+    pthread_mutex_unlock(&race_lock);
+}
+
 /* Some versions of torch, such as 2.6, fill the seed and offset of random numbers when a capture starts and when a graph is
  * replayed, on streams that nothing orders. No program can order them. */
 EXPORT void accelerator_simulation_race_graph_call(int is_running)

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "file_limit.h"
+
 struct found {
     int first, second; /* the places */
     bool is_possible;
@@ -18,7 +20,10 @@ static char *unraised; /* what the next op of the process raises */
 
 static const char *const dtypes[] = {
     "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128", "bool",
-    "qint8", "quint8", "qint32", "bfloat16",
+    "qint8", "quint8", "qint32", "bfloat16", "quint4x2", "quint2x4", "bits1x8", "bits2x4", "bits4x2", "bits8", "bits16",
+    "float8_e5m2", "float8_e4m3fn", "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16", "uint32", "uint64", "uint1", "uint2", "uint3",
+    "uint4", "uint5", "uint6", "uint7", "int1", "int2", "int3", "int4", "int5", "int6", "int7", "float8_e8m0fnu",
+    "float4_e2m1fn_x2", "bcomplex32",
 };
 
 static void stream_text(char *text, size_t size, int index)
@@ -73,7 +78,7 @@ static void write_to_file(const char *text)
         return;
     const int length = asprintf(&entry, "%s\n%s", test ? test : "", text);
     /* One call, with the final null: other processes write too. */
-    if (length < 0 || write(file, entry, (size_t)length + 1) < 0)
+    if (length < 0 || !is_room_in_file(file, (uint64_t)length + 1) || write(file, entry, (size_t)length + 1) < 0)
         dprintf(STDERR_FILENO, "accelerator: %s cannot be written\n", path);
     if (length >= 0)
         free(entry);

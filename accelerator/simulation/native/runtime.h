@@ -53,6 +53,12 @@ static inline cudaError_t enter_context(const char *function, struct sim_device 
     return SUCCESS;
 }
 
+/* What copies, waits and queries return that have succeeded: the error of a refused launch that the program has not read. */
+static inline cudaError_t unless_refused(void)
+{
+    return __builtin_expect(*driver->pending_refusal == 0, 1) ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
 /* runtime_stream.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU
  * would finish. NCCL's work is the exception (pending.h). */
 struct capture;
@@ -166,6 +172,7 @@ struct event {
     struct event *next;      /* in the list of free events */
     struct clock *race_clock; /* of the stream when it was recorded, or NULL */
     unsigned race_queries;    /* since it was recorded */
+    _Atomic uint64_t refusal; /* that was pending when it was recorded, or 0 */
     bool is_waited_for;       /* by a stream, since it was recorded; set with race detection only */
 };
 

@@ -25,6 +25,7 @@ static cudaError_t copy_in_stream(void *handle, const struct sim_device *device,
     if (!are_valid_rows(work->copy.target, work->copy.target_pitch, width, height) ||
         !are_valid_rows(work->copy.source, work->copy.source_pitch, width, height))
         return ERROR_INVALID_VALUE;
+    RETURN_IF_ERROR(unless_refused());
     IF_RACES(race_at_copy(stream, work, is_synchronous));
     cudaError_t error = submit(stream, work);
     IF_RACES(race_after_copy(stream, work, is_synchronous));

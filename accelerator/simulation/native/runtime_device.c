@@ -262,5 +262,5 @@ EXPORT cudaError_t cudaDeviceSynchronize(void)
     if (device->busy_until != 0)
         sleep_until(device->busy_until);
     IF_RACES(race_at_device_wait(device->ordinal));
-    return SUCCESS;
+    return finish(unless_refused());
 }

@@ -96,6 +96,13 @@ static bool is_reached(const struct event *event)
     return event->pending.count == 0 && (*event->time == 0 || *event->time <= now());
 }
 
+/* The error of a refused launch concerns the events that were recorded after it. Others must not have it: torch's watchdog
+ * queries those of collectives, and would end the process before the program reads the error. */
+static cudaError_t unless_refused_before(const struct event *event)
+{
+    return event->refusal == 0 || event->refusal != *driver->pending_refusal ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
 EXPORT cudaError_t cudaEventQuery(void *handle)
 {
     struct event *event;
@@ -103,7 +110,7 @@ EXPORT cudaError_t cudaEventQuery(void *handle)
     bool is_ready = is_reached(event);
     if (is_ready)
         IF_RACES(is_ready = !race_delays_event(event, __builtin_return_address(0)));
-    return finish(is_ready ? SUCCESS : ERROR_NOT_READY);
+    return finish(is_ready ? unless_refused_before(event) : ERROR_NOT_READY);
 }
 
 EXPORT cudaError_t cudaEventSynchronize(void *handle)
@@ -114,7 +121,7 @@ EXPORT cudaError_t cudaEventSynchronize(void *handle)
     if (!is_reached(event))
         sleep_until(*event->time);
     IF_RACES(race_at_event_wait(event));
-    return SUCCESS;
+    return finish(unless_refused_before(event));
 }
 
 static bool is_timed(const struct event *event)
@@ -153,7 +160,7 @@ static bool share(struct event *event, struct memory_file_name *name)
     if (event->file.inode == 0) {
         struct memory_file file;
         struct shared_event *shared = MAP_FAILED;
-        if (memory_file_create(&file, "cuda-event") && ftruncate(file.descriptor, SHARED_SIZE) == 0)
+        if (memory_file_create(&file, "cuda-event") && memory_file_resize(&file, SHARED_SIZE))
             shared = mmap(NULL, SHARED_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor, 0);
         if (shared == MAP_FAILED) {
             memory_file_close(&file);

@@ -103,14 +103,16 @@ static struct work work_of(const struct simulated_kernel *kernel, void **argumen
 static struct {
     const void *function;
     const char *name;
+    bool is_reported; /* each kernel is reported on stderr once */
 } *kernels;
 static size_t kernel_count, kernel_capacity;
 
 static void record_name(const void *function, const char *name)
 {
     if (!array_reserve((void **)&kernels, &kernel_capacity, kernel_count + 1, sizeof *kernels))
-        return; /* the kernel fails without a message */
+        return; /* the kernel fails without its name */
     kernels[kernel_count].function = function;
+    kernels[kernel_count].is_reported = false;
     kernels[kernel_count++].name = name;
 }
 
@@ -127,43 +129,52 @@ EXPORT void accelerator_simulation_plugin_loaded(const char *problem)
     pthread_mutex_unlock(&lock);
 }
 
-/* Prints once why torch did not load the plug-in, if this program uses torch from Python. */
-static void explain_missing_plugin(void)
+/* Returns why torch did not load the plug-in, if this program uses torch from Python; else NULL. */
+static const char *missing_plugin_reason(char *text, size_t size)
 {
-    static bool is_explained;
-    if (is_plugin_loaded || is_explained || !dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD))
-        return;
-    is_explained = true;
+    if (is_plugin_loaded || !dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD))
+        return NULL;
     const char *autoload = getenv("TORCH_DEVICE_BACKEND_AUTOLOAD"), *path = getenv("PYTHONPATH");
-    fprintf(stderr, "torch did not load the plug-in with the simulated kernels: ");
-    if (autoload && strcmp(autoload, "1") != 0)
-        fprintf(stderr, "TORCH_DEVICE_BACKEND_AUTOLOAD is '%s'\n", autoload);
-    else if (!path || !strstr(path, "/simulation/_plugin"))
-        fprintf(stderr, "PYTHONPATH lacks the plug-in's folder\n");
-    else
-        fprintf(stderr, "this Python does not search PYTHONPATH, as with -I or -E\n");
+    const char *problem = "this Python does not search PYTHONPATH, as with -I or -E";
+    char variable[100];
+    if (autoload && strcmp(autoload, "1") != 0) {
+        snprintf(variable, sizeof variable, "TORCH_DEVICE_BACKEND_AUTOLOAD is '%s'", autoload);
+        problem = variable;
+    } else if (!path || !strstr(path, "/simulation/_plugin")) {
+        problem = "PYTHONPATH lacks the plug-in's folder";
+    }
+    snprintf(text, size, "torch did not load the plug-in with the simulated kernels: %s", problem);
+    return text;
+}
+
+static char *demangle(const char *name)
+{
+    void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+    char *(*function)(const char *, char *, size_t *, int *) =
+        (char *(*)(const char *, char *, size_t *, int *))(library ? dlsym(library, "__cxa_demangle") : NULL);
+    int status;
+    return function ? function(name, NULL, NULL, &status) : NULL; /* NULL for a name that is not mangled */
 }
 
 static cudaError_t refuse(const void *function)
 {
+    char text[300];
+    const char *name = "without a name";
+    bool is_reported = false;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < kernel_count; i++)
-        if (kernels[i].function == function && kernels[i].name) {
-            const char *name = kernels[i].name;
-            kernels[i].name = NULL; /* each kernel is reported once */
-            void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
-            char *(*demangle)(const char *, char *, size_t *, int *) =
-                (char *(*)(const char *, char *, size_t *, int *))(library ? dlsym(library, "__cxa_demangle") : NULL);
-            int status = -1;
-            char *readable = demangle ? demangle(name, NULL, NULL, &status) : NULL;
-            fprintf(stderr, "kernel %s is not simulated%s%s\n", status == 0 ? readable : name, missing ? ": " : "",
-                    missing ? missing : "");
-            free(readable);
-            explain_missing_plugin();
+        if (kernels[i].function == function) {
+            name = kernels[i].name;
+            is_reported = kernels[i].is_reported;
+            kernels[i].is_reported = true;
             break;
         }
+    char *readable = demangle(name);
+    const char *reason = missing ? missing : missing_plugin_reason(text, sizeof text);
+    const cudaError_t error = driver->refuse_launch(readable ? readable : name, reason, is_reported);
     pthread_mutex_unlock(&lock);
-    return ERROR_NOT_SUPPORTED;
+    free(readable);
+    return error;
 }
 
 /* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */

@@ -7,8 +7,8 @@
 
 #include "arrays.h"
 
-/* Captures under way plus holders of unfinished work, and one more in a child of a process that used the runtime. The kernels of
- * torch's ops read it before each op. */
+/* Captures under way plus holders of unfinished work, one more while the error of a refused launch is pending, and one more in
+ * a child of a process that used the runtime. The kernels of torch's ops read it before each op. */
 _Atomic int accelerator_simulation_attention __attribute__((visibility("default")));
 
 _Atomic int waiting_count;
@@ -153,7 +153,7 @@ static uint64_t submit_work(struct pending_queue *queue, int device, void *const
                             struct pending *before, int64_t *not_before)
 {
     const struct pending_item item = {queue, queue->submitted + 1};
-    bool is_valid = count > 0 || launching_stream;
+    bool is_valid = (count > 0 || launching_stream) && unless_refused() == SUCCESS; /* another rank would read the memory */
     *not_before = 0;
     for (size_t i = 0; i < count && is_valid; i++)
         is_valid = find_stream(handles[i], &driver->devices[device]) != NULL;
@@ -348,10 +348,10 @@ EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int mi
     if (!stream)
         return ERROR_INVALID_HANDLE;
     if (stream->capture || stream->pending.count == 0)
-        return SUCCESS;
+        return stream->capture ? SUCCESS : unless_refused();
     switch (wait_for_a_while(&stream->pending, milliseconds)) {
     case PENDING_DONE:
-        return SUCCESS;
+        return unless_refused();
     case PENDING_FAILED:
         return ERROR_LAUNCH_FAILED;
     default:
@@ -359,9 +359,15 @@ EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int mi
     }
 }
 
-/* The engine asks this before an op: whether the stream neither captures nor waits for work. */
+/* Copies the text of a refused launch whose error is pending, which then is no longer; returns false if there is none. */
+EXPORT int accelerator_simulation_refusal(char *text, size_t size)
+{
+    return driver->read_refusal(text, size);
+}
+
+/* The engine asks this before an op: whether the stream neither captures nor waits for work, and no error is pending. */
 EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
 {
     struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
-    return stream && !stream->capture && stream->pending.count == 0;
+    return stream && !stream->capture && stream->pending.count == 0 && unless_refused() == SUCCESS;
 }

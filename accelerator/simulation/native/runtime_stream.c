@@ -107,6 +107,7 @@ cudaError_t run(struct stream *stream, const struct work *work)
     case WORK_RECORD:
         IF_RACES(race_at_record(stream, work->event));
         *work->event->time = reached_at(stream);
+        work->event->refusal = *driver->pending_refusal;
         break;
     case WORK_WAIT:
         IF_RACES(race_at_wait(stream, work->event));
@@ -227,14 +228,15 @@ EXPORT cudaError_t cudaStreamQuery(void *handle)
     bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && stream->idle_at > now());
     if (!is_busy)
         IF_RACES(is_busy = race_delays_stream(stream, __builtin_return_address(0)));
-    return is_busy ? fail(ERROR_NOT_READY) : SUCCESS;
+    return finish(is_busy ? ERROR_NOT_READY : unless_refused());
 }
 
 EXPORT cudaError_t cudaStreamSynchronize(void *handle)
 {
     struct stream *stream;
     RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
-    return finish(wait_for_stream(stream));
+    RETURN_IF_ERROR(finish(wait_for_stream(stream)));
+    return finish(unless_refused());
 }
 
 EXPORT cudaError_t cudaStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
@@ -291,6 +293,7 @@ EXPORT const struct sim_runtime *accelerator_sim_runtime(void)
         .wait_for_pending_on_device = wait_for_pending_on_device,
         .wait_for_pending_on_stream = wait_for_pending_on_stream,
         .free_to_pool = pool_free,
+        .attention = &accelerator_simulation_attention,
     };
     return &table;
 }

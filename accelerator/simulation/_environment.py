@@ -221,7 +221,8 @@ def _use_known_names(parameters: dict[str, Any]) -> str | None:
     known = [_known_gpus.find(each) if isinstance(each, str) else None for each in names]
     if any(known):
         parameters["name"] = [each if gpu is None else gpu.name for each, gpu in zip(names, known, strict=True)]
-    known = known[: max(parameters["gpus"], 1)]  # `encode` refuses more names
+    if isinstance(parameters["gpus"], int):
+        known = known[: max(parameters["gpus"], 1)]  # `encode` refuses more names
     if parameters["capability"] is None:
         parameters["capability"] = [_CAPABILITY if gpu is None else gpu.capability for gpu in known] or _CAPABILITY
     if parameters["memory"] is not None:

@@ -28,10 +28,13 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact
 from ._values import CACHE_NAME, MAXIMUM_GPUS
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 __all__ = ["LIBRARIES_VARIABLE", "PRELOADED", "build", "build_problem", "ensure_built", "platform_problem"]
 
@@ -176,11 +179,19 @@ def _checked(root: Path) -> Path:
 
 @functools.cache
 def _sources() -> dict[str, bytes]:
-    """Read the sources, which may be in a zip archive."""
+    """Read the sources, which may be in a zip archive, by their paths below ``native``."""
     from importlib import resources
 
-    native = resources.files(__name__.rpartition(".")[0]) / "native"
-    sources = {entry.name: entry.read_bytes() for entry in native.iterdir() if entry.name.endswith((".c", ".h", ".map", ".in"))}
+    sources: dict[str, bytes] = {}
+
+    def read(folder: Traversable, path: str) -> None:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                read(entry, f"{path}{entry.name}/")
+            elif entry.name.endswith((".c", ".h", ".map", ".in")):
+                sources[path + entry.name] = entry.read_bytes()
+
+    read(resources.files(__name__.rpartition(".")[0]) / "native", "")
     return dict(sorted(sources.items()))
 
 
@@ -214,7 +225,9 @@ def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
         (scratch_directory / name).touch()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as pool:
         for name, content in _sources().items():
-            Path(scratch, name).write_bytes(content)
+            path = Path(scratch, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
         jobs = [pool.submit(_compile, compiler, library, scratch_directory, Path(scratch)) for library in _LIBRARIES]
         for job in jobs:
             job.result()
@@ -239,7 +252,8 @@ def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Pa
     sources = sorted({str(path) for pattern in library.sources for path in scratch.glob(pattern)})
     if library.version_script:
         flags += [f"-Wl,-soname,{output.name}", f"-Wl,--version-script={script}"]
-    command = [*compiler, *flags, "-o", str(output), *sources, "-ldl"]
+    includes = [f"-I{folder}" for folder in sorted({path.parent for path in scratch.rglob("*.h")})]
+    command = [*compiler, *flags, *includes, "-o", str(output), *sources, "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

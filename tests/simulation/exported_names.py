@@ -56,7 +56,7 @@ def stub(function: str, exported: set[str]) -> str:
 
 def write(name: str, lines: list[str]) -> None:
     text = "/* Written by tests/simulation/exported_names.py. */\n" + "\n".join(sorted(lines)) + "\n"
-    (NATIVE / f"names_{name}.h").write_text(text)
+    (next(NATIVE.rglob(f"names_{name}.h"))).write_text(text)
 
 
 def main(directories: list[str]) -> None:

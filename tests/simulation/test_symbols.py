@@ -103,7 +103,7 @@ REPLACED = {"libcudart.so.12", "libcudart.so.13", "libcupti.so.13", "libnccl.so.
 
 def read_listed_names(name: str) -> set[str]:
     """Return the names in a list that tests/simulation/exported_names.py wrote."""
-    text = (NATIVE / f"names_{name}.h").read_text()
+    text = (next(NATIVE.rglob(f"names_{name}.h"))).read_text()
     return set(re.findall(r"^(?:NAME|DEVICE_NAME|VARIANT)\((\w+)", text, re.MULTILINE))
 
 

@@ -66,7 +66,7 @@ _LIBRARIES = (
     _Library("nvml/libnvidia-ml.so.1", ("nvml*.c", "common/*.c"), "nvml.map"),
     _Library("preload/libaccelerator-exit.so", ("exit.c",), "exit.map"),
     _Library("preload/libcupti.so.13", ("cupti*.c",), "cupti.map"),
-    _Library("preload/libnccl.so.2", ("nccl*.c",), "nccl.map"),
+    _Library("preload/libnccl.so.2", ("nccl/*.c",), "nccl/nccl.map"),
     _Library("bin/nvidia-smi", ("smi*.c",)),
 )
 # NVIDIA's driver has this name too, and the Triton of torch 2.8 links with -lcuda.

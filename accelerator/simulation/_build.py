@@ -67,7 +67,7 @@ _LIBRARIES = (
     _Library("preload/libaccelerator-exit.so", ("exit.c",), "exit.map"),
     _Library("preload/libcupti.so.13", ("cupti*.c",), "cupti.map"),
     _Library("preload/libnccl.so.2", ("nccl/*.c",), "nccl/nccl.map"),
-    _Library("bin/nvidia-smi", ("smi*.c",)),
+    _Library("bin/nvidia-smi", ("smi/*.c",)),
 )
 # NVIDIA's driver has this name too, and the Triton of torch 2.8 links with -lcuda.
 _LINKS = {"driver/libcuda.so": "driver/libcuda.so.1"}

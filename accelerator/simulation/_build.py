@@ -64,8 +64,8 @@ _LIBRARIES = (
     _Library("preload/libcudart.so.13", ("runtime/*.c", "races/*.c"), "runtime/runtime.map.in", "13"),
     _Library("driver/libcuda.so.1", ("driver/*.c", "common/*.c"), "driver/driver.map"),
     _Library("nvml/libnvidia-ml.so.1", ("nvml/*.c", "common/*.c"), "nvml/nvml.map"),
-    _Library("preload/libaccelerator-exit.so", ("exit.c",), "exit.map"),
-    _Library("preload/libcupti.so.13", ("cupti*.c",), "cupti.map"),
+    _Library("preload/libaccelerator-exit.so", ("preload/exit/*.c",), "preload/exit/exit.map"),
+    _Library("preload/libcupti.so.13", ("preload/cupti/*.c",), "preload/cupti/cupti.map"),
     _Library("preload/libnccl.so.2", ("nccl/*.c",), "nccl/nccl.map"),
     _Library("bin/nvidia-smi", ("smi/*.c",)),
 )

@@ -1,4 +1,4 @@
-"""Compiles the engine of simulated GPUs (``native/engine.cpp``) against the headers of the installed torch.
+"""Compiles the engine of simulated GPUs (``native/engine``) against the headers of the installed torch.
 
 Each version of torch has a build of its own, in the cache directory of the simulated libraries. Without a C++ compiler, or if
 it fails, the ops run in Python, slower, and one line says so once for each cache directory.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -23,12 +24,8 @@ __all__ = ["Torch", "build", "describe", "ensure_built"]
 
 _CACHE_NAME = "accelerator/engine-"
 _LIBRARY = "engine.so"
-_MAIN = "engine.cpp"
-_SOURCES = (
-    _MAIN,
-    *("engine_attention.hpp", "engine_call.hpp", "engine_device.hpp", "engine_memory.hpp", "engine_race_call.hpp"),
-    *("engine_races.hpp", "engine_tensors.hpp"),
-)
+_MAIN = "engine/engine.cpp"
+_INCLUDE = re.compile(rb'^#include "(.+)"$', re.MULTILINE)
 _FLAGS = (
     "-std=c++20",
     "-O2",
@@ -101,10 +98,22 @@ def _engine(torch: Torch) -> Build:
 
 
 def _read_sources() -> dict[str, bytes]:
-    """Read the sources by this module's loader: they may be in a zip archive."""
+    """Read the main file and what it includes, by this module's loader: they may be in a zip archive, which it cannot list."""
     assert __spec__ is not None
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
-    return {name: __spec__.loader.get_data(os.path.join(folder, name)) for name in _SOURCES}  # type: ignore[union-attr]
+    native = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
+    sources: dict[str, bytes] = {}
+    names = [_MAIN]
+    while names:
+        name = names.pop()
+        if name not in sources:
+            sources[name] = __spec__.loader.get_data(os.path.join(native, name))  # type: ignore[union-attr]
+            names += [_included(name, each.decode()) for each in _INCLUDE.findall(sources[name])]
+    return dict(sorted(sources.items()))
+
+
+def _included(name: str, included: str) -> str:
+    """Return the path below ``native`` of a file that a source includes: one of its own folder, or one by its whole path."""
+    return included if "/" in included else f"{os.path.dirname(name)}/{included}"
 
 
 def _compiler() -> tuple[str, ...]:
@@ -122,13 +131,21 @@ def _compile(torch: Torch, sources: dict[str, bytes], directory: Path) -> None:
     compiler = _compiler()
     announce(f"compiling the engine of simulated GPUs for torch {torch.version.partition(' ')[0]}, about 15 s, once")
     folder = directory / "sources"
-    folder.mkdir()
     for name, content in sources.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     libraries = os.path.join(torch.folder, "lib")
     command = [
         *(*compiler, *_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.has_new_abi)}"),
-        *("-isystem", os.path.join(torch.folder, "include"), "-o", str(directory / _LIBRARY), str(folder / _MAIN)),
+        *(
+            "-I",
+            str(folder),
+            "-isystem",
+            os.path.join(torch.folder, "include"),
+            "-o",
+            str(directory / _LIBRARY),
+            str(folder / _MAIN),
+        ),
         *("-L", libraries, *_LINKED),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}

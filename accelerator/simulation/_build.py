@@ -252,8 +252,7 @@ def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Pa
     sources = sorted({str(path) for pattern in library.sources for path in scratch.glob(pattern)})
     if library.version_script:
         flags += [f"-Wl,-soname,{output.name}", f"-Wl,--version-script={script}"]
-    includes = [f"-I{folder}" for folder in sorted({path.parent for path in scratch.rglob("*.h")})]
-    command = [*compiler, *flags, *includes, "-o", str(output), *sources, "-ldl"]
+    command = [*compiler, *flags, f"-I{scratch}", "-o", str(output), *sources, "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

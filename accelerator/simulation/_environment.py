@@ -230,7 +230,7 @@ def environment(
         # The CPU and real GPUs must not run code that was compiled for simulated GPUs: the tag separates it in torch's caches.
         tag = "-".join(filter(None, (result.get(_CACHE_TAG), f"simulated-gpu-{machine['COMPILE']}")))
         result[_CACHE_TAG] = tag
-    # torch waits 10 s at exit for autograd threads, which native/exit.c has suspended for good.
+    # torch waits 10 s at exit for autograd threads, which native/preload/exit has suspended for good.
     result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
     result.update({_PREFIX + key: value for key, value in machine.items()})
     return result

@@ -1,4 +1,4 @@
-"""The races of this process, as the simulated runtime has stored them (``native/race_report.c``)."""
+"""The races of this process, as the simulated runtime has stored them (``native/races/report.c``)."""
 
 from __future__ import annotations
 

@@ -16,6 +16,14 @@ from pathlib import Path
 from tests.simulation.elf import ElfSymbols
 
 NATIVE = Path(__file__).parents[2] / "accelerator/simulation/native"
+LISTS = {
+    "cudart_12": "runtime/names_cudart_12.h",
+    "cudart_13": "runtime/names_cudart_13.h",
+    "cupti_13": "preload/cupti/names.h",
+    "nccl": "nccl/names.h",
+    "cuda": "driver/names.h",
+    "nvml": "nvml/names.h",
+}
 LIBRARIES = {
     "cudart_12": "libcudart.so.12",
     "cudart_13": "libcudart.so.13",
@@ -56,7 +64,7 @@ def stub(function: str, exported: set[str]) -> str:
 
 def write(name: str, lines: list[str]) -> None:
     text = "/* Written by tests/simulation/exported_names.py. */\n" + "\n".join(sorted(lines)) + "\n"
-    (next(NATIVE.rglob(f"names_{name}.h"))).write_text(text)
+    (NATIVE / LISTS[name]).write_text(text)
 
 
 def main(directories: list[str]) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from accelerator.simulation import _build
 from tests.simulation.elf import ElfSymbols, Symbol
+from tests.simulation.exported_names import LISTS, NATIVE
 from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
 
@@ -96,14 +97,13 @@ def test_only_interface_names_are_exported(simulated: set[Symbol]) -> None:
     assert {name for name in exported if not interface.match(name)} == set()
 
 
-NATIVE = Path(_build.__file__).parent / "native"
 # NVIDIA's libraries that the simulation replaces.
 REPLACED = {"libcudart.so.12", "libcudart.so.13", "libcupti.so.13", "libnccl.so.2"}
 
 
 def read_listed_names(name: str) -> set[str]:
     """Return the names in a list that tests/simulation/exported_names.py wrote."""
-    text = (next(NATIVE.rglob(f"names_{name}.h"))).read_text()
+    text = (NATIVE / LISTS[name]).read_text()
     return set(re.findall(r"^(?:NAME|DEVICE_NAME|VARIANT)\((\w+)", text, re.MULTILINE))
 
 

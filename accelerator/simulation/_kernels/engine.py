@@ -1,4 +1,4 @@
-"""The engine: the compiled kernel that handles the usual calls of most ops (``native/engine.cpp``).
+"""The engine: the compiled kernel that handles the usual calls of most ops (``native/engine``).
 
 This module loads it, and tells it what it needs to know about an op when the op is called first.
 """
@@ -29,7 +29,7 @@ _C: Any = torch._C
 PYTHON_KEY: torch._C.DispatchKey = _C._dispatch_key_parse("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
 
-# The flags of Rules in native/engine_call.hpp.
+# The flags of Rules in native/engine/call.hpp.
 _TAKES_HOST_SCALARS, _HAS_ALERT, _HAS_WORKSPACE, _READS_INDICES, _COPIES, _CLEARS, _DRAWS, _WAITS, _NEEDS_INPUT_DTYPE = (
     1 << bit for bit in range(9)
 )
@@ -37,7 +37,7 @@ _TAKES_HOST_SCALARS, _HAS_ALERT, _HAS_WORKSPACE, _READS_INDICES, _COPIES, _CLEAR
 _PARTS = ("sparse", "nested")
 _SCALED = ("quantize", "_make_per")
 _WAIT_SOMETIMES = ("repeat_interleave",)
-# The engine composes the usual calls of these ops itself (native/engine_attention.hpp).
+# The engine composes the usual calls of these ops itself (native/engine/attention.hpp).
 _COMPOSED_BY_ENGINE = frozenset(
     (
         "aten::_scaled_dot_product_efficient_attention",
@@ -47,7 +47,7 @@ _COMPOSED_BY_ENGINE = frozenset(
 
 
 class _Rules(ctypes.Structure):
-    """``Rules`` of native/engine_call.hpp."""
+    """``Rules`` of native/engine/call.hpp."""
 
     _fields_ = (
         ("python_dtypes", ctypes.c_uint64),
@@ -63,13 +63,13 @@ class _Rules(ctypes.Structure):
 
 
 class _Runtime(ctypes.Structure):
-    """``engine_runtime`` of native/engine.cpp."""
+    """``engine_runtime`` of native/engine/engine.cpp."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("attention", "is_stream_free", "pointer_attributes", "clear_memory"))
 
 
 class _Races(ctypes.Structure):
-    """``Races`` of native/engine_races.hpp."""
+    """``Races`` of native/engine/races.hpp."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in races.functions)
 

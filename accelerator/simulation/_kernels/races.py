@@ -1,4 +1,4 @@
-"""Race detection: what ops access, for the simulated runtime (``native/race.h``).
+"""Race detection: what ops access, for the simulated runtime (``native/races/races.h``).
 
 The engine tells the runtime itself. Without it, a wrapper of each kernel override does. Both use the lists of this module.
 """
@@ -37,9 +37,9 @@ _runtime = capture.runtime
 _Tensor = torch.Tensor
 
 READS_NOTHING, USES_PART, COPIES = 1, 2, 4
-"""Flags of engine_races.hpp."""
+"""Flags of native/engine/races.hpp."""
 WRITES, PART = 1, 2
-"""Flags of an access, in native/race.h."""
+"""Flags of an access, in native/races/races.h."""
 _MAXIMUM_DIMS = 8
 _TORCH = os.path.dirname(torch.__file__)
 # Their lines are not the program's.
@@ -71,7 +71,7 @@ _WRITING_PARTS = frozenset(
 
 
 class _Layout(ctypes.Structure):
-    """``race_layout`` of native/race.h."""
+    """``race_layout`` of native/races/races.h."""
 
     _fields_ = (
         ("address", ctypes.c_size_t),
@@ -83,7 +83,7 @@ class _Layout(ctypes.Structure):
 
 
 class _Access(ctypes.Structure):
-    """``race_access`` of native/race.h."""
+    """``race_access`` of native/races/races.h."""
 
     _fields_ = (
         ("layout", _Layout),
@@ -115,7 +115,7 @@ functions = {
     "order": _runtime.accelerator_simulation_race_order,
     "owners": _runtime.accelerator_simulation_race_owners,
 }
-"""The runtime's functions, in the order of ``Races`` in native/engine_races.hpp."""
+"""The runtime's functions, in the order of ``Races`` in native/engine/races.hpp."""
 
 functions["op"].argtypes = (
     *(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int),

@@ -13,7 +13,7 @@ import pytest
 
 from .. import _races
 
-# The native libraries read both (race_report.c), also in the processes that a test starts.
+# The native libraries read both (native/races/report.c), also in the processes that a test starts.
 _FILE = "ACCELERATOR_SIM_RACE_FILE"
 _TEST = "ACCELERATOR_SIM_RACE_TEST"
 _WRONG_MARK = "allow_races takes a reason, as in allow_races('the values are not used')"

@@ -5,7 +5,7 @@
 #include <pthread.h>
 #include <time.h>
 
-#include "driver_api.h"
+#include "api.h"
 
 enum { MAX_STACK = 64 };
 

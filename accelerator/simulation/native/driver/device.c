@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "driver_api.h"
+#include "api.h"
 
 struct sim_device devices[SIM_MAX_GPUS];
 int device_count;

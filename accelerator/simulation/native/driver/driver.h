@@ -4,11 +4,11 @@
 
 #include <stdbool.h>
 
-#include "config.h"
-#include "driver_errors.h"
-#include "driver_table.h"
-#include "errors.h"
-#include "state.h"
+#include "common/config.h"
+#include "interface/cuda_errors.h"
+#include "interface/driver_table.h"
+#include "common/errors.h"
+#include "common/state.h"
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -16,7 +16,7 @@ typedef uintptr_t CUdeviceptr;
 typedef struct sim_device *CUcontext; /* every context is the primary one of its device */
 typedef void *CUstream;               /* streams belong to the runtime; they are opaque to the driver */
 
-/* driver.c. Every entry point returns this error until cuInit succeeds, and in a child forked after that. */
+/* initialization.c. Every entry point returns this error until cuInit succeeds, and in a child forked after that. */
 extern _Atomic int driver_status;
 extern struct sim_state *driver_state;
 
@@ -28,7 +28,7 @@ struct visible_device {
 /* Fills in the devices that CUDA_VISIBLE_DEVICES leaves, in CUDA_DEVICE_ORDER, and returns their number. */
 int visible_devices(struct visible_device visible[SIM_MAX_GPUS]);
 
-/* driver_device.c */
+/* device.c */
 extern struct sim_device devices[SIM_MAX_GPUS];
 extern int device_count;
 
@@ -44,7 +44,7 @@ static inline int device_gpu(int ordinal)
     return is_device(ordinal) ? devices[ordinal].gpu : SIM_NO_GPU;
 }
 
-/* driver_context.c */
+/* context.c */
 struct sim_device *current_context(void);
 void wait_until(int64_t time);
 
@@ -73,7 +73,7 @@ static inline CUresult enter_context(const char *function)
     return context ? SUCCESS : ERROR_INVALID_CONTEXT;
 }
 
-/* driver_memory.c. Blocks are the ranges of addresses that CUDA knows, ordered by address. */
+/* memory.c. Blocks are the ranges of addresses that CUDA knows, ordered by address. */
 struct heap_part {
     uint64_t inode; /* of the heap's file; 0 for private memory */
     uint64_t offset;
@@ -104,21 +104,21 @@ void set_pool(void *address, void *pool);
 bool set_idle(void *address, bool is_idle);
 int free_idle(void *address);
 
-/* driver_zero.c. Exported for the kernel overrides in Python. */
+/* zero.c. Exported for the kernel overrides in Python. */
 void accelerator_simulation_zero(void *address, size_t size);
 void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM_FILL says so */
 
-/* driver_stream.c */
+/* stream.c */
 void use_runtime(const struct sim_runtime *used);
 /* Wait for NCCL's work, the only work that is not done at the call. */
 int wait_for_pending_on_device(int ordinal);
 int wait_for_pending_on_stream(CUstream stream);
 int free_to_pool(const struct sim_memory *memory);
 
-/* driver_virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */
+/* virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */
 bool is_reserved(const void *address, size_t size);
 
-/* driver_heap.c. The caller of the first two holds the memory lock. */
+/* heap.c. The caller of the first two holds the memory lock. */
 void *heap_map(int device, size_t size, struct heap_part *part); /* NULL without memory */
 void heap_unmap(int device, void *base, size_t size, const struct heap_part *part);
 int export_memory(const void *address, struct sim_ipc_handle *handle);

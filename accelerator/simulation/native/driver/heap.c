@@ -7,7 +7,7 @@
 #include <sys/resource.h>
 
 #include "driver.h"
-#include "memory_file.h"
+#include "common/memory_file.h"
 
 enum { PAGE = 4096, HANDLE_MAGIC = 0x53494d34 };
 

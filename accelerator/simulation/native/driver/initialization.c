@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "driver_api.h"
+#include "api.h"
 
 /* Marks the process as simulated: simulation.is_simulated() searches for this name. */
 SIM_EXPORT const char accelerator_simulation[] = "cuda";

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "arrays.h"
-#include "driver_api.h"
+#include "common/arrays.h"
+#include "api.h"
 
 static struct sorted blocks; /* by address */
 static uint64_t last_id;

@@ -1,6 +1,6 @@
 /* libcuda.so.1: entry points that are not simulated. */
 #include "driver.h"
-#include "stubs.h"
+#include "common/stubs.h"
 
 static CUresult refuse(const char *function)
 {
@@ -14,4 +14,4 @@ static CUresult refuse(const char *function)
         return refuse(__func__);                                                                                       \
     }
 
-#include "names_cuda.h"
+#include "names.h"

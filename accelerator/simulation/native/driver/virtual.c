@@ -6,8 +6,8 @@
 
 #include <stdlib.h>
 
-#include "arrays.h"
-#include "memory_file.h"
+#include "common/arrays.h"
+#include "common/memory_file.h"
 
 enum { GRANULARITY = 2 << 20, FILE_DESCRIPTOR_HANDLE = 1, ON_DEVICE = 1 };
 enum { NO_ACCESS = 0, READ = 1, READ_AND_WRITE = 3 };

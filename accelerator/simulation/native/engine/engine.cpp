@@ -1,9 +1,9 @@
 // The engine: one kernel for the usual calls of all ops, compiled against the headers of the installed torch. Without it, the
 // same ops run in Python, slower (_kernels/dispatch.py).
 //
-// engine_memory.hpp has the memory of results, engine_tensors.hpp the conversion of tensors, engine_device.hpp
-// the device of a call, engine_races.hpp race detection, engine_attention.hpp attention, engine_call.hpp a call.
-#include "engine_race_call.hpp"
+// memory.hpp has the memory of results, tensors.hpp the conversion of tensors, device.hpp
+// the device of a call, races.hpp race detection, attention.hpp attention, call.hpp a call.
+#include "race_call.hpp"
 
 #include <c10/core/CPUAllocator.h>
 

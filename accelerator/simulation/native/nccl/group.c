@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arrays.h"
+#include "common/arrays.h"
 
 struct batch {
     struct operation *operations;

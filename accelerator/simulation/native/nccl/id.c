@@ -8,7 +8,7 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
-#include "process.h"
+#include "common/process.h"
 
 #define ID_MAGIC "accsim2" /* eight bytes with the final zero; changes with the content */
 

@@ -11,8 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "errors.h"
-#include "pending.h"
+#include "common/errors.h"
+#include "interface/pending.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -201,7 +201,7 @@ struct comm {
     uint64_t steps, exchanges; /* how many this rank has completed */
     uint64_t children;         /* how many communicators were made of this one without an exchange */
     bool has_growth_id;
-    bool is_alone, has_unknown_size; /* nccl_alone.c */
+    bool is_alone, has_unknown_size; /* alone.c */
     struct queue collectives, sends[MAX_RANKS], receives[MAX_RANKS]; /* of the job in progress */
     struct factor *factors;
     int factor_count;
@@ -218,12 +218,12 @@ struct job {
     uint64_t sequence;
 };
 
-/* nccl.c */
+/* calls.c */
 void reset_error_lock(void);
 const char *ncclGetLastError(const struct comm *comm);
 ncclResult_t fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-/* nccl_cuda.c */
+/* cuda.c */
 struct capture_info {
     unsigned long long id; /* 0: the stream does not capture */
     void *graph;
@@ -240,12 +240,12 @@ const struct sim_pending *pending_runtime(void);
 ncclResult_t device_malloc(void **address, size_t size);
 ncclResult_t device_free(void *address);
 
-/* nccl_id.c */
+/* id.c */
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 ncclResult_t read_id(const ncclUniqueId *id, struct id_content *content);
 ncclResult_t check_creator(const struct comm *comm); /* fails if the process that created the unique id is gone */
 
-/* nccl_rendezvous.c */
+/* rendezvous.c */
 extern int fork_generation; /* how many forks separate this process from the first one */
 
 /* Rank 0 creates the file; other ranks open it. Sets `is_done` to false if the file does not exist yet. */
@@ -254,7 +254,7 @@ void detach(struct comm *comm, enum member_state state);
 void remove_file_name(struct attachment *attachment);
 bool is_process_gone(const struct comm *comm, int rank);
 
-/* nccl_failure.c */
+/* failure.c */
 int64_t now_ms(void);
 int64_t read_timeout_ms(void);
 void wake(struct member *member);
@@ -266,25 +266,25 @@ ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, i
 ncclResult_t report_failure(struct comm *comm);
 const char *departure(enum member_state state);
 
-/* nccl_collective.c */
+/* collective.c */
 extern const char *const operation_names[];
 void arrive(const struct comm *comm, _Atomic uint64_t *total, _Atomic uint64_t *own);
 bool have_all_arrived(const struct comm *comm, _Atomic uint64_t *total, uint64_t step);
 ncclResult_t advance_collective(struct operation *operation, bool *has_progressed, bool *is_done);
 
-/* nccl_message.c */
+/* message.c */
 struct mailbox *mailbox(const struct comm *comm, int from, int to);
 void advance_send(struct operation *operation, bool *has_progressed, bool *is_done);
 ncclResult_t advance_receive(struct operation *operation, bool *has_progressed, bool *is_done);
 
-/* nccl_worker.c */
+/* worker.c */
 ncclResult_t check_running(const struct comm *comm);
 /* All operations belong to one communicator. `in_graph` submits them to the stream that launches the graph. */
 ncclResult_t submit_operations(const struct operation *operations, size_t count, bool in_graph);
 void drain(struct comm *comm);
 void stop_worker(struct comm *comm);
 
-/* nccl_group.c */
+/* group.c */
 struct joining {
     struct comm *comm; /* NULL if this rank belongs to no new communicator (a split without color) */
     struct comm **handle;
@@ -300,15 +300,15 @@ ncclResult_t note_group_error(ncclResult_t error); /* the end of an open group r
 void group_start(void);
 ncclResult_t group_end(bool is_to_run);
 
-/* nccl_alone.c */
+/* alone.c */
 bool is_alone(void);
 ncclResult_t join_alone(struct joining *joining); /* takes ownership */
 ncclResult_t complete_alone(const struct operation *operations, size_t count);
 
-/* nccl_split.c */
+/* split.c */
 ncclResult_t exchange_records(struct joining **joinings, size_t count);
 
-/* nccl_comm.c */
+/* communicator.c */
 void pause_briefly(void);
 void retire(struct comm *comm);
 ncclResult_t check_comm(const struct comm *comm);
@@ -324,7 +324,7 @@ void abandon_joining(struct joining *joining);
 bool is_comm(const struct comm *comm);
 void open_comm(struct comm *comm);
 
-/* nccl_reduce.c */
+/* reduce.c */
 size_t type_size(enum data_type type);
 void reduce(char *target, char *const *sources, int count, size_t elements, enum data_type type, int reduction);
 void multiply(char *target, const char *source, size_t elements, enum data_type type, const void *factor);

@@ -1,5 +1,5 @@
 /* NCCL: functions that are not simulated. nccl.h is not included, because it declares some of these names with other types. */
-#include "stubs.h"
+#include "common/stubs.h"
 
 enum { INVALID_USAGE = 5 };
 
@@ -11,4 +11,4 @@ int fail(int result, const char *format, ...) __attribute__((format(printf, 2, 3
         return fail(INVALID_USAGE, "%s is not simulated", __func__);                                                   \
     }
 
-#include "names_nccl.h"
+#include "names.h"

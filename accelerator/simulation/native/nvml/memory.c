@@ -3,7 +3,7 @@
 
 #include <stdlib.h>
 
-#include "state.h"
+#include "common/state.h"
 
 static struct sim_memory_figures read_memory(const struct nvml_device *device)
 {

@@ -7,8 +7,8 @@
 
 #include <stdbool.h>
 
-#include "config.h"
-#include "errors.h"
+#include "common/config.h"
+#include "common/errors.h"
 
 enum {
     NVML_OK = 0,
@@ -68,7 +68,7 @@ _Static_assert(sizeof(struct nvml_pci_info) == 68, "the layout of version 3");
 
 struct nvml_pci_info nvml_pci_info(int gpu);
 
-/* nvml_topology.c. The number of active NVLinks of a GPU. */
+/* topology.c. The number of active NVLinks of a GPU. */
 int nvml_link_count(int gpu);
 
 #endif

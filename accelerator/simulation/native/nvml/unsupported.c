@@ -1,7 +1,7 @@
 /* The functions of NVML that are not simulated. NVIDIA's Python binding needs their names: if one is missing, a
  * program assumes an old driver, not a GPU without the feature. */
 #include "nvml.h"
-#include "stubs.h"
+#include "common/stubs.h"
 
 static int refuse(const char *function)
 {
@@ -29,4 +29,4 @@ static int refuse_device(const char *function, nvml_handle handle)
         return refuse_device(__func__, handle);                                                                        \
     }
 
-#include "names_nvml.h"
+#include "names.h"

@@ -2,7 +2,7 @@
  *
  * Memory is divided into segments; each has the accesses to all of it that a later access may race with. A dense write replaces
  * all accesses of its range. Another access is added, and replaces the earlier one that it repeats. */
-#include "race.h"
+#include "races.h"
 
 enum { MOST_ACCESSES = 64 }; /* of a segment: the oldest is dropped */
 

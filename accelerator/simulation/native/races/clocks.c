@@ -1,5 +1,5 @@
 /* Race detection: the vector clocks of streams and of the host, and the worlds of captures. */
-#include "race.h"
+#include "races.h"
 
 struct world present;
 struct clock host_clock, reuse_clock;

@@ -1,5 +1,5 @@
 /* Race detection: what the runtime, the ops' kernels and NCCL tell it. */
-#include "race.h"
+#include "races.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
  * runs on open pages.
  *
  * A late copy fills its pinned target with NaN until the host has waited, as if the copy had not begun. */
-#include "race.h"
+#include "races.h"
 
 #include <signal.h>
 #include <sys/mman.h>

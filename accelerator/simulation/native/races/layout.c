@@ -1,5 +1,5 @@
 /* Race detection: which bytes an access touches, and how many of them another one touches too. */
-#include "race.h"
+#include "races.h"
 
 enum { MAXIMUM_PIECES = 1 << 22 };
 

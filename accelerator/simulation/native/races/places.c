@@ -3,7 +3,7 @@
  * The kernels of ops know it from Python (accelerator_simulation_race_place). Elsewhere, in a copy, a collective or the handler of
  * a fault, the thread may hold any lock, so it cannot take the GIL. There, Python's faulthandler writes the thread's stack into a
  * file, in the handler of a signal that the thread sends to itself. */
-#include "race.h"
+#include "races.h"
 
 #include <signal.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Race detection: queries of events and streams, whose answers depend on timing. */
-#include "race.h"
+#include "races.h"
 
 #include <dlfcn.h>
 

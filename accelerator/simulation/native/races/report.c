@@ -1,5 +1,5 @@
 /* Race detection: the words of a report. */
-#include "race.h"
+#include "races.h"
 
 #include <fcntl.h>
 #include <stdio.h>

@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "arrays.h"
+#include "common/arrays.h"
 
 struct user_object {
     int references;

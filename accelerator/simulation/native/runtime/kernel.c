@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "arrays.h"
+#include "common/arrays.h"
 
 struct dim3 {
     unsigned x, y, z;

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "arrays.h"
+#include "common/arrays.h"
 
 /* Captures under way plus holders of unfinished work, and one more in a child of a process that used the runtime. The kernels of
  * torch's ops read it before each op. */

@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-#include "arrays.h"
+#include "common/arrays.h"
 
 struct level {
     uint64_t now, highest;

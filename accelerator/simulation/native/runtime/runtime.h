@@ -4,11 +4,11 @@
 
 #include <stdbool.h>
 
-#include "driver_errors.h"
-#include "driver_table.h"
-#include "errors.h"
-#include "memory_file.h"
-#include "pending.h"
+#include "interface/cuda_errors.h"
+#include "interface/driver_table.h"
+#include "common/errors.h"
+#include "common/memory_file.h"
+#include "interface/pending.h"
 
 #ifndef CUDART
 #error "CUDART is the major version of the runtime to build: 12 or 13"
@@ -18,7 +18,7 @@
 
 typedef int cudaError_t;
 
-/* runtime.c */
+/* initialization.c */
 extern const struct sim_driver *driver;
 extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
 
@@ -53,7 +53,7 @@ static inline cudaError_t enter_context(const char *function, struct sim_device 
     return SUCCESS;
 }
 
-/* runtime_stream.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU
+/* stream.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU
  * would finish. NCCL's work is the exception (pending.h). */
 struct capture;
 
@@ -132,7 +132,7 @@ cudaError_t run(struct stream *stream, const struct work *work);
 cudaError_t wait_for_stream(struct stream *stream);
 void delay_stream(struct stream *stream, int64_t until);
 
-/* runtime_pending.c */
+/* pending.c */
 extern _Atomic int waiting_count; /* number of streams, events and other holders of a non-empty struct pending */
 extern _Atomic int accelerator_simulation_attention;
 
@@ -147,10 +147,10 @@ void call_host_function(struct stream *stream, const struct work *work);
 uint64_t submit_to_stream(struct pending_queue *queue, struct stream *stream, struct pending *before, int64_t *not_before);
 const struct sim_pending *accelerator_simulation_pending(void);
 
-/* runtime_barrier.c */
+/* barrier.c */
 cudaError_t start_barrier(struct stream *stream, _Atomic int32_t *value, uint64_t timeout_ms);
 
-/* runtime_event.c */
+/* event.c */
 struct event {
     uint32_t magic;
     int device;
@@ -171,7 +171,7 @@ struct event {
 
 struct event *find_event(void *handle);
 
-/* runtime_capture.c */
+/* capture.c */
 cudaError_t forbid_if_capturing(void);
 cudaError_t capture_work(struct stream *stream, const struct work *work);
 cudaError_t capture_event(struct stream *stream, struct event *event);
@@ -189,7 +189,7 @@ static inline cudaError_t unsafe_call(void)
     return __builtin_expect(active_captures == 0, 1) ? SUCCESS : finish(forbid_if_capturing());
 }
 
-/* runtime_graph.c */
+/* graph.c */
 struct node {
     struct graph *graph;
     struct node *previous; /* a graph is a chain of nodes */
@@ -201,21 +201,21 @@ bool graph_append(struct graph *graph, const struct work *work);
 struct node *graph_last_node(struct graph *graph); /* NULL if the graph is empty */
 void graph_release(struct graph *graph);
 
-/* runtime_nan.c */
+/* nan.c */
 const struct float_type *nan_check_type(const char *kernel); /* the type that a kernel checks, or NULL for others */
 cudaError_t check_for_nan(const struct float_type *type, const char *data, size_t count);
 
-/* runtime_kernel.c */
+/* kernel.c */
 void computation_released(uint64_t id);
 void reset_kernel_lock(void);
 
-/* runtime_symbol.c */
+/* symbol.c */
 void reset_symbol_lock(void);
 
-/* runtime_stream.c. The table of functions that the driver calls. */
+/* stream.c. The table of functions that the driver calls. */
 const struct sim_runtime *accelerator_sim_runtime(void);
 
-/* race.c: race detection and late copies. Each call costs one branch while they are off. */
+/* races/: race detection and late copies. Each call costs one branch while they are off. */
 extern bool races_on;
 struct world;
 
@@ -244,7 +244,7 @@ struct world **capture_world(struct stream *stream); /* NULL if the stream does 
             call; \
     } while (0)
 
-/* runtime_pool.c */
+/* pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);
 
 #endif

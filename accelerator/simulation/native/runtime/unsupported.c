@@ -1,6 +1,6 @@
 /* The CUDA runtime: entry points that are not simulated. */
 #include "runtime.h"
-#include "stubs.h"
+#include "common/stubs.h"
 
 static cudaError_t refuse(const char *function)
 {

@@ -1,5 +1,5 @@
 /* libcupti.so.13: functions that do nothing. */
-#include "stubs.h"
+#include "common/stubs.h"
 
 enum { NOT_INITIALIZED = 15 };
 
@@ -9,4 +9,4 @@ enum { NOT_INITIALIZED = 15 };
         return NOT_INITIALIZED;                                                                                        \
     }
 
-#include "names_cupti_13.h"
+#include "names.h"

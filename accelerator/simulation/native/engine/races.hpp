@@ -1,7 +1,7 @@
-// What ops tell race detection (race.h): the memory that a call reads and writes, its stream and the line of the program.
+// What ops tell race detection (races/races.h): the memory that a call reads and writes, its stream and the line of the program.
 #pragma once
 
-#include "engine_device.hpp"
+#include "device.hpp"
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
@@ -13,7 +13,7 @@
 
 namespace engine {
 
-// `struct race_access` of race.h.
+// `struct race_access` of races/races.h.
 struct RaceAccess {
     uintptr_t address;
     int64_t item_size, dims, sizes[8], strides[8];

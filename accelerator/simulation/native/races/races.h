@@ -1,9 +1,9 @@
 /* Race detection: which accesses to memory nothing orders.
  *
- * Each stream has a vector clock (race_clocks.c). Work on a stream advances it, and events, waits and synchronization join
- * clocks. Each access is recorded with the time of its stream, by address (race_accesses.c). A new access races with an older
- * one to the same bytes (race_layout.c), one of them a write, whose time its own clock does not cover. race_host.c finds accesses
- * of the host to pinned memory, race_places.c the lines of the program, and race_report.c words and stores what was found.
+ * Each stream has a vector clock (clocks.c). Work on a stream advances it, and events, waits and synchronization join
+ * clocks. Each access is recorded with the time of its stream, by address (accesses.c). A new access races with an older
+ * one to the same bytes (layout.c), one of them a write, whose time its own clock does not cover. guards.c finds accesses
+ * of the host to pinned memory, places.c the lines of the program, and report.c words and stores what was found.
  *
  * One lock, race_lock, guards all of it. No function takes Python's GIL while it holds that lock. */
 #ifndef ACCELERATOR_SIM_RACE_H
@@ -14,8 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "arrays.h"
-#include "runtime.h"
+#include "common/arrays.h"
+#include "runtime/runtime.h"
 
 enum { RACE_MAX_DIMS = 8 };
 
@@ -39,7 +39,7 @@ struct race_access {
     int32_t flags, dtype; /* torch's number of the type, or -1 */
 };
 
-/* ---- race_layout.c ---- */
+/* ---- layout.c ---- */
 
 struct race_range {
     uintptr_t start, end;
@@ -53,7 +53,7 @@ bool layouts_are_equal(const struct race_layout *first, const struct race_layout
 size_t layout_overlap(const struct race_layout *first, const struct race_layout *second);
 struct race_layout layout_of_bytes(const void *address, size_t size);
 
-/* ---- race_clocks.c ---- */
+/* ---- clocks.c ---- */
 
 struct clock {
     uint32_t *times; /* by stream */
@@ -95,7 +95,7 @@ struct clock *begin_work(struct world *world, const struct stream *stream, size_
 const struct race_stream *stream_at(size_t index);
 void join_device(struct clock *clock, int device);
 
-/* ---- race_accesses.c ---- */
+/* ---- accesses.c ---- */
 
 /* The storage that holds accessed memory. Accesses share it. */
 struct owner {
@@ -123,13 +123,13 @@ void record_access(struct world *world, struct access *access, const struct cloc
 void list_access(struct world *world, struct access *access);
 struct access *new_access(const struct race_access *given, size_t stream, uint32_t time, const char *name, int place);
 void release_access(struct access *access);
-void release_reference(void *reference); /* race.c: to a storage */
+void release_reference(void *reference); /* copies.c: to a storage */
 void mark_freed(uintptr_t start, uintptr_t end);
 void forget_accesses(uintptr_t start, uintptr_t end);
 void replay_accesses(struct world *captured, struct stream *stream, int place);
 void world_free(struct world *world);
 
-/* ---- race_host.c ---- */
+/* ---- guards.c ---- */
 
 extern bool copies_are_late;
 extern _Thread_local bool is_in_copy; /* the thread performs a copy of a stream, which may touch guarded memory */
@@ -140,18 +140,18 @@ void close_guards(void);
 void release_guards(void); /* those of copies for which the host has waited */
 void forget_guards(uintptr_t start, uintptr_t end);
 
-/* ---- race.c ---- */
+/* ---- copies.c ---- */
 
 void join_host(const struct clock *clock);  /* the host has waited */
 void join_reuse(const struct clock *clock); /* torch has seen that work has ended */
 
-/* ---- race_places.c ---- */
+/* ---- places.c ---- */
 
 /* The line of the program that the calling thread is at, as a number; 0 if it is unknown. */
 int place_of_thread(void);
 const char *place_text(int place);
 
-/* ---- race_report.c ---- */
+/* ---- report.c ---- */
 
 void report_race(const struct access *first, const struct access *second, size_t bytes, bool is_reuse);
 void report_host_race(const struct access *copy, uintptr_t address, bool is_write, int place);

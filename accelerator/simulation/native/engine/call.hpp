@@ -2,8 +2,8 @@
 // tensors. Calls that this file does not handle run in Python.
 #pragma once
 
-#include "engine_attention.hpp"
-#include "engine_races.hpp"
+#include "attention.hpp"
+#include "races.hpp"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>

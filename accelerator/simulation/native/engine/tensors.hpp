@@ -1,7 +1,7 @@
 // CPU aliases of CUDA tensors, and CUDA tensors for results of the CPU.
 #pragma once
 
-#include "engine_memory.hpp"
+#include "memory.hpp"
 
 #include <array>
 #include <atomic>

@@ -1,7 +1,7 @@
-// A call of an op while races are to be found: engine_call.hpp calls it, engine_races.hpp has what it tells race detection.
+// A call of an op while races are to be found: call.hpp calls it, races.hpp has what it tells race detection.
 #pragma once
 
-#include "engine_call.hpp"
+#include "call.hpp"
 
 namespace engine {
 

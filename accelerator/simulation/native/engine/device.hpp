@@ -1,7 +1,7 @@
 // The device of a call: its current stream, workspaces and random numbers.
 #pragma once
 
-#include "engine_tensors.hpp"
+#include "tensors.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>

@@ -51,23 +51,23 @@ _ANNOUNCEMENT = "compiling the simulated driver, about 10 s, once"
 
 
 class _Library(NamedTuple):
-    """A shared library or program and its sources."""
+    """A shared library or program, and the folders of its sources below ``native``."""
 
     path: str
-    sources: tuple[str, ...]
+    folders: tuple[str, ...]
     version_script: str = ""  # empty for a program
     cudart: str = ""
 
 
 _LIBRARIES = (
-    _Library("preload/libcudart.so.12", ("runtime/*.c", "races/*.c"), "runtime/runtime.map.in", "12"),
-    _Library("preload/libcudart.so.13", ("runtime/*.c", "races/*.c"), "runtime/runtime.map.in", "13"),
-    _Library("driver/libcuda.so.1", ("driver/*.c", "common/*.c"), "driver/driver.map"),
-    _Library("nvml/libnvidia-ml.so.1", ("nvml/*.c", "common/*.c"), "nvml/nvml.map"),
-    _Library("preload/libaccelerator-exit.so", ("preload/exit/*.c",), "preload/exit/exit.map"),
-    _Library("preload/libcupti.so.13", ("preload/cupti/*.c",), "preload/cupti/cupti.map"),
-    _Library("preload/libnccl.so.2", ("nccl/*.c",), "nccl/nccl.map"),
-    _Library("bin/nvidia-smi", ("smi/*.c",)),
+    _Library("preload/libcudart.so.12", ("runtime", "races"), "runtime/runtime.map.in", "12"),
+    _Library("preload/libcudart.so.13", ("runtime", "races"), "runtime/runtime.map.in", "13"),
+    _Library("driver/libcuda.so.1", ("driver", "common"), "driver/driver.map"),
+    _Library("nvml/libnvidia-ml.so.1", ("nvml", "common"), "nvml/nvml.map"),
+    _Library("preload/libaccelerator-exit.so", ("preload/exit",), "preload/exit/exit.map"),
+    _Library("preload/libcupti.so.13", ("preload/cupti",), "preload/cupti/cupti.map"),
+    _Library("preload/libnccl.so.2", ("nccl",), "nccl/nccl.map"),
+    _Library("bin/nvidia-smi", ("smi",)),
 )
 # NVIDIA's driver has this name too, and the Triton of torch 2.8 links with -lcuda.
 _LINKS = {"driver/libcuda.so": "driver/libcuda.so.1"}
@@ -249,7 +249,7 @@ def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Pa
         script = scratch / f"runtime-{library.cudart}.map"
         script.write_text(text, encoding="utf-8")
         flags.append(f"-DCUDART={library.cudart}")
-    sources = sorted({str(path) for pattern in library.sources for path in scratch.glob(pattern)})
+    sources = sorted(str(path) for folder in library.folders for path in (scratch / folder).glob("*.c"))
     if library.version_script:
         flags += [f"-Wl,-soname,{output.name}", f"-Wl,--version-script={script}"]
     command = [*compiler, *flags, f"-I{scratch}", "-o", str(output), *sources, "-ldl"]

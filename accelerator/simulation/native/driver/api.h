@@ -18,5 +18,6 @@ CUresult cuMemFreeHost(void *address);
 CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags);
 CUresult cuMemHostUnregister(void *address);
 CUresult cuMemGetInfo_v2(size_t *free, size_t *total);
+CUresult cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status);
 
 #endif

@@ -16,7 +16,7 @@ typedef uintptr_t CUdeviceptr;
 typedef struct sim_device *CUcontext; /* every context is the primary one of its device */
 typedef void *CUstream;               /* streams belong to the runtime; they are opaque to the driver */
 
-/* initialization.c. Every entry point returns this error until cuInit succeeds, and in a child forked after that. */
+/* status.c. Every entry point returns this error until cuInit succeeds, and in a child forked after that. */
 extern _Atomic int driver_status;
 extern struct sim_state *driver_state;
 
@@ -73,7 +73,9 @@ static inline CUresult enter_context(const char *function)
     return context ? SUCCESS : ERROR_INVALID_CONTEXT;
 }
 
-/* memory.c. Blocks are the ranges of addresses that CUDA knows, ordered by address. */
+/* blocks.c */
+enum { PAGE = 4096 };
+
 struct heap_part {
     uint64_t inode; /* of the heap's file; 0 for private memory */
     uint64_t offset;
@@ -94,22 +96,33 @@ struct block *block_insert(enum sim_memory_type type, void *base, size_t size, i
 void block_remove(struct block *block);
 bool block_overlaps(const void *address, size_t size); /* whether a block lies in the range, maybe in part */
 
-size_t round_to_pages(size_t size);
-bool is_mapped_memory(const void *address, size_t size); /* by the operating system */
-int charge(int device, uint64_t bytes);
-void release(int device, uint64_t bytes);
 int find_memory(const void *address, struct sim_memory *memory);
-int is_valid_range(const void *address, size_t size);
 void set_pool(void *address, void *pool);
 bool set_idle(void *address, bool is_idle);
+
+static inline size_t round_to_pages(size_t size)
+{
+    return (size + PAGE - 1) / PAGE * PAGE;
+}
+
+/* charges.c. charge() returns false if the device or the host has less memory left. */
+bool charge(enum sim_memory_type type, int device, uint64_t bytes);
+void release(enum sim_memory_type type, int device, uint64_t bytes);
+
+/* ranges.c */
+bool is_mapped_memory(const void *address, size_t size); /* by the operating system */
+int is_valid_range(const void *address, size_t size);
+
+/* memory.c */
 int free_idle(void *address);
 
 /* zero.c. Exported for the kernel overrides in Python. */
 void accelerator_simulation_zero(void *address, size_t size);
 void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM_FILL says so */
 
-/* stream.c */
+/* runtime.c */
 void use_runtime(const struct sim_runtime *used);
+const struct sim_runtime *find_runtime(void); /* NULL if there is none */
 /* Wait for NCCL's work, the only work that is not done at the call. */
 int wait_for_pending_on_device(int ordinal);
 int wait_for_pending_on_stream(CUstream stream);

@@ -9,7 +9,7 @@
 #include "driver.h"
 #include "common/memory_file.h"
 
-enum { PAGE = 4096, HANDLE_MAGIC = 0x53494d34 };
+enum { HANDLE_MAGIC = 0x53494d34 };
 
 struct heap {
     struct memory_file file;

@@ -4,93 +4,14 @@
  * memory is computed from the recorded charges. One address space holds everything, as under CUDA's unified addressing. */
 #include "driver.h"
 
-#include <pthread.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
-#include "common/arrays.h"
 #include "api.h"
-
-static struct sorted blocks; /* by address */
-static uint64_t last_id;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-void memory_lock(void)
-{
-    pthread_mutex_lock(&lock);
-}
-
-void memory_unlock(void)
-{
-    pthread_mutex_unlock(&lock);
-}
-
-struct block *block_find(const void *address)
-{
-    struct sorted_item *item = sorted_at_or_below(&blocks, (uintptr_t)address);
-    struct block *block = item ? item->value : NULL;
-    return block && (const char *)address < block->memory.base + block->memory.size ? block : NULL;
-}
-
-struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device)
-{
-    struct block *block = calloc(1, sizeof *block);
-    if (!block || !sorted_insert(&blocks, (uintptr_t)base, block)) {
-        free(block);
-        return NULL;
-    }
-    block->memory = (struct sim_memory){type, base, size, device, ++last_id, NULL, false};
-    return block;
-}
-
-void block_remove(struct block *block)
-{
-    sorted_remove(&blocks, sorted_index(&blocks, (uintptr_t)block->memory.base));
-    free(block);
-}
-
-bool block_overlaps(const void *address, size_t size)
-{
-    struct sorted_item *item = sorted_at_or_below(&blocks, (uintptr_t)address + size - 1);
-    const struct block *block = item ? item->value : NULL;
-    return block && block->memory.base + block->memory.size > (const char *)address;
-}
-
-size_t round_to_pages(size_t size)
-{
-    enum { PAGE = 4096 };
-    return (size + PAGE - 1) / PAGE * PAGE;
-}
 
 static void *map_anonymous(size_t size)
 {
     void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return base == MAP_FAILED ? NULL : base;
-}
-
-int charge(int device, uint64_t bytes)
-{
-    return sim_state_charge(driver_state, devices[device].gpu, devices[device].instance, bytes);
-}
-
-void release(int device, uint64_t bytes)
-{
-    sim_state_release(driver_state, devices[device].gpu, devices[device].instance, bytes);
-}
-
-static bool charge_memory(enum sim_memory_type type, int device, uint64_t bytes)
-{
-    if (type == SIM_PINNED_MEMORY)
-        return sim_state_charge(driver_state, SIM_HOST, SIM_WHOLE_GPU, bytes) == 0;
-    return charge(device, bytes) == 0;
-}
-
-static void release_memory(enum sim_memory_type type, int device, uint64_t bytes)
-{
-    if (type == SIM_PINNED_MEMORY)
-        sim_state_release(driver_state, SIM_HOST, SIM_WHOLE_GPU, bytes);
-    else
-        release(device, bytes);
 }
 
 static void unmap_memory(const struct block *block)
@@ -122,7 +43,7 @@ static struct block *map_memory(enum sim_memory_type type, size_t size, int devi
 static CUresult allocate(enum sim_memory_type type, size_t size, void **address)
 {
     int device = current_context()->ordinal;
-    if (!charge_memory(type, device, round_to_pages(size)))
+    if (!charge(type, device, round_to_pages(size)))
         return ERROR_OUT_OF_MEMORY;
     memory_lock();
     struct block *block = map_memory(type, size, device);
@@ -130,7 +51,7 @@ static CUresult allocate(enum sim_memory_type type, size_t size, void **address)
         *address = block->memory.base;
     memory_unlock();
     if (!block) {
-        release_memory(type, device, round_to_pages(size));
+        release(type, device, round_to_pages(size));
         return ERROR_OUT_OF_MEMORY;
     }
     if (type == SIM_DEVICE_MEMORY)
@@ -147,7 +68,7 @@ static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_me
                 (block->memory.type == type || block->memory.type == other_type);
     if (fits) {
         unmap_memory(block);
-        release_memory(block->memory.type, block->memory.device, block->charged);
+        release(block->memory.type, block->memory.device, block->charged);
         block_remove(block);
     }
     memory_unlock();
@@ -246,67 +167,4 @@ SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
     *total = memory.total;
     *free = memory.free;
     return SUCCESS;
-}
-
-int find_memory(const void *address, struct sim_memory *memory)
-{
-    memory_lock();
-    struct block *block = block_find(address);
-    bool is_in_use = block && !block->memory.is_idle;
-    if (is_in_use)
-        *memory = block->memory;
-    memory_unlock();
-    return is_in_use;
-}
-
-bool is_mapped_memory(const void *address, size_t size)
-{
-    enum { PAGE = 4096 };
-    uintptr_t first = (uintptr_t)address / PAGE * PAGE;
-    /* Checks the mappings and does nothing else: Linux ignores MS_ASYNC. */
-    return msync((void *)first, (uintptr_t)address + size - first, MS_ASYNC) == 0;
-}
-
-int is_valid_range(const void *address, size_t size)
-{
-    if (size > UINTPTR_MAX - (uintptr_t)address)
-        return false;
-    /* Numbers, because the range may be larger than any object that a pointer may index. */
-    uintptr_t reached = (uintptr_t)address, end = reached + size;
-    memory_lock();
-    struct block *block = block_find(address);
-    bool is_known = block != NULL, is_valid = !is_known || !block->memory.is_idle;
-    if (!is_known && is_reserved(address, size))
-        is_valid = false;
-    /* A tensor in an expandable segment may span several mapped blocks. A neighbor of another type is another
-     * allocation. */
-    while (block && reached < end) {
-        bool is_mapped = block->memory.type == SIM_MAPPED_MEMORY;
-        reached = (uintptr_t)block->memory.base + block->memory.size;
-        block = is_mapped ? block_find((void *)reached) : NULL;
-        if (block && block->memory.type != SIM_MAPPED_MEMORY)
-            block = NULL;
-    }
-    memory_unlock();
-    return is_valid && (is_known ? reached >= end : size == 0 || is_mapped_memory(address, size));
-}
-
-void set_pool(void *address, void *pool)
-{
-    memory_lock();
-    struct block *block = block_find(address);
-    if (block)
-        block->memory.pool = pool;
-    memory_unlock();
-}
-
-bool set_idle(void *address, bool is_idle)
-{
-    memory_lock();
-    struct block *block = block_find(address);
-    bool changes = block && block->memory.is_idle != is_idle;
-    if (changes)
-        block->memory.is_idle = is_idle;
-    memory_unlock();
-    return changes;
 }

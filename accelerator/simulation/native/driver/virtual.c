@@ -70,7 +70,7 @@ static void free_if_unused(struct physical *physical)
     if (physical->handle_users + physical->mappings > 0)
         return;
     if (physical->is_charged)
-        release(physical->properties.location.id, physical->size);
+        release(SIM_MAPPED_MEMORY, physical->properties.location.id, physical->size);
     memory_file_close(&physical->file);
     sorted_remove(&physicals, sorted_index(&physicals, physical->handle));
     free(physical);
@@ -189,7 +189,7 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
         return ERROR_INVALID_VALUE;
     if (properties->handle_types & ~FILE_DESCRIPTOR_HANDLE)
         return ERROR_NOT_SUPPORTED;
-    if (charge(device, size) != 0)
+    if (!charge(SIM_MAPPED_MEMORY, device, size))
         return ERROR_OUT_OF_MEMORY;
 
     CUresult result = ERROR_OUT_OF_MEMORY;
@@ -199,7 +199,7 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
         result = new_physical(&file, size, properties, true, handle);
     if (result != SUCCESS) {
         memory_file_close(&file);
-        release(device, size);
+        release(SIM_MAPPED_MEMORY, device, size);
     }
     return result;
 }

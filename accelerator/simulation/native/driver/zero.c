@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 
 /* Smaller ranges are cheaper to write than to discard and fault in again. */
-enum { PAGE = 4096, LEAST_DISCARDED = 1 << 20 };
+enum { LEAST_DISCARDED = 1 << 20 };
 
 /* Returns whether the pages were discarded. MADV_REMOVE discards pages of a file, MADV_DONTNEED those of private memory. */
 static bool discard(char *pages, size_t size)

@@ -51,6 +51,11 @@ struct sim_memory {
     bool is_idle; /* freed, and kept by its pool */
 };
 
+static inline bool sim_is_on_host(const struct sim_memory *memory)
+{
+    return memory->type == SIM_PINNED_MEMORY || memory->type == SIM_REGISTERED_MEMORY;
+}
+
 struct sim_ipc_handle {
     char bytes[64];
 };

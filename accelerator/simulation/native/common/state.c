@@ -18,7 +18,7 @@
 #include "process.h"
 
 static const char magic[8] = "ACCSIM\n";
-enum { VERSION = 1, MAX_ROWS = 4096 };
+enum { VERSION = 1 };
 
 /* A row is free while its pid is 0. Writers hold the lock; readers do not need it. */
 struct row {
@@ -45,7 +45,7 @@ struct sim_state {
     struct machine machine;
     pthread_mutex_t lock;
     _Atomic int row_count; /* rows at or above it were never used */
-    struct row rows[MAX_ROWS];
+    struct row rows[SIM_STATE_ROWS];
 };
 
 static struct sim_state own_state;
@@ -249,7 +249,7 @@ static struct row *claim(struct sim_state *state, int gpu, int instance)
     for (int i = 0; i < state->row_count && !row; i++)
         if (state->rows[i].pid == 0)
             row = &state->rows[i];
-    if (!row && state->row_count < MAX_ROWS)
+    if (!row && state->row_count < SIM_STATE_ROWS)
         row = &state->rows[state->row_count++];
     if (!row)
         return NULL;

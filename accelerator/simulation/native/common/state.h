@@ -11,6 +11,7 @@
 
 enum {
     SIM_ANY_INSTANCE = -2, /* the GPU together with all its MIG instances */
+    SIM_STATE_ROWS = 4096, /* processes times the GPUs that each uses */
 };
 
 struct sim_state;

@@ -9,17 +9,7 @@
 
 #include "common/config.h"
 #include "common/errors.h"
-
-enum {
-    NVML_OK = 0,
-    NVML_UNINITIALIZED = 1,
-    NVML_INVALID_ARGUMENT = 2,
-    NVML_NOT_SUPPORTED = 3,
-    NVML_NOT_FOUND = 6,
-    NVML_INSUFFICIENT_SIZE = 7,
-    NVML_LIBRARY_NOT_FOUND = 12,
-    NVML_VERSION_MISMATCH = 25,
-};
+#include "interface/nvml_codes.h"
 
 enum { NVML_MAX_MIG_DEVICES = 7, NVML_FIRST_MIG_MAJOR = 8 };
 

@@ -7,17 +7,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { SMI_MAX_PROCESSES = 4096 /* as many as state.c records */, SMI_TEXT = 256 };
+#include "common/state.h"
+#include "interface/nvml_codes.h"
 
-enum {
-    NVML_OK = 0,
-    NVML_NOT_SUPPORTED = 3,
-    NVML_NOT_FOUND = 6,
-    NVML_DRIVER_NOT_LOADED = 9,
-    NVML_FUNCTION_NOT_FOUND = 13,
-};
+enum { SMI_MAX_PROCESSES = SIM_STATE_ROWS, SMI_TEXT = 256 };
 
 typedef void *nvml_handle;
+
+/* nvml.c. Loads and initializes NVML. Returns the exit status of a failure. */
+int smi_start(void);
 
 /* Calls a function of NVML by its name. */
 typedef int nvml_function();
@@ -25,14 +23,6 @@ nvml_function *smi_find(const char *name);
 #define NVML(name, ...) (smi_find(#name)(__VA_ARGS__))
 
 const char *smi_error(int code);
-
-/* The GPUs that -i selects, or all. */
-struct smi_gpu {
-    nvml_handle handle;
-    unsigned index;
-};
-extern struct smi_gpu smi_gpus[SIM_MAX_GPUS];
-extern int smi_gpu_count;
 
 struct smi_memory {
     unsigned version;
@@ -47,11 +37,29 @@ struct smi_process {
 };
 int smi_processes(nvml_handle gpu, struct smi_process rows[SMI_MAX_PROCESSES], unsigned *count);
 
-/* Read a field of --query-gpu or --query-compute-apps. Return false if there is no such field. `unit` may be "". */
+/* gpus.c. The GPUs that -i selects, or all. */
+struct smi_gpu {
+    nvml_handle handle;
+    unsigned index;
+};
+extern struct smi_gpu smi_gpus[SIM_MAX_GPUS];
+extern int smi_gpu_count;
+
+int smi_find_gpus(const char *chosen); /* `chosen` is NULL for all; returns the exit status of a failure */
+
+/* fields.c. Read a field of --query-gpu or --query-compute-apps. Return false if there is no such field. `unit` may be "". */
 bool smi_query_gpu(const char *field, const struct smi_gpu *gpu, char text[SMI_TEXT], const char **unit);
 bool smi_query_process(const char *field, const struct smi_gpu *gpu, const struct smi_process *row, char text[SMI_TEXT],
                        const char **unit);
 
+/* query.c. Prints fields of GPUs or processes. Returns false if there is no such field. */
+struct smi_format {
+    bool has_header, has_units;
+};
+
+bool smi_query(const char *fields, bool of_processes, struct smi_format format);
+
+/* table.c */
 int smi_list(void);
 int smi_table(void);
 int smi_topology(void);

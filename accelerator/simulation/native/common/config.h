@@ -21,6 +21,7 @@ enum {
     SIM_NO_LINKS = -1,     /* in place of an NVLink group */
     SIM_NAME_SIZE = 96,
     SIM_UUID_SIZE = 41, /* "GPU-" or "MIG-", 36 characters, the final zero */
+    SIM_MAX_ERROR_RULES = 64,
 };
 
 struct sim_gpu {
@@ -34,6 +35,13 @@ struct sim_gpu {
     unsigned clock_reasons; /* why the clocks are throttled, as NVML's bits */
 };
 
+struct sim_error_rule {
+    char function[80];
+    bool is_prefix;
+    int gpu; /* SIM_NO_GPU: any */
+    int code;
+};
+
 struct sim_config {
     int node; /* the machine's number in its cluster */
     int gpu_count;
@@ -41,11 +49,14 @@ struct sim_config {
     char driver_version[80]; /* "590.44.01" */
     int cuda_version;        /* 13020 for CUDA 13.2 */
     bool fills_with_nan;     /* new device memory, instead of zeros */
+    struct sim_error_rule error_rules[SIM_MAX_ERROR_RULES];
+    int cu_init_delay, nvml_init_delay; /* milliseconds */
+    char log_path[4096];
 };
 
 const struct sim_config *sim_config(void);
 
-/* Writes the UUID of a GPU (instance SIM_WHOLE_GPU) or of a MIG instance, as bytes (CUDA) and as text (NVML).
+/* identity.c. Writes the UUID of a GPU (instance SIM_WHOLE_GPU) or of a MIG instance, as bytes (CUDA) and as text (NVML).
  * Either destination may be NULL. */
 void sim_uuid(int gpu, int instance, unsigned char bytes[16], char text[SIM_UUID_SIZE]);
 
@@ -53,7 +64,7 @@ void sim_pci_address(int gpu, unsigned *domain, unsigned *bus);
 uint64_t sim_memory_size(int gpu, int instance);
 void sim_display_name(int gpu, int instance, char *text, size_t size);
 
-/* Returns the error that ACCELERATOR_SIM_ERRORS injects into this call, or 0. */
+/* injections.c. Returns the error that ACCELERATOR_SIM_ERRORS injects into this call, or 0. */
 extern _Atomic int sim_error_rules; /* number of rules; negative until the environment was read */
 int sim_find_injected(const char *function, int physical_gpu);
 
@@ -65,7 +76,7 @@ static inline int sim_injected(const char *function, int physical_gpu)
 /* Sleeps for the time that ACCELERATOR_SIM_INIT_DELAY sets for `function` ("cuInit" or "nvmlInit"). */
 void sim_init_delay(const char *function);
 
-/* Appends "<pid> <event>" to ACCELERATOR_SIM_LOG. */
+/* log.c. Appends "<pid> <event>" to ACCELERATOR_SIM_LOG. */
 void sim_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

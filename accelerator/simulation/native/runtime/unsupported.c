@@ -14,8 +14,17 @@ static cudaError_t refuse(const char *function)
         return refuse(__func__);                                                                                       \
     }
 
+/* The names that only one major version has. */
 #if CUDART == 12
-#include "names_cudart_12.h"
+#define NAME_12 NAME
+#define NAME_13(name)
+#define VARIANT_12 VARIANT
+#define VARIANT_13(name, function)
 #else
-#include "names_cudart_13.h"
+#define NAME_12(name)
+#define NAME_13 NAME
+#define VARIANT_12(name, function)
+#define VARIANT_13 VARIANT
 #endif
+
+#include "names.h"

@@ -1,4 +1,4 @@
-/* A preloaded library that keeps a process from aborting when it ends, and can report its exit status.
+/* Keeps a process from aborting when it ends.
  *
  * An autograd thread of torch cleans up after it has reported the end of a backward pass, and may need the GIL for
  * that. If Python is finalizing, CPython before 3.14 ends such a thread with pthread_exit. Unwinding then leaves a C++
@@ -6,9 +6,7 @@
  * busy machines would often abort. The thread sleeps instead, as it does from CPython 3.14 on. */
 #include <dlfcn.h>
 #include <pthread.h>
-#include <limits.h>
 #include <stdbool.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
@@ -28,27 +26,4 @@ __attribute__((visibility("default"))) void pthread_exit(void *result)
     *(void **)&real = dlsym(RTLD_NEXT, "pthread_exit");
     real(result);
     abort(); /* not reached */
-}
-
-static char status_file[PATH_MAX];
-static pid_t reporter; /* a forked child inherits the handler */
-
-static void report_status(int status, void *unused)
-{
-    (void)unused;
-    FILE *file = getpid() == reporter ? fopen(status_file, "w") : NULL;
-    if (file == NULL)
-        return;
-    fprintf(file, "%d", status & 0xff);
-    fclose(file);
-}
-
-/* Write this process's exit status to a file when it calls exit. */
-__attribute__((visibility("default"))) void accelerator_simulation_report_exit(const char *path)
-{
-    static bool is_registered;
-    snprintf(status_file, sizeof status_file, "%s", path);
-    reporter = getpid();
-    if (!is_registered)
-        is_registered = on_exit(report_status, NULL) == 0;
 }

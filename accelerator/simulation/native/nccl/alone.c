@@ -10,12 +10,6 @@
 
 enum { SMALL = 1 << 20 }; /* bytes; larger results of one rank are not written */
 
-bool is_alone(void)
-{
-    const char *value = getenv("ACCELERATOR_SIM_ALONE");
-    return value && strcmp(value, "1") == 0;
-}
-
 /* The number of ranks of the part of a communicator that the next split makes; 0: unknown. Nobody knows the other ranks' colors,
  * but torch.distributed knows the ranks of the new group. */
 static _Atomic int next_split_ranks;
@@ -29,7 +23,6 @@ ncclResult_t join_alone(struct joining *joining)
 {
     struct comm *comm = joining->comm;
     if (comm->ranks == 0) { /* a split */
-        enum { NO_COLOR = -1 };
         if (joining->mine.color == NO_COLOR) {
             abandon_joining(joining);
             free(joining);

@@ -7,9 +7,6 @@
 
 #include <string.h>
 
-const char *const operation_names[] = {"AllReduce", "Reduce",  "Broadcast", "AllGather", "ReduceScatter",
-                                       "AlltoAll",  "Gather",  "Scatter",   "Send",      "Recv"};
-
 static char *slot(const struct comm *comm, int rank)
 {
     const struct shared_state *shared = comm->shared;
@@ -17,25 +14,15 @@ static char *slot(const struct comm *comm, int rank)
 }
 
 /* Whether each rank writes a separate piece for each other rank. */
-static bool has_pieces(enum operation_code code)
+static bool has_pieces(const struct operation *operation)
 {
-    return code == REDUCE_SCATTER || code == ALL_TO_ALL || code == SCATTER;
-}
-
-static bool only_root_sends(enum operation_code code)
-{
-    return code == BROADCAST || code == SCATTER;
-}
-
-static bool only_root_receives(enum operation_code code)
-{
-    return code == REDUCE || code == GATHER;
+    return operation_kinds[operation->code].source & PIECES;
 }
 
 static size_t elements_per_step(const struct operation *operation)
 {
     const struct comm *comm = operation->comm;
-    size_t pieces = has_pieces(operation->code) ? (size_t)comm->ranks : 1;
+    size_t pieces = has_pieces(operation) ? (size_t)comm->ranks : 1;
     size_t most = comm->shared->slot_size / 2 / pieces / type_size(operation->type), left = operation->count - operation->done;
     return left < most ? left : most;
 }
@@ -49,13 +36,13 @@ static struct announcement announce(const struct operation *operation)
 static void write_slot(const struct operation *operation, size_t elements)
 {
     const struct comm *comm = operation->comm;
-    if (only_root_sends(operation->code) && operation->root != comm->rank)
+    if (!has_source(operation))
         return;
     size_t size = type_size(operation->type);
     char *target = slot(comm, comm->rank);
     const char *source = operation->source + operation->done * size;
     const struct factor *factor = &operation->factor;
-    for (int i = 0; i < (has_pieces(operation->code) ? comm->ranks : 1); i++) {
+    for (int i = 0; i < (has_pieces(operation) ? comm->ranks : 1); i++) {
         if (factor->is_used)
             multiply(target, source, elements, operation->type, factor->address ? factor->address : factor->value);
         else
@@ -68,10 +55,10 @@ static void write_slot(const struct operation *operation, size_t elements)
 static void read_slots(const struct operation *operation, size_t elements)
 {
     const struct comm *comm = operation->comm;
-    if (only_root_receives(operation->code) && operation->root != comm->rank)
+    if (!has_target(operation))
         return;
     size_t size = type_size(operation->type);
-    size_t piece = has_pieces(operation->code) ? (size_t)comm->rank * elements * size : 0;
+    size_t piece = has_pieces(operation) ? (size_t)comm->rank * elements * size : 0;
     char *target = operation->target + operation->done * size, *sources[MAX_RANKS];
     for (int rank = 0; rank < comm->ranks; rank++)
         sources[rank] = slot(comm, rank) + piece;
@@ -99,30 +86,14 @@ static ncclResult_t compare_announcements(const struct operation *operation)
         const struct announcement *other = &comm->shared->members[rank].announced[comm->steps % 2];
         if (memcmp(other, &mine, sizeof mine) == 0)
             continue;
-        const char *name = other->code >= 0 && other->code < COLLECTIVE_COUNT ? operation_names[other->code] : "?";
+        const char *name = other->code >= 0 && other->code < COLLECTIVE_COUNT ? operation_kinds[other->code].name : "?";
         return fail(ncclInvalidUsage,
                     "the ranks do not make the same call: rank %d %s(count %llu, type %d, op %d, root %d),"
                     " rank %d %s(count %llu, type %d, op %d, root %d)",
-                    comm->rank, operation_names[mine.code], (unsigned long long)mine.count, mine.type, mine.reduction,
+                    comm->rank, operation_kinds[mine.code].name, (unsigned long long)mine.count, mine.type, mine.reduction,
                     mine.root, rank, name, (unsigned long long)other->count, other->type, other->reduction, other->root);
     }
     return ncclSuccess;
-}
-
-/* Counts this rank as arrived; the last to arrive wakes the others. */
-void arrive(const struct comm *comm, _Atomic uint64_t *total, _Atomic uint64_t *own)
-{
-    bool is_last = (atomic_fetch_add(total, 1) + 1) % (uint64_t)comm->ranks == 0;
-    ++*own;
-    if (is_last)
-        for (int rank = 0; rank < comm->ranks; rank++)
-            if (rank != comm->rank)
-                wake(&comm->shared->members[rank]);
-}
-
-bool have_all_arrived(const struct comm *comm, _Atomic uint64_t *total, uint64_t step)
-{
-    return *total >= (uint64_t)comm->ranks * (step + 1);
 }
 
 ncclResult_t advance_collective(struct operation *operation, bool *has_progressed, bool *is_done)

@@ -1,56 +1,5 @@
-/* NCCL: time limits, wakeups between ranks, and failures that end a communicator. */
+/* NCCL: failures that end a communicator. */
 #include "nccl.h"
-
-#include <limits.h>
-#include <linux/futex.h>
-#include <stdlib.h>
-#include <sys/syscall.h>
-#include <time.h>
-#include <unistd.h>
-
-int64_t now_ms(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000 + time.tv_nsec / 1000000;
-}
-
-int64_t read_timeout_ms(void)
-{
-    enum { DEFAULT_TIMEOUT_S = 600 };
-    const char *text = getenv("ACCELERATOR_SIM_NCCL_TIMEOUT");
-    char *end;
-    double seconds = text ? strtod(text, &end) : 0;
-    if (!text || end == text || *end || !(seconds > 0 && seconds < 1e9))
-        seconds = DEFAULT_TIMEOUT_S;
-    return (int64_t)(seconds * 1000);
-}
-
-/* ---- Wakeups. ---- */
-
-void wake(struct member *member)
-{
-    member->wakeups++;
-    /* The sleeper counts itself before the kernel compares the futex, so one of the two notices the other. */
-    if (member->sleepers)
-        syscall(SYS_futex, &member->wakeups, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-}
-
-void wake_all(struct shared_state *shared)
-{
-    for (int rank = 0; rank < shared->ranks; rank++)
-        wake(&shared->members[rank]);
-}
-
-void sleep_until_woken(struct member *member, uint32_t wakeups, int milliseconds)
-{
-    struct timespec time = {milliseconds / 1000, milliseconds % 1000 * 1000000L};
-    member->sleepers++;
-    syscall(SYS_futex, &member->wakeups, FUTEX_WAIT, wakeups, &time, NULL, 0);
-    member->sleepers--;
-}
-
-/* ---- Failures. ---- */
 
 const char *departure(enum member_state state)
 {

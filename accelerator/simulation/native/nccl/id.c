@@ -69,3 +69,22 @@ ncclResult_t check_creator(const struct comm *comm)
         return ncclSuccess;
     return fail(ncclRemoteError, "rank %d: the creator of this id is gone (process %d); exchange a new id", comm->rank, id->pid);
 }
+
+static uint64_t mix(uint64_t state, uint64_t word)
+{
+    state = (state ^ word) + UINT64_C(0x9e3779b97f4a7c15);
+    state = (state ^ state >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    state = (state ^ state >> 27) * UINT64_C(0x94d049bb133111eb);
+    return state ^ state >> 31;
+}
+
+/* The same words give the same id on every rank. */
+void derive_id(struct id_content *id, const struct comm *parent, const uint64_t *words, size_t count)
+{
+    uint64_t halves[2];
+    memcpy(halves, parent->id.name, sizeof halves);
+    for (size_t i = 0; i < count; i++)
+        for (int half = 0; half < 2; half++)
+            halves[half] = mix(halves[half] + (uint64_t)half, words[i]);
+    memcpy(id->name, halves, sizeof halves);
+}

@@ -29,21 +29,24 @@ typedef enum {
     ncclTimeout,
 } ncclResult_t;
 
-enum data_type {
-    INT8,
-    UINT8,
-    INT32,
-    UINT32,
-    INT64,
-    UINT64,
-    FLOAT16,
-    FLOAT32,
-    FLOAT64,
-    BFLOAT16,
-    FLOAT8_E4M3,
-    FLOAT8_E5M2,
-    TYPE_COUNT,
-};
+/* X(type, the name of its functions in reduce.c, size) */
+#define DATA_TYPES(X)                                                                                                  \
+    X(INT8, int8, 1)                                                                                                   \
+    X(UINT8, uint8, 1)                                                                                                 \
+    X(INT32, int32, 4)                                                                                                 \
+    X(UINT32, uint32, 4)                                                                                               \
+    X(INT64, int64, 8)                                                                                                 \
+    X(UINT64, uint64, 8)                                                                                               \
+    X(FLOAT16, float16, 2)                                                                                             \
+    X(FLOAT32, float32, 4)                                                                                             \
+    X(FLOAT64, float64, 8)                                                                                             \
+    X(BFLOAT16, bfloat16, 2)                                                                                           \
+    X(FLOAT8_E4M3, e4m3, 1)                                                                                            \
+    X(FLOAT8_E5M2, e5m2, 1)
+
+#define DATA_TYPE(type, name, size) type,
+enum data_type { DATA_TYPES(DATA_TYPE) TYPE_COUNT };
+#undef DATA_TYPE
 
 enum reduction {
     SUM,
@@ -138,18 +141,29 @@ struct attachment {
     struct shared_state *shared;
 };
 
-enum operation_code {
-    ALL_REDUCE,
-    REDUCE,
-    BROADCAST,
-    ALL_GATHER,
-    REDUCE_SCATTER,
-    ALL_TO_ALL,
-    GATHER,
-    SCATTER,
-    COLLECTIVE_COUNT,
-    SEND = COLLECTIVE_COUNT,
-    RECEIVE,
+/* What a rank passes to a call or gets from it: one piece of `count` elements, or one for each rank. */
+enum { NOTHING = 0, PIECE = 1, PIECES = 2, OF_ROOT = 4 /* other ranks pass or get nothing */ };
+
+/* X(code, NCCL's name, the source, the target). Collectives come before messages. */
+#define OPERATIONS(X)                                                                                                  \
+    X(ALL_REDUCE, AllReduce, PIECE, PIECE)                                                                             \
+    X(REDUCE, Reduce, PIECE, PIECE | OF_ROOT)                                                                          \
+    X(BROADCAST, Broadcast, PIECE | OF_ROOT, PIECE)                                                                    \
+    X(ALL_GATHER, AllGather, PIECE, PIECES)                                                                            \
+    X(REDUCE_SCATTER, ReduceScatter, PIECES, PIECE)                                                                    \
+    X(ALL_TO_ALL, AlltoAll, PIECES, PIECES)                                                                            \
+    X(GATHER, Gather, PIECE, PIECES | OF_ROOT)                                                                         \
+    X(SCATTER, Scatter, PIECES | OF_ROOT, PIECE)                                                                       \
+    X(SEND, Send, PIECE, NOTHING)                                                                                      \
+    X(RECEIVE, Recv, NOTHING, PIECE)
+
+#define OPERATION_CODE(code, name, source, target) code,
+enum operation_code { OPERATIONS(OPERATION_CODE) COLLECTIVE_COUNT = SEND };
+#undef OPERATION_CODE
+
+struct operation_kind {
+    const char *name, *call;
+    int source, target;
 };
 
 /* A factor in the type of the data. A factor in device memory is read when the work is done. */
@@ -218,10 +232,36 @@ struct job {
     uint64_t sequence;
 };
 
-/* calls.c */
-void reset_error_lock(void);
+/* errors.c */
 const char *ncclGetLastError(const struct comm *comm);
 ncclResult_t fail(ncclResult_t result, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* forks.c */
+extern int fork_generation; /* how many forks separate this process from the first one */
+
+/* settings.c */
+bool is_alone(void);
+int64_t read_timeout_ms(void);
+
+/* group.c. The end of an open group returns the first error in it. */
+struct batch {
+    struct operation *operations;
+    size_t count, capacity;
+};
+
+struct group {
+    int depth; /* of nested groups; 0: no group is open */
+    ncclResult_t error; /* of the first call that failed */
+    struct batch batch;
+    struct joining **joinings; /* one for each communicator that the group creates */
+    size_t joining_count, joining_capacity;
+};
+
+extern _Thread_local struct group group;
+
+void group_start(void);
+ncclResult_t note_group_error(ncclResult_t error); /* returns its argument */
+ncclResult_t not_null(const void *pointer, const char *name);
 
 /* cuda.c */
 struct capture_info {
@@ -244,32 +284,54 @@ ncclResult_t device_free(void *address);
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
 ncclResult_t read_id(const ncclUniqueId *id, struct id_content *content);
 ncclResult_t check_creator(const struct comm *comm); /* fails if the process that created the unique id is gone */
+void derive_id(struct id_content *id, const struct comm *parent, const uint64_t *words, size_t count);
 
-/* rendezvous.c */
-extern int fork_generation; /* how many forks separate this process from the first one */
+/* communicator.c */
+bool is_comm(const struct comm *comm);
+ncclResult_t check_comm(const struct comm *comm);
+ncclResult_t check_usable(struct comm *comm); /* by collectives and messages */
+struct comm *new_comm(int rank, int ranks);
+void open_comm(struct comm *comm);
+bool close_comm(struct comm *comm); /* returns false if it was not open */
+void retire(struct comm *comm);
+void pause_briefly(void);
 
-/* Rank 0 creates the file; other ranks open it. Sets `is_done` to false if the file does not exist yet. */
-ncclResult_t attach(struct comm *comm, bool *is_done);
-void detach(struct comm *comm, enum member_state state);
-void remove_file_name(struct attachment *attachment);
-bool is_process_gone(const struct comm *comm, int rank);
-
-/* failure.c */
+/* wakeups.c */
 int64_t now_ms(void);
-int64_t read_timeout_ms(void);
 void wake(struct member *member);
 void wake_all(struct shared_state *shared);
 void sleep_until_woken(struct member *member, uint32_t wakeups, int milliseconds);
-/* Ends the communicator for all ranks and names the rank that caused it. */
+void arrive(const struct comm *comm, _Atomic uint64_t *total, _Atomic uint64_t *own);
+bool have_all_arrived(const struct comm *comm, _Atomic uint64_t *total, uint64_t step);
+
+/* failure.c. Ends the communicator for all ranks and names the rank that caused it. */
 enum failure_reason { GONE = 1, LATE, LEFT, MISMATCH };
 ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, int culprit, const char *what);
 ncclResult_t report_failure(struct comm *comm);
 const char *departure(enum member_state state);
 
+/* rendezvous.c. Rank 0 creates the file; other ranks open it. Sets `is_done` to false if the file does not exist yet. */
+ncclResult_t attach(struct comm *comm, bool *is_done);
+void detach(struct comm *comm, enum member_state state);
+bool is_process_gone(const struct comm *comm, int rank);
+
+/* reduce.c */
+size_t type_size(enum data_type type);
+void reduce(char *target, char *const *sources, int count, size_t elements, enum data_type type, int reduction);
+void multiply(char *target, const char *source, size_t elements, enum data_type type, const void *factor);
+
+/* operation.c */
+extern const struct operation_kind operation_kinds[];
+
+bool has_source(const struct operation *operation);
+bool has_target(const struct operation *operation);
+size_t source_size(const struct operation *operation); /* in bytes */
+size_t target_size(const struct operation *operation);
+
+/* factors.c */
+ncclResult_t use_factor(struct operation *operation);
+
 /* collective.c */
-extern const char *const operation_names[];
-void arrive(const struct comm *comm, _Atomic uint64_t *total, _Atomic uint64_t *own);
-bool have_all_arrived(const struct comm *comm, _Atomic uint64_t *total, uint64_t step);
 ncclResult_t advance_collective(struct operation *operation, bool *has_progressed, bool *is_done);
 
 /* message.c */
@@ -277,14 +339,9 @@ struct mailbox *mailbox(const struct comm *comm, int from, int to);
 void advance_send(struct operation *operation, bool *has_progressed, bool *is_done);
 ncclResult_t advance_receive(struct operation *operation, bool *has_progressed, bool *is_done);
 
-/* worker.c */
-ncclResult_t check_running(const struct comm *comm);
-/* All operations belong to one communicator. `in_graph` submits them to the stream that launches the graph. */
-ncclResult_t submit_operations(const struct operation *operations, size_t count, bool in_graph);
-void drain(struct comm *comm);
-void stop_worker(struct comm *comm);
+/* exchange.c, joining.c */
+enum { NO_COLOR = -1 };
 
-/* group.c */
 struct joining {
     struct comm *comm; /* NULL if this rank belongs to no new communicator (a split without color) */
     struct comm **handle;
@@ -294,39 +351,31 @@ struct joining {
     uint64_t exchange_count; /* of the parent, this one included */
 };
 
-ncclResult_t submit(const struct operation *operation);
-ncclResult_t submit_joining(struct joining *joining); /* takes ownership */
-ncclResult_t note_group_error(ncclResult_t error); /* the end of an open group returns it, too */
-void group_start(void);
-ncclResult_t group_end(bool is_to_run);
+ncclResult_t exchange_records(struct joining **joinings, size_t count);
+ncclResult_t check_config(const ncclConfig_t *config);
+ncclResult_t check_rank(int rank, int ranks);
+ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm *parent, struct joining **joining);
+ncclResult_t join_all(struct joining **joinings, size_t count);
+void abandon_joining(struct joining *joining);
 
 /* alone.c */
-bool is_alone(void);
 ncclResult_t join_alone(struct joining *joining); /* takes ownership */
 ncclResult_t complete_alone(const struct operation *operations, size_t count);
 
-/* split.c */
-ncclResult_t exchange_records(struct joining **joinings, size_t count);
+/* worker.c */
+ncclResult_t check_running(const struct comm *comm);
+/* All operations belong to one communicator. `in_graph` submits them to the stream that launches the graph. */
+ncclResult_t submit_operations(const struct operation *operations, size_t count, bool in_graph);
+void drain(struct comm *comm);
+void stop_worker(struct comm *comm);
 
-/* communicator.c */
-void pause_briefly(void);
-void retire(struct comm *comm);
-ncclResult_t check_comm(const struct comm *comm);
-ncclResult_t check_config(const ncclConfig_t *config);
-ncclResult_t check_rank(int rank, int ranks);
-ncclResult_t not_null(const void *pointer, const char *name);
-ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm *parent, struct joining **joining);
+/* submission.c */
+ncclResult_t submit(const struct operation *operation);
+ncclResult_t submit_joining(struct joining *joining); /* takes ownership */
+ncclResult_t group_end(bool is_to_run);
+
+/* initialization.c, lifetime.c */
 ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueId *id, int rank, const ncclConfig_t *config);
 void stop_operations(struct comm *comm);
-void reset_retired_lock(void);
-ncclResult_t join_all(struct joining **joinings, size_t count);
-void abandon_joining(struct joining *joining);
-bool is_comm(const struct comm *comm);
-void open_comm(struct comm *comm);
-
-/* reduce.c */
-size_t type_size(enum data_type type);
-void reduce(char *target, char *const *sources, int count, size_t elements, enum data_type type, int reduction);
-void multiply(char *target, const char *source, size_t elements, enum data_type type, const void *factor);
 
 #endif

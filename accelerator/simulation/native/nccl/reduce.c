@@ -10,7 +10,9 @@ enum { BLOCK = 512 };
 
 size_t type_size(enum data_type type)
 {
-    static const unsigned char sizes[TYPE_COUNT] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+#define SIZE(type, name, size) size,
+    static const unsigned char sizes[] = {DATA_TYPES(SIZE)};
+#undef SIZE
     return sizes[type];
 }
 
@@ -168,20 +170,18 @@ DEFINE(bfloat16, uint16_t, float, float, float, from_bfloat16, to_bfloat16, NUMB
 DEFINE(e4m3, uint8_t, float, float, float, from_e4m3, to_e4m3, NUMBER_IF)
 DEFINE(e5m2, uint8_t, float, float, float, from_e5m2, to_e5m2, NUMBER_IF)
 
-#define ALL(PREFIX)                                                                                                    \
-    {                                                                                                                  \
-        PREFIX##int8, PREFIX##uint8, PREFIX##int32, PREFIX##uint32, PREFIX##int64, PREFIX##uint64, PREFIX##float16,    \
-            PREFIX##float32, PREFIX##float64, PREFIX##bfloat16, PREFIX##e4m3, PREFIX##e5m2                             \
-    }
-
 void reduce(char *target, char *const *sources, int count, size_t elements, enum data_type type, int reduction)
 {
-    static void (*const functions[TYPE_COUNT])(char *, char *const *, int, size_t, int) = ALL(reduce_);
+#define FUNCTION(type, name, size) reduce_##name,
+    static void (*const functions[])(char *, char *const *, int, size_t, int) = {DATA_TYPES(FUNCTION)};
+#undef FUNCTION
     functions[type](target, sources, count, elements, reduction);
 }
 
 void multiply(char *target, const char *source, size_t elements, enum data_type type, const void *factor)
 {
-    static void (*const functions[TYPE_COUNT])(char *, const char *, size_t, const void *) = ALL(multiply_);
+#define FUNCTION(type, name, size) multiply_##name,
+    static void (*const functions[])(char *, const char *, size_t, const void *) = {DATA_TYPES(FUNCTION)};
+#undef FUNCTION
     functions[type](target, source, elements, factor);
 }

@@ -16,6 +16,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/fork.h"
+
 #define PREFIX "accelerator-nccl-"
 #define SHARED_MAGIC UINT64_C(0x324c43434e4d4953) /* changes with the layout */
 
@@ -28,27 +30,19 @@ enum {
     PATH_SIZE = 4096,
 };
 
-int fork_generation;
-
 static struct attachment *attachments;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* A forked child loses the file locks, so the ranks stay with the parent. */
 static void reset_in_child(void)
 {
-    fork_generation++;
     for (struct attachment *attachment = attachments; attachment; attachment = attachment->next)
         close(attachment->file);
     attachments = NULL;
     pthread_mutex_init(&lock, NULL);
-    reset_error_lock();
-    reset_retired_lock();
 }
 
-__attribute__((constructor)) static void watch_forks(void)
-{
-    pthread_atfork(NULL, NULL, reset_in_child);
-}
+IN_FORKED_CHILD(reset_in_child)
 
 static void format_name(const unsigned char id[ID_SIZE], char name[2 * ID_SIZE + 1])
 {
@@ -267,13 +261,6 @@ static void remove_path(struct attachment *attachment)
     unlink(attachment->path);
     free(attachment->path);
     attachment->path = NULL;
-}
-
-void remove_file_name(struct attachment *attachment)
-{
-    pthread_mutex_lock(&lock);
-    remove_path(attachment);
-    pthread_mutex_unlock(&lock);
 }
 
 /* Closes the file when no rank of this process uses it. Called with the lock held. */

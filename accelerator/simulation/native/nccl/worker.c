@@ -77,13 +77,13 @@ static const char *awaited_in(const struct comm *comm, int rank)
     if (rank == comm->rank)
         return NULL;
     if (comm->collectives.first && comm->shared->members[rank].steps <= comm->steps)
-        return operation_names[comm->collectives.first->code];
+        return operation_kinds[comm->collectives.first->code].name;
     struct mailbox *box = mailbox(comm, comm->rank, rank);
     if (comm->sends[rank].first && box->written - box->read >= comm->shared->mailbox_size - sizeof(uint64_t))
-        return operation_names[SEND];
+        return operation_kinds[SEND].name;
     box = mailbox(comm, rank, comm->rank);
     if (comm->receives[rank].first && box->written == box->read)
-        return operation_names[RECEIVE];
+        return operation_kinds[RECEIVE].name;
     return NULL;
 }
 

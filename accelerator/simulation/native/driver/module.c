@@ -12,8 +12,6 @@
 /* The handle of every module, because programs only pass it back. A function is identified by its name alone. */
 static char any_module;
 
-enum { MAX_THREADS_PER_BLOCK = 1024, THREADS_PER_MULTIPROCESSOR = 2048 };
-
 struct function {
     struct function *next;
     bool is_reported; /* each function is reported on stderr once */
@@ -101,7 +99,7 @@ static int function_attribute(int attribute)
     enum { BLOCK_SIZE = 0, REGISTERS = 4, PTX_VERSION = 5, BINARY_VERSION = 6 };
     switch (attribute) {
     case BLOCK_SIZE:
-        return MAX_THREADS_PER_BLOCK;
+        return SIM_MAX_THREADS_PER_BLOCK;
     case REGISTERS:
         return 32;
     case PTX_VERSION:
@@ -148,7 +146,7 @@ SIM_EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned gri
     RETURN_IF_ERROR(enter_context(__func__));
     (void)shared_memory, (void)stream, (void)parameters, (void)extra;
     uint64_t threads = (uint64_t)block_x * block_y * block_z;
-    if (!function || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > MAX_THREADS_PER_BLOCK)
+    if (!function || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK)
         return ERROR_INVALID_VALUE;
     return is_compute_enabled() ? refuse_launch(function) : SUCCESS;
 }
@@ -196,6 +194,6 @@ SIM_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, voi
     (void)shared_memory;
     if (!blocks || !function || block_size <= 0)
         return ERROR_INVALID_VALUE;
-    *blocks = THREADS_PER_MULTIPROCESSOR / block_size;
+    *blocks = SIM_THREADS_PER_PROCESSOR / block_size;
     return SUCCESS;
 }

@@ -15,6 +15,8 @@
 enum {
     SIM_CLOCK_KHZ = 1000000, /* a clock cycle lasts a nanosecond, as _sleep assumes */
     SIM_WARP_SIZE = 32,
+    SIM_MAX_THREADS_PER_BLOCK = 1024,
+    SIM_THREADS_PER_PROCESSOR = 2048,
 };
 
 /* One CUDA device: a GPU or a MIG instance. Constant after cuInit, except for the atomics. */

@@ -253,7 +253,7 @@ void list_access(struct world *world, struct access *access)
     world->list[world->count++] = access;
 }
 
-void replay_accesses(struct world *captured, struct stream *stream, int place)
+void replay_accesses(struct world *captured, struct race_stream *stream, int place)
 {
     size_t index = 0;
     const struct clock *clock = begin_work(&present, stream, &index);

@@ -4,7 +4,7 @@
 struct world present;
 struct clock host_clock, reuse_clock;
 
-static struct race_stream *streams;
+static struct known_stream *streams;
 static size_t stream_count, stream_capacity;
 
 /* Memory for clocks is short only if the program's is, too; what is then not recorded is not reported. */
@@ -59,29 +59,28 @@ void clock_clear(struct clock *clock)
 }
 
 /* Returns the index of a stream plus one, which the stream keeps; 0 without memory. */
-static int add_stream(const struct stream *stream)
+static int add_stream(const struct race_stream *stream)
 {
     if (!array_reserve((void **)&streams, &stream_capacity, stream_count + 1, sizeof *streams))
         return 0;
     int number = 0;
     for (size_t i = 0; i < stream_count && !stream->is_default; i++)
         number = streams[i].device == stream->device && streams[i].number > number ? streams[i].number : number;
-    streams[stream_count++] = (struct race_stream){stream, stream->device, stream->is_default ? 0 : number + 1, stream->is_blocking};
+    streams[stream_count++] = (struct known_stream){stream->device, stream->is_default ? 0 : number + 1, stream->is_blocking};
     return (int)stream_count;
 }
 
-const struct race_stream *stream_at(size_t index)
+const struct known_stream *stream_at(size_t index)
 {
     return &streams[index];
 }
 
-struct clock *clock_of(struct world *world, const struct stream *stream, size_t *index)
+struct clock *clock_of(struct world *world, struct race_stream *stream, size_t *index)
 {
     static struct clock spare; /* without memory */
-    struct stream *changed = (struct stream *)stream;
-    if (stream->race_index == 0 && (changed->race_index = add_stream(stream)) == 0)
+    if (stream->index == 0 && (stream->index = add_stream(stream)) == 0)
         return &spare;
-    *index = (size_t)stream->race_index - 1;
+    *index = (size_t)stream->index - 1;
     if (*index >= world->clock_count) {
         if (!array_reserve((void **)&world->clocks, &world->clock_capacity, *index + 1, sizeof *world->clocks) ||
             !array_reserve((void **)&world->joined, &world->joined_capacity, *index + 1, sizeof *world->joined))
@@ -95,16 +94,16 @@ struct clock *clock_of(struct world *world, const struct stream *stream, size_t 
 }
 
 /* The default stream waits for the device's blocking streams, and they wait for it. */
-static void join_blocking_streams(struct clock *clock, const struct race_stream *own)
+static void join_blocking_streams(struct clock *clock, const struct known_stream *own)
 {
     for (size_t i = 0; i < present.clock_count; i++) {
-        const struct race_stream *other = &streams[i];
+        const struct known_stream *other = &streams[i];
         if (other->device == own->device && (own->number == 0 ? other->is_blocking : other->number == 0))
             clock_join(clock, &present.clocks[i]);
     }
 }
 
-struct clock *begin_work(struct world *world, const struct stream *stream, size_t *index)
+struct clock *begin_work(struct world *world, struct race_stream *stream, size_t *index)
 {
     struct clock *clock = clock_of(world, stream, index);
     if (world == &present) {
@@ -112,7 +111,7 @@ struct clock *begin_work(struct world *world, const struct stream *stream, size_
             clock_join(clock, &host_clock);
             world->joined[*index] = host_clock.version;
         }
-        const struct race_stream *own = &streams[*index];
+        const struct known_stream *own = &streams[*index];
         if (own->number == 0 || own->is_blocking)
             join_blocking_streams(clock, own);
     }

@@ -49,7 +49,7 @@ static bool overlap(struct race_range first, struct race_range second)
 /* Sets what the pages of a range allow: what all guards on them do. */
 static void protect(struct race_range range)
 {
-    if (!accelerator_simulation_races())
+    if (!races_are_reported)
         return;
     const struct race_range pages = pages_of(range);
     mprotect((void *)pages.start, pages.end - pages.start, PROT_READ | PROT_WRITE);
@@ -68,7 +68,7 @@ static void open_pages(struct guard *guard)
 {
     const struct race_range pages = pages_of(guard->range);
     guard->is_open = true;
-    if (accelerator_simulation_races())
+    if (races_are_reported)
         mprotect((void *)pages.start, pages.end - pages.start, PROT_READ | PROT_WRITE);
 }
 
@@ -185,7 +185,7 @@ static void install(int number, void (*handler)(int, siginfo_t *, void *), struc
 
 /* ---- Guards. Called with the lock held. ---- */
 
-static void open_in_child(void)
+void open_guards_in_child(void)
 {
     pthread_mutex_init(&race_lock, NULL);
     while (guards) {
@@ -193,12 +193,6 @@ static void open_in_child(void)
         open_pages(guards);
         guards = guards->next;
     }
-}
-
-__attribute__((constructor)) static void handle_fork(void)
-{
-    if (getenv("ACCELERATOR_SIM_RACES") || getenv("ACCELERATOR_SIM_LATE_COPIES"))
-        pthread_atfork(NULL, NULL, open_in_child);
 }
 
 void prepare_guard(struct access *copy)
@@ -230,7 +224,7 @@ void close_guards(void)
             memcpy(guard->content, (void *)guard->range.start, size);
             memset((void *)guard->range.start, FILL, size);
         }
-        if (accelerator_simulation_races()) {
+        if (races_are_reported) {
             install(SIGSEGV, handle_fault, &previous_fault);
             install(SIGTRAP, handle_trap, &previous_trap);
         }

@@ -68,19 +68,19 @@ static bool is_late(const struct clock *clock, unsigned *queries, bool is_waited
     return false;
 }
 
-bool race_delays_event(struct event *event, const void *caller)
+bool race_delays_event(struct race_event *event, const void *caller)
 {
     pthread_mutex_lock(&race_lock);
-    const bool delays = event->race_clock && is_late(event->race_clock, &event->race_queries, event->is_waited_for, caller);
+    const bool delays = event->clock && is_late(event->clock, &event->queries, event->is_waited_for, caller);
     pthread_mutex_unlock(&race_lock);
     return delays;
 }
 
-bool race_delays_stream(struct stream *stream, const void *caller)
+bool race_delays_stream(struct race_stream *stream, const void *caller)
 {
     size_t index = 0;
     pthread_mutex_lock(&race_lock);
-    const bool delays = is_late(clock_of(&present, stream, &index), &stream->race_queries, false, caller);
+    const bool delays = is_late(clock_of(&present, stream, &index), &stream->queries, false, caller);
     pthread_mutex_unlock(&race_lock);
     return delays;
 }

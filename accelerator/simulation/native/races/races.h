@@ -15,7 +15,9 @@
 #include <stdint.h>
 
 #include "common/arrays.h"
-#include "runtime/runtime.h"
+#include "interface/race_hooks.h"
+
+#define EXPORT __attribute__((visibility("default")))
 
 enum { RACE_MAX_DIMS = 8 };
 
@@ -38,6 +40,14 @@ struct race_access {
     void *owner; /* a weak reference to the storage, which this takes over, or NULL */
     int32_t flags, dtype; /* torch's number of the type, or -1 */
 };
+
+/* ---- state.c ---- */
+
+extern pthread_mutex_t race_lock;
+extern bool races_are_reported, races_are_raised; /* if not reported, only late copies need the clocks */
+extern const struct race_runtime *race_runtime; /* the functions of the runtime */
+
+void release_reference(void *reference); /* to a storage */
 
 /* ---- layout.c ---- */
 
@@ -67,8 +77,7 @@ uint32_t clock_advance(struct clock *clock, size_t stream);
 bool clock_covers(const struct clock *clock, size_t stream, uint32_t time);
 void clock_clear(struct clock *clock);
 
-struct race_stream {
-    const struct stream *stream;
+struct known_stream {
     int device, number; /* the number of the stream on its device, 0 for the default stream */
     bool is_blocking;   /* the default stream waits for it, and it for the default stream */
 };
@@ -88,11 +97,10 @@ extern struct world present;     /* what streams do */
 extern struct clock host_clock;  /* what the host has waited for */
 extern struct clock reuse_clock; /* what an allocator, or NCCL's watchdog, has seen end: it orders the reuse of memory alone */
 
-struct world *world_of(struct stream *stream);
-struct clock *clock_of(struct world *world, const struct stream *stream, size_t *index);
+struct clock *clock_of(struct world *world, struct race_stream *stream, size_t *index);
 /* A new piece of work of a stream: advances its clock, which it returns. */
-struct clock *begin_work(struct world *world, const struct stream *stream, size_t *index);
-const struct race_stream *stream_at(size_t index);
+struct clock *begin_work(struct world *world, struct race_stream *stream, size_t *index);
+const struct known_stream *stream_at(size_t index);
 void join_device(struct clock *clock, int device);
 
 /* ---- accesses.c ---- */
@@ -123,10 +131,9 @@ void record_access(struct world *world, struct access *access, const struct cloc
 void list_access(struct world *world, struct access *access);
 struct access *new_access(const struct race_access *given, size_t stream, uint32_t time, const char *name, int place);
 void release_access(struct access *access);
-void release_reference(void *reference); /* copies.c: to a storage */
 void mark_freed(uintptr_t start, uintptr_t end);
 void forget_accesses(uintptr_t start, uintptr_t end);
-void replay_accesses(struct world *captured, struct stream *stream, int place);
+void replay_accesses(struct world *captured, struct race_stream *stream, int place);
 void world_free(struct world *world);
 
 /* ---- guards.c ---- */
@@ -139,8 +146,9 @@ void open_guards(const void *address, size_t size);
 void close_guards(void);
 void release_guards(void); /* those of copies for which the host has waited */
 void forget_guards(uintptr_t start, uintptr_t end);
+void open_guards_in_child(void);
 
-/* ---- copies.c ---- */
+/* ---- waits.c ---- */
 
 void join_host(const struct clock *clock);  /* the host has waited */
 void join_reuse(const struct clock *clock); /* torch has seen that work has ended */
@@ -156,8 +164,39 @@ const char *place_text(int place);
 void report_race(const struct access *first, const struct access *second, size_t bytes, bool is_reuse);
 void report_host_race(const struct access *copy, uintptr_t address, bool is_write, int place);
 
-extern pthread_mutex_t race_lock;
-extern bool races_raise;
-int accelerator_simulation_races(void); /* whether races are reported: else only late copies need the clocks */
+/* ---- recording.c ---- */
+
+struct race_op {
+    struct race_access *accesses;
+    size_t count;
+    const char *name;
+};
+
+extern _Thread_local struct race_op race_op;
+
+struct world *world_of(struct race_stream *stream);
+struct race_access describe(const void *address, size_t size, int flags);
+void record(struct world *world, const struct race_access *given, size_t index, const struct clock *clock, const char *name,
+            int place);
+bool is_on_host(const void *address, bool *is_known);
+
+/* ---- order.c, queries.c, copies.c: the hooks ---- */
+
+void race_at_record(struct race_stream *stream, struct race_event *event);
+void race_at_wait(struct race_stream *stream, struct race_event *event);
+void race_at_event_end(struct race_event *event);
+bool race_delays_event(struct race_event *event, const void *caller);
+bool race_delays_stream(struct race_stream *stream, const void *caller);
+void race_at_event_wait(struct race_event *event);
+void race_at_stream_wait(struct race_stream *stream);
+void race_at_device_wait(int device);
+void race_at_free(const void *address, size_t size);
+void race_at_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
+void race_after_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
+void race_at_fill(struct race_stream *stream, const void *target, size_t size);
+void race_at_collective(void *handle, int device, const char *name, const void *source, size_t source_size,
+                        const void *target, size_t target_size);
+void race_at_launch(struct race_stream *stream, void *captured);
+void race_at_graph_end(void *world);
 
 #endif

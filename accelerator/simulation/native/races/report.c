@@ -23,7 +23,7 @@ static const char *const dtypes[] = {
 
 static void stream_text(char *text, size_t size, int index)
 {
-    const struct race_stream *stream = stream_at((size_t)index);
+    const struct known_stream *stream = stream_at((size_t)index);
     if (stream->number == 0)
         snprintf(text, size, "the default stream of cuda:%d", stream->device);
     else
@@ -91,7 +91,7 @@ static void publish(int first, int second, bool is_possible, char *text)
     dprintf(STDERR_FILENO, "%s", text);
     if (is_possible)
         return;
-    if (races_raise && !unraised)
+    if (races_are_raised && !unraised)
         unraised = strdup(text);
     write_to_file(text);
 }
@@ -195,7 +195,7 @@ EXPORT const char *accelerator_simulation_race_text(int index, int *is_possible)
 /* Copies the text that an op must raise; returns false if there is none. */
 EXPORT int accelerator_simulation_race_take(char *target, size_t size)
 {
-    if (!races_raise || active_captures != 0) /* an error in a capture would leave it unjoined */
+    if (!races_are_raised || race_runtime->is_capturing()) /* an error in a capture would leave it unjoined */
         return false;
     pthread_mutex_lock(&race_lock);
     const bool is_there = unraised != NULL;

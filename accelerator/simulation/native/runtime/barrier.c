@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { MILLISECOND = 1000000 };
 enum { RELEASED = 1 };                        /* what the host writes */
@@ -40,15 +41,14 @@ static void *run_barrier(void *argument)
 {
     enum { CHECK_MS = 100 };
     struct barrier *barrier = argument;
-    const struct sim_pending *pending = accelerator_simulation_pending();
     enum pending_status status;
-    while ((status = pending->wait(&barrier->before, CHECK_MS)) != PENDING_DONE)
+    while ((status = pending_wait(&barrier->before, CHECK_MS)) != PENDING_DONE)
         if (status == PENDING_FAILED) /* until the program has aborted its communicator */
             sleep_until(now() + CHECK_MS * MILLISECOND);
     sleep_until(barrier->not_before);
     wait_for_host(barrier);
-    pending->clear(&barrier->before);
-    pending->complete(&barrier->queue, barrier->sequence);
+    pending_clear(&barrier->before);
+    pending_complete(&barrier->queue, barrier->sequence);
     free(barrier); /* no holder refers to the queue any more */
     return NULL;
 }
@@ -67,18 +67,27 @@ static bool start_thread(struct barrier *barrier)
     return has_started;
 }
 
-cudaError_t start_barrier(struct stream *stream, _Atomic int32_t *value, uint64_t timeout_ms)
+static cudaError_t run(struct stream *stream, const struct work *work)
 {
     struct barrier *barrier = calloc(1, sizeof *barrier);
     if (!barrier)
         return ERROR_OUT_OF_MEMORY;
-    barrier->value = value;
-    barrier->timeout_ms = timeout_ms;
-    barrier->sequence = submit_to_stream(&barrier->queue, stream, &barrier->before, &barrier->not_before);
+    barrier->value = work->barrier.value;
+    barrier->timeout_ms = work->barrier.timeout_ms;
+    struct stream *outer = set_launching_stream(stream);
+    barrier->sequence = pending_submit(&barrier->queue, stream->device, NULL, 0, &barrier->before, &barrier->not_before);
+    set_launching_stream(outer);
     if (barrier->sequence != 0 && start_thread(barrier))
         return SUCCESS;
-    accelerator_simulation_pending()->clear(&barrier->before);
-    accelerator_simulation_pending()->release(&barrier->queue);
+    pending_clear(&barrier->before);
+    pending_complete(&barrier->queue, UINT64_MAX);
     free(barrier);
     return ERROR_OUT_OF_MEMORY;
+}
+
+const struct work_type barrier_kernel = {.node = "KERNEL", .run = run}; /* it only submits work */
+
+bool is_barrier_kernel(const char *name)
+{
+    return strcmp(name, "_ZN4c10d4cuda6detail14kernel_barrierEPim") == 0;
 }

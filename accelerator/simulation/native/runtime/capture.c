@@ -173,31 +173,29 @@ EXPORT cudaError_t cudaStreamEndCapture(void *handle, struct graph **graph)
     return finish(error);
 }
 
-struct world **capture_world(struct stream *stream)
+void **captured_race_world(struct stream *stream)
 {
     pthread_mutex_lock(&lock);
-    struct world **world = stream->capture ? graph_world(stream->capture->graph) : NULL;
+    void **world = stream->capture ? &stream->capture->graph->race_world : NULL;
     pthread_mutex_unlock(&lock);
     return world;
 }
 
-cudaError_t capture_work(struct stream *stream, const struct work *work)
+bool capture_work(struct stream *stream, const struct work *work, cudaError_t *error)
 {
-    cudaError_t error = SUCCESS;
     pthread_mutex_lock(&lock);
     struct capture *capture = stream->capture;
+    *error = SUCCESS;
     if (capture && capture->status == INVALIDATED)
-        error = ERROR_CAPTURE_INVALIDATED;
+        *error = ERROR_CAPTURE_INVALIDATED;
     else if (capture && !graph_append(capture->graph, work))
-        error = ERROR_OUT_OF_MEMORY;
+        *error = ERROR_OUT_OF_MEMORY;
     else if (capture) {
         stream->captured_count++;
         stream->is_unjoined = stream != capture->origin;
     }
     pthread_mutex_unlock(&lock);
-    if (!capture)
-        error = run(stream, work); /* another thread has just ended the capture */
-    return error;
+    return capture != NULL;
 }
 
 cudaError_t capture_event(struct stream *stream, struct event *event)
@@ -212,7 +210,7 @@ cudaError_t capture_event(struct stream *stream, struct event *event)
     }
     pthread_mutex_unlock(&lock);
     if (error == SUCCESS)
-        IF_RACES(race_at_record(stream, event));
+        IF_RACES(race_hooks->at_record(&stream->races, &event->races));
     return error;
 }
 
@@ -240,9 +238,9 @@ static cudaError_t wait_in_capture(struct stream *stream, struct event *event)
         capture->status = INVALIDATED;
         return ERROR_CAPTURE_ISOLATION;
     }
-    bool is_default_stream = stream->magic == 0;
-    if (!capture && (is_default_stream || source->status == INVALIDATED))
-        return is_default_stream ? ERROR_CAPTURE_IMPLICIT : ERROR_CAPTURE_INVALIDATED;
+    bool is_default = is_default_stream(stream);
+    if (!capture && (is_default || source->status == INVALIDATED))
+        return is_default ? ERROR_CAPTURE_IMPLICIT : ERROR_CAPTURE_INVALIDATED;
     if (!capture)
         add_stream(source, stream);
     else if (capture != source) {
@@ -259,7 +257,7 @@ cudaError_t capture_wait(struct stream *stream, struct event *event)
     cudaError_t error = wait_in_capture(stream, event);
     pthread_mutex_unlock(&lock);
     if (error == SUCCESS)
-        IF_RACES(race_at_wait(stream, event));
+        IF_RACES(race_hooks->at_wait(&stream->races, &event->races));
     return error;
 }
 

@@ -179,6 +179,15 @@ cudaError_t check_device(int ordinal)
     return finish(ordinal >= 0 && ordinal < visible_device_count() ? SUCCESS : ERROR_INVALID_DEVICE);
 }
 
+EXPORT cudaError_t cudaGetDeviceCount(int *count)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    if (!count)
+        return fail(ERROR_INVALID_VALUE);
+    *count = visible_device_count();
+    return SUCCESS;
+}
+
 EXPORT cudaError_t cudaGetDeviceProperties(struct properties *properties, int ordinal)
 {
     RETURN_IF_ERROR(enter(__func__));
@@ -258,9 +267,5 @@ EXPORT cudaError_t cudaDeviceSynchronize(void)
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
     RETURN_IF_ERROR(unsafe_call());
-    RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
-    if (device->busy_until != 0)
-        sleep_until(device->busy_until);
-    IF_RACES(race_at_device_wait(device->ordinal));
-    return SUCCESS;
+    return finish(wait_for_device(device));
 }

@@ -1,4 +1,4 @@
-/* The CUDA runtime: finding the driver, initialization, the last error. */
+/* The CUDA runtime: finding the driver, initialization, versions. */
 #include "runtime.h"
 
 #include <dlfcn.h>
@@ -13,19 +13,18 @@ EXPORT const char accelerator_simulation[] = "cudart";
 enum { NOT_TRIED = -1 };
 
 const struct sim_driver *driver;
+const struct sim_runtime *runtime_table;
 _Atomic bool is_ready_and_plain;
 
 static _Atomic int status = NOT_TRIED; /* a failed initialization stays failed */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int device_count;
 
-static _Thread_local int last_error, thread_device;
+_Thread_local int thread_device;
 
-cudaError_t fail(cudaError_t error)
-{
-    last_error = error;
-    return error;
-}
+/* Captures under way plus holders of unfinished work, and one more in a child of a process that used the runtime. The kernels of
+ * torch's ops read it before each op. */
+_Atomic int accelerator_simulation_attention __attribute__((visibility("default")));
 
 static void disable_after_fork(void)
 {
@@ -76,7 +75,7 @@ static cudaError_t initialize(void)
     if (error == SUCCESS) {
         pthread_atfork(NULL, NULL, disable_after_fork);
         driver->log("cudart");
-        driver->use_runtime(accelerator_sim_runtime());
+        driver->use_runtime(runtime_table);
         is_ready_and_plain = !driver->has_injections();
     }
     return error;
@@ -107,89 +106,6 @@ int visible_device_count(void)
     return device_count;
 }
 
-int chosen_device(void)
-{
-    struct sim_device *device = driver->current();
-    return device ? device->ordinal : thread_device;
-}
-
-/* Makes the device's primary context current. The runtime holds one reference to each. */
-static cudaError_t make_current(int ordinal)
-{
-    static bool is_retained[SIM_MAX_GPUS];
-    struct sim_device *device = &driver->devices[ordinal];
-    cudaError_t error = SUCCESS;
-    pthread_mutex_lock(&lock);
-    if (!is_retained[ordinal]) {
-        error = driver->cuDevicePrimaryCtxRetain(&device, ordinal);
-        is_retained[ordinal] = error == SUCCESS;
-    }
-    pthread_mutex_unlock(&lock);
-    return error == SUCCESS ? driver->cuCtxSetCurrent(device) : error;
-}
-
-cudaError_t make_context(struct sim_device **device)
-{
-    RETURN_IF_ERROR(make_current(thread_device));
-    *device = driver->current();
-    return SUCCESS;
-}
-
-EXPORT cudaError_t cudaSetDevice(int ordinal)
-{
-    RETURN_IF_ERROR(enter(__func__));
-    struct sim_device *device = driver->current();
-    if (device && device->ordinal == ordinal)
-        return SUCCESS;
-    if (ordinal < 0 || ordinal >= device_count)
-        return fail(ERROR_INVALID_DEVICE);
-    RETURN_IF_ERROR(finish(make_current(ordinal)));
-    thread_device = ordinal;
-    return SUCCESS;
-}
-
-EXPORT cudaError_t cudaGetDevice(int *ordinal)
-{
-    RETURN_IF_ERROR(enter(__func__));
-    if (!ordinal)
-        return fail(ERROR_INVALID_VALUE);
-    *ordinal = chosen_device();
-    return SUCCESS;
-}
-
-EXPORT cudaError_t cudaGetDeviceCount(int *count)
-{
-    RETURN_IF_ERROR(enter(__func__));
-    if (!count)
-        return fail(ERROR_INVALID_VALUE);
-    *count = device_count;
-    return SUCCESS;
-}
-
-EXPORT cudaError_t cudaGetLastError(void)
-{
-    int error = last_error;
-    last_error = SUCCESS;
-    return error;
-}
-
-EXPORT cudaError_t cudaPeekAtLastError(void)
-{
-    return last_error;
-}
-
-EXPORT const char *cudaGetErrorName(cudaError_t code)
-{
-    const struct sim_error *error = sim_find_error(code);
-    return error ? error->runtime_name : "unrecognized error code";
-}
-
-EXPORT const char *cudaGetErrorString(cudaError_t code)
-{
-    const struct sim_error *error = sim_find_error(code);
-    return error ? error->text : "unrecognized error code";
-}
-
 EXPORT cudaError_t cudaRuntimeGetVersion(int *version)
 {
     if (!version)
@@ -205,34 +121,4 @@ EXPORT cudaError_t cudaDriverGetVersion(int *version)
         return fail(ERROR_INVALID_VALUE);
     *version = 0;
     return load_driver() == SUCCESS ? finish(driver->cuDriverGetVersion(version)) : SUCCESS;
-}
-
-EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
-                                                    unsigned long long flags, int *status_out)
-{
-    enum { SYMBOL_NOT_FOUND = 1 };
-    RETURN_IF_ERROR(enter(__func__));
-    cudaError_t error = driver->cuGetProcAddress(name, function, (int)version, flags, status_out);
-    /* A missing name is not an error here. */
-    if (error == ERROR_NOT_FOUND && status_out)
-        *status_out = SYMBOL_NOT_FOUND;
-    return finish(error == ERROR_NOT_FOUND ? SUCCESS : error);
-}
-
-EXPORT cudaError_t cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status_out)
-{
-    RETURN_IF_ERROR(enter(__func__));
-    return cudaGetDriverEntryPointByVersion(name, function, CUDART * 1000, flags, status_out);
-}
-
-EXPORT cudaError_t cudaProfilerStart(void)
-{
-    RETURN_IF_ERROR(enter(__func__));
-    return SUCCESS;
-}
-
-EXPORT cudaError_t cudaProfilerStop(void)
-{
-    RETURN_IF_ERROR(enter(__func__));
-    return SUCCESS;
 }

@@ -20,6 +20,13 @@ EXPORT cudaError_t cudaMallocManaged(void **address, size_t size, unsigned flags
     return finish(driver->cuMemAllocManaged((uintptr_t *)address, size, flags));
 }
 
+static void note_free(const void *address)
+{
+    struct sim_memory memory;
+    if (driver->find_memory(address, &memory))
+        race_hooks->at_free(memory.base, memory.size);
+}
+
 /* Freeing waits for all work of the device, which may still use the memory. */
 EXPORT cudaError_t cudaFree(void *address)
 {
@@ -29,12 +36,8 @@ EXPORT cudaError_t cudaFree(void *address)
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
-    RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
-    if (device->busy_until != 0)
-        sleep_until(device->busy_until);
-    IF_RACES(race_at_device_wait(device->ordinal));
-    if (races_on && driver->find_memory(address, &memory))
-        race_at_free(memory.base, memory.size);
+    RETURN_IF_ERROR(finish(wait_for_device(device)));
+    IF_RACES(note_free(address));
     if (driver->find_memory(address, &memory) && memory.pool)
         return finish(memory.base == address ? pool_free(&memory) : ERROR_INVALID_VALUE);
     return finish(driver->cuMemFree((uintptr_t)address));
@@ -63,11 +66,9 @@ EXPORT cudaError_t cudaFreeHost(void *address)
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
-    struct sim_memory memory;
     RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
-    IF_RACES(race_at_device_wait(device->ordinal));
-    if (races_on && driver->find_memory(address, &memory))
-        race_at_free(memory.base, memory.size);
+    IF_RACES(race_hooks->at_device_wait(device->ordinal));
+    IF_RACES(note_free(address));
     return finish(driver->cuMemFreeHost(address));
 }
 
@@ -85,16 +86,11 @@ EXPORT cudaError_t cudaHostUnregister(void *address)
     return finish(driver->cuMemHostUnregister(address));
 }
 
-static bool is_on_host(const struct sim_memory *memory)
-{
-    return memory->type == SIM_PINNED_MEMORY || memory->type == SIM_REGISTERED_MEMORY;
-}
-
 EXPORT cudaError_t cudaHostGetDevicePointer(void **target, void *address, unsigned flags)
 {
     struct sim_memory memory;
     RETURN_IF_ERROR(enter_context(__func__, NULL));
-    if (!target || flags != 0 || !driver->find_memory(address, &memory) || !is_on_host(&memory))
+    if (!target || flags != 0 || !driver->find_memory(address, &memory) || !sim_is_on_host(&memory))
         return fail(ERROR_INVALID_VALUE);
     *target = address;
     return SUCCESS;
@@ -129,7 +125,7 @@ EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attribute
         attributes->host_address = address;
         return SUCCESS;
     }
-    attributes->type = is_on_host(&memory) ? HOST : memory.type == SIM_MANAGED_MEMORY ? MANAGED : DEVICE;
+    attributes->type = sim_is_on_host(&memory) ? HOST : memory.type == SIM_MANAGED_MEMORY ? MANAGED : DEVICE;
     attributes->device = memory.device;
     attributes->device_address = address;
     attributes->host_address = attributes->type == DEVICE ? NULL : address;

@@ -37,8 +37,12 @@ const struct float_type *nan_check_type(const char *kernel)
     return NULL;
 }
 
-cudaError_t check_for_nan(const struct float_type *type, const char *data, size_t count)
+static cudaError_t run(struct stream *stream, const struct work *work)
 {
+    (void)stream;
+    const struct float_type *type = work->nan_check.type;
+    const char *data = work->nan_check.data;
+    const size_t count = work->nan_check.count;
     uint64_t without_sign = ((uint64_t)1 << (8 * type->size - 1)) - 1;
     for (size_t i = 0; i < count; i++) {
         uint64_t bits = 0;
@@ -50,3 +54,5 @@ cudaError_t check_for_nan(const struct float_type *type, const char *data, size_
     }
     return SUCCESS;
 }
+
+const struct work_type nan_check = {.node = "KERNEL", .run = run, .prepare = wait_for_earlier_work};

@@ -6,10 +6,7 @@
 #include <time.h>
 
 #include "common/arrays.h"
-
-/* Captures under way plus holders of unfinished work, and one more in a child of a process that used the runtime. The kernels of
- * torch's ops read it before each op. */
-_Atomic int accelerator_simulation_attention __attribute__((visibility("default")));
+#include "common/fork.h"
 
 _Atomic int waiting_count;
 
@@ -19,7 +16,7 @@ static pthread_mutex_t lock;
 static pthread_cond_t changed;
 static _Thread_local struct stream *launching_stream;
 
-static void init_locks(void)
+__attribute__((constructor)) static void init_locks(void)
 {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
@@ -29,13 +26,10 @@ static void init_locks(void)
     pthread_mutex_init(&lock, NULL);
 }
 
-/* The threads that finish the work do not exist in a child, nor do those that hold a lock. A child may load libraries, which
- * register kernels and symbols; other calls that take a lock are refused. */
+/* The threads that finish the work do not exist in a child. */
 static void reset_in_child(void)
 {
     init_locks();
-    reset_kernel_lock();
-    reset_symbol_lock();
     while (waiting) {
         waiting->count = 0;
         waiting = waiting->next;
@@ -44,11 +38,7 @@ static void reset_in_child(void)
     waiting_count = 0;
 }
 
-__attribute__((constructor)) static void init_pending(void)
-{
-    init_locks();
-    pthread_atfork(NULL, NULL, reset_in_child);
-}
+IN_FORKED_CHILD(reset_in_child)
 
 /* ---- Holders (struct pending). All functions are called with the lock held. ---- */
 
@@ -140,17 +130,17 @@ static bool wait_for_change(int64_t deadline)
     return pthread_cond_timedwait(&changed, &lock, &end) == 0;
 }
 
-/* ---- The table that pending.h declares. ---- */
+/* ---- Functions of the table that pending.h declares. ---- */
 
-static void clear_pending(struct pending *pending)
+void pending_clear(struct pending *pending)
 {
     pthread_mutex_lock(&lock);
     clear(pending);
     pthread_mutex_unlock(&lock);
 }
 
-static uint64_t submit_work(struct pending_queue *queue, int device, void *const *handles, size_t count,
-                            struct pending *before, int64_t *not_before)
+uint64_t pending_submit(struct pending_queue *queue, int device, void *const *handles, size_t count,
+                        struct pending *before, int64_t *not_before)
 {
     const struct pending_item item = {queue, queue->submitted + 1};
     bool is_valid = count > 0 || launching_stream;
@@ -185,16 +175,7 @@ static uint64_t submit_work(struct pending_queue *queue, int device, void *const
     return is_valid ? item.sequence : 0;
 }
 
-uint64_t submit_to_stream(struct pending_queue *queue, struct stream *stream, struct pending *before, int64_t *not_before)
-{
-    struct stream *outer = launching_stream;
-    launching_stream = stream;
-    uint64_t sequence = submit_work(queue, stream->device, NULL, 0, before, not_before);
-    launching_stream = outer;
-    return sequence;
-}
-
-static enum pending_status wait_for_a_while(struct pending *pending, int milliseconds)
+enum pending_status pending_wait(struct pending *pending, int milliseconds)
 {
     enum { MILLISECOND = 1000000 };
     pthread_mutex_lock(&lock);
@@ -205,21 +186,21 @@ static enum pending_status wait_for_a_while(struct pending *pending, int millise
     return status;
 }
 
-static void interrupt_waits(void)
+void pending_interrupt(void)
 {
     pthread_mutex_lock(&lock);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
 
-static void complete_work(struct pending_queue *queue, uint64_t sequence)
+void pending_complete(struct pending_queue *queue, uint64_t sequence)
 {
     pthread_mutex_lock(&lock);
     remove_items(queue, sequence);
     pthread_mutex_unlock(&lock);
 }
 
-static void fail_work(struct pending_queue *queue)
+void pending_fail(struct pending_queue *queue)
 {
     pthread_mutex_lock(&lock);
     queue->has_failed = true;
@@ -227,37 +208,14 @@ static void fail_work(struct pending_queue *queue)
     pthread_mutex_unlock(&lock);
 }
 
-static void release_queue(struct pending_queue *queue)
+struct stream *set_launching_stream(struct stream *stream)
 {
-    complete_work(queue, UINT64_MAX);
+    struct stream *outer = launching_stream;
+    launching_stream = stream;
+    return outer;
 }
 
-static int capture_submission(void *handle, int device, void (*function)(void *argument), void *argument)
-{
-    struct stream *stream = find_stream(handle, &driver->devices[device]);
-    if (!stream)
-        return ERROR_INVALID_HANDLE;
-    return submit(stream, &(struct work){.type = WORK_HOST, .host = {function, argument, true}});
-}
-
-EXPORT const struct sim_pending *accelerator_simulation_pending(void)
-{
-    static struct sim_pending table = {
-        .submit = submit_work,
-        .wait = wait_for_a_while,
-        .interrupt = interrupt_waits,
-        .clear = clear_pending,
-        .complete = complete_work,
-        .fail = fail_work,
-        .release = release_queue,
-        .capture = capture_submission,
-    };
-    if (races_on)
-        table.note_accesses = race_at_collective;
-    return &table;
-}
-
-/* ---- Hooks of the runtime's other files. ---- */
+/* ---- For the runtime's other files. ---- */
 
 /* Blocks until the present items of the holder are finished; items that are added meanwhile do not count. */
 cudaError_t wait_for_pending(struct pending *pending)
@@ -295,12 +253,13 @@ cudaError_t wait_for_pending_on_stream(void *handle)
 void drop_pending(struct pending *pending)
 {
     if (pending->items)
-        clear_pending(pending);
+        pending_clear(pending);
 }
 
 /* Other processes cannot see the items of a shared event, so the host waits here. */
-static cudaError_t record_pending(struct stream *stream, struct event *event)
+cudaError_t record_pending(struct stream *stream, const struct work *work)
 {
+    struct event *event = work->event;
     if (event->time != &event->own_time)
         return wait_for_pending(&stream->pending);
     pthread_mutex_lock(&lock);
@@ -312,56 +271,17 @@ static cudaError_t record_pending(struct stream *stream, struct event *event)
     return is_recorded ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
 
-static cudaError_t add_pending_of_event(struct stream *stream, struct event *event)
+cudaError_t add_pending_of_event(struct stream *stream, const struct work *work)
 {
+    struct event *event = work->event;
     pthread_mutex_lock(&lock);
     bool are_added = add_items(&stream->pending, &event->pending) && add_items(&devices[stream->device], &event->pending);
     pthread_mutex_unlock(&lock);
     return are_added ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
 
-cudaError_t prepare_work(struct stream *stream, const struct work *work)
+cudaError_t wait_for_earlier_work(struct stream *stream, const struct work *work)
 {
-    if (work->type == WORK_RECORD)
-        return record_pending(stream, work->event);
-    if (work->type == WORK_WAIT)
-        return add_pending_of_event(stream, work->event);
-    if (work->type == WORK_KERNEL && work->kernel.duration == 0)
-        return SUCCESS; /* it computes nothing */
-    if (work->type == WORK_BARRIER || (work->type == WORK_HOST && work->host.submits_work))
-        return SUCCESS; /* it only submits work */
+    (void)work;
     return wait_for_pending(&stream->pending);
-}
-
-void call_host_function(struct stream *stream, const struct work *work)
-{
-    struct stream *outer = launching_stream;
-    launching_stream = stream;
-    work->host.function(work->host.argument);
-    launching_stream = outer;
-}
-
-/* Python loops over this call, so that Ctrl-C works; returns ERROR_NOT_READY when the time is over. */
-EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int milliseconds)
-{
-    struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
-    if (!stream)
-        return ERROR_INVALID_HANDLE;
-    if (stream->capture || stream->pending.count == 0)
-        return SUCCESS;
-    switch (wait_for_a_while(&stream->pending, milliseconds)) {
-    case PENDING_DONE:
-        return SUCCESS;
-    case PENDING_FAILED:
-        return ERROR_LAUNCH_FAILED;
-    default:
-        return ERROR_NOT_READY;
-    }
-}
-
-/* The engine asks this before an op: whether the stream neither captures nor waits for work. */
-EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
-{
-    struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
-    return stream && !stream->capture && stream->pending.count == 0;
 }

@@ -4,11 +4,12 @@
 
 #include <stdbool.h>
 
-#include "interface/cuda_errors.h"
-#include "interface/driver_table.h"
 #include "common/errors.h"
 #include "common/memory_file.h"
+#include "interface/cuda_errors.h"
+#include "interface/driver_table.h"
 #include "interface/pending.h"
+#include "interface/race_hooks.h"
 
 #ifndef CUDART
 #error "CUDART is the major version of the runtime to build: 12 or 13"
@@ -18,22 +19,37 @@
 
 typedef int cudaError_t;
 
-/* initialization.c */
-extern const struct sim_driver *driver;
-extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
+/* hooks.c. Each hook costs one branch while races are not to be found. */
+extern const struct race_hooks *race_hooks; /* or NULL */
 
-cudaError_t enter_slowly(const char *function);
+#define IF_RACES(call) \
+    do { \
+        if (__builtin_expect(race_hooks != NULL, 0)) \
+            call; \
+    } while (0)
+
+/* errors.c */
 cudaError_t fail(cudaError_t error);
-cudaError_t make_context(struct sim_device **device);
-int chosen_device(void);
-int visible_device_count(void);
-cudaError_t check_device(int ordinal);
 
 /* Returns its argument, and makes an error the thread's last error. Entry points return the result of this function. */
 static inline cudaError_t finish(cudaError_t error)
 {
     return __builtin_expect(error == SUCCESS, 1) ? SUCCESS : fail(error);
 }
+
+/* initialization.c */
+extern const struct sim_driver *driver;
+extern const struct sim_runtime *runtime_table; /* what the driver calls; set when the library is loaded */
+extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
+extern _Atomic int accelerator_simulation_attention;
+extern _Thread_local int thread_device; /* the device that the thread has chosen */
+
+cudaError_t enter_slowly(const char *function);
+int visible_device_count(void);
+
+/* current.c */
+cudaError_t make_context(struct sim_device **device);
+int chosen_device(void);
 
 /* Every entry point first calls enter() or enter_context(), and returns their error if there is one. enter_context()
  * creates a context if the thread has none, and sets `device` to the context's device unless `device` is NULL. */
@@ -53,8 +69,12 @@ static inline cudaError_t enter_context(const char *function, struct sim_device 
     return SUCCESS;
 }
 
-/* stream.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU
- * would finish. NCCL's work is the exception (pending.h). */
+/* time.c */
+int64_t now(void);
+void sleep_until(int64_t time);
+
+/* streams.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU would
+ * finish. NCCL's work is the exception (pending.h). */
 struct capture;
 
 struct stream {
@@ -67,90 +87,16 @@ struct stream {
     struct stream *next;     /* in the list of the capture's streams, or of free streams */
     unsigned captured_count; /* number of pieces of work that were captured from this stream */
     bool is_unjoined;        /* the capture's first stream does not yet wait for all of this work */
-    bool is_default, is_blocking; /* the default stream and the blocking streams wait for each other */
-    int race_index;               /* of its clock, plus one; 0 until it is used with race detection */
-    unsigned race_queries;        /* since its last work */
+    struct race_stream races;
 };
 
-enum work_type {
-    WORK_KERNEL,
-    WORK_NAN_CHECK,
-    WORK_BARRIER,
-    WORK_COPY,
-    WORK_FILL,
-    WORK_HOST,
-    WORK_RECORD,
-    WORK_WAIT,
-    WORK_COMPUTATION,
-    WORK_TYPE_COUNT,
-};
-
-/* One piece of work. It is done at once, or added to a graph and done at each launch of the graph. */
-struct work {
-    enum work_type type;
-    union {
-        struct {
-            int64_t duration;
-        } kernel;
-        struct {
-            const struct float_type *type;
-            const char *data;
-            size_t count;
-        } nan_check;
-        struct {
-            _Atomic int32_t *value;
-            uint64_t timeout_ms;
-        } barrier;
-        struct {
-            char *target;
-            const char *source;
-            size_t target_pitch, source_pitch, width, height;
-        } copy;
-        struct {
-            char *target;
-            int value;
-            size_t size;
-        } fill;
-        struct {
-            void (*function)(void *argument);
-            void *argument;
-            bool submits_work; /* only submits work to the stream, so it starts before pending work ends */
-        } host;
-        struct {
-            bool (*compute)(uint64_t id);
-            uint64_t id;
-        } computation;
-        struct event *event;
-    };
-};
-
-int64_t now(void);
-void sleep_until(int64_t time);
 struct stream *find_stream(void *handle, const struct sim_device *device);
-cudaError_t submit(struct stream *stream, const struct work *work);
-cudaError_t run(struct stream *stream, const struct work *work);
-cudaError_t wait_for_stream(struct stream *stream);
+struct stream *new_stream(int device, int priority, bool is_blocking);
+void free_stream(struct stream *stream);
+bool is_default_stream(const struct stream *stream);
 void delay_stream(struct stream *stream, int64_t until);
 
-/* pending.c */
-extern _Atomic int waiting_count; /* number of streams, events and other holders of a non-empty struct pending */
-extern _Atomic int accelerator_simulation_attention;
-
-cudaError_t wait_for_pending(struct pending *pending);
-cudaError_t wait_for_pending_on_device(int ordinal);
-cudaError_t wait_for_pending_on_stream(void *handle);
-void drop_pending(struct pending *pending);
-cudaError_t prepare_work(struct stream *stream, const struct work *work); /* before run(), if waiting_count > 0 */
-void call_host_function(struct stream *stream, const struct work *work);
-
-/* Submits the next piece of a queue's work to one stream; see `submit` of struct sim_pending. */
-uint64_t submit_to_stream(struct pending_queue *queue, struct stream *stream, struct pending *before, int64_t *not_before);
-const struct sim_pending *accelerator_simulation_pending(void);
-
-/* barrier.c */
-cudaError_t start_barrier(struct stream *stream, _Atomic int32_t *value, uint64_t timeout_ms);
-
-/* event.c */
+/* events.c */
 struct event {
     uint32_t magic;
     int device;
@@ -164,22 +110,126 @@ struct event {
     struct stream *captured_on;
     unsigned captured_count; /* of `captured_on`, when the event was recorded */
     struct event *next;      /* in the list of free events */
-    struct clock *race_clock; /* of the stream when it was recorded, or NULL */
-    unsigned race_queries;    /* since it was recorded */
-    bool is_waited_for;       /* by a stream, since it was recorded; set with race detection only */
+    struct race_event races;
 };
 
+enum { BLOCKING_SYNC = 1, DISABLE_TIMING = 2, INTERPROCESS = 4 }; /* flags */
+
 struct event *find_event(void *handle);
+struct event *new_event(int device, unsigned flags);
+void free_event(struct event *event);
+
+/* event_sharing.c */
+void leave_sharing(struct event *event);
+
+/* One piece of work. It is done at once, or added to a graph and done at each launch of the graph. */
+struct work {
+    const struct work_type *type;
+    union {
+        struct {
+            int64_t duration;
+        } kernel;
+        struct {
+            const struct float_type *type;
+            const char *data;
+            size_t count;
+        } nan_check;
+        struct {
+            _Atomic int32_t *value;
+            uint64_t timeout_ms;
+        } barrier;
+        struct copy copy;
+        struct {
+            char *target;
+            int value;
+            size_t size;
+        } fill;
+        struct {
+            void (*function)(void *argument);
+            void *argument;
+        } host;
+        struct {
+            bool (*compute)(uint64_t id);
+            uint64_t id;
+        } computation;
+        struct event *event;
+    };
+};
+
+/* What a kind of work does. Each is defined beside the calls that submit it. */
+struct work_type {
+    const char *node; /* the kind of a graph's node */
+    cudaError_t (*run)(struct stream *stream, const struct work *work);
+    /* Called before run() while unfinished work is pending, or NULL: work that only submits other work does not wait. */
+    cudaError_t (*prepare)(struct stream *stream, const struct work *work);
+    void (*release)(const struct work *work); /* called when a graph with the work is destroyed, or NULL */
+};
+
+/* pending.c */
+extern _Atomic int waiting_count; /* number of streams, events and other holders of a non-empty struct pending */
+
+/* These six are in the table that pending.h declares. */
+uint64_t pending_submit(struct pending_queue *queue, int device, void *const *handles, size_t count, struct pending *before,
+                        int64_t *not_before);
+enum pending_status pending_wait(struct pending *pending, int milliseconds);
+void pending_interrupt(void);
+void pending_clear(struct pending *pending);
+void pending_complete(struct pending_queue *queue, uint64_t sequence);
+void pending_fail(struct pending_queue *queue);
+
+cudaError_t wait_for_pending(struct pending *pending);
+cudaError_t wait_for_pending_on_device(int ordinal);
+cudaError_t wait_for_pending_on_stream(void *handle);
+void drop_pending(struct pending *pending);
+cudaError_t record_pending(struct stream *stream, const struct work *work);
+cudaError_t add_pending_of_event(struct stream *stream, const struct work *work);
+cudaError_t wait_for_earlier_work(struct stream *stream, const struct work *work);
+
+/* Sets the stream whose host function the thread runs, and returns the one before. */
+struct stream *set_launching_stream(struct stream *stream);
+
+/* graphs.c. A graph is a chain of nodes. */
+struct node {
+    struct graph *graph;
+    struct node *previous;
+    struct work work;
+};
+
+struct user_object {
+    int references;
+    void *argument;
+    void (*destroy)(void *argument);
+};
+
+/* An instance shares its graph and uses the nodes that existed when it was made. */
+struct graph {
+    int references;
+    struct node **nodes;
+    size_t node_count, node_capacity;
+    struct user_object **objects; /* one entry for each reference */
+    size_t object_count, object_capacity;
+    void *race_world; /* of race detection, or NULL */
+};
+
+struct graph *graph_new(void);
+bool graph_append(struct graph *graph, const struct work *work);
+struct node *graph_last_node(struct graph *graph); /* NULL if the graph is empty */
+size_t graph_retain(struct graph *graph); /* returns the number of nodes */
+void graph_release(struct graph *graph);
+bool graph_add_object(struct graph *graph, struct user_object *object, unsigned count, bool is_moved);
+void release_object(struct user_object *object, int count);
 
 /* capture.c */
 cudaError_t forbid_if_capturing(void);
-cudaError_t capture_work(struct stream *stream, const struct work *work);
+/* Returns false if the stream does not capture any more: another thread has just ended the capture. */
+bool capture_work(struct stream *stream, const struct work *work, cudaError_t *error);
 cudaError_t capture_event(struct stream *stream, struct event *event);
 cudaError_t capture_wait(struct stream *stream, struct event *event);
 /* The host cannot query or wait for captured work. If the event or stream is captured, these functions invalidate the
  * capture and return an error. */
 cudaError_t refuse_captured_event(const struct event *event);
 cudaError_t refuse_captured_stream(struct stream *stream);
+void **captured_race_world(struct stream *stream); /* of the graph that the stream captures, or NULL */
 
 extern _Atomic int active_captures;
 
@@ -189,60 +239,37 @@ static inline cudaError_t unsafe_call(void)
     return __builtin_expect(active_captures == 0, 1) ? SUCCESS : finish(forbid_if_capturing());
 }
 
-/* graph.c */
-struct node {
-    struct graph *graph;
-    struct node *previous; /* a graph is a chain of nodes */
-    struct work work;
+/* work.c */
+cudaError_t submit(struct stream *stream, const struct work *work);
+cudaError_t wait_for_stream(struct stream *stream);
+cudaError_t wait_for_device(const struct sim_device *device);
+
+/* host.c. A function that only submits work to the stream starts before pending work ends. */
+cudaError_t submit_host_function(struct stream *stream, void (*function)(void *argument), void *argument, bool submits_work);
+
+/* barrier.c, nan.c, spin.c: the kernels that run */
+extern const struct work_type barrier_kernel, nan_check, spin_kernel;
+
+const struct float_type *nan_check_type(const char *kernel); /* the type that a kernel checks, or NULL for others */
+bool is_barrier_kernel(const char *name);
+bool is_spin_kernel(const char *name);
+
+/* kernels.c */
+struct simulated_kernel {
+    const void *function;
+    const struct work_type *type;
+    const struct float_type *checked; /* of a check for NaN */
 };
 
-struct graph *graph_new(void);
-bool graph_append(struct graph *graph, const struct work *work);
-struct node *graph_last_node(struct graph *graph); /* NULL if the graph is empty */
-void graph_release(struct graph *graph);
+bool computes(void); /* whether simulated GPUs compute */
+const struct simulated_kernel *find_simulated_kernel(const void *function); /* NULL for a kernel that does not run */
+const char *take_kernel_name(const void *function); /* NULL from the second call on */
 
-/* nan.c */
-const struct float_type *nan_check_type(const char *kernel); /* the type that a kernel checks, or NULL for others */
-cudaError_t check_for_nan(const struct float_type *type, const char *data, size_t count);
+/* refusal.c */
+cudaError_t refuse_kernel(const void *function);
 
-/* kernel.c */
-void computation_released(uint64_t id);
-void reset_kernel_lock(void);
-
-/* symbol.c */
-void reset_symbol_lock(void);
-
-/* stream.c. The table of functions that the driver calls. */
-const struct sim_runtime *accelerator_sim_runtime(void);
-
-/* races/: race detection and late copies. Each call costs one branch while they are off. */
-extern bool races_on;
-struct world;
-
-void race_at_record(struct stream *stream, struct event *event);
-void race_at_wait(struct stream *stream, struct event *event);
-void race_at_event_end(struct event *event);
-bool race_delays_event(struct event *event, const void *caller); /* whether a query must answer that the event is not reached */
-bool race_delays_stream(struct stream *stream, const void *caller);
-void race_at_event_wait(struct event *event);  /* the host has waited */
-void race_at_stream_wait(struct stream *stream);
-void race_at_device_wait(int device);
-void race_at_free(const void *address, size_t size);
-void race_at_copy(struct stream *stream, const struct work *work, bool is_synchronous);
-void race_after_copy(struct stream *stream, const struct work *work, bool is_synchronous);
-void race_at_fill(struct stream *stream, const void *target, size_t size);
-void race_at_collective(void *handle, int device, const char *name, const void *source, size_t source_size,
-                        const void *target, size_t target_size);
-void race_at_launch(struct stream *stream, struct graph *graph);
-void race_at_graph_end(struct world *world);
-struct world **graph_world(struct graph *graph);
-struct world **capture_world(struct stream *stream); /* NULL if the stream does not capture */
-
-#define IF_RACES(call) \
-    do { \
-        if (__builtin_expect(races_on, 0)) \
-            call; \
-    } while (0)
+/* device.c */
+cudaError_t check_device(int ordinal);
 
 /* pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);

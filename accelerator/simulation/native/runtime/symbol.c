@@ -4,6 +4,8 @@
 #include <pthread.h>
 #include <stdlib.h>
 
+#include "common/fork.h"
+
 struct symbol {
     const void *host_variable;
     size_t size;
@@ -14,10 +16,13 @@ struct symbol {
 static struct symbol *symbols;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-void reset_symbol_lock(void)
+/* A forked child may load libraries, which register symbols. */
+static void reset_lock(void)
 {
     pthread_mutex_init(&lock, NULL);
 }
+
+IN_FORKED_CHILD(reset_lock)
 
 EXPORT void __cudaRegisterVar(void **handle, char *host_variable, char *device_address, const char *name, int external,
                               size_t size, int constant, int global)

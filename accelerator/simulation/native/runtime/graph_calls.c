@@ -1,97 +1,13 @@
-/* The CUDA runtime: graphs. A graph is a chain of work; launching it does the work, in order. */
+/* The CUDA runtime: calls for graphs. A graph is a chain of work; launching it does the work, in order. */
 #include "runtime.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
-
-#include "common/arrays.h"
-
-struct user_object {
-    int references;
-    void *argument;
-    void (*destroy)(void *argument);
-};
-
-/* An instance shares its graph and uses the nodes that existed when it was made. */
-struct graph {
-    int references;
-    struct node **nodes;
-    size_t node_count, node_capacity;
-    struct user_object **objects; /* one entry for each reference */
-    size_t object_count, object_capacity;
-    struct world *races; /* what the captured work accesses, or NULL */
-};
 
 struct instance {
     struct graph *graph;
     size_t node_count;
 };
-
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-struct graph *graph_new(void)
-{
-    struct graph *graph = calloc(1, sizeof *graph);
-    if (graph)
-        graph->references = 1;
-    return graph;
-}
-
-struct world **graph_world(struct graph *graph)
-{
-    return &graph->races;
-}
-
-bool graph_append(struct graph *graph, const struct work *work)
-{
-    if (!array_reserve((void **)&graph->nodes, &graph->node_capacity, graph->node_count + 1, sizeof *graph->nodes))
-        return false;
-    struct node *node = malloc(sizeof *node);
-    if (!node)
-        return false;
-    *node = (struct node){graph, graph_last_node(graph), *work};
-    graph->nodes[graph->node_count++] = node;
-    return true;
-}
-
-struct node *graph_last_node(struct graph *graph)
-{
-    return graph->node_count ? graph->nodes[graph->node_count - 1] : NULL;
-}
-
-static void release_object(struct user_object *object, int count)
-{
-    pthread_mutex_lock(&lock);
-    object->references -= count;
-    bool is_unused = object->references <= 0;
-    pthread_mutex_unlock(&lock);
-    if (is_unused) {
-        object->destroy(object->argument);
-        free(object);
-    }
-}
-
-void graph_release(struct graph *graph)
-{
-    pthread_mutex_lock(&lock);
-    bool is_unused = --graph->references == 0;
-    pthread_mutex_unlock(&lock);
-    if (!is_unused)
-        return;
-    for (size_t i = 0; i < graph->object_count; i++)
-        release_object(graph->objects[i], 1);
-    for (size_t i = 0; i < graph->node_count; i++) {
-        if (graph->nodes[i]->work.type == WORK_COMPUTATION)
-            computation_released(graph->nodes[i]->work.computation.id);
-        free(graph->nodes[i]);
-    }
-    if (graph->races)
-        race_at_graph_end(graph->races);
-    free(graph->objects);
-    free(graph->nodes);
-    free(graph);
-}
 
 EXPORT cudaError_t cudaGraphInstantiateWithFlags(struct instance **handle, struct graph *graph, unsigned long long flags)
 {
@@ -100,10 +16,7 @@ EXPORT cudaError_t cudaGraphInstantiateWithFlags(struct instance **handle, struc
     struct instance *instance = handle && graph ? malloc(sizeof *instance) : NULL;
     if (!instance)
         return fail(ERROR_INVALID_VALUE);
-    pthread_mutex_lock(&lock);
-    graph->references++;
-    *instance = (struct instance){graph, graph->node_count};
-    pthread_mutex_unlock(&lock);
+    *instance = (struct instance){graph, graph_retain(graph)};
     *handle = instance;
     return SUCCESS;
 }
@@ -121,7 +34,7 @@ EXPORT cudaError_t cudaGraphLaunch(struct instance *instance, void *stream_handl
     struct stream *stream = find_stream(stream_handle, device);
     if (!instance || !stream)
         return fail(ERROR_INVALID_HANDLE);
-    IF_RACES(race_at_launch(stream, instance->graph));
+    IF_RACES(race_hooks->at_launch(&stream->races, instance->graph->race_world));
     for (size_t i = 0; i < instance->node_count; i++)
         RETURN_IF_ERROR(finish(submit(stream, &instance->graph->nodes[i]->work)));
     return SUCCESS;
@@ -183,11 +96,6 @@ EXPORT cudaError_t cudaGraphNodeGetDependencies(struct node *node, struct node *
 
 EXPORT cudaError_t cudaGraphDebugDotPrint(struct graph *graph, const char *path, unsigned flags)
 {
-    static const char *const names[WORK_TYPE_COUNT] = {
-        [WORK_KERNEL] = "KERNEL",    [WORK_NAN_CHECK] = "KERNEL",      [WORK_BARRIER] = "KERNEL",
-        [WORK_COPY] = "MEMCPY",      [WORK_FILL] = "MEMSET",           [WORK_HOST] = "HOST",
-        [WORK_RECORD] = "EVENT_RECORD", [WORK_WAIT] = "EVENT_WAIT",    [WORK_COMPUTATION] = "KERNEL",
-    };
     RETURN_IF_ERROR(enter(__func__));
     (void)flags;
     FILE *file = graph && path ? fopen(path, "w") : NULL;
@@ -195,7 +103,7 @@ EXPORT cudaError_t cudaGraphDebugDotPrint(struct graph *graph, const char *path,
         return fail(ERROR_INVALID_VALUE);
     fputs("digraph dot {\n", file);
     for (size_t i = 0; i < graph->node_count; i++) {
-        fprintf(file, "\"node_%zu\" [label=\"%s\"];\n", i, names[graph->nodes[i]->work.type]);
+        fprintf(file, "\"node_%zu\" [label=\"%s\"];\n", i, graph->nodes[i]->work.type->node);
         if (i > 0)
             fprintf(file, "\"node_%zu\" -> \"node_%zu\";\n", i - 1, i);
     }
@@ -232,16 +140,7 @@ EXPORT cudaError_t cudaGraphRetainUserObject(struct graph *graph, struct user_ob
     RETURN_IF_ERROR(enter(__func__));
     if (!graph || !object || count == 0)
         return fail(ERROR_INVALID_VALUE);
-    pthread_mutex_lock(&lock);
-    bool has_space = array_reserve((void **)&graph->objects, &graph->object_capacity, graph->object_count + count,
-                                   sizeof *graph->objects);
-    if (has_space) {
-        for (unsigned i = 0; i < count; i++)
-            graph->objects[graph->object_count++] = object;
-        /* A moved reference was the caller's. */
-        object->references += flags & MOVE ? 0 : (int)count;
-    }
-    pthread_mutex_unlock(&lock);
+    bool has_space = graph_add_object(graph, object, count, flags & MOVE);
     return finish(has_space ? SUCCESS : ERROR_OUT_OF_MEMORY);
 }
 

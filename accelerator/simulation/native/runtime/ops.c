@@ -1,0 +1,74 @@
+/* The CUDA runtime: what the kernels of torch's ops call. */
+#include "runtime.h"
+
+#include <pthread.h>
+
+#include "common/arrays.h"
+
+/* Python loops over this call, so that Ctrl-C works; returns ERROR_NOT_READY when the time is over. */
+EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int milliseconds)
+{
+    struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
+    if (!stream)
+        return ERROR_INVALID_HANDLE;
+    if (stream->capture || stream->pending.count == 0)
+        return SUCCESS;
+    switch (pending_wait(&stream->pending, milliseconds)) {
+    case PENDING_DONE:
+        return SUCCESS;
+    case PENDING_FAILED:
+        return ERROR_LAUNCH_FAILED;
+    default:
+        return ERROR_NOT_READY;
+    }
+}
+
+/* The engine asks this before an op: whether the stream neither captures nor waits for work. */
+EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
+{
+    struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
+    return stream && !stream->capture && stream->pending.count == 0;
+}
+
+/* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */
+static uint64_t *released;
+static size_t released_count, released_capacity;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void note_release(const struct work *work)
+{
+    pthread_mutex_lock(&lock);
+    if (array_reserve((void **)&released, &released_capacity, released_count + 1, sizeof *released))
+        released[released_count++] = work->computation.id;
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT size_t accelerator_simulation_released(uint64_t *ids, size_t capacity)
+{
+    pthread_mutex_lock(&lock);
+    size_t count = released_count < capacity ? released_count : capacity;
+    for (size_t i = 0; i < count; i++)
+        ids[i] = released[--released_count];
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+static cudaError_t run(struct stream *stream, const struct work *work)
+{
+    (void)stream;
+    return work->computation.compute(work->computation.id) ? SUCCESS : ERROR_LAUNCH_FAILED;
+}
+
+/* Submits a computation to a stream that captures. */
+EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(uint64_t id), uint64_t id)
+{
+    static const struct work_type computation = {
+        .node = "KERNEL", .run = run, .prepare = wait_for_earlier_work, .release = note_release,
+    };
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    struct stream *stream = find_stream(handle, device);
+    if (!stream || !compute)
+        return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
+    return finish(submit(stream, &(struct work){.type = &computation, .computation = {compute, id}}));
+}

@@ -30,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from ._boundary import boundary_flag
 from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact
 from ._values import CACHE_NAME, MAXIMUM_GPUS
 
@@ -252,7 +253,8 @@ def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Pa
     sources = sorted(str(path) for folder in library.folders for path in (scratch / folder).glob("*.c"))
     if library.version_script:
         flags += [f"-Wl,-soname,{output.name}", f"-Wl,--version-script={script}"]
-    command = [*compiler, *flags, f"-I{scratch}", "-o", str(output), *sources, "-ldl"]
+    boundary = boundary_flag(lambda name: (scratch / name).read_bytes())
+    command = [*compiler, *flags, boundary, f"-I{scratch}", "-o", str(output), *sources, "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

@@ -146,7 +146,8 @@ def environment(
         compile: What ``torch.compile`` generates for simulated GPUs: "cpp" is Inductor's C++ for the CPU; "triton" is the
             Triton code that Inductor generates for a GPU, run by Triton's interpreter, which is slow.
         races: "report": print each race, two accesses to the same device or pinned memory, one of them a write, that nothing
-            orders. "raise": also let the second op raise RuntimeError. `races` returns those of its process.
+            orders. "raise": also let the second op raise RuntimeError. `races` returns those of its process. Needs a C++
+            compiler, or an engine that was compiled before.
         late_copies: Whether the target of a ``non_blocking`` copy to pinned memory has NaN, -1 for integers, until the host
             has synchronized: a timing that CUDA allows.
         base: The environment to extend; None means this process's. A simulation that it already contains is replaced.
@@ -168,7 +169,7 @@ def environment(
         >>> subprocess.run([sys.executable, "-c", program], env=child, capture_output=True, text=True).stdout
         '2\\n'
     """
-    from . import _build  # imported late: `is_simulated` does not need what it imports
+    from . import _build, _engine_build  # imported late: `is_simulated` does not need what they import
 
     gpus = _values.count(gpus)
     driver_state = _values.choice("driver", driver, _DRIVER_STATES)
@@ -209,6 +210,9 @@ def environment(
     machine["COMPILE"] = _values.choice("compile", compile, _COMPILED_CODE)
     if races is not None:
         machine["RACES"] = _values.choice("races", races, _RACES)
+        reason = _engine_build.missing_compiler(os.environ.get(_build.LIBRARIES_VARIABLE))
+        if reason is not None:
+            raise RuntimeError(reason)
         if state is not None:
             machine["RACE_FILE"] = machine["STATE"] + RACES_SUFFIX
     if _values.flag("late_copies", late_copies) == "1":

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from accelerator.simulation import _build
+from accelerator.simulation._boundary import boundary_flag
 from tests.simulation.elf import ElfSymbols
 from tests.simulation.exported_names import NATIVE
 from tests.support.simulation import linux_only
@@ -57,7 +58,8 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
         directory = scratch / folder
         directory.mkdir(parents=True)
         sources = map(str, (NATIVE / folder).glob("*.c"))
-        command = [*_build._compiler(), *flags, "-c", f"-I{NATIVE}", "-DCUDART=13", *sources]
+        boundary = boundary_flag(_build._sources().__getitem__)
+        command = [*_build._compiler(), *flags, boundary, "-c", f"-I{NATIVE}", "-DCUDART=13", *sources]
         subprocess.run(command, cwd=directory, check=True)
         return sorted(directory.glob("*.o"))
 

@@ -4,9 +4,11 @@
 #include <pthread.h>
 
 #include "api.h"
+#include "interface/boundary.h"
 
 /* Marks the process as simulated: simulation.is_simulated() searches for this name. */
 SIM_EXPORT const char accelerator_simulation[] = "cuda";
+SIM_EXPORT const char accelerator_simulation_boundary[] = SIM_BOUNDARY;
 
 static bool is_bad_fork; /* this process was forked from one that had initialized CUDA */
 static pthread_mutex_t initializing = PTHREAD_MUTEX_INITIALIZER;

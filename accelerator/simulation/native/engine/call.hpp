@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention.hpp"
+#include "interface/op_rules.h"
 #include "races.hpp"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -11,31 +12,6 @@
 #include <optional>
 
 namespace engine {
-
-// What Python knows about an op. Its module `engine` has the same structure.
-struct Rules {
-    uint64_t python_dtypes;  // by number: Python handles calls whose first CUDA tensor has one of these types
-    uint64_t host_arguments; // by position: arguments that may be CPU tensors
-    uint64_t out_arguments;  // by position: arguments that the op may resize
-    uint64_t state_arguments; // by position: arguments that stay as they are if the op fails
-    uint32_t flags;
-    int32_t selecting_argument; // a flag that selects Python or this file, or -1
-    int32_t python_value;       // the value that selects Python
-    int32_t counted_argument;   // a tensor whose number of elements selects Python or this file, or -1
-    int64_t maximum_count;      // Python handles calls with more elements
-};
-
-enum : uint32_t {
-    TAKES_HOST_SCALARS = 1 << 0,
-    HAS_ALERT = 1 << 1,        // Python handles calls while deterministic algorithms are on
-    HAS_WORKSPACE = 1 << 2,    // Python allocates a workspace for a thread, device and stream
-    READS_INDICES = 1 << 3,    // Python handles calls with masks or CPU tensors as indices
-    COPIES = 1 << 4,           // `copy_`
-    CLEARS = 1 << 5,           // `zero_`
-    DRAWS = 1 << 6,            // random numbers, from an argument `generator`
-    WAITS = 1 << 7,            // the host reads results or their sizes
-    NEEDS_INPUT_DTYPE = 1 << 8, // the selecting argument is a type; any other than the first tensor's selects Python
-};
 
 enum class Kind : uint8_t { TENSOR, TENSOR_LIST, OPTIONAL_TENSOR_LIST, GENERATOR, DEVICE, OTHER };
 
@@ -78,7 +54,7 @@ public:
     }
 
     // From then on this kernel handles the usual calls.
-    void describe(const Rules& rules)
+    void describe(const op_rules& rules)
     {
         rules_ = rules;
         is_described_.store(true, std::memory_order_release);
@@ -102,7 +78,7 @@ private:
     }
 
     std::atomic<bool> is_described_{false};
-    Rules rules_{};
+    op_rules rules_{};
     std::vector<std::pair<uint32_t, Kind>> arguments_; // those that may hold tensors, generators or devices
     std::vector<bool> writes_;                         // whether the op writes each of them
     std::vector<int32_t> returns_;                     // for each result the argument that it is, or -1
@@ -276,7 +252,7 @@ inline bool Kernel::clear(const Stack& stack) const
     const at::Tensor& tensor = argument(stack, 0).toTensor();
     if (tensor.nbytes() < MANY_BYTES || !tensor.is_contiguous())
         return false;
-    clear_memory(tensor.mutable_data_ptr(), tensor.nbytes());
+    runtime->clear_memory(tensor.mutable_data_ptr(), tensor.nbytes());
     return true;
 }
 

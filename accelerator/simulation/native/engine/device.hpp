@@ -14,11 +14,6 @@ extern "C" int32_t aoti_torch_get_current_cuda_stream(int32_t device_index, void
 
 namespace engine {
 
-// The simulated runtime's.
-inline std::atomic<int>* attention; // not zero if a stream of this process captures or waits for a collective
-inline int (*is_stream_free)(void* stream, int device);
-inline void (*clear_memory)(void* address, size_t size);
-
 inline std::atomic<bool> is_forked{false};
 inline std::atomic<uint64_t> workspace_generation{0};
 
@@ -31,10 +26,10 @@ inline const c10::impl::DeviceGuardImplInterface& cuda()
 // Whether the current stream of the device neither captures nor waits.
 inline bool is_current_stream_free(c10::DeviceIndex device)
 {
-    if (C10_LIKELY(attention->load(std::memory_order_relaxed) == 0))
+    if (C10_LIKELY(runtime->attention->load(std::memory_order_relaxed) == 0))
         return true;
     void* stream = nullptr;
-    return aoti_torch_get_current_cuda_stream(device, &stream) == 0 && is_stream_free(stream, device);
+    return aoti_torch_get_current_cuda_stream(device, &stream) == 0 && runtime->is_stream_free(stream, device);
 }
 
 // The devices and streams for which Python has allocated a workspace in this thread.

@@ -3,11 +3,15 @@
 //
 // memory.hpp has the memory of results, tensors.hpp the conversion of tensors, device.hpp
 // the device of a call, races.hpp race detection, attention.hpp attention, call.hpp a call.
+#include "common/same_build.h"
 #include "race_call.hpp"
 
 #include <c10/core/CPUAllocator.h>
 
 #include <pthread.h>
+
+#include <cstddef>
+#include <string>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -19,28 +23,45 @@ struct IgnoreWarnings final : c10::WarningHandler {
 
 } // namespace
 
-// Addresses of the simulated runtime and driver.
-struct engine_runtime {
-    void* attention;
-    void* is_stream_free;
-    void* pointer_attributes;
-    void* clear_memory;
-};
-
-// Routes the CPU's allocations of this process through the engine.
-EXPORT void accelerator_engine_start(const engine_runtime* runtime)
+// Routes the CPU's allocations of this process through the engine. Returns a problem, or null.
+EXPORT const char* accelerator_engine_start(const engine_runtime* runtime)
 {
-    using namespace engine;
-    if (c10::GetAllocator(c10::kCPU) == &router) // a second copy of the Python modules has started it already
-        return;
-    attention = static_cast<std::atomic<int>*>(runtime->attention);
-    is_stream_free = reinterpret_cast<decltype(is_stream_free)>(runtime->is_stream_free);
-    pointer_attributes = reinterpret_cast<decltype(pointer_attributes)>(runtime->pointer_attributes);
-    clear_memory = reinterpret_cast<decltype(clear_memory)>(runtime->clear_memory);
-    make_span();
-    host_allocator = c10::GetAllocator(c10::kCPU);
-    c10::SetAllocator(c10::kCPU, &router, UINT8_MAX);
-    pthread_atfork(nullptr, nullptr, [] { is_forked = true; });
+    if (const char* const problem = find_other_build(runtime->boundary, runtime))
+        return problem;
+    if (c10::GetAllocator(c10::kCPU) == &engine::router) // a second copy of the Python modules has started it already
+        return nullptr;
+    engine::runtime = runtime;
+    engine::make_span();
+    engine::host_allocator = c10::GetAllocator(c10::kCPU);
+    c10::SetAllocator(c10::kCPU, &engine::router, UINT8_MAX);
+    pthread_atfork(nullptr, nullptr, [] { engine::is_forked = true; });
+    engine::races = runtime->races;
+    if (engine::races)
+        engine::races->use_storages(&engine::storages);
+    return nullptr;
+}
+
+// Describes what Python fills in and uses, as _boundary.py reads it.
+EXPORT const char* accelerator_engine_boundary()
+{
+    static const std::string text = [] {
+        std::string lines;
+        const auto add = [&lines](const char* name, uint64_t first, uint64_t second) {
+            lines += std::string(name) + " " + std::to_string(first) + " " + std::to_string(second) + "\n";
+        };
+#define FIELD(type, field) add("op_rules." #field, offsetof(op_rules, field), sizeof(type));
+        OP_RULES(FIELD)
+        add("op_rules", 0, sizeof(op_rules));
+#define OP_FLAG(name, value) add("op_flags." #name, name, 0);
+        OP_FLAGS(OP_FLAG)
+#define RACE_FLAG(name, value) add("race_flags." #name, name, 0);
+        OP_RACE_FLAGS(RACE_FLAG)
+#define ACCESS_FLAG(name, value) add("race_access_flags." #name, name, 0);
+        RACE_ACCESS_FLAGS(ACCESS_FLAG)
+        add("limits.RACE_TEXT_SIZE", RACE_TEXT_SIZE, 0);
+        return lines;
+    }();
+    return text.c_str();
 }
 
 // Registers the kernel of an op, and returns it for accelerator_engine_describe(). Until then Python handles all calls.
@@ -63,29 +84,46 @@ EXPORT void* accelerator_engine_override(const char* name, const char* overload)
     return result;
 }
 
-// Returns the number of a tensor's type, which is a bit of Rules.python_dtypes.
+// Returns the number of a tensor's type, which is a bit of op_rules.python_dtypes.
 EXPORT int accelerator_engine_dtype_of(const c10::TensorImpl* tensor)
 {
     return int(c10::typeMetaToScalarType(tensor->dtype()));
 }
 
-EXPORT void accelerator_engine_describe(void* kernel, const engine::Rules* rules)
+EXPORT void accelerator_engine_describe(void* kernel, const op_rules* rules)
 {
     static_cast<engine::Kernel*>(kernel)->describe(*rules);
-}
-
-// Lets ops report what they access. The functions live as long as the process.
-EXPORT void accelerator_engine_find_races(const engine::Races* functions)
-{
-    static engine::Races copy;
-    copy = *functions;
-    copy.owners(&engine::release_owner);
-    engine::races = &copy;
 }
 
 EXPORT void accelerator_engine_describe_races(void* kernel, uint32_t flags)
 {
     static_cast<engine::Kernel*>(kernel)->set_race_flags(flags);
+}
+
+// The accesses of a call that Python makes: of compiled code or a Triton kernel. Its copies belong to the same line.
+EXPORT void* accelerator_engine_begin_accesses(const char* name)
+{
+    return new engine::RaceScope(name);
+}
+
+EXPORT void accelerator_engine_add_access(void* scope, const c10::TensorImpl* tensor, int32_t flags)
+{
+    static_cast<engine::RaceScope*>(scope)->add(tensor, flags);
+}
+
+EXPORT void accelerator_engine_add_range(void* scope, uintptr_t start, uintptr_t end, int device, int32_t flags)
+{
+    static_cast<engine::RaceScope*>(scope)->add_range(start, end, c10::DeviceIndex(device), flags);
+}
+
+EXPORT void accelerator_engine_record_accesses(void* scope)
+{
+    static_cast<engine::RaceScope*>(scope)->record();
+}
+
+EXPORT void accelerator_engine_end_accesses(void* scope)
+{
+    delete static_cast<engine::RaceScope*>(scope);
 }
 
 EXPORT int accelerator_engine_is_forked()

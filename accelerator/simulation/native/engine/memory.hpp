@@ -12,6 +12,8 @@
 
 #include <array>
 
+#include "interface/engine_runtime.h"
+
 namespace engine {
 
 inline c10::Allocator* host_allocator;
@@ -184,19 +186,12 @@ public:
     }
 };
 
-inline int (*pointer_attributes)(void* attributes, const void* address); // cudaPointerGetAttributes
-
-inline bool is_device_memory(const void* address)
-{
-    enum { DEVICE_MEMORY = 2 };
-    int attributes[64] = {0}; // the first is the type of the memory
-    return pointer_attributes(attributes, address) == 0 && attributes[0] == DEVICE_MEMORY;
-}
+inline const engine_runtime* runtime; // of the simulated CUDA runtime
 
 // Memory that was allocated raw inside an op may be the device's.
 inline void delete_raw(void* address)
 {
-    (is_device_memory(address) ? device_allocator() : host_allocator)->raw_deleter()(address);
+    (runtime->is_device_memory(address) ? device_allocator() : host_allocator)->raw_deleter()(address);
 }
 
 inline c10::DeleterFnPtr Router::raw_deleter() const

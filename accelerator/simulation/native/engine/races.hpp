@@ -1,4 +1,4 @@
-// What ops tell race detection (races/races.h): the memory that a call reads and writes, its stream and the line of the program.
+// What ops tell race detection: the memory that a call reads and writes, its stream and the line of the program.
 #pragma once
 
 #include "device.hpp"
@@ -8,44 +8,39 @@
 
 #include <dlfcn.h>
 
+#include <array>
 #include <string>
 #include <typeinfo>
 
 namespace engine {
 
-// `struct race_access` of races/races.h.
-struct RaceAccess {
-    uintptr_t address;
-    int64_t item_size, dims, sizes[8], strides[8];
-    void* owner;
-    int32_t flags, dtype;
-};
+inline const race_functions* races = nullptr; // unless races are to be reported
 
-// The simulated runtime's functions. Null unless races are to be found.
-struct Races {
-    void (*op)(void* stream, int device, const char* name, RaceAccess* accesses, size_t count, int place, int is_transfer);
-    void (*op_ends)();
-    int (*place)(const char* text);
-    int (*set_place)(int place);
-    int (*skips)(const char* path);
-    int (*take)(char* target, size_t size);
-    void (*order)(void* stream, int device, void* other_stream, int other_device);
-    void (*owners)(void (*release)(void* owner));
-};
-inline const Races* races = nullptr;
-
-// How an op accesses memory, beyond what its schema says. Python sets it: _kernels/races.py.
-enum : uint32_t {
-    RACE_READS_NOTHING = 1 << 0, // it makes a tensor like its argument
-    RACE_USES_PART = 1 << 1,     // values decide which part of its first tensor it reads or writes
-    RACE_COPIES = 1 << 2,
-};
-
-enum : int32_t { RACE_WRITES = 1, RACE_PART = 2 };
-
+// A weak reference to a storage.
 inline void release_owner(void* owner)
 {
     c10::weak_intrusive_ptr<StorageImpl>::reclaim(static_cast<StorageImpl*>(owner));
+}
+
+// The address of its memory, or 0 if the storage is gone.
+inline uintptr_t data_of_owner(void* owner)
+{
+    auto* const storage = static_cast<StorageImpl*>(owner);
+    if (c10::raw::weak_intrusive_ptr::use_count(storage) == 0)
+        return 0;
+    return reinterpret_cast<uintptr_t>(storage->_mutable_data_ptr_no_checks().get());
+}
+
+inline const race_storages storages{&data_of_owner, &release_owner};
+
+// Python's name of a type, which lives as long as the process.
+inline const char* name_of(c10::ScalarType type)
+{
+    static std::array<std::atomic<const char*>, size_t(c10::ScalarType::NumOptions)> names;
+    auto& name = names[size_t(type)];
+    if (name == nullptr)
+        name = (new std::string(c10::getDtypeNames(type).first))->c_str(); // twice, if two threads are here
+    return name;
 }
 
 // Finds the line of the program with functions of Python that every version has; torch's headers may lack Python's.
@@ -206,25 +201,30 @@ public:
         if (start == 0)
             return;
         const auto item_size = int64_t(tensor->dtype().itemsize());
-        RaceAccess access;
-        access.address = start + uintptr_t(item_size * tensor->storage_offset());
-        access.item_size = item_size;
-        access.dims = tensor->dim();
-        if (access.dims <= 8) {
-            std::copy(tensor->sizes().begin(), tensor->sizes().end(), access.sizes);
-            std::copy(tensor->strides().begin(), tensor->strides().end(), access.strides);
+        race_layout layout;
+        layout.address = start + uintptr_t(item_size * tensor->storage_offset());
+        layout.item_size = item_size;
+        layout.dims = tensor->dim();
+        if (layout.dims <= RACE_MAX_DIMS) {
+            std::copy(tensor->sizes().begin(), tensor->sizes().end(), layout.sizes);
+            std::copy(tensor->strides().begin(), tensor->strides().end(), layout.strides);
         } else {
             int64_t last = 0;
-            for (int64_t i = 0; i < access.dims; i++)
+            for (int64_t i = 0; i < layout.dims; i++)
                 last += (tensor->size(i) - 1) * tensor->stride(i);
-            access.dims = -1;
-            access.sizes[0] = (last + 1) * item_size;
+            layout.dims = -1;
+            layout.sizes[0] = (last + 1) * item_size;
         }
-        access.owner = c10::weak_intrusive_ptr<StorageImpl>(tensor->storage().getWeakStorageImpl()).release();
-        access.flags = flags;
-        access.dtype = int32_t(c10::typeMetaToScalarType(tensor->dtype()));
-        accesses_.push_back(access);
+        void* const owner = c10::weak_intrusive_ptr<StorageImpl>(tensor->storage().getWeakStorageImpl()).release();
+        accesses_.push_back({layout, owner, name_of(c10::typeMetaToScalarType(tensor->dtype())), flags});
         devices_.push_back(tensor->is_cuda() ? tensor->device().index() : c10::DeviceIndex(-1));
+    }
+
+    void add_range(uintptr_t start, uintptr_t end, c10::DeviceIndex device, int32_t flags)
+    {
+        race_layout layout{start, 1, 1, {int64_t(end - start)}, {1}};
+        accesses_.push_back({layout, nullptr, nullptr, flags});
+        devices_.push_back(device);
     }
 
     // The runtime records the copies of the op itself.
@@ -237,7 +237,7 @@ public:
     // Records the accesses so far, each on the current stream of its device.
     void record()
     {
-        std::vector<RaceAccess> own;
+        std::vector<race_access> own;
         while (!accesses_.empty()) {
             const auto device = devices_.back();
             own.clear();
@@ -256,7 +256,8 @@ public:
                 races->op(stream(device), device, name_, own.data(), own.size(), place_, 0);
             else
                 for (const auto& access : own)
-                    release_owner(access.owner);
+                    if (access.owner)
+                        release_owner(access.owner);
         }
     }
 
@@ -269,7 +270,7 @@ public:
 
     static void raise()
     {
-        char text[8192];
+        char text[RACE_TEXT_SIZE];
         if (races->take(text, sizeof text))
             throw std::runtime_error(text);
     }
@@ -285,7 +286,7 @@ private:
     const char* name_;
     int place_, outer_;
     bool is_transfer_ = false;
-    std::vector<RaceAccess> accesses_;
+    std::vector<race_access> accesses_;
     std::vector<c10::DeviceIndex> devices_;
 };
 

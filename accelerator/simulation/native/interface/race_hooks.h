@@ -9,6 +9,7 @@
 #include <stddef.h>
 
 #include "interface/driver_table.h"
+#include "interface/race_accesses.h"
 
 /* What race detection knows of a stream. The runtime sets the first three members when it makes the stream. */
 struct race_stream {
@@ -52,6 +53,7 @@ struct race_hooks {
                           const void *target, size_t target_size);
     void (*at_launch)(struct race_stream *stream, void *world);
     void (*at_graph_end)(void *world);
+    const struct race_functions *functions; /* for the engine; NULL unless races are to be reported */
 };
 
 struct race_runtime {

@@ -10,6 +10,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "common/same_build.h"
+
 struct runtime {
     int major;
     int (*cudaGetDevice)(int *device);
@@ -29,14 +31,14 @@ struct runtime {
 };
 
 static struct runtime runtime;
-static bool is_complete;
+static const char *problem; /* or NULL */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void *find(const char *name, const char *node)
 {
     void *function = dlvsym(RTLD_DEFAULT, name, node);
     if (!function)
-        is_complete = false;
+        problem = "the simulated CUDA runtime is not in this process";
     return function;
 }
 
@@ -52,7 +54,6 @@ static void load_runtime(void)
     /* A program that has not used CUDA yet is assumed to use the newer runtime. */
     bool is_12 = is_used("libcudart.so.12") && !is_used("libcudart.so.13");
     const char *node = is_12 ? "libcudart.so.12" : "libcudart.so.13";
-    is_complete = true;
     runtime.major = is_12 ? 12 : 13;
 #define FIND(NAME) *(void **)&runtime.NAME = find(#NAME, node)
     FIND(cudaGetDevice);
@@ -70,13 +71,17 @@ static void load_runtime(void)
         *(void **)&runtime.capture_info = find("cudaStreamGetCaptureInfo", node);
     const struct sim_pending *(*pending)(void);
     *(void **)&pending = find(SIM_PENDING_SYMBOL, node);
-    runtime.pending = pending ? pending() : NULL;
+    const char *other_build = pending ? find_other_build(find("accelerator_simulation_boundary", node), (void *)pending) : NULL;
+    if (other_build)
+        problem = strdup(other_build);
+    else
+        runtime.pending = pending ? pending() : NULL;
 }
 
 static ncclResult_t need_runtime(void)
 {
     pthread_once(&once, load_runtime);
-    return is_complete ? ncclSuccess : fail(ncclSystemError, "the simulated CUDA runtime is not in this process");
+    return problem ? fail(ncclSystemError, "%s", problem) : ncclSuccess;
 }
 
 static ncclResult_t check(int error, const char *function)

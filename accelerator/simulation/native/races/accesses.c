@@ -12,13 +12,6 @@ struct segment {
     size_t count, capacity;
 };
 
-/* The start of c10::StorageImpl, to which a weak reference points. */
-struct storage {
-    void *functions;
-    uint32_t references, weak_references;
-    uintptr_t data;
-};
-
 struct access *new_access(const struct race_access *given, size_t stream, uint32_t time, const char *name, int place)
 {
     struct access *access = malloc(sizeof *access);
@@ -27,14 +20,14 @@ struct access *new_access(const struct race_access *given, size_t stream, uint32
     *access = (struct access){.references = 1, .stream = (int)stream, .time = time, .flags = given->flags, .dtype = given->dtype,
                               .place = place, .name = name, .layout = given->layout};
     if (given->owner && (access->owner = malloc(sizeof *access->owner)))
-        *access->owner = (struct owner){1, given->owner, ((const struct storage *)given->owner)->data};
+        *access->owner = (struct owner){1, given->owner, race_storages->data(given->owner)};
     return access;
 }
 
 static void release_owner(struct owner *owner)
 {
     if (owner && --owner->references == 0) {
-        release_reference(owner->storage);
+        race_storages->release(owner->storage);
         free(owner);
     }
 }
@@ -145,8 +138,7 @@ static bool is_freed(const struct access *access)
 {
     if (access->is_freed || !access->owner)
         return access->is_freed;
-    const struct storage *storage = access->owner->storage;
-    return __atomic_load_n(&storage->references, __ATOMIC_ACQUIRE) == 0 || storage->data != access->owner->data;
+    return race_storages->data(access->owner->storage) != access->owner->data;
 }
 
 /* Collectives and some copies know no storage: an access to the same memory before or after them does. */

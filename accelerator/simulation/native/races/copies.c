@@ -12,9 +12,10 @@ static struct race_access describe_rows(const char *address, size_t pitch, const
 {
     if (copy->height == 1)
         return describe(address, copy->width, flags);
-    return (struct race_access){{.address = (uintptr_t)address, .item_size = 1, .dims = 2,
-                                 .sizes = {(int64_t)copy->height, (int64_t)copy->width}, .strides = {(int64_t)pitch, 1}},
-                                NULL, flags, -1};
+    return (struct race_access){.layout = {.address = (uintptr_t)address, .item_size = 1, .dims = 2,
+                                           .sizes = {(int64_t)copy->height, (int64_t)copy->width},
+                                           .strides = {(int64_t)pitch, 1}},
+                                .flags = flags};
 }
 
 void race_at_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous)

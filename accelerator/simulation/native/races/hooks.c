@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const struct race_hooks hooks = {
+static struct race_hooks hooks = {
     .at_record = race_at_record,
     .at_wait = race_at_wait,
     .at_event_end = race_at_event_end,
@@ -30,6 +30,7 @@ __attribute__((constructor)) static void start(void)
     copies_are_late = late && strcmp(late, "1") == 0;
     if (!races_are_reported && !copies_are_late) /* late copies need the clocks too */
         return;
+    hooks.functions = races_are_reported ? &race_functions : NULL;
     race_runtime = use_race_hooks(&hooks);
     pthread_atfork(NULL, NULL, open_guards_in_child);
 }

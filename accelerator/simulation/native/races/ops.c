@@ -1,4 +1,4 @@
-/* Race detection: what the kernels of torch's ops tell. */
+/* Race detection: what the kernels of torch's ops tell, the engine by the table of race_accesses.h. */
 #include "races.h"
 
 static _Thread_local bool is_in_graph_call;
@@ -10,10 +10,7 @@ static bool is_device_memory(const void *address)
     return !is_on_host(address, &is_known);
 }
 
-/* What an op accesses, with the stream on which it runs. If it `is_transfer`, the runtime records the op's copies itself: the
- * accesses must live until race_op_ends(), and the owners that the copies took are NULL then. */
-EXPORT void accelerator_simulation_race_op(void *handle, int device, const char *name, struct race_access *accesses,
-                                           size_t count, int place, int is_transfer)
+static void op(void *handle, int device, const char *name, struct race_access *accesses, size_t count, int place, int is_transfer)
 {
     struct race_stream *stream = race_runtime->find_stream(handle, device);
     if (is_transfer || !stream) {
@@ -29,7 +26,7 @@ EXPORT void accelerator_simulation_race_op(void *handle, int device, const char 
         if (!is_in_graph_call && is_device_memory((const void *)accesses[i].layout.address))
             record(world, &accesses[i], index, clock, name, place);
         else if (accesses[i].owner)
-            release_reference(accesses[i].owner);
+            race_storages->release(accesses[i].owner);
     pthread_mutex_unlock(&race_lock);
 }
 
@@ -40,7 +37,7 @@ EXPORT void accelerator_simulation_race_graph_call(int is_running)
     is_in_graph_call = is_running;
 }
 
-EXPORT void accelerator_simulation_race_op_ends(void)
+static void op_ends(void)
 {
     race_op = (struct race_op){0};
 }
@@ -54,7 +51,7 @@ EXPORT void accelerator_simulation_race_freed(const void *address, size_t size)
 }
 
 /* Lets the second stream wait for the first one. */
-EXPORT void accelerator_simulation_race_order(void *handle, int device, void *other_handle, int other_device)
+static void order(void *handle, int device, void *other_handle, int other_device)
 {
     struct race_stream *first = race_runtime->find_stream(handle, device);
     struct race_stream *second = race_runtime->find_stream(other_handle, other_device);
@@ -66,3 +63,19 @@ EXPORT void accelerator_simulation_race_order(void *handle, int device, void *ot
     clock_join(clock_of(world_of(second), second, &index), clock);
     pthread_mutex_unlock(&race_lock);
 }
+
+static void use_storages(const struct race_storages *storages)
+{
+    race_storages = storages;
+}
+
+const struct race_functions race_functions = {
+    .op = op,
+    .op_ends = op_ends,
+    .place = race_place,
+    .set_place = race_set_place,
+    .skips = race_skips,
+    .take = accelerator_simulation_race_take,
+    .order = order,
+    .use_storages = use_storages,
+};

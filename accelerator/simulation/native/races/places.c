@@ -1,6 +1,6 @@
 /* Race detection: the line of the program that causes an access.
  *
- * The kernels of ops know it from Python (accelerator_simulation_race_place). Elsewhere, in a copy, a collective or the handler of
+ * The kernels of ops know it from Python (race_place). Elsewhere, in a copy, a collective or the handler of
  * a fault, the thread may hold any lock, so it cannot take the GIL. There, Python's faulthandler writes the thread's stack into a
  * file, in the handler of a signal that the thread sends to itself. */
 #include "races.h"
@@ -38,7 +38,7 @@ static int intern(const char *text)
     return (int)++text_count;
 }
 
-EXPORT int accelerator_simulation_race_place(const char *text)
+int race_place(const char *text)
 {
     pthread_mutex_lock(&lock);
     const int place = intern(text);
@@ -46,8 +46,7 @@ EXPORT int accelerator_simulation_race_place(const char *text)
     return place;
 }
 
-/* Sets the line at which the op begins that the calling thread runs. Returns the one before, 0 if there was none. */
-EXPORT int accelerator_simulation_race_set_place(int place)
+int race_set_place(int place)
 {
     const int outer = op_place;
     op_place = place;
@@ -69,7 +68,7 @@ EXPORT void accelerator_simulation_race_skip(const char *prefix)
         skipped[skipped_count++] = strdup(prefix);
 }
 
-EXPORT int accelerator_simulation_race_skips(const char *path)
+int race_skips(const char *path)
 {
     for (int i = 0; i < skipped_count; i++)
         if (strncmp(path, skipped[i], strlen(skipped[i])) == 0)
@@ -88,7 +87,7 @@ static int parse(char *stack)
         if (sscanf(line, "  File \"%599[^\"]\", line %d in %299[^\n]", path, &number, name) != 3)
             continue;
         snprintf(text, sizeof text, "%s:%d in %s", path, number, name);
-        if (!accelerator_simulation_race_skips(path))
+        if (!race_skips(path))
             return intern(text);
         if (!first[0])
             memcpy(first, text, sizeof text);

@@ -15,31 +15,10 @@
 #include <stdint.h>
 
 #include "common/arrays.h"
+#include "interface/race_accesses.h"
 #include "interface/race_hooks.h"
 
 #define EXPORT __attribute__((visibility("default")))
-
-enum { RACE_MAX_DIMS = 8 };
-
-/* ---- What the ops' kernels pass. `struct race_access` of engine_races.hpp and _kernels/races.py has the same structure. ---- */
-
-enum race_flags {
-    RACE_WRITES = 1,
-    RACE_PART = 2, /* only a part of it, which depends on values */
-};
-
-struct race_layout {
-    uintptr_t address;
-    int64_t item_size;
-    int64_t dims; /* -1: more than RACE_MAX_DIMS; then sizes[0] is the number of bytes */
-    int64_t sizes[RACE_MAX_DIMS], strides[RACE_MAX_DIMS]; /* strides in items */
-};
-
-struct race_access {
-    struct race_layout layout;
-    void *owner; /* a weak reference to the storage, which this takes over, or NULL */
-    int32_t flags, dtype; /* torch's number of the type, or -1 */
-};
 
 /* ---- state.c ---- */
 
@@ -47,7 +26,7 @@ extern pthread_mutex_t race_lock;
 extern bool races_are_reported, races_are_raised; /* if not reported, only late copies need the clocks */
 extern const struct race_runtime *race_runtime; /* the functions of the runtime */
 
-void release_reference(void *reference); /* to a storage */
+extern const struct race_storages *race_storages; /* of the engine, or NULL: then no access has an owner */
 
 /* ---- layout.c ---- */
 
@@ -116,7 +95,8 @@ struct access {
     int references;
     int stream; /* its index; ON_HOST for the host */
     uint32_t time;
-    int flags, dtype;
+    int flags;
+    const char *dtype; /* or NULL */
     int place, launch; /* where the program caused it, and where it launched the graph, or 0 */
     const char *name;
     struct race_layout layout;
@@ -158,10 +138,14 @@ void join_reuse(const struct clock *clock); /* torch has seen that work has ende
 /* The line of the program that the calling thread is at, as a number; 0 if it is unknown. */
 int place_of_thread(void);
 const char *place_text(int place);
+int race_place(const char *text);
+int race_set_place(int place);
+int race_skips(const char *path);
 
 /* ---- report.c ---- */
 
 void report_race(const struct access *first, const struct access *second, size_t bytes, bool is_reuse);
+int accelerator_simulation_race_take(char *target, size_t size);
 void report_host_race(const struct access *copy, uintptr_t address, bool is_write, int place);
 
 /* ---- recording.c ---- */
@@ -179,6 +163,10 @@ struct race_access describe(const void *address, size_t size, int flags);
 void record(struct world *world, const struct race_access *given, size_t index, const struct clock *clock, const char *name,
             int place);
 bool is_on_host(const void *address, bool *is_known);
+
+/* ---- ops.c ---- */
+
+extern const struct race_functions race_functions;
 
 /* ---- order.c, queries.c, copies.c: the hooks ---- */
 

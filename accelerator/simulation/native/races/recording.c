@@ -21,10 +21,10 @@ struct race_access describe(const void *address, size_t size, int flags)
         if (access->layout.address == (uintptr_t)address && layout_bytes(&access->layout) == size && layout_is_dense(&access->layout)) {
             void *owner = access->owner;
             access->owner = NULL;
-            return (struct race_access){access->layout, owner, flags, access->dtype};
+            return (struct race_access){access->layout, owner, access->dtype, flags};
         }
     }
-    return (struct race_access){layout_of_bytes(address, size), NULL, flags, -1};
+    return (struct race_access){.layout = layout_of_bytes(address, size), .flags = flags};
 }
 
 void record(struct world *world, const struct race_access *given, size_t index, const struct clock *clock, const char *name,

@@ -16,11 +16,6 @@ static size_t found_count, found_capacity;
 static size_t first_of_test; /* two places are reported once in a test of pytest; otherwise once in a process */
 static char *unraised; /* what the next op of the process raises */
 
-static const char *const dtypes[] = {
-    "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128", "bool",
-    "qint8", "quint8", "qint32", "bfloat16",
-};
-
 static void stream_text(char *text, size_t size, int index)
 {
     const struct known_stream *stream = stream_at((size_t)index);
@@ -33,12 +28,11 @@ static void stream_text(char *text, size_t size, int index)
 /* Writes what the memory is: "an int64 tensor of shape (2, 3)", or its bytes. */
 static void memory_text(char *text, size_t size, const struct access *access)
 {
-    if (access->dtype < 0 || access->layout.dims < 0) {
+    if (!access->dtype || access->layout.dims < 0) {
         snprintf(text, size, "%zu bytes of memory", layout_bytes(&access->layout));
         return;
     }
-    const char *type = (size_t)access->dtype < sizeof dtypes / sizeof *dtypes ? dtypes[access->dtype] : "";
-    int length = snprintf(text, size, "%s %s%stensor of shape (", *type == 'i' ? "an" : "a", type, *type ? " " : "");
+    int length = snprintf(text, size, "%s %s tensor of shape (", *access->dtype == 'i' ? "an" : "a", access->dtype);
     for (int64_t i = 0; i < access->layout.dims; i++)
         length += snprintf(text + length, size - (size_t)length, "%s%lld", i ? ", " : "", (long long)access->layout.sizes[i]);
     snprintf(text + length, size - (size_t)length, access->layout.dims == 1 ? ",)" : ")");

@@ -7,8 +7,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/same_build.h"
+
 /* Marks the process as simulated: simulation.is_simulated() searches for this name. */
 EXPORT const char accelerator_simulation[] = "cudart";
+EXPORT const char accelerator_simulation_boundary[] = SIM_BOUNDARY;
 
 enum { NOT_TRIED = -1 };
 
@@ -51,7 +54,11 @@ static cudaError_t load_driver(void)
         const struct sim_driver *(*table)(void) = NULL;
         if (library)
             *(void **)&table = dlsym(library, SIM_DRIVER_SYMBOL);
-        if (table)
+        const char *boundary = table ? (const char *)dlsym(library, "accelerator_simulation_boundary") : NULL;
+        const char *problem = table ? find_other_build(boundary, (const void *)table) : NULL;
+        if (problem)
+            fprintf(stderr, "accelerator: %s\n", problem);
+        else if (table)
             driver = table();
         else
             hint_at_replaced_path();

@@ -111,9 +111,10 @@ struct pointer_attributes {
 #endif
 };
 
+enum { UNKNOWN = 0, HOST = 1, DEVICE = 2, MANAGED = 3, NO_DEVICE = -2 };
+
 EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attributes, void *address)
 {
-    enum { UNKNOWN = 0, HOST = 1, DEVICE = 2, MANAGED = 3, NO_DEVICE = -2 };
     struct sim_memory memory;
     RETURN_IF_ERROR(enter(__func__));
     if (!attributes)
@@ -130,6 +131,12 @@ EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attribute
     attributes->device_address = address;
     attributes->host_address = attributes->type == DEVICE ? NULL : address;
     return SUCCESS;
+}
+
+int is_device_memory(const void *address)
+{
+    struct pointer_attributes attributes;
+    return cudaPointerGetAttributes(&attributes, (void *)address) == SUCCESS && attributes.type == DEVICE;
 }
 
 EXPORT cudaError_t cudaIpcGetMemHandle(struct sim_ipc_handle *handle, void *address)

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "common/arrays.h"
+#include "interface/boundary.h"
 
 /* Python loops over this call, so that Ctrl-C works; returns ERROR_NOT_READY when the time is over. */
 EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int milliseconds)
@@ -71,4 +72,22 @@ EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(
     if (!stream || !compute)
         return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
     return finish(submit(stream, &(struct work){.type = &computation, .computation = {compute, id}}));
+}
+
+static void clear_memory(void *address, size_t size)
+{
+    driver->fill_with_zeros(address, size);
+}
+
+EXPORT const struct engine_runtime *accelerator_simulation_engine_runtime(void)
+{
+    static struct engine_runtime table = {
+        .boundary = SIM_BOUNDARY,
+        .attention = &accelerator_simulation_attention,
+        .is_stream_free = accelerator_simulation_is_stream_free,
+        .is_device_memory = is_device_memory,
+        .clear_memory = clear_memory,
+    };
+    IF_RACES(table.races = race_hooks->functions);
+    return &table;
 }

@@ -271,6 +271,9 @@ cudaError_t refuse_kernel(const void *function);
 /* device.c */
 cudaError_t check_device(int ordinal);
 
+/* memory.c */
+int is_device_memory(const void *address);
+
 /* pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);
 

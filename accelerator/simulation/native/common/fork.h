@@ -12,4 +12,13 @@
         pthread_atfork(NULL, NULL, function);                                                                          \
     }
 
+/* Defines a lock that is renewed in each forked child. */
+#define RENEWED_LOCK(lock)                                                                                             \
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;                                                           \
+    static void renew_##lock(void)                                                                                     \
+    {                                                                                                                  \
+        pthread_mutex_init(&lock, NULL);                                                                               \
+    }                                                                                                                  \
+    IN_FORKED_CHILD(renew_##lock)
+
 #endif

@@ -1,11 +1,10 @@
 /* libcuda.so.1: primary contexts, and each thread's stack of current contexts. */
 #include "driver.h"
 
-#include <errno.h>
 #include <pthread.h>
-#include <time.h>
 
 #include "api.h"
+#include "common/clock.h"
 
 enum { MAX_STACK = 64 };
 
@@ -143,20 +142,11 @@ SIM_EXPORT CUresult cuCtxGetLimit(size_t *value, unsigned limit)
     return SUCCESS;
 }
 
-void wait_until(int64_t time)
-{
-    enum { SECOND = 1000000000 };
-    if (time == 0)
-        return;
-    struct timespec end = {time / SECOND, time % SECOND};
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &end, NULL) == EINTR)
-        ;
-}
-
 SIM_EXPORT CUresult cuCtxSynchronize(void)
 {
     RETURN_IF_ERROR(enter_context(__func__));
     RETURN_IF_ERROR(wait_for_pending_on_device(current_context()->ordinal));
-    wait_until(current_context()->busy_until);
+    if (current_context()->busy_until != 0)
+        sleep_until(current_context()->busy_until);
     return SUCCESS;
 }

@@ -46,7 +46,6 @@ static inline int device_gpu(int ordinal)
 
 /* context.c */
 struct sim_device *current_context(void);
-void wait_until(int64_t time);
 
 static inline CUresult driver_enter(const char *function, int gpu)
 {

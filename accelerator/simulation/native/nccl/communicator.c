@@ -10,14 +10,7 @@
 
 /* Destroyed communicators stay allocated, so that a late call with one gets an error. */
 static struct comm *retired_comms;
-static pthread_mutex_t retired_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void reset_lock(void)
-{
-    pthread_mutex_init(&retired_lock, NULL);
-}
-
-IN_FORKED_CHILD(reset_lock)
+RENEWED_LOCK(retired_lock)
 
 bool is_comm(const struct comm *comm)
 {

@@ -11,14 +11,8 @@ enum { TEXT_SIZE = 512 };
 
 static char last_error[TEXT_SIZE];
 static ncclResult_t last_result;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects both */
-
-static void reset_lock(void)
-{
-    pthread_mutex_init(&lock, NULL);
-}
-
-IN_FORKED_CHILD(reset_lock)
+/* Protects both. */
+RENEWED_LOCK(lock)
 
 ncclResult_t fail(ncclResult_t result, const char *format, ...)
 {

@@ -6,14 +6,8 @@
 
 #include "common/fork.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* protects the factors of all communicators */
-
-static void reset_lock(void)
-{
-    pthread_mutex_init(&lock, NULL);
-}
-
-IN_FORKED_CHILD(reset_lock)
+/* Protects the factors of all communicators. */
+RENEWED_LOCK(lock)
 
 ncclResult_t use_factor(struct operation *operation)
 {

@@ -11,6 +11,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/clock.h"
 #include "common/errors.h"
 #include "interface/pending.h"
 
@@ -297,7 +298,11 @@ void retire(struct comm *comm);
 void pause_briefly(void);
 
 /* wakeups.c */
-int64_t now_ms(void);
+static inline int64_t now_ms(void)
+{
+    return now() / MILLISECOND;
+}
+
 void wake(struct member *member);
 void wake_all(struct shared_state *shared);
 void sleep_until_woken(struct member *member, uint32_t wakeups, int milliseconds);

@@ -11,9 +11,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { CHECK_MS = 100, MILLISECOND = 1000000 };
+enum { CHECK_MS = 100 };
 
 /* ---- Operations of one job. ---- */
 
@@ -152,8 +151,7 @@ static void free_job(struct job *job)
 /* Sleeps until a time of CLOCK_MONOTONIC in nanoseconds. Returns false if the program ends the communicator before. */
 static bool sleep_unless_stopped(struct comm *comm, int64_t time)
 {
-    enum { SECOND = 1000000000 };
-    const struct timespec end = {time / SECOND, time % SECOND};
+    const struct timespec end = timespec_of(time);
     bool is_over = false;
     pthread_mutex_lock(&comm->lock);
     while (!is_over && !comm->is_aborted && !comm->is_revoked && !comm->is_stopping)

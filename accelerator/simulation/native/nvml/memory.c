@@ -24,19 +24,14 @@ SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_handle handle, struct memory_v1 *inf
     return NVML_OK;
 }
 
-struct memory_v2 {
-    unsigned version;
-    struct sim_memory_figures memory;
-};
-_Static_assert(sizeof(struct memory_v2) == 40, "the layout of version 2");
-
-SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct memory_v2 *info)
+SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct nvml_memory *info)
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
     if (info->version != (sizeof *info | 2 << 24))
         return NVML_VERSION_MISMATCH;
-    info->memory = read_memory(&device);
+    struct sim_memory_figures memory = read_memory(&device);
+    *info = (struct nvml_memory){info->version, memory.total, memory.reserved, memory.free, memory.used};
     return NVML_OK;
 }
 
@@ -55,13 +50,6 @@ struct process_v1 {
     uint64_t memory;
 };
 _Static_assert(sizeof(struct process_v1) == 16, "the layout of version 1");
-
-struct process_v2 {
-    unsigned pid;
-    uint64_t memory;
-    unsigned gpu_instance, compute_instance;
-};
-_Static_assert(sizeof(struct process_v2) == 24, "the layout of versions 2 and 3");
 
 /* Returns the number of rows of a device. The caller frees *rows. */
 static int read_processes(const struct nvml_device *device, struct sim_usage **rows)
@@ -89,7 +77,7 @@ static void put_v1(void *array, int at, const struct sim_usage *row)
 static void put_v2(void *array, int at, const struct sim_usage *row)
 {
     bool on_gpu = row->instance == SIM_WHOLE_GPU;
-    ((struct process_v2 *)array)[at] = (struct process_v2){
+    ((struct nvml_process *)array)[at] = (struct nvml_process){
         .pid = (unsigned)row->pid,
         .memory = row->memory,
         .gpu_instance = on_gpu ? UINT32_MAX : (unsigned)row->instance + 1,
@@ -119,12 +107,12 @@ SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses(nvml_handle handle, unsigned
     return get_processes(__func__, handle, count, rows, put_v1);
 }
 
-SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(nvml_handle handle, unsigned *count, struct process_v2 *rows)
+SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v2(nvml_handle handle, unsigned *count, struct nvml_process *rows)
 {
     return get_processes(__func__, handle, count, rows, put_v2);
 }
 
-SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_handle handle, unsigned *count, struct process_v2 *rows)
+SIM_EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvml_handle handle, unsigned *count, struct nvml_process *rows)
 {
     return get_processes(__func__, handle, count, rows, put_v2);
 }

@@ -9,7 +9,7 @@
 
 #include "common/config.h"
 #include "common/errors.h"
-#include "interface/nvml_codes.h"
+#include "interface/nvml_types.h"
 
 enum { NVML_MAX_MIG_DEVICES = 7, NVML_FIRST_MIG_MAJOR = 8 };
 
@@ -47,14 +47,6 @@ static inline bool nvml_has_mig(const struct nvml_device *device)
 
 /* Copies text into a caller's buffer. */
 int nvml_put_text(const char *text, char *buffer, unsigned size);
-
-struct nvml_pci_info {
-    char legacy_bus_id[16];
-    unsigned domain, bus, device;
-    unsigned device_id, subsystem_id;
-    char bus_id[32];
-};
-_Static_assert(sizeof(struct nvml_pci_info) == 68, "the layout of version 3");
 
 struct nvml_pci_info nvml_pci_info(int gpu);
 

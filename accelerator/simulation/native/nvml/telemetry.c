@@ -214,18 +214,6 @@ SIM_EXPORT int nvmlDeviceGetSupportedClocksThrottleReasons(nvml_handle handle, u
     return clock_reasons(__func__, handle, reasons, true);
 }
 
-/* NVML reads several figures at once, each by its field id and with its own result. */
-struct field_value {
-    unsigned field, scope;
-    int64_t timestamp, latency; /* microseconds */
-    int type, result;
-    union {
-        unsigned u32;
-        uint64_t u64;
-    } value;
-};
-_Static_assert(sizeof(struct field_value) == 40, "NVML's layout");
-
 static bool read_field(int gpu, unsigned field, unsigned *value)
 {
     switch (field) {
@@ -252,7 +240,7 @@ static bool read_field(int gpu, unsigned field, unsigned *value)
     }
 }
 
-SIM_EXPORT int nvmlDeviceGetFieldValues(nvml_handle handle, int count, struct field_value *values)
+SIM_EXPORT int nvmlDeviceGetFieldValues(nvml_handle handle, int count, struct nvml_field_value *values)
 {
     enum { UNSIGNED_INT = 1 };
     struct nvml_device device;

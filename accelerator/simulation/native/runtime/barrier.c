@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MILLISECOND = 1000000 };
 enum { RELEASED = 1 };                        /* what the host writes */
 enum { RUNNING = 1, TIMED_OUT = 2, ABORTED = 3 }; /* what the kernel writes */
 

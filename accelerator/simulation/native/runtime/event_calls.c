@@ -43,11 +43,10 @@ EXPORT cudaError_t cudaEventRecordWithFlags(void *handle, void *stream_handle, u
 {
     enum { EXTERNAL = 1 };
     static const struct work_type recording = {.node = "EVENT_RECORD", .run = record, .prepare = record_pending};
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, stream_handle, &stream));
     struct event *event = find_event(handle);
-    struct stream *stream = find_stream(stream_handle, device);
-    if (!event || !stream || event->device != stream->device)
+    if (!event || event->device != stream->device)
         return fail(ERROR_INVALID_HANDLE);
     if (stream->capture && !(flags & EXTERNAL))
         return finish(capture_event(stream, event));
@@ -65,11 +64,10 @@ EXPORT cudaError_t cudaStreamWaitEvent(void *handle, void *event_handle, unsigne
 {
     enum { EXTERNAL = 1 };
     static const struct work_type waiting = {.node = "EVENT_WAIT", .run = wait_for_event, .prepare = add_pending_of_event};
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    struct stream *stream = find_stream(handle, device);
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
     struct event *event = find_event(event_handle);
-    if (!stream || !event)
+    if (!event)
         return fail(ERROR_INVALID_HANDLE);
     if (!(flags & EXTERNAL) && (stream->capture || event->capture_id != 0))
         return finish(capture_wait(stream, event));

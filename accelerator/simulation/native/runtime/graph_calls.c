@@ -29,10 +29,9 @@ EXPORT cudaError_t cudaGraphInstantiate(struct instance **handle, struct graph *
 
 EXPORT cudaError_t cudaGraphLaunch(struct instance *instance, void *stream_handle)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    struct stream *stream = find_stream(stream_handle, device);
-    if (!instance || !stream)
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, stream_handle, &stream));
+    if (!instance)
         return fail(ERROR_INVALID_HANDLE);
     IF_RACES(race_hooks->at_launch(&stream->races, instance->graph->race_world));
     for (size_t i = 0; i < instance->node_count; i++)

@@ -18,22 +18,20 @@ cudaError_t submit_host_function(struct stream *stream, void (*function)(void *a
 
 EXPORT cudaError_t cudaLaunchHostFunc(void *handle, void (*function)(void *argument), void *argument)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    struct stream *stream = find_stream(handle, device);
-    if (!stream || !function)
-        return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!function)
+        return fail(ERROR_INVALID_VALUE);
     return finish(submit_host_function(stream, function, argument, false));
 }
 
 EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *stream, cudaError_t status, void *argument),
                                          void *argument, unsigned flags)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    struct stream *stream = find_stream(handle, device);
-    if (!stream || !callback || flags != 0)
-        return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!callback || flags != 0)
+        return fail(ERROR_INVALID_VALUE);
     if (stream->capture)
         return fail(refuse_captured_stream(stream));
     RETURN_IF_ERROR(finish(wait_for_pending(&stream->pending)));

@@ -3,7 +3,6 @@
  * Loading a library calls the registration functions tens of thousands of times; they must initialize nothing. */
 #include "runtime.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,14 +10,7 @@
 #include "common/fork.h"
 
 /* Libraries register their kernels in any thread, also in a forked child. Guards all tables of this file. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void reset_lock(void)
-{
-    pthread_mutex_init(&lock, NULL);
-}
-
-IN_FORKED_CHILD(reset_lock)
+RENEWED_LOCK(lock)
 
 /* The kernels that run, by the addresses of their host functions. */
 enum { MAX_SIMULATED_KERNELS = 64 };

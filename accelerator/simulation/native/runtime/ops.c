@@ -1,9 +1,8 @@
 /* The CUDA runtime: what the kernels of torch's ops call. */
 #include "runtime.h"
 
-#include <pthread.h>
-
 #include "common/arrays.h"
+#include "common/fork.h"
 #include "interface/boundary.h"
 
 /* Python loops over this call, so that Ctrl-C works; returns ERROR_NOT_READY when the time is over. */
@@ -34,7 +33,7 @@ EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
 /* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */
 static uint64_t *released;
 static size_t released_count, released_capacity;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+RENEWED_LOCK(lock)
 
 static void note_release(const struct work *work)
 {
@@ -66,11 +65,10 @@ EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(
     static const struct work_type computation = {
         .node = "KERNEL", .run = run, .prepare = wait_for_earlier_work, .release = note_release,
     };
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    struct stream *stream = find_stream(handle, device);
-    if (!stream || !compute)
-        return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!compute)
+        return fail(ERROR_INVALID_VALUE);
     return finish(submit(stream, &(struct work){.type = &computation, .computation = {compute, id}}));
 }
 

@@ -3,7 +3,6 @@
 
 #include <pthread.h>
 #include <stdlib.h>
-#include <time.h>
 
 #include "common/arrays.h"
 #include "common/fork.h"
@@ -123,10 +122,9 @@ static bool has_failed(const struct pending *pending)
 /* Waits for one change; a negative deadline means no deadline. */
 static bool wait_for_change(int64_t deadline)
 {
-    enum { SECOND = 1000000000 };
     if (deadline < 0)
         return pthread_cond_wait(&changed, &lock) == 0;
-    struct timespec end = {deadline / SECOND, deadline % SECOND};
+    const struct timespec end = timespec_of(deadline);
     return pthread_cond_timedwait(&changed, &lock, &end) == 0;
 }
 
@@ -177,7 +175,6 @@ uint64_t pending_submit(struct pending_queue *queue, int device, void *const *ha
 
 enum pending_status pending_wait(struct pending *pending, int milliseconds)
 {
-    enum { MILLISECOND = 1000000 };
     pthread_mutex_lock(&lock);
     if (pending->count != 0 && !has_failed(pending))
         wait_for_change(now() + (int64_t)milliseconds * MILLISECOND);

@@ -5,21 +5,13 @@
 #include "runtime.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "common/fork.h"
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void reset_lock(void)
-{
-    pthread_mutex_init(&lock, NULL);
-}
-
-IN_FORKED_CHILD(reset_lock)
+RENEWED_LOCK(lock)
 
 /* Whether torch has loaded the plug-in with the kernel overrides, and the plug-in's problem with them, or NULL. */
 static bool is_plugin_loaded;

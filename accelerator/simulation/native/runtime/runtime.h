@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "common/clock.h"
 #include "common/errors.h"
 #include "common/memory_file.h"
 #include "interface/cuda_errors.h"
@@ -69,10 +70,6 @@ static inline cudaError_t enter_context(const char *function, struct sim_device 
     return SUCCESS;
 }
 
-/* time.c */
-int64_t now(void);
-void sleep_until(int64_t time);
-
 /* streams.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU would
  * finish. NCCL's work is the exception (pending.h). */
 struct capture;
@@ -91,6 +88,8 @@ struct stream {
 };
 
 struct stream *find_stream(void *handle, const struct sim_device *device);
+/* Enters a call like enter_context(), and finds the stream or returns an error. */
+cudaError_t enter_stream(const char *function, void *handle, struct stream **stream);
 struct stream *new_stream(int device, int priority, bool is_blocking);
 void free_stream(struct stream *stream);
 bool is_default_stream(const struct stream *stream);

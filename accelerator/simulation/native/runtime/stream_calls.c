@@ -30,24 +30,15 @@ EXPORT cudaError_t cudaStreamCreate(struct stream **handle)
 
 EXPORT cudaError_t cudaStreamDestroy(void *handle)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    struct stream *stream = find_stream(handle, device);
-    if (!stream || is_default_stream(stream))
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (is_default_stream(stream))
         return fail(ERROR_INVALID_HANDLE);
     if (stream->capture)
         RETURN_IF_ERROR(finish(refuse_captured_stream(stream)));
     drop_pending(&stream->pending);
     free_stream(stream);
     return SUCCESS;
-}
-
-static cudaError_t enter_stream(const char *function, void *handle, struct stream **stream)
-{
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(function, &device));
-    *stream = find_stream(handle, device);
-    return finish(*stream ? SUCCESS : ERROR_INVALID_HANDLE);
 }
 
 EXPORT cudaError_t cudaStreamGetPriority(void *handle, int *priority)

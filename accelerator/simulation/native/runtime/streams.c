@@ -72,3 +72,11 @@ void free_stream(struct stream *stream)
     free_streams = stream;
     pthread_mutex_unlock(&lock);
 }
+
+cudaError_t enter_stream(const char *function, void *handle, struct stream **stream)
+{
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(function, &device));
+    *stream = find_stream(handle, device);
+    return finish(*stream ? SUCCESS : ERROR_INVALID_HANDLE);
+}

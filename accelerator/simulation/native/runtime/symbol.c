@@ -1,7 +1,6 @@
 /* The CUDA runtime: symbols, which are the __device__ and __constant__ variables of a program. */
 #include "runtime.h"
 
-#include <pthread.h>
 #include <stdlib.h>
 
 #include "common/fork.h"
@@ -14,15 +13,7 @@ struct symbol {
 };
 
 static struct symbol *symbols;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-/* A forked child may load libraries, which register symbols. */
-static void reset_lock(void)
-{
-    pthread_mutex_init(&lock, NULL);
-}
-
-IN_FORKED_CHILD(reset_lock)
+RENEWED_LOCK(lock) /* a forked child may load libraries, which register symbols */
 
 EXPORT void __cudaRegisterVar(void **handle, char *host_variable, char *device_address, const char *name, int external,
                               size_t size, int constant, int global)

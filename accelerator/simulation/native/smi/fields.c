@@ -49,11 +49,7 @@ static void query_time(nvml_handle gpu, int selector, char text[SMI_TEXT])
 
 static void query_bus(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
-    struct {
-        char legacy[16];
-        unsigned domain, bus, device, ids[2];
-        char bus_id[32];
-    } info;
+    struct nvml_pci_info info;
     int failure = NVML(nvmlDeviceGetPciInfo_v3, gpu, &info);
     put_text(text, failure);
     if (!failure && selector == 'i')
@@ -74,7 +70,7 @@ static void query_capability(nvml_handle gpu, int selector, char text[SMI_TEXT])
 
 static void query_memory(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
-    struct smi_memory memory;
+    struct nvml_memory memory;
     int failure = smi_memory(gpu, &memory);
     uint64_t bytes = selector == 't' ? memory.total : selector == 'u' ? memory.used : selector == 'f' ? memory.free : memory.reserved;
     put(text, failure, "%.0f", (double)(bytes >> 20));
@@ -99,16 +95,11 @@ static void query_temperature(nvml_handle gpu, int selector, char text[SMI_TEXT]
 static void query_field(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     enum { MEMORY_TEMPERATURE = 82 };
-    struct {
-        unsigned field, scope;
-        int64_t timestamp, latency;
-        int type, result;
-        uint64_t value;
-    } field = {.field = (unsigned)selector};
+    struct nvml_field_value field = {.field = (unsigned)selector};
     int failure = NVML(nvmlDeviceGetFieldValues, gpu, 1, &field);
     bool is_power = selector != MEMORY_TEMPERATURE;
     put(text, failure ? failure : field.result, is_power ? "%.2f" : "%.0f",
-        is_power ? (double)(unsigned)field.value / 1000 : (double)(unsigned)field.value);
+        is_power ? (double)field.value.u32 / 1000 : (double)field.value.u32);
 }
 
 static void query_power(nvml_handle gpu, int selector, char text[SMI_TEXT])
@@ -263,7 +254,7 @@ bool smi_query_gpu(const char *name, const struct smi_gpu *gpu, char text[SMI_TE
     return false;
 }
 
-bool smi_query_process(const char *name, const struct smi_gpu *gpu, const struct smi_process *row, char text[SMI_TEXT],
+bool smi_query_process(const char *name, const struct smi_gpu *gpu, const struct nvml_process *row, char text[SMI_TEXT],
                        const char **unit)
 {
     if (strcmp(name, "pid") == 0)

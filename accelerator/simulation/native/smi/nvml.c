@@ -25,13 +25,13 @@ const char *smi_error(int code)
     return text(code);
 }
 
-int smi_memory(nvml_handle gpu, struct smi_memory *memory)
+int smi_memory(nvml_handle gpu, struct nvml_memory *memory)
 {
-    *memory = (struct smi_memory){.version = sizeof *memory | 2 << 24};
+    *memory = (struct nvml_memory){.version = sizeof *memory | 2 << 24};
     return NVML(nvmlDeviceGetMemoryInfo_v2, gpu, memory);
 }
 
-int smi_processes(nvml_handle gpu, struct smi_process rows[SMI_MAX_PROCESSES], unsigned *count)
+int smi_processes(nvml_handle gpu, struct nvml_process rows[SMI_MAX_PROCESSES], unsigned *count)
 {
     *count = SMI_MAX_PROCESSES;
     int failure = NVML(nvmlDeviceGetComputeRunningProcesses_v3, gpu, count, rows);

@@ -13,7 +13,7 @@ static void print_cell(bool is_first, const char *text, const char *unit, bool h
 }
 
 /* Reads a field of the process, or of the GPU if `process` is NULL. */
-static bool query_field(const char *field, const struct smi_gpu *gpu, const struct smi_process *process, char text[SMI_TEXT],
+static bool query_field(const char *field, const struct smi_gpu *gpu, const struct nvml_process *process, char text[SMI_TEXT],
                 const char **unit)
 {
     *unit = "";
@@ -27,7 +27,7 @@ static char *next_field(char **rest)
 }
 
 /* Returns whether all fields exist. Prints the first unknown one. */
-static bool are_known(const char *fields, const struct smi_process *process)
+static bool are_known(const char *fields, const struct nvml_process *process)
 {
     char *copy = strdup(fields), *rest = copy, text[SMI_TEXT];
     const char *unit;
@@ -40,7 +40,7 @@ static bool are_known(const char *fields, const struct smi_process *process)
 }
 
 /* Prints a row with the names of the fields if `names` is set, else with their values. */
-static void print_row(const char *fields, bool names, const struct smi_gpu *gpu, const struct smi_process *process,
+static void print_row(const char *fields, bool names, const struct smi_gpu *gpu, const struct nvml_process *process,
                       struct smi_format format)
 {
     char *copy = strdup(fields), *rest = copy, text[SMI_TEXT];
@@ -60,13 +60,13 @@ static void print_row(const char *fields, bool names, const struct smi_gpu *gpu,
 
 bool smi_query(const char *fields, bool of_processes, struct smi_format format)
 {
-    static const struct smi_process nobody;
+    static const struct nvml_process nobody;
     if (!are_known(fields, of_processes ? &nobody : NULL))
         return false;
     if (format.has_header)
         print_row(fields, true, &smi_gpus[0], of_processes ? &nobody : NULL, format);
     for (int i = 0; i < smi_gpu_count; i++) {
-        struct smi_process rows[SMI_MAX_PROCESSES];
+        struct nvml_process rows[SMI_MAX_PROCESSES];
         unsigned count;
         if (!of_processes)
             print_row(fields, false, &smi_gpus[i], NULL, format);

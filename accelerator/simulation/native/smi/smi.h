@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #include "common/state.h"
-#include "interface/nvml_codes.h"
+#include "interface/nvml_types.h"
 
 enum { SMI_MAX_PROCESSES = SIM_STATE_ROWS, SMI_TEXT = 256 };
 
@@ -24,18 +24,9 @@ nvml_function *smi_find(const char *name);
 
 const char *smi_error(int code);
 
-struct smi_memory {
-    unsigned version;
-    uint64_t total, reserved, free, used;
-};
-int smi_memory(nvml_handle gpu, struct smi_memory *memory);
+int smi_memory(nvml_handle gpu, struct nvml_memory *memory);
 
-struct smi_process {
-    unsigned pid;
-    uint64_t memory;
-    unsigned gpu_instance, compute_instance;
-};
-int smi_processes(nvml_handle gpu, struct smi_process rows[SMI_MAX_PROCESSES], unsigned *count);
+int smi_processes(nvml_handle gpu, struct nvml_process rows[SMI_MAX_PROCESSES], unsigned *count);
 
 /* gpus.c. The GPUs that -i selects, or all. */
 struct smi_gpu {
@@ -49,7 +40,7 @@ int smi_find_gpus(const char *chosen); /* `chosen` is NULL for all; returns the 
 
 /* fields.c. Read a field of --query-gpu or --query-compute-apps. Return false if there is no such field. `unit` may be "". */
 bool smi_query_gpu(const char *field, const struct smi_gpu *gpu, char text[SMI_TEXT], const char **unit);
-bool smi_query_process(const char *field, const struct smi_gpu *gpu, const struct smi_process *row, char text[SMI_TEXT],
+bool smi_query_process(const char *field, const struct smi_gpu *gpu, const struct nvml_process *row, char text[SMI_TEXT],
                        const char **unit);
 
 /* query.c. Prints fields of GPUs or processes. Returns false if there is no such field. */

@@ -93,7 +93,7 @@ static void describe_instances(const struct smi_gpu *gpu)
 
 static void describe_processes(const struct smi_gpu *gpu)
 {
-    struct smi_process rows[SMI_MAX_PROCESSES];
+    struct nvml_process rows[SMI_MAX_PROCESSES];
     unsigned count;
     char name[SMI_TEXT], memory[SMI_TEXT], text[2 * SMI_TEXT];
     const char *unit;

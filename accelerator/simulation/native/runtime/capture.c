@@ -46,7 +46,7 @@ cudaError_t forbid_if_capturing(void)
     for (struct capture *capture = captures; capture; capture = capture->next)
         if (forbids(capture)) {
             capture->status = INVALIDATED;
-            error = ERROR_CAPTURE_UNSUPPORTED;
+            error = ERROR_STREAM_CAPTURE_UNSUPPORTED;
         }
     pthread_mutex_unlock(&lock);
     return error;
@@ -98,7 +98,7 @@ static cudaError_t begin_capture(void *handle, const struct sim_device *device, 
     if (mode < GLOBAL || mode > RELAXED)
         return ERROR_INVALID_VALUE;
     if ((uintptr_t)handle <= 2)
-        return ERROR_CAPTURE_UNSUPPORTED; /* CUDA cannot capture the default stream */
+        return ERROR_STREAM_CAPTURE_UNSUPPORTED; /* CUDA cannot capture the default stream */
     pthread_mutex_lock(&lock);
     cudaError_t error = stream->capture ? ERROR_ILLEGAL_STATE : add_capture(stream, graph, mode);
     pthread_mutex_unlock(&lock);
@@ -126,20 +126,20 @@ static cudaError_t check_end(const struct capture *capture, const struct stream 
     if (!capture)
         return ERROR_ILLEGAL_STATE;
     if (capture->origin != stream)
-        return ERROR_CAPTURE_UNMATCHED;
+        return ERROR_STREAM_CAPTURE_UNMATCHED;
     if (capture->mode != RELAXED && !pthread_equal(capture->thread, pthread_self()))
-        return ERROR_CAPTURE_WRONG_THREAD;
+        return ERROR_STREAM_CAPTURE_WRONG_THREAD;
     return SUCCESS;
 }
 
 /* Sets `graph` to NULL if the capture is invalid. */
 static cudaError_t remove_capture(struct capture *capture, struct graph **graph)
 {
-    cudaError_t error = capture->status == INVALIDATED ? ERROR_CAPTURE_INVALIDATED : SUCCESS;
+    cudaError_t error = capture->status == INVALIDATED ? ERROR_STREAM_CAPTURE_INVALIDATED : SUCCESS;
     for (struct stream *stream = capture->streams, *next; stream; stream = next) {
         next = stream->next;
         if (stream->is_unjoined && error == SUCCESS)
-            error = ERROR_CAPTURE_UNJOINED;
+            error = ERROR_STREAM_CAPTURE_UNJOINED;
         stream->next = NULL;
         stream->capture = NULL;
     }
@@ -187,7 +187,7 @@ bool capture_work(struct stream *stream, const struct work *work, cudaError_t *e
     struct capture *capture = stream->capture;
     *error = SUCCESS;
     if (capture && capture->status == INVALIDATED)
-        *error = ERROR_CAPTURE_INVALIDATED;
+        *error = ERROR_STREAM_CAPTURE_INVALIDATED;
     else if (capture && !graph_append(capture->graph, work))
         *error = ERROR_OUT_OF_MEMORY;
     else if (capture) {
@@ -202,7 +202,7 @@ cudaError_t capture_event(struct stream *stream, struct event *event)
 {
     pthread_mutex_lock(&lock);
     struct capture *capture = stream->capture;
-    cudaError_t error = capture && capture->status == INVALIDATED ? ERROR_CAPTURE_INVALIDATED : SUCCESS;
+    cudaError_t error = capture && capture->status == INVALIDATED ? ERROR_STREAM_CAPTURE_INVALIDATED : SUCCESS;
     if (capture && error == SUCCESS) {
         event->capture_id = capture->id;
         event->captured_on = stream;
@@ -231,21 +231,21 @@ static cudaError_t wait_in_capture(struct stream *stream, struct event *event)
     if (!source && event->capture_id != 0)
         return ERROR_CAPTURED_EVENT; /* the event's capture has ended */
     if (capture && capture->status == INVALIDATED)
-        return ERROR_CAPTURE_INVALIDATED;
+        return ERROR_STREAM_CAPTURE_INVALIDATED;
     if (!source) {
         if (*event->time == 0)
             return SUCCESS; /* never recorded: nothing to wait for */
         capture->status = INVALIDATED;
-        return ERROR_CAPTURE_ISOLATION;
+        return ERROR_STREAM_CAPTURE_ISOLATION;
     }
     bool is_default = is_default_stream(stream);
     if (!capture && (is_default || source->status == INVALIDATED))
-        return is_default ? ERROR_CAPTURE_IMPLICIT : ERROR_CAPTURE_INVALIDATED;
+        return is_default ? ERROR_STREAM_CAPTURE_IMPLICIT : ERROR_STREAM_CAPTURE_INVALIDATED;
     if (!capture)
         add_stream(source, stream);
     else if (capture != source) {
         capture->status = source->status = INVALIDATED;
-        return ERROR_CAPTURE_MERGE;
+        return ERROR_STREAM_CAPTURE_MERGE;
     }
     join(source, stream, event);
     return SUCCESS;
@@ -280,7 +280,7 @@ cudaError_t refuse_captured_stream(struct stream *stream)
     if (capture)
         capture->status = INVALIDATED;
     pthread_mutex_unlock(&lock);
-    return capture ? ERROR_CAPTURE_UNSUPPORTED : SUCCESS;
+    return capture ? ERROR_STREAM_CAPTURE_UNSUPPORTED : SUCCESS;
 }
 
 static cudaError_t read_capture(void *handle, const struct sim_device *device, int *status, unsigned long long *id,

@@ -272,12 +272,8 @@ def __dir__() -> list[str]:
 
 @_triton.register_check
 def _simulation_runs_triton() -> bool:
-    # Triton's interpreter runs kernels on simulated GPUs, unless the machine was described with triton=False.
-    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or os.environ.get("ACCELERATOR_SIM_TRITON") != "0":
-        return True
-    from . import simulation
-
-    return not simulation.is_simulated()
+    runs: bool = _import("simulation")._environment.triton_runs()
+    return runs
 
 
 def _current_class(name: str) -> Any:

@@ -139,20 +139,14 @@ def _compile(torch: Torch, sources: dict[str, bytes], boundary: str, directory: 
     announce(f"compiling the engine of simulated GPUs for torch {torch.version.partition(' ')[0]}, about 15 s, once")
     folder = directory / "sources"
     for name, content in sources.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
     libraries = os.path.join(torch.folder, "lib")
     command = [
         *(*compiler, *_FLAGS, boundary, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.has_new_abi)}"),
-        *(
-            "-I",
-            str(folder),
-            "-isystem",
-            os.path.join(torch.folder, "include"),
-            "-o",
-            str(directory / _LIBRARY),
-            str(folder / _MAIN),
-        ),
+        *("-isystem", os.path.join(torch.folder, "include"), f"-I{folder}"),
+        *("-o", str(directory / _LIBRARY), str(folder / _MAIN)),
         *("-L", libraries, *_LINKED),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}

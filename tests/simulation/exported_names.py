@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-from tests.simulation.elf import ElfSymbols
+from tests.simulation.native.elf import ElfSymbols
 
 NATIVE = Path(__file__).parents[2] / "accelerator/simulation/native"
 LISTS = {

@@ -13,21 +13,23 @@ from typing import Any, NamedTuple
 
 import torch
 
+from .. import _settings
 from .._boundary import Boundary
 from .._engine_build import describe, ensure_built
-from . import capture
+from . import bindings, capture
 from .argument_checks import checked_dtypes
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
-from .kernel_memory import KERNEL_MEMORY, WITHOUT_MEMORY
+from .kernel_memory import CPU_HAS_RESULT_MEMORY, KERNEL_MEMORY, RESULT_MEMORY, WITHOUT_MEMORY
 from .ops import Op
+from .schemas import split
+from .versions import SPLITS, counts_versions
 from .workspaces import has_workspace
 
 __all__ = ["PYTHON_KEY", "engine"]
 
-_C: Any = torch._C
-PYTHON_KEY: torch._C.DispatchKey = _C._dispatch_key_parse("PrivateUse2")
+PYTHON_KEY = bindings.parse_key("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
 
 # Results of these ops may have parts, or a scale.
@@ -69,6 +71,8 @@ class _Flags(NamedTuple):
     DRAWS: bool
     WAITS: bool
     NEEDS_INPUT_DTYPE: bool
+    COUNTS_VERSIONS: bool
+    KEEPS_STORAGE: bool
 
 
 _Address = ctypes.c_void_p
@@ -84,6 +88,7 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "add_range": (None, _Address, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int32),
     "record_accesses": (None, _Address),
     "end_accesses": (None, _Address),
+    "order_devices": (None, ctypes.c_int, ctypes.c_int),
     "copies": (ctypes.c_uint64,),
 }
 """The results and arguments of functions of the engine."""
@@ -112,6 +117,10 @@ class _Accesses:
     def record(self) -> None:
         """Tell race detection the accesses so far, each on the current stream of its device."""
         self._library.accelerator_engine_record_accesses(self._scope)
+
+    def order(self, first: int, second: int) -> None:
+        """Let the current streams of two devices wait for each other."""
+        self._library.accelerator_engine_order_devices(first, second)
 
 
 class Engine:
@@ -144,7 +153,7 @@ class Engine:
 
     def override(self, name: str) -> None:
         """Register the engine's kernel of an op. Python handles all calls until ``describe``."""
-        base, _, overload = name.partition(".")
+        base, overload = split(name)
         self._kernels[name] = self._library.accelerator_engine_override(base.encode(), overload.encode())
 
     def describe_races(self, name: str, flags: int) -> None:
@@ -180,13 +189,18 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
     is_composed = op.name in _COMPOSED_BY_ENGINE
     if not op.is_dense or is_scaled or op.short_name in _WAIT_SOMETIMES or (op.is_random and not draws and not is_composed):
         return None
-    few = WITHOUT_MEMORY.get(op.name)
+    if op.name == SPLITS or op.name in RESULT_MEMORY.keys() - CPU_HAS_RESULT_MEMORY:
+        return None
+    calls_without_memory = WITHOUT_MEMORY.get(op.name)
     need = NEEDS.get(op.name)
-    if (op.name in KERNEL_MEMORY and few is None) or (op.is_decomposed and need is None and not is_composed):
+    if op.name in KERNEL_MEMORY and calls_without_memory is None:
+        return None
+    if op.is_decomposed and need is None and not is_composed:
         return None
     if need is None:
-        flag = few.flag if few is not None else "sparse"
-        need = Need(argument=flag, value=True) if flag in op.names else Need()
+        flag = calls_without_memory.flag if calls_without_memory is not None else "sparse"
+        need = Need(flag=flag) if flag in op.names else Need()
+    selecting_argument = need.flag or need.dtype_argument
     dtypes = {*op.dtype_rules.refused, *op.dtype_rules.widened, *checked_dtypes(op.short_name), *need.dtypes, WITHOUT_KERNELS}
     flags = _Flags(
         TAKES_HOST_SCALARS=op.takes_host_scalars,
@@ -197,7 +211,9 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         CLEARS=op.name == "aten::zero_",
         DRAWS=draws,
         WAITS=op.is_data_dependent and not op.is_indexing,
-        NEEDS_INPUT_DTYPE=bool(need.argument) and need.value is None,
+        NEEDS_INPUT_DTYPE=bool(need.dtype_argument),
+        COUNTS_VERSIONS=counts_versions(op.name),
+        KEEPS_STORAGE=op.name in CPU_HAS_RESULT_MEMORY,
     )
     return _Rules(
         python_dtypes=sum(1 << scalar_type(dtype) for dtype in dtypes if dtype is not None),
@@ -205,10 +221,10 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         out_arguments=_positions(op, op.out),
         state_arguments=_positions(op, op.state),
         flags=sum_flags(flags),
-        selecting_argument=op.names.index(need.argument) if need.argument else -1,
-        python_value=bool(need.value),
-        counted_argument=-1 if few is None else op.names.index(few.argument),
-        maximum_count=0 if few is None else few.most,
+        selecting_argument=op.names.index(selecting_argument) if selecting_argument else -1,
+        python_value=bool(need.flag) and need.flag_value,
+        counted_argument=-1 if calls_without_memory is None else op.names.index(calls_without_memory.argument),
+        maximum_count=0 if calls_without_memory is None else calls_without_memory.most,
     )
 
 
@@ -219,9 +235,9 @@ def _positions(op: Op, names: frozenset[str]) -> int:
 def _load() -> Engine | None:
     """Load the engine of the installed torch, if ops compute or races are to be found."""
     finds_races = bool(capture.runtime.accelerator_simulation_races())
-    if os.environ.get("ACCELERATOR_SIM_COMPUTE") == "0" and not finds_races:
+    if _settings.read("compute") == "0" and not finds_races:
         return None
-    path = ensure_built(describe(torch), os.environ.get("ACCELERATOR_SIM_LIBRARIES"), is_required=finds_races)
+    path = ensure_built(describe(torch), _settings.read("libraries"), is_required=finds_races)
     return None if path is None else Engine(str(path))
 
 

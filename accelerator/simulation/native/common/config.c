@@ -1,4 +1,4 @@
-/* Reads the ACCELERATOR_SIM_* variables. */
+/* Reads the variables of interface/settings.h. */
 #include "config.h"
 
 #include <pthread.h>
@@ -6,18 +6,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+_Static_assert(SIM_MAX_NUMA_NODES <= 8 * sizeof((struct sim_gpu){0}.nodes), "a bit for each node");
+
 _Atomic int sim_error_rules = -1;
 
 static struct sim_config config;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static const char *variable(const char *name, const char *fallback)
+static const char *read_setting(const char *variable, const char *fallback)
 {
-    char full[64];
-    snprintf(full, sizeof full, "ACCELERATOR_SIM_%s", name);
-    const char *value = getenv(full);
+    const char *value = getenv(variable);
     return value && *value ? value : fallback;
 }
+
+#define READ(setting) read_setting(SETTING_##setting, SETTING_##setting##_DEFAULT)
 
 /* Copies the entry at *cursor, up to `separator`, and moves the cursor to the next one. The last entry repeats. */
 static void next_repeating(const char **cursor, char separator, char *entry, size_t size)
@@ -35,16 +37,17 @@ static int bounded(long value, int low, int high)
 
 static void read_gpus(void)
 {
-    const char *names = variable("NAMES", "Simulated GPU");
-    const char *sizes = variable("MEMORY", "8589934592");
-    const char *capabilities = variable("CAPABILITIES", "9.0");
-    const char *speeds = variable("SPEEDS", "0");
-    const char *mig = variable("MIG", "off");
-    const char *links = variable("NVLINK", "off");
-    const char *nodes = variable("NUMA", "1");
-    const char *reasons = variable("CLOCK_REASONS", "0");
+    const char *names = READ(NAMES);
+    const char *sizes = READ(MEMORY);
+    const char *reserves = READ(RESERVES);
+    const char *capabilities = READ(CAPABILITIES);
+    const char *speeds = READ(SPEEDS);
+    const char *mig = READ(MIG);
+    const char *links = READ(NVLINK);
+    const char *nodes = READ(NUMA);
+    const char *reasons = READ(CLOCK_REASONS);
 
-    config.gpu_count = bounded(atol(variable("GPUS", "1")), 0, SIM_MAX_GPUS);
+    config.gpu_count = bounded(atol(READ(GPUS)), 0, SIM_MAX_GPUS);
     for (int i = 0; i < config.gpu_count; i++) {
         struct sim_gpu *gpu = &config.gpus[i];
         char entry[32];
@@ -52,6 +55,8 @@ static void read_gpus(void)
         next_repeating(&names, ';', gpu->name, sizeof gpu->name);
         next_repeating(&sizes, ',', entry, sizeof entry);
         gpu->memory = strtoull(entry, NULL, 10);
+        next_repeating(&reserves, ',', entry, sizeof entry);
+        gpu->reserve = strtoull(entry, NULL, 10);
         next_repeating(&capabilities, ',', entry, sizeof entry);
         sscanf(entry, "%d.%d", &gpu->major, &gpu->minor);
         next_repeating(&speeds, ',', entry, sizeof entry);
@@ -91,7 +96,7 @@ static bool parse_error_rule(char *text, struct sim_error_rule *rule)
 
 static void read_error_rules(void)
 {
-    char *text = strdup(variable("ERRORS", ""));
+    char *text = strdup(READ(ERRORS));
     char *rest = text;
     int count = 0;
     for (char *entry; count < SIM_MAX_ERROR_RULES && (entry = strsep(&rest, ","));)
@@ -102,21 +107,21 @@ static void read_error_rules(void)
 
 static int read_delay(const char *function)
 {
-    const char *entry = strstr(variable("INIT_DELAY", ""), function);
+    const char *entry = strstr(READ(INIT_DELAY), function);
     return entry && entry[strlen(function)] == ':' ? atoi(entry + strlen(function) + 1) : 0;
 }
 
 static void read_environment(void)
 {
-    int major = 13, minor = 2;
-    sscanf(variable("DRIVER_CUDA", "13.2"), "%d.%d", &major, &minor);
-    config.node = atoi(variable("NODE", "0"));
+    int major = 0, minor = 0;
+    sscanf(READ(DRIVER_CUDA), "%d.%d", &major, &minor);
+    config.node = atoi(READ(NODE));
     config.cuda_version = major * 1000 + minor * 10;
-    snprintf(config.driver_version, sizeof config.driver_version, "%s", variable("DRIVER_VERSION", "590.44.01"));
-    snprintf(config.log_path, sizeof config.log_path, "%s", variable("LOG", ""));
+    snprintf(config.driver_version, sizeof config.driver_version, "%s", READ(DRIVER_VERSION));
+    snprintf(config.log_path, sizeof config.log_path, "%s", READ(LOG));
     config.cu_init_delay = read_delay("cuInit");
     config.nvml_init_delay = read_delay("nvmlInit");
-    config.fills_with_nan = strcmp(variable("FILL", "zero"), "nan") == 0;
+    config.fills_with_nan = strcmp(READ(FILL), "nan") == 0;
     read_gpus();
     read_error_rules();
 }

@@ -1,4 +1,4 @@
-/* The simulated machine, as the ACCELERATOR_SIM_* variables describe it.
+/* The simulated machine, as the variables of interface/settings.h describe it.
  *
  * GPUs are numbered physically, in PCI bus order. Everything here is read from the environment once per process, at the
  * first use, and is constant from then on. Nothing in this file knows about CUDA or NVML. */
@@ -9,24 +9,25 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "interface/settings.h"
+
 #define SIM_EXPORT __attribute__((visibility("default")))
 
-/* The compiler's command line defines SIM_MAX_GPUS, the maximum number of GPUs, from _values.py. */
 enum {
-    SIM_MAX_INSTANCES = 7, /* MIG instances of one GPU */
     SIM_WHOLE_GPU = -1,    /* in place of an instance number: the GPU itself */
     SIM_NO_GPU = -1,       /* in place of a GPU number: the call concerns none */
     SIM_HOST = -2,         /* in place of a GPU number: the host, which pinned memory is charged to */
     SIM_MIG_OFF = -1,
     SIM_NO_LINKS = -1,     /* in place of an NVLink group */
-    SIM_NAME_SIZE = 96,
+    SIM_NAME_SIZE = SIM_MAX_NAME_LENGTH + 1,
     SIM_UUID_SIZE = 41, /* "GPU-" or "MIG-", 36 characters, the final zero */
-    SIM_MAX_ERROR_RULES = 64,
+    SIM_MAX_ERROR_RULES = SIM_MAX_ERRORS + 2, /* those of driver="broken" and of nvml="broken" or "mismatch" too */
 };
 
 struct sim_gpu {
     char name[SIM_NAME_SIZE];
-    uint64_t memory;
+    uint64_t memory;  /* of programs */
+    uint64_t reserve; /* of the driver, beside it: NVML's total is the sum of both */
     int major, minor; /* compute capability */
     int speed;        /* orders CUDA's FASTEST_FIRST */
     int instances;    /* SIM_MIG_OFF, or the number of MIG instances (0: MIG on, no instance) */
@@ -46,7 +47,7 @@ struct sim_config {
     int node; /* the machine's number in its cluster */
     int gpu_count;
     struct sim_gpu gpus[SIM_MAX_GPUS];
-    char driver_version[80]; /* "590.44.01" */
+    char driver_version[80]; /* "595.45.04" */
     int cuda_version;        /* 13020 for CUDA 13.2 */
     bool fills_with_nan;     /* new device memory, instead of zeros */
     struct sim_error_rule error_rules[SIM_MAX_ERROR_RULES];
@@ -64,7 +65,7 @@ void sim_pci_address(int gpu, unsigned *domain, unsigned *bus);
 uint64_t sim_memory_size(int gpu, int instance);
 void sim_display_name(int gpu, int instance, char *text, size_t size);
 
-/* injections.c. Returns the error that ACCELERATOR_SIM_ERRORS injects into this call, or 0. */
+/* injections.c. Returns the error that SETTING_ERRORS injects into this call, or 0. */
 extern _Atomic int sim_error_rules; /* number of rules; negative until the environment was read */
 int sim_find_injected(const char *function, int physical_gpu);
 
@@ -73,10 +74,10 @@ static inline int sim_injected(const char *function, int physical_gpu)
     return sim_error_rules == 0 ? 0 : sim_find_injected(function, physical_gpu);
 }
 
-/* Sleeps for the time that ACCELERATOR_SIM_INIT_DELAY sets for `function` ("cuInit" or "nvmlInit"). */
+/* Sleeps for the time that SETTING_INIT_DELAY sets for `function` ("cuInit" or "nvmlInit"). */
 void sim_init_delay(const char *function);
 
-/* log.c. Appends "<pid> <event>" to ACCELERATOR_SIM_LOG. */
+/* log.c. Appends "<pid> <event>" to the file of SETTING_LOG. */
 void sim_log(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 #endif

@@ -6,6 +6,8 @@
 #ifndef ACCELERATOR_SIM_MEMORY_FILE_H
 #define ACCELERATOR_SIM_MEMORY_FILE_H
 
+#include "file_limit.h"
+
 #include <fcntl.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,6 +16,8 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include "interface/settings.h"
 
 struct memory_file {
     int descriptor;
@@ -55,6 +59,11 @@ static inline bool memory_file_create(struct memory_file *file, const char *name
     return memory_file_from(file, memfd_create(name, MFD_CLOEXEC));
 }
 
+static inline bool memory_file_resize(const struct memory_file *file, uint64_t size)
+{
+    return is_within_file_limit(size) && ftruncate(file->descriptor, (off_t)size) == 0;
+}
+
 /* Only anonymous files have seals: writes must not reach another file. */
 static inline bool is_anonymous_file(int descriptor)
 {
@@ -69,13 +78,14 @@ struct memory_file_name {
 
 static inline int memory_file_node(void)
 {
-    const char *node = getenv("ACCELERATOR_SIM_NODE");
+    const char *node = getenv(SETTING_NODE);
     return node ? atoi(node) : 0;
 }
 
 static inline bool memory_file_write_id(const struct memory_file *file, uint64_t id, uint64_t id_offset)
 {
-    return memory_file_is_open(file) && pwrite(file->descriptor, &id, sizeof id, (off_t)id_offset) == sizeof id;
+    return memory_file_is_open(file) && is_within_file_limit(id_offset + sizeof id) &&
+           pwrite(file->descriptor, &id, sizeof id, (off_t)id_offset) == sizeof id;
 }
 
 /* Writes the id and fills in the name. */

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "config.h"
+#include "file_limit.h"
 #include "process.h"
 
 static const char magic[8] = "ACCSIM\n";
@@ -45,7 +46,7 @@ struct sim_state {
     struct machine machine;
     pthread_mutex_t lock;
     _Atomic int row_count; /* rows at or above it were never used */
-    struct row rows[SIM_STATE_ROWS];
+    struct row rows[SIM_MAX_PROCESSES];
 };
 
 static struct sim_state own_state;
@@ -82,7 +83,7 @@ static void prepare(struct sim_state *state)
 
 static const char *state_path(void)
 {
-    const char *path = getenv("ACCELERATOR_SIM_STATE");
+    const char *path = getenv(SETTING_STATE);
     return path && *path ? path : NULL;
 }
 
@@ -103,6 +104,8 @@ static const char *find_problem(const struct sim_state *state)
 static int reserve_file(int file, off_t size)
 {
     int error;
+    if (!is_within_file_limit((uint64_t)size))
+        return EFBIG;
     do
         error = posix_fallocate(file, 0, size);
     while (error == EINTR);
@@ -125,7 +128,7 @@ static const char *map_locked(int file, struct sim_state **state)
     if (is_new) {
         int error = reserve_file(file, sizeof **state);
         if (error != 0)
-            return strerror(error);
+            return file_error_text(error);
     }
     *state = mmap(NULL, sizeof **state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (*state == MAP_FAILED)
@@ -249,7 +252,7 @@ static struct row *claim(struct sim_state *state, int gpu, int instance)
     for (int i = 0; i < state->row_count && !row; i++)
         if (state->rows[i].pid == 0)
             row = &state->rows[i];
-    if (!row && state->row_count < SIM_STATE_ROWS)
+    if (!row && state->row_count < SIM_MAX_PROCESSES)
         row = &state->rows[state->row_count++];
     if (!row)
         return NULL;
@@ -349,18 +352,12 @@ uint64_t sim_state_used(struct sim_state *state, int gpu, int instance)
 
 struct sim_memory_figures sim_state_memory(struct sim_state *state, int gpu, int instance)
 {
-    enum { MOST_RESERVED = 512 << 20 };
     bool is_instance = instance != SIM_WHOLE_GPU;
     struct sim_memory_figures memory = {.total = sim_memory_size(gpu, instance)};
     memory.used = sim_state_used(state, gpu, is_instance ? instance : SIM_ANY_INSTANCE);
     if (memory.used > memory.total)
         memory.used = memory.total;
-    if (!is_instance)
-        memory.reserved = memory.total / 16 < MOST_RESERVED ? memory.total / 16 : MOST_RESERVED;
     memory.free = memory.total - memory.used;
-    if (memory.reserved > memory.free)
-        memory.reserved = memory.free;
-    memory.free -= memory.reserved;
     return memory;
 }
 

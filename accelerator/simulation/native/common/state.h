@@ -11,7 +11,6 @@
 
 enum {
     SIM_ANY_INSTANCE = -2, /* the GPU together with all its MIG instances */
-    SIM_STATE_ROWS = 4096, /* processes times the GPUs that each uses */
 };
 
 struct sim_state;
@@ -43,11 +42,10 @@ void sim_state_drop_self(struct sim_state *state);
 uint64_t sim_state_used(struct sim_state *state, int gpu, int instance);
 
 struct sim_memory_figures {
-    uint64_t total, reserved, free, used;
+    uint64_t total, free, used;
 };
 
-/* The driver and NVML report the same figures. A GPU's driver reserves the lesser of 512 MiB and a sixteenth. A program
- * can use all memory of a simulated GPU, so the reserve shrinks when the free memory is smaller. */
+/* The memory of programs, which all of them may use. The driver reports these figures; NVML adds the reserve. */
 struct sim_memory_figures sim_state_memory(struct sim_state *state, int gpu, int instance);
 
 /* Lists the processes with a context or memory there. Fills at most `capacity` rows and returns the number of processes. */

@@ -148,5 +148,5 @@ SIM_EXPORT CUresult cuCtxSynchronize(void)
     RETURN_IF_ERROR(wait_for_pending_on_device(current_context()->ordinal));
     if (current_context()->busy_until != 0)
         sleep_until(current_context()->busy_until);
-    return SUCCESS;
+    return unless_refused();
 }

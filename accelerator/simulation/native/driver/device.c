@@ -190,6 +190,9 @@ SIM_EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev
     case 76:
         *value = devices[device].minor;
         break;
+    case 127:
+        *value = devices[device].major >= SIM_TENSOR_MAP_MAJOR;
+        break;
     case 134:
         *value = host_node(devices[device].gpu);
         break;

@@ -29,6 +29,7 @@ struct visible_device {
 int visible_devices(struct visible_device visible[SIM_MAX_GPUS]);
 
 /* device.c */
+enum { SIM_TENSOR_MAP_MAJOR = 9 }; /* of the compute capability: older GPUs have no tensor maps */
 extern struct sim_device devices[SIM_MAX_GPUS];
 extern int device_count;
 
@@ -126,6 +127,22 @@ const struct sim_runtime *find_runtime(void); /* NULL if there is none */
 int wait_for_pending_on_device(int ordinal);
 int wait_for_pending_on_stream(CUstream stream);
 int free_to_pool(const struct sim_memory *memory);
+
+/* refusal.c */
+extern _Atomic uint64_t pending_refusal; /* the number of a refused launch whose error the program has not read, or 0 */
+
+/* Refuses the launch of a kernel: prints why unless that was reported, keeps the error pending and returns it. The reason is
+ * NULL for a kernel of those that are never simulated. */
+int refuse_launch(const char *kernel, const char *reason, bool is_reported);
+/* Ends the pending error, because the program reads it. Copies its text if there is room; returns whether it was pending. */
+bool read_refusal(char *text, size_t size);
+void refusal_raises(_Atomic int *attention); /* of the runtime that is used from now on */
+
+/* What copies and waits return that have succeeded. */
+static inline CUresult unless_refused(void)
+{
+    return pending_refusal == 0 ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
 
 /* virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */
 bool is_reserved(const void *address, size_t size);

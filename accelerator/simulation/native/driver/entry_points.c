@@ -51,12 +51,3 @@ SIM_EXPORT CUresult cuGetProcAddress(const char *name, void **function, int vers
     RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
     return cuGetProcAddress_v2(name, function, version, flags, NULL);
 }
-
-SIM_EXPORT CUresult cuGetExportTable(const void **table, const void *id)
-{
-    (void)id;
-    if (!table)
-        return ERROR_INVALID_VALUE;
-    *table = NULL;
-    return ERROR_NOT_FOUND;
-}

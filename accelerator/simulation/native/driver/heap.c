@@ -4,7 +4,6 @@
  * the file under /proc and maps the same part. Parts are never reused, so the handle of a freed block cannot refer to a
  * newer one. The page before each block is for its id. The export writes the id; freeing the block clears the page. */
 #include <string.h>
-#include <sys/resource.h>
 
 #include "driver.h"
 #include "common/memory_file.h"
@@ -25,20 +24,12 @@ static bool create_file(struct heap *heap)
     return memory_file_create(&heap->file, "cuda-memory");
 }
 
-/* A file that grows beyond RLIMIT_FSIZE raises SIGXFSZ, which ends most programs. */
-static bool is_within_file_limit(uint64_t size)
-{
-    struct rlimit limit;
-    return size <= INT64_MAX && getrlimit(RLIMIT_FSIZE, &limit) == 0 && size <= limit.rlim_cur;
-}
-
 void *heap_map(int device, size_t size, struct heap_part *part)
 {
     struct heap *heap = &heaps[device];
     bool is_in_file = memory_file_is_open(&heap->file) || create_file(heap);
     uint64_t offset = heap->end + PAGE;
-    is_in_file = is_in_file && is_within_file_limit(offset + size) &&
-                 ftruncate(heap->file.descriptor, (off_t)(offset + size)) == 0;
+    is_in_file = is_in_file && memory_file_resize(&heap->file, offset + size);
     /* If the file cannot be created or grown, the memory is private to this process and cannot be exported. */
     int file = is_in_file ? heap->file.descriptor : -1;
     int flags = is_in_file ? MAP_SHARED : MAP_PRIVATE | MAP_ANONYMOUS;

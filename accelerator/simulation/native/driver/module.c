@@ -5,7 +5,6 @@
 #include "driver.h"
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,19 +35,18 @@ static struct function *find_or_add_function(const char *name)
     return function;
 }
 
-static CUresult refuse_launch(struct function *function)
+static CUresult refuse_function(struct function *function)
 {
     pthread_mutex_lock(&lock);
-    if (!function->is_reported)
-        fprintf(stderr, "kernel %s is not simulated\n", function->name);
+    const bool is_reported = function->is_reported;
     function->is_reported = true;
     pthread_mutex_unlock(&lock);
-    return ERROR_NOT_SUPPORTED;
+    return refuse_launch(function->name, NULL, is_reported);
 }
 
 static bool is_compute_enabled(void)
 {
-    const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
+    const char *value = getenv(SETTING_COMPUTE);
     return value && strcmp(value, "1") == 0;
 }
 
@@ -148,7 +146,7 @@ SIM_EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned gri
     uint64_t threads = (uint64_t)block_x * block_y * block_z;
     if (!function || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK)
         return ERROR_INVALID_VALUE;
-    return is_compute_enabled() ? refuse_launch(function) : SUCCESS;
+    return is_compute_enabled() ? refuse_function(function) : SUCCESS;
 }
 
 SIM_EXPORT CUresult cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,

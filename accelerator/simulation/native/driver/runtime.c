@@ -8,13 +8,14 @@ static const struct sim_runtime *_Atomic runtime;
 void use_runtime(const struct sim_runtime *used)
 {
     runtime = used;
+    refusal_raises(used->attention);
 }
 
 const struct sim_runtime *find_runtime(void)
 {
     const struct sim_runtime *(*first)(void);
     if (!runtime && (*(void **)&first = dlsym(RTLD_DEFAULT, "accelerator_sim_runtime")))
-        runtime = first();
+        use_runtime(first());
     return runtime;
 }
 

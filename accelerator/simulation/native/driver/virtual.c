@@ -192,9 +192,14 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
     if (!charge(SIM_MAPPED_MEMORY, device, size))
         return ERROR_OUT_OF_MEMORY;
 
+    static bool is_explained;
+    if (!is_within_file_limit(size) && !is_explained) {
+        is_explained = true;
+        fprintf(stderr, "accelerator: cuMemCreate of %zu bytes fails: %s\n", size, file_error_text(EFBIG));
+    }
     CUresult result = ERROR_OUT_OF_MEMORY;
     struct memory_file file;
-    if (memory_file_create(&file, "cuda-physical") && ftruncate(file.descriptor, (off_t)size) == 0 &&
+    if (memory_file_create(&file, "cuda-physical") && memory_file_resize(&file, size) &&
         fill_file(file.descriptor, size))
         result = new_physical(&file, size, properties, true, handle);
     if (result != SUCCESS) {

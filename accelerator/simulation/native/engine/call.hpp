@@ -62,7 +62,7 @@ public:
 
 private:
     bool run(const c10::OperatorHandle& op, Stack* stack, Look& look);
-    bool look_at(TensorImpl* tensor, size_t position, Look& look) const;
+    bool look_at(TensorImpl* tensor, size_t index, Look& look) const;
     bool look_at_tensors(const Stack& stack, Look& look) const;
     bool is_usual(const Stack& stack, Look& look) const;
     bool has_integer_indices(const Stack& stack) const;
@@ -131,8 +131,8 @@ inline Kernel::Kernel(const c10::FunctionSchema& schema)
     }
 }
 
-// Returns whether the tensor is usual, and takes the device from a CUDA tensor.
-inline bool Kernel::look_at(TensorImpl* tensor, size_t position, Look& look) const
+// Returns whether a tensor, one of the arguments by index, is usual, and takes the device from a CUDA tensor.
+inline bool Kernel::look_at(TensorImpl* tensor, size_t index, Look& look) const
 {
     if (C10_LIKELY(has_only(tensor, CUDA_KEYS))) {
         const auto device = tensor->device().index();
@@ -148,20 +148,21 @@ inline bool Kernel::look_at(TensorImpl* tensor, size_t position, Look& look) con
     }
     if (!has_only(tensor, CPU_KEYS))
         return tensor == c10::UndefinedTensorImpl::singleton();
-    return tensor->is_wrapped_number() || ((rules_.host_arguments >> position) & 1) ||
-           (tensor->dim() == 0 && (rules_.flags & TAKES_HOST_SCALARS));
+    return tensor->is_wrapped_number() || ((rules_.host_arguments >> arguments_[index].first) & 1) ||
+           (tensor->dim() == 0 && (rules_.flags & TAKES_HOST_SCALARS) && !writes_[index]);
 }
 
 inline bool Kernel::look_at_tensors(const Stack& stack, Look& look) const
 {
-    for (const auto& [position, kind] : arguments_) {
+    for (size_t i = 0; i < arguments_.size(); i++) {
+        const auto [position, kind] = arguments_[i];
         const c10::IValue& value = argument(stack, position);
         if (kind == Kind::TENSOR) {
-            if (value.isTensor() && !look_at(value.unsafeToTensorImpl(), position, look))
+            if (value.isTensor() && !look_at(value.unsafeToTensorImpl(), i, look))
                 return false;
         } else if ((kind == Kind::TENSOR_LIST || kind == Kind::OPTIONAL_TENSOR_LIST) && value.isList()) {
             for (const c10::IValue& item : value.toListRef())
-                if (item.isTensor() && !look_at(item.unsafeToTensorImpl(), position, look))
+                if (item.isTensor() && !look_at(item.unsafeToTensorImpl(), i, look))
                     return false;
         }
     }
@@ -268,6 +269,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     const c10::impl::ForceDispatchKeyGuard below(c10::default_included_set, c10::impl::tls_local_dispatch_key_set().excluded_ | HANDLED_KEYS);
 
     SavedState state;
+    Draws draws;
     c10::SmallVector<c10::IValue, 8> originals(arguments_.size());
     const uint64_t signature = allocates ? sign(&argument(*stack, 0), argument_count_) : 0;
     ResizableAliases resizable;
@@ -310,7 +312,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
             break;
         }
         case Kind::GENERATOR:
-            value = rules_.flags & DRAWS ? c10::IValue(seeded_cpu_generator(cuda_generator(original, device))) : original;
+            value = rules_.flags & DRAWS ? c10::IValue(draws.draw(cuda_generator(original, device))) : original;
             break;
         case Kind::DEVICE:
             value = c10::Device(c10::kCPU);
@@ -330,6 +332,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     }
     if (rules_.out_arguments != 0)
         resizable.write_back(route);
+    const bool keeps_storage = rules_.flags & KEEPS_STORAGE;
     const size_t first = stack->size() - returns_.size();
     for (size_t i = 0; i < returns_.size(); i++) {
         c10::IValue& value = (*stack)[first + i];
@@ -338,16 +341,20 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
                 if (int32_t(arguments_[k].first) == returns_[i])
                     value = std::move(originals[k]);
         } else if (value.isTensor()) {
-            value = adopt(std::move(value).toTensor(), device, route);
+            value = adopt(std::move(value).toTensor(), device, route, keeps_storage);
         } else if (value.isTensorList()) {
             c10::List<at::Tensor> list;
             for (at::Tensor result : value.toTensorVector())
-                list.push_back(adopt(std::move(result), device, route));
+                list.push_back(adopt(std::move(result), device, route, keeps_storage));
             value = std::move(list);
         }
     }
     route.learn();
     state.discard();
+    draws.keep();
+    if (rules_.flags & COUNTS_VERSIONS)
+        for (const c10::IValue& item : originals.front().toListRef())
+            item.unsafeToTensorImpl()->bump_version();
 }
 
 } // namespace engine

@@ -23,7 +23,7 @@ inline const c10::impl::DeviceGuardImplInterface& cuda()
     return *guard;
 }
 
-// Whether the current stream of the device neither captures nor waits.
+// Whether the current stream of the device neither captures nor waits, and no error is pending.
 inline bool is_current_stream_free(c10::DeviceIndex device)
 {
     if (C10_LIKELY(runtime->attention->load(std::memory_order_relaxed) == 0))
@@ -94,17 +94,46 @@ inline at::Generator cuda_generator(const c10::IValue& value, c10::Device device
     return at::globalContext().defaultGenerator(device);
 }
 
-// The CPU's next random numbers for a CUDA generator, as random.py seeds them.
-inline at::Generator seeded_cpu_generator(at::Generator generator)
-{
-    constexpr uint64_t OFFSET_STEP = 4;
-    std::lock_guard<std::mutex> guard(generator.mutex());
-    const uint64_t offset = generator.get_offset();
-    generator.set_offset(offset + OFFSET_STEP);
-    uint64_t bits = generator.current_seed() + 0x9E3779B97F4A7C15ULL * (offset / OFFSET_STEP + 1);
-    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9ULL;
-    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBULL;
-    return at::detail::createCPUGenerator((bits ^ (bits >> 31)) & 0xFFFFFFFFULL);
-}
+// The numbers that one call draws from CUDA generators. They are given back unless the call succeeds: CUDA's kernels draw after all
+// that may fail.
+class Draws {
+public:
+    Draws() = default;
+    Draws(const Draws&) = delete;
+    Draws& operator=(const Draws&) = delete;
+
+    ~Draws()
+    {
+        if (C10_LIKELY(!generator_.defined()))
+            return;
+        std::lock_guard<std::mutex> guard(generator_.mutex());
+        generator_.set_offset(offset_);
+    }
+
+    // Returns the CPU's next random numbers for a CUDA generator, as random.py seeds them.
+    at::Generator draw(at::Generator generator)
+    {
+        constexpr uint64_t OFFSET_STEP = 4;
+        std::lock_guard<std::mutex> guard(generator.mutex());
+        const uint64_t offset = generator.get_offset();
+        generator.set_offset(offset + OFFSET_STEP);
+        generator_ = generator;
+        offset_ = offset;
+        uint64_t bits = generator.current_seed() + 0x9E3779B97F4A7C15ULL * (offset / OFFSET_STEP + 1);
+        bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9ULL;
+        bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBULL;
+        return at::detail::createCPUGenerator((bits ^ (bits >> 31)) & 0xFFFFFFFFULL);
+    }
+
+    // Notes that the call has succeeded.
+    void keep()
+    {
+        generator_ = {};
+    }
+
+private:
+    at::Generator generator_;
+    uint64_t offset_ = 0;
+};
 
 } // namespace engine

@@ -58,6 +58,8 @@ EXPORT const char* accelerator_engine_boundary()
         OP_RACE_FLAGS(RACE_FLAG)
 #define ACCESS_FLAG(name, value) add("race_access_flags." #name, name, 0);
         RACE_ACCESS_FLAGS(ACCESS_FLAG)
+#define CODE_OWNER(name, value) add("race_code_owners." #name, name, 0);
+        RACE_CODE_OWNERS(CODE_OWNER)
         add("limits.RACE_TEXT_SIZE", RACE_TEXT_SIZE, 0);
         return lines;
     }();
@@ -119,6 +121,12 @@ EXPORT void accelerator_engine_add_range(void* scope, uintptr_t start, uintptr_t
 EXPORT void accelerator_engine_record_accesses(void* scope)
 {
     static_cast<engine::RaceScope*>(scope)->record();
+}
+
+// Lets the streams of two devices wait for each other.
+EXPORT void accelerator_engine_order_devices(int first, int second)
+{
+    engine::RaceScope::order(c10::DeviceIndex(first), c10::DeviceIndex(second));
 }
 
 EXPORT void accelerator_engine_end_accesses(void* scope)

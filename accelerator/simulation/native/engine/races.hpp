@@ -9,6 +9,7 @@
 #include <dlfcn.h>
 
 #include <array>
+#include <map>
 #include <string>
 #include <typeinfo>
 
@@ -78,9 +79,14 @@ public:
 
 private:
     struct Code {
-        bool is_skipped;
+        int owner;
         std::string path, name;
-        std::unordered_map<int, int> places; // by line
+        std::map<std::pair<int, int>, int> places; // by line, and by the place in a library that the line calls, or 0
+
+        std::string text(int line) const
+        {
+            return path + ":" + std::to_string(line) + " in " + name;
+        }
     };
 
     int find()
@@ -89,29 +95,34 @@ private:
         if (!frame)
             return 0;
         increment_(frame);
-        int place = 0;
-        std::string first;
+        int place = 0, library = 0;
+        std::string first, of_library;
         while (frame) {
             void* const object = code_(frame);
             auto found = codes_.find(object);
             if (found == codes_.end()) {
                 increment_(object); // for ever, so that no other code gets this address
-                Code code{false, attribute(object, "co_filename"), attribute(object, "co_name"), {}};
-                code.is_skipped = races->skips(code.path.c_str()) != 0;
+                Code code{RACE_OF_PROGRAM, attribute(object, "co_filename"), attribute(object, "co_name"), {}};
+                code.owner = races->code_owner(code.path.c_str());
                 found = codes_.emplace(object, std::move(code)).first;
             }
             decrement_(object);
             Code& code = found->second;
-            if (!code.is_skipped || first.empty()) {
+            if (code.owner == RACE_OF_TORCH) {
+                if (first.empty())
+                    first = code.text(line_(frame));
+            } else if (code.owner == RACE_OF_PROGRAM || library == 0) {
                 const int line = line_(frame);
-                if (!code.is_skipped) {
-                    int& known = code.places[line];
-                    if (known == 0)
-                        known = races->place((code.path + ":" + std::to_string(line) + " in " + code.name).c_str());
+                int& known = code.places[{line, code.owner == RACE_OF_PROGRAM ? library : 0}];
+                const std::string text = known == 0 || code.owner == RACE_OF_LIBRARY ? code.text(line) : std::string();
+                if (known == 0)
+                    known = races->place((of_library.empty() ? text : text + ", through " + of_library).c_str());
+                if (code.owner == RACE_OF_PROGRAM) {
                     place = known;
                     break;
                 }
-                first = code.path + ":" + std::to_string(line) + " in " + code.name;
+                library = known;
+                of_library = text;
             }
             void* const outer = back_(frame);
             decrement_(frame);
@@ -119,6 +130,7 @@ private:
         }
         if (frame)
             decrement_(frame);
+        place = place ? place : library;
         return place || first.empty() ? place : races->place(first.c_str());
     }
 

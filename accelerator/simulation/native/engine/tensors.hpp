@@ -210,48 +210,49 @@ inline void ResizableAliases::write_back(Route& route)
         pair.device->set_data_ptr_noswap(to_device(*pair.host, size, pair.device->device(), route));
         pair.device->set_nbytes(size);
     }
-    for (auto& [tensor, alias] : tensors_)
+    for (auto& [tensor, alias] : tensors_) {
+        tensor->_set_conj(alias->is_conj());
+        tensor->_set_neg(alias->is_neg());
         if (tensor->sizes() != alias->sizes() || tensor->strides() != alias->strides() ||
             tensor->storage_offset() != alias->storage_offset()) {
             tensor->set_storage_offset(alias->storage_offset());
             tensor->set_sizes_and_strides(alias->sizes(), alias->strides());
         }
+    }
 }
 
-// Returns a CUDA tensor with the values and strides of a CPU tensor that the op returned.
-inline at::Tensor adopt(at::Tensor result, c10::Device device, Route& route)
+// Returns a CUDA tensor with the values and strides of a CPU tensor that the op returned. It has a storage of its own size, or the
+// result's.
+inline at::Tensor adopt(at::Tensor result, c10::Device device, Route& route, bool keeps_storage)
 {
     if (!result.defined())
         return result;
+    const bool is_conj = result.is_conj(), is_neg = result.is_neg(); // lazily: their memory has other values
+    result._set_conj(false);
+    result._set_neg(false);
     const size_t item_size = result.dtype().itemsize();
     const auto* tensor = result.unsafeGetTensorImpl();
-    TORCH_CHECK(has_only(tensor, CPU_KEYS) || result.is_conj() || result.is_neg(), "a result of ", result.key_set(),
-                " is not simulated");
+    TORCH_CHECK(has_only(tensor, CPU_KEYS), "a result of ", result.key_set(), " is not simulated");
     const auto* storage = tensor->unsafe_storage().unsafeGetStorageImpl();
-    if (result.is_conj() || result.is_neg() || !result.is_non_overlapping_and_dense() || tensor->storage_offset() != 0 ||
-        storage->nbytes() != item_size * size_t(tensor->numel()) || storage->allocator() != &router || result.storage().use_count() != 1) {
+    const bool has_own_size = keeps_storage || storage->nbytes() == item_size * size_t(tensor->numel());
+    if (!result.is_non_overlapping_and_dense() || tensor->storage_offset() != 0 || !has_own_size ||
+        storage->allocator() != &router || result.storage().use_count() != 1) {
         // Copied by the CPU, so that it has its own memory, without gaps.
         static const auto clone = c10::Dispatcher::singleton().findSchemaOrThrow("aten::clone", "");
         torch::jit::Stack stack{result, c10::IValue()};
         clone.callBoxed(&stack);
-        at::Tensor copy = stack[0].toTensor();
-        static const auto resolve_conj = c10::Dispatcher::singleton().findSchemaOrThrow("aten::resolve_conj", "");
-        static const auto resolve_neg = c10::Dispatcher::singleton().findSchemaOrThrow("aten::resolve_neg", "");
-        for (const auto* op : {&resolve_conj, &resolve_neg}) {
-            torch::jit::Stack argument{copy};
-            op->callBoxed(&argument);
-            copy = argument[0].toTensor();
-        }
-        result = copy;
+        result = stack[0].toTensor();
         tensor = result.unsafeGetTensorImpl();
     }
     StorageImpl& own = *result.storage().unsafeGetStorageImpl();
-    const size_t size = item_size * size_t(tensor->numel());
-    own.set_data_ptr_noswap(to_device(own, size, device, route));
+    own.set_data_ptr_noswap(to_device(own, own.nbytes(), device, route));
     own.set_allocator(device_allocator());
     auto adopted = c10::make_intrusive<TensorImpl>(c10::Storage(result.storage()), CUDA_KEYS, tensor->dtype());
     adopted->set_sizes_and_strides(tensor->sizes(), tensor->strides());
-    return at::Tensor(std::move(adopted));
+    at::Tensor on_device(std::move(adopted));
+    on_device._set_conj(is_conj);
+    on_device._set_neg(is_neg);
+    return on_device;
 }
 
 } // namespace engine

@@ -72,6 +72,7 @@ struct sim_runtime {
     int (*wait_for_pending_on_device)(int ordinal);
     int (*wait_for_pending_on_stream)(void *stream);
     int (*free_to_pool)(const struct sim_memory *memory);
+    _Atomic int *attention; /* not zero if ops must look before they compute */
 };
 
 struct sim_driver {
@@ -108,6 +109,10 @@ struct sim_driver {
     int (*export_memory)(const void *address, struct sim_ipc_handle *handle);
     int (*import_memory)(const struct sim_ipc_handle *handle, void **address);
     int (*close_imported)(void *address);
+
+    _Atomic uint64_t *pending_refusal;
+    int (*refuse_launch)(const char *kernel, const char *reason, bool is_reported);
+    bool (*read_refusal)(char *text, size_t size);
 
     int (*injected)(const char *function, int physical_gpu);
     int (*has_injections)(void);

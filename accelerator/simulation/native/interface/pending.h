@@ -37,7 +37,7 @@ enum pending_status { PENDING_DONE, PENDING_WAITS, PENDING_FAILED };
 struct sim_pending {
     /* Submits the next piece of work of a queue to streams of a device, or, if there are none, to the stream whose host
      * function the calling thread runs. `before` receives what the streams wait for so far, `not_before` the time at which
-     * their other work ends. Returns the sequence number; 0 if a stream is invalid or memory is short. */
+     * their other work ends. Returns the sequence number; 0 if a stream is invalid, a kernel was refused or memory is short. */
     uint64_t (*submit)(struct pending_queue *queue, int device, void *const *streams, size_t count, struct pending *before,
                        int64_t *not_before);
     /* Blocks until nothing is left, work has failed, somebody called `interrupt`, or the time is over. */

@@ -15,9 +15,17 @@ enum {
     X(RACE_WRITES, 1 << 0)                                                                                             \
     X(RACE_PART, 1 << 1) /* only a part of it, which depends on values */
 
-#define RACE_ACCESS_FLAG(name, value) name = value,
-enum { RACE_ACCESS_FLAGS(RACE_ACCESS_FLAG) };
-#undef RACE_ACCESS_FLAG
+/* X(owner, value). Whose code is in a file: the program's; that of torch and of this package, whose lines say nothing; that of
+ * other packages. */
+#define RACE_CODE_OWNERS(X)                                                                                            \
+    X(RACE_OF_PROGRAM, 0)                                                                                              \
+    X(RACE_OF_TORCH, 1)                                                                                                \
+    X(RACE_OF_LIBRARY, 2)
+
+#define RACE_NUMBER(name, value) name = value,
+enum { RACE_ACCESS_FLAGS(RACE_NUMBER) };
+enum { RACE_CODE_OWNERS(RACE_NUMBER) };
+#undef RACE_NUMBER
 
 struct race_layout {
     uintptr_t address;
@@ -48,7 +56,7 @@ struct race_functions {
     void (*op_ends)(void);
     int (*place)(const char *text); /* the number of a line of the program */
     int (*set_place)(int place);    /* at which the thread's op begins; returns the one before, 0 if there was none */
-    int (*skips)(const char *path); /* whether the file's lines are not the program's */
+    int (*code_owner)(const char *path); /* RACE_OF_... of the code in a file */
     int (*take)(char *target, size_t size); /* copies the text that an op must raise; returns 0 if there is none */
     void (*order)(void *stream, int device, void *other_stream, int other_device); /* lets the second wait for the first */
     void (*use_storages)(const struct race_storages *storages);

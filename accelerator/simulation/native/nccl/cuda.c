@@ -124,7 +124,7 @@ ncclResult_t current_device(int *device, struct gpu_identity *gpu)
         return fail(ncclUnhandledCudaError, "the driver does not report the UUID of device %d", *device);
     gpu->is_instance = memcmp(gpu->uuid, uuid, UUID_SIZE) != 0;
     /* Processes without a state are on one machine. */
-    const char *state = getenv("ACCELERATOR_SIM_STATE");
+    const char *state = getenv(SETTING_STATE);
     struct stat status;
     if (state && *state && stat(state, &status) == 0) {
         gpu->state_device = status.st_dev;

@@ -17,7 +17,7 @@ ncclResult_t report_failure(struct comm *comm)
         return fail(ncclRemoteError, "rank %d: the process of rank %d is gone (noticed by rank %d)", comm->rank, culprit,
                     witness);
     case LATE:
-        return fail(ncclRemoteError, "rank %d: rank %d gave up waiting for rank %d (ACCELERATOR_SIM_NCCL_TIMEOUT)", comm->rank,
+        return fail(ncclRemoteError, "rank %d: rank %d gave up waiting for rank %d (" SETTING_NCCL_TIMEOUT ")", comm->rank,
                     witness, culprit);
     case LEFT:
         return fail(ncclRemoteError, "rank %d: rank %d left the communicator while rank %d waited for it", comm->rank, culprit,
@@ -40,7 +40,7 @@ ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, i
     case GONE:
         return fail(ncclRemoteError, "rank %d: the process of rank %d is gone; %s waited for it", comm->rank, culprit, what);
     case LATE:
-        return fail(ncclRemoteError, "rank %d: rank %d did not come to %s within %g s (ACCELERATOR_SIM_NCCL_TIMEOUT)",
+        return fail(ncclRemoteError, "rank %d: rank %d did not come to %s within %g s (" SETTING_NCCL_TIMEOUT ")",
                     comm->rank, culprit, what, (double)comm->timeout_ms / 1000);
     case LEFT:
         return fail(ncclRemoteError, "rank %d: rank %d has %s the communicator; %s waited for it", comm->rank, culprit,

@@ -34,7 +34,7 @@ static ncclResult_t report_missing(const struct comm *comm)
     for (int rank = 0; comm->shared && rank < comm->ranks; rank++)
         if (comm->shared->members[rank].state == MEMBER_ABSENT)
             return break_communicator((struct comm *)comm, LATE, rank, "the communicator's start");
-    return fail(ncclRemoteError, "rank %d: rank 0 did not start the communicator within %g s (ACCELERATOR_SIM_NCCL_TIMEOUT)",
+    return fail(ncclRemoteError, "rank %d: rank 0 did not start the communicator within %g s (" SETTING_NCCL_TIMEOUT ")",
                 comm->rank, (double)comm->timeout_ms / 1000);
 }
 

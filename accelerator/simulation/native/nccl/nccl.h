@@ -14,6 +14,7 @@
 #include "common/clock.h"
 #include "common/errors.h"
 #include "interface/pending.h"
+#include "interface/settings.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -58,7 +59,7 @@ enum reduction {
     FIRST_MULTIPLIED, /* from here on: sums of values that were multiplied before, each with its own factor */
 };
 
-enum { ID_SIZE = 16, UUID_SIZE = 16, UUID_TEXT_SIZE = 41, MAX_RANKS = 128, CACHE_LINE = 64 };
+enum { ID_SIZE = 16, UUID_SIZE = 16, UUID_TEXT_SIZE = 41, MAX_RANKS = SIM_MAX_RANKS, CACHE_LINE = 64 };
 
 /* Which GPU of which machine a rank uses. Compared as bytes. */
 struct gpu_identity {

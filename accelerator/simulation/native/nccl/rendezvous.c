@@ -16,6 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/file_limit.h"
 #include "common/fork.h"
 
 #define PREFIX "accelerator-nccl-"
@@ -144,6 +145,8 @@ static struct shared_state plan(int ranks)
 static int reserve(int file, size_t size)
 {
     int error;
+    if (!is_within_file_limit(size))
+        return EFBIG;
     do
         error = posix_fallocate(file, 0, (off_t)size);
     while (error == EINTR);
@@ -221,7 +224,7 @@ static ncclResult_t make(const char *name, int ranks, struct attachment **made)
             return ncclSuccess;
     }
     return fail(ncclSystemError, "cannot reserve %zu bytes of shared memory for %d ranks in /dev/shm, TMPDIR or /tmp: %s",
-                plan(ranks).size, ranks, strerror(error));
+                plan(ranks).size, ranks, file_error_text(error));
 }
 
 /* Opens the file if it exists, and locks the rank's byte first. */

@@ -6,17 +6,16 @@
 
 bool is_alone(void)
 {
-    const char *value = getenv("ACCELERATOR_SIM_ALONE");
+    const char *value = getenv(SETTING_WITHOUT_PEERS);
     return value && strcmp(value, "1") == 0;
 }
 
 int64_t read_timeout_ms(void)
 {
-    enum { DEFAULT_TIMEOUT_S = 600 };
-    const char *text = getenv("ACCELERATOR_SIM_NCCL_TIMEOUT");
+    const char *text = getenv(SETTING_NCCL_TIMEOUT);
     char *end;
     double seconds = text ? strtod(text, &end) : 0;
     if (!text || end == text || *end || !(seconds > 0 && seconds < 1e9))
-        seconds = DEFAULT_TIMEOUT_S;
+        seconds = atof(SETTING_NCCL_TIMEOUT_DEFAULT);
     return (int64_t)(seconds * 1000);
 }

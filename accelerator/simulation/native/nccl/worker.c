@@ -251,7 +251,7 @@ static ncclResult_t add_job(struct comm *comm, struct job *job, void *const *str
     job->sequence =
         pending_runtime()->submit(&comm->work, comm->device, streams, stream_count, &job->before, &job->not_before);
     if (job->sequence == 0)
-        return fail(ncclUnhandledCudaError, "a stream is not valid, or memory is short");
+        return fail(ncclUnhandledCudaError, "a stream is not valid, a kernel was refused, or memory is short");
     if (comm->first_job)
         comm->last_job->next = job;
     else

@@ -11,7 +11,7 @@
 #include "common/errors.h"
 #include "interface/nvml_types.h"
 
-enum { NVML_MAX_MIG_DEVICES = 7, NVML_FIRST_MIG_MAJOR = 8 };
+enum { NVML_MAX_MIG_DEVICES = SIM_MAX_INSTANCES, NVML_FIRST_MIG_MAJOR = 8 };
 
 typedef const struct nvml_anchor *nvml_handle;
 

@@ -65,6 +65,30 @@ void race_after_copy(struct race_stream *stream, const struct copy *copy, bool i
     pthread_mutex_unlock(&race_lock);
 }
 
+/* The host's part in a copy that a rehearsal does not perform; the op has recorded the device's. The host's memory is at the address,
+ * or NULL if it is not pinned. */
+EXPORT void accelerator_simulation_race_host_copy(void *handle, int device, const char *name, const void *host, size_t size,
+                                                  int writes_host, int is_synchronous)
+{
+    struct race_stream *stream = race_runtime->find_stream(handle, device);
+    bool is_pinned;
+    size_t index = 0;
+    if (!stream || !is_on_host(host, &is_pinned))
+        return;
+    const int place = place_of_thread();
+    pthread_mutex_lock(&race_lock);
+    struct world *world = world_of(stream);
+    const struct clock *clock = begin_work(world, stream, &index);
+    if (is_pinned && !is_synchronous && world == &present) {
+        const struct race_access access = describe(host, size, writes_host ? RACE_WRITES : 0);
+        prepare_guard(new_access(&access, index, clock->times[index], name, place));
+        close_guards();
+    }
+    if (is_synchronous || (writes_host && !is_pinned))
+        join_host(clock);
+    pthread_mutex_unlock(&race_lock);
+}
+
 void race_at_fill(struct race_stream *stream, const void *target, size_t size)
 {
     bool is_known;

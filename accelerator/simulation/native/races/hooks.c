@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "interface/settings.h"
+
 static struct race_hooks hooks = {
     .at_record = race_at_record,
     .at_wait = race_at_wait,
@@ -24,7 +26,7 @@ static struct race_hooks hooks = {
 
 __attribute__((constructor)) static void start(void)
 {
-    const char *races = getenv("ACCELERATOR_SIM_RACES"), *late = getenv("ACCELERATOR_SIM_LATE_COPIES");
+    const char *races = getenv(SETTING_RACES), *late = getenv(SETTING_LATE_COPIES);
     races_are_reported = races && (strcmp(races, "report") == 0 || strcmp(races, "raise") == 0);
     races_are_raised = races_are_reported && strcmp(races, "raise") == 0;
     copies_are_late = late && strcmp(late, "1") == 0;

@@ -9,15 +9,18 @@
 #include <stdio.h>
 #include <unistd.h>
 
-enum { MOST_TEXT = 1 << 14, MOST_SKIPPED = 8 };
+enum { MOST_TEXT = 1 << 14, MOST_LINE = 1024, MOST_FOLDERS = 8 };
 
 static char **texts;
 static size_t text_count, text_capacity;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int stack_file = -1, stack_signal;
 static struct sigaction stack_action;
-static char *skipped[MOST_SKIPPED];
-static int skipped_count;
+static struct {
+    char *prefix;
+    int owner;
+} folders[MOST_FOLDERS];
+static int folder_count;
 static _Thread_local int op_place;
 
 const char *place_text(int place)
@@ -62,24 +65,25 @@ EXPORT void accelerator_simulation_race_stacks(int file, int number)
 }
 
 /* Adds a folder whose lines are not the program's. */
-EXPORT void accelerator_simulation_race_skip(const char *prefix)
+EXPORT void accelerator_simulation_race_folder(const char *prefix, int owner)
 {
-    if (skipped_count < MOST_SKIPPED)
-        skipped[skipped_count++] = strdup(prefix);
+    if (folder_count < MOST_FOLDERS && (folders[folder_count].prefix = strdup(prefix)))
+        folders[folder_count++].owner = owner;
 }
 
-int race_skips(const char *path)
+int race_code_owner(const char *path)
 {
-    for (int i = 0; i < skipped_count; i++)
-        if (strncmp(path, skipped[i], strlen(skipped[i])) == 0)
-            return 1;
-    return 0;
+    for (int i = 0; i < folder_count; i++)
+        if (strncmp(path, folders[i].prefix, strlen(folders[i].prefix)) == 0)
+            return folders[i].owner;
+    return strstr(path, "/site-packages/") || strstr(path, "/dist-packages/") ? RACE_OF_LIBRARY : RACE_OF_PROGRAM;
 }
 
-/* Finds the innermost line of the program in a stack as faulthandler writes it: `  File "PATH", line 3 in NAME`. */
+/* Finds the innermost line of the program in a stack as faulthandler writes it: `  File "PATH", line 3 in NAME`. If a library
+ * makes the access, its line follows. Without a line of the program, the library's or else the innermost is the best there is. */
 static int parse(char *stack)
 {
-    char text[1024] = "", first[1024] = "";
+    char text[MOST_LINE] = "", first[MOST_LINE] = "", library[MOST_LINE] = "", both[2 * MOST_LINE + 16];
     char *rest = NULL;
     for (char *line = strtok_r(stack, "\n", &rest); line; line = strtok_r(NULL, "\n", &rest)) {
         char path[600], name[300];
@@ -87,12 +91,16 @@ static int parse(char *stack)
         if (sscanf(line, "  File \"%599[^\"]\", line %d in %299[^\n]", path, &number, name) != 3)
             continue;
         snprintf(text, sizeof text, "%s:%d in %s", path, number, name);
-        if (!race_skips(path))
-            return intern(text);
-        if (!first[0])
-            memcpy(first, text, sizeof text);
+        const int owner = race_code_owner(path);
+        if (owner == RACE_OF_PROGRAM) {
+            snprintf(both, sizeof both, library[0] ? "%s, through %s" : "%s", text, library);
+            return intern(both);
+        }
+        char *const kept = owner == RACE_OF_LIBRARY ? library : first;
+        if (!kept[0])
+            memcpy(kept, text, sizeof text);
     }
-    return first[0] ? intern(first) : 0;
+    return library[0] ? intern(library) : first[0] ? intern(first) : 0;
 }
 
 int place_of_thread(void)

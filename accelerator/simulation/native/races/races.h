@@ -140,7 +140,7 @@ int place_of_thread(void);
 const char *place_text(int place);
 int race_place(const char *text);
 int race_set_place(int place);
-int race_skips(const char *path);
+int race_code_owner(const char *path); /* RACE_OF_... */
 
 /* ---- report.c ---- */
 

@@ -5,6 +5,9 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "common/file_limit.h"
+#include "interface/settings.h"
+
 struct found {
     int first, second; /* the places */
     bool is_possible;
@@ -60,14 +63,14 @@ static bool is_collective(const struct access *access)
 /* Appends a report to the file of all processes of a run, with the test of pytest that this process belongs to. */
 static void write_to_file(const char *text)
 {
-    const char *path = getenv("ACCELERATOR_SIM_RACE_FILE"), *test = getenv("ACCELERATOR_SIM_RACE_TEST");
+    const char *path = getenv(SETTING_RACE_FILE), *test = getenv(SETTING_RACE_TEST);
     const int file = path ? open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600) : -1;
     char *entry = NULL;
     if (file < 0)
         return;
     const int length = asprintf(&entry, "%s\n%s", test ? test : "", text);
     /* One call, with the final null: other processes write too. */
-    if (length < 0 || write(file, entry, (size_t)length + 1) < 0)
+    if (length < 0 || !is_room_in_file(file, (uint64_t)length + 1) || write(file, entry, (size_t)length + 1) < 0)
         dprintf(STDERR_FILENO, "accelerator: %s cannot be written\n", path);
     if (length >= 0)
         free(entry);

@@ -267,5 +267,6 @@ EXPORT cudaError_t cudaDeviceSynchronize(void)
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
     RETURN_IF_ERROR(unsafe_call());
-    return finish(wait_for_device(device));
+    RETURN_IF_ERROR(finish(wait_for_device(device)));
+    return finish(unless_refused());
 }

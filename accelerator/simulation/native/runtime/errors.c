@@ -13,6 +13,8 @@ EXPORT cudaError_t cudaGetLastError(void)
 {
     int error = last_error;
     last_error = SUCCESS;
+    if (error == ERROR_NOT_SUPPORTED && driver)
+        driver->read_refusal(NULL, 0);
     return error;
 }
 

@@ -11,6 +11,7 @@ static cudaError_t record(struct stream *stream, const struct work *work)
 {
     IF_RACES(race_hooks->at_record(&stream->races, &work->event->races));
     *work->event->time = reached_at(stream);
+    work->event->refusal = *driver->pending_refusal;
     return SUCCESS;
 }
 
@@ -91,6 +92,13 @@ static bool is_reached(const struct event *event)
     return event->pending.count == 0 && (*event->time == 0 || *event->time <= now());
 }
 
+/* The error of a refused launch concerns the events that were recorded after it. Others must not have it: torch's watchdog
+ * queries those of collectives, and would end the process before the program reads the error. */
+static cudaError_t unless_refused_before(const struct event *event)
+{
+    return event->refusal == 0 || event->refusal != *driver->pending_refusal ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
 EXPORT cudaError_t cudaEventQuery(void *handle)
 {
     struct event *event;
@@ -98,7 +106,7 @@ EXPORT cudaError_t cudaEventQuery(void *handle)
     bool is_ready = is_reached(event);
     if (is_ready)
         IF_RACES(is_ready = !race_hooks->delays_event(&event->races, __builtin_return_address(0)));
-    return finish(is_ready ? SUCCESS : ERROR_NOT_READY);
+    return finish(is_ready ? unless_refused_before(event) : ERROR_NOT_READY);
 }
 
 EXPORT cudaError_t cudaEventSynchronize(void *handle)
@@ -109,7 +117,7 @@ EXPORT cudaError_t cudaEventSynchronize(void *handle)
     if (!is_reached(event))
         sleep_until(*event->time);
     IF_RACES(race_hooks->at_event_wait(&event->races));
-    return SUCCESS;
+    return finish(unless_refused_before(event));
 }
 
 static bool is_timed(const struct event *event)

@@ -27,7 +27,7 @@ static bool share(struct event *event, struct memory_file_name *name)
     if (event->file.inode == 0) {
         struct memory_file file;
         struct shared_event *shared = MAP_FAILED;
-        if (memory_file_create(&file, "cuda-event") && ftruncate(file.descriptor, SHARED_SIZE) == 0)
+        if (memory_file_create(&file, "cuda-event") && memory_file_resize(&file, SHARED_SIZE))
             shared = mmap(NULL, SHARED_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor, 0);
         if (shared == MAP_FAILED) {
             memory_file_close(&file);

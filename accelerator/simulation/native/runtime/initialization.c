@@ -1,13 +1,9 @@
-/* The CUDA runtime: finding the driver, initialization, versions. */
+/* The CUDA runtime: initialization and versions. */
 #include "runtime.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "common/same_build.h"
+#include "interface/boundary.h"
 
 /* Marks the process as simulated: simulation.is_simulated() searches for this name. */
 EXPORT const char accelerator_simulation[] = "cudart";
@@ -15,7 +11,6 @@ EXPORT const char accelerator_simulation_boundary[] = SIM_BOUNDARY;
 
 enum { NOT_TRIED = -1 };
 
-const struct sim_driver *driver;
 const struct sim_runtime *runtime_table;
 _Atomic bool is_ready_and_plain;
 
@@ -25,8 +20,8 @@ static int device_count;
 
 _Thread_local int thread_device;
 
-/* Captures under way plus holders of unfinished work, and one more in a child of a process that used the runtime. The kernels of
- * torch's ops read it before each op. */
+/* Captures under way plus holders of unfinished work, one more while the error of a refused launch is pending, and one more in
+ * a child of a process that used the runtime. The kernels of torch's ops read it before each op. */
 _Atomic int accelerator_simulation_attention __attribute__((visibility("default")));
 
 static void disable_after_fork(void)
@@ -34,37 +29,6 @@ static void disable_after_fork(void)
     status = ERROR_NOT_INITIALIZED;
     is_ready_and_plain = false;
     accelerator_simulation_attention++; /* for ever: kernels that allocate nothing call no function of this library */
-}
-
-/* The driver is missing if a wrapper replaces LD_LIBRARY_PATH instead of adding to it. */
-static void hint_at_replaced_path(void)
-{
-    const char *path = getenv("LD_LIBRARY_PATH");
-    if (getenv("ACCELERATOR_SIM_GPUS") && (!path || !strstr(path, "/accelerator/simulation-")))
-        fprintf(stderr, "accelerator: the simulated driver was not found, because something has replaced LD_LIBRARY_PATH;"
-                        " extend it instead: LD_LIBRARY_PATH=...:$LD_LIBRARY_PATH\n");
-}
-
-static cudaError_t load_driver(void)
-{
-    static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
-    pthread_mutex_lock(&loading);
-    if (!driver) {
-        void *library = dlopen("libcuda.so.1", RTLD_NOW);
-        const struct sim_driver *(*table)(void) = NULL;
-        if (library)
-            *(void **)&table = dlsym(library, SIM_DRIVER_SYMBOL);
-        const char *boundary = table ? (const char *)dlsym(library, "accelerator_simulation_boundary") : NULL;
-        const char *problem = table ? find_other_build(boundary, (const void *)table) : NULL;
-        if (problem)
-            fprintf(stderr, "accelerator: %s\n", problem);
-        else if (table)
-            driver = table();
-        else
-            hint_at_replaced_path();
-    }
-    pthread_mutex_unlock(&loading);
-    return driver ? SUCCESS : ERROR_INSUFFICIENT_DRIVER;
 }
 
 static cudaError_t initialize(void)

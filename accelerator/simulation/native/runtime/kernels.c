@@ -8,6 +8,7 @@
 
 #include "common/arrays.h"
 #include "common/fork.h"
+#include "interface/settings.h"
 
 /* Libraries register their kernels in any thread, also in a forked child. Guards all tables of this file. */
 RENEWED_LOCK(lock)
@@ -33,7 +34,7 @@ bool computes(void)
 {
     static int is_set = -1;
     if (is_set < 0) {
-        const char *value = getenv("ACCELERATOR_SIM_COMPUTE");
+        const char *value = getenv(SETTING_COMPUTE);
         is_set = value && strcmp(value, "1") == 0;
     }
     return is_set;
@@ -54,25 +55,29 @@ static bool recognize(const char *name, struct simulated_kernel *kernel)
 static struct {
     const void *function;
     const char *name;
+    bool is_reported; /* each kernel is reported on stderr once */
 } *kernels;
 static size_t kernel_count, kernel_capacity;
 
 static void record_name(const void *function, const char *name)
 {
     if (!array_reserve((void **)&kernels, &kernel_capacity, kernel_count + 1, sizeof *kernels))
-        return; /* the kernel fails without a message */
+        return; /* the kernel fails without its name */
     kernels[kernel_count].function = function;
+    kernels[kernel_count].is_reported = false;
     kernels[kernel_count++].name = name;
 }
 
-const char *take_kernel_name(const void *function)
+const char *name_to_report(const void *function, bool *is_reported)
 {
     const char *name = NULL;
+    *is_reported = false;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < kernel_count && !name; i++)
         if (kernels[i].function == function) {
             name = kernels[i].name;
-            kernels[i].name = NULL;
+            *is_reported = kernels[i].is_reported;
+            kernels[i].is_reported = true;
         }
     pthread_mutex_unlock(&lock);
     return name;

@@ -12,10 +12,10 @@ EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int mi
     if (!stream)
         return ERROR_INVALID_HANDLE;
     if (stream->capture || stream->pending.count == 0)
-        return SUCCESS;
+        return stream->capture ? SUCCESS : unless_refused();
     switch (pending_wait(&stream->pending, milliseconds)) {
     case PENDING_DONE:
-        return SUCCESS;
+        return unless_refused();
     case PENDING_FAILED:
         return ERROR_LAUNCH_FAILED;
     default:
@@ -23,11 +23,17 @@ EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int mi
     }
 }
 
-/* The engine asks this before an op: whether the stream neither captures nor waits for work. */
+/* Copies the text of a refused launch whose error is pending, which then is no longer; returns false if there is none. */
+EXPORT int accelerator_simulation_refusal(char *text, size_t size)
+{
+    return driver->read_refusal(text, size);
+}
+
+/* The engine asks this before an op: whether the stream neither captures nor waits for work, and no error is pending. */
 EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
 {
     struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
-    return stream && !stream->capture && stream->pending.count == 0;
+    return stream && !stream->capture && stream->pending.count == 0 && unless_refused() == SUCCESS;
 }
 
 /* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */

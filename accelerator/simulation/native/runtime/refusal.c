@@ -26,38 +26,44 @@ EXPORT void accelerator_simulation_plugin_loaded(const char *problem)
     pthread_mutex_unlock(&lock);
 }
 
-/* Prints once why torch did not load the plug-in, if this program uses torch from Python. */
-static void explain_missing_plugin(void)
+/* Returns why torch did not load the plug-in, if this program uses torch from Python; else NULL. */
+static const char *missing_plugin_reason(char *text, size_t size)
 {
-    static bool is_explained;
-    if (is_plugin_loaded || is_explained || !dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD))
-        return;
-    is_explained = true;
+    if (is_plugin_loaded || !dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD))
+        return NULL;
     const char *autoload = getenv("TORCH_DEVICE_BACKEND_AUTOLOAD"), *path = getenv("PYTHONPATH");
-    fprintf(stderr, "torch did not load the plug-in with the simulated kernels: ");
-    if (autoload && strcmp(autoload, "1") != 0)
-        fprintf(stderr, "TORCH_DEVICE_BACKEND_AUTOLOAD is '%s'\n", autoload);
-    else if (!path || !strstr(path, "/simulation/_plugin"))
-        fprintf(stderr, "PYTHONPATH lacks the plug-in's folder\n");
-    else
-        fprintf(stderr, "this Python does not search PYTHONPATH, as with -I or -E\n");
+    const char *problem = "this Python does not search PYTHONPATH, as with -I or -E";
+    char variable[100];
+    if (autoload && strcmp(autoload, "1") != 0) {
+        snprintf(variable, sizeof variable, "TORCH_DEVICE_BACKEND_AUTOLOAD is '%s'", autoload);
+        problem = variable;
+    } else if (!path || !strstr(path, "/simulation/_plugin")) {
+        problem = "PYTHONPATH lacks the plug-in's folder";
+    }
+    snprintf(text, size, "torch did not load the plug-in with the simulated kernels: %s", problem);
+    return text;
+}
+
+static char *demangle(const char *name)
+{
+    void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+    char *(*function)(const char *, char *, size_t *, int *) =
+        (char *(*)(const char *, char *, size_t *, int *))(library ? dlsym(library, "__cxa_demangle") : NULL);
+    int status;
+    return function ? function(name, NULL, NULL, &status) : NULL; /* NULL for a name that is not mangled */
 }
 
 cudaError_t refuse_kernel(const void *function)
 {
-    const char *name = take_kernel_name(function);
-    if (!name)
-        return ERROR_NOT_SUPPORTED;
-    void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
-    char *(*demangle)(const char *, char *, size_t *, int *) =
-        (char *(*)(const char *, char *, size_t *, int *))(library ? dlsym(library, "__cxa_demangle") : NULL);
-    int status = -1;
-    char *readable = demangle ? demangle(name, NULL, NULL, &status) : NULL;
+    char text[300];
+    bool is_reported;
+    const char *name = name_to_report(function, &is_reported);
+    char *readable = name ? demangle(name) : NULL;
     pthread_mutex_lock(&lock);
-    fprintf(stderr, "kernel %s is not simulated%s%s\n", status == 0 ? readable : name, missing ? ": " : "",
-            missing ? missing : "");
-    explain_missing_plugin();
+    const char *reason = missing ? missing : missing_plugin_reason(text, sizeof text);
+    const cudaError_t error =
+        driver->refuse_launch(readable ? readable : name ? name : "without a name", reason, is_reported);
     pthread_mutex_unlock(&lock);
     free(readable);
-    return ERROR_NOT_SUPPORTED;
+    return error;
 }

@@ -29,6 +29,10 @@ extern const struct race_hooks *race_hooks; /* or NULL */
             call; \
     } while (0)
 
+/* driver.c */
+extern const struct sim_driver *driver; /* NULL before load_driver() */
+cudaError_t load_driver(void);
+
 /* errors.c */
 cudaError_t fail(cudaError_t error);
 
@@ -39,7 +43,6 @@ static inline cudaError_t finish(cudaError_t error)
 }
 
 /* initialization.c */
-extern const struct sim_driver *driver;
 extern const struct sim_runtime *runtime_table; /* what the driver calls; set when the library is loaded */
 extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
 extern _Atomic int accelerator_simulation_attention;
@@ -68,6 +71,12 @@ static inline cudaError_t enter_context(const char *function, struct sim_device 
     if (device)
         *device = current;
     return SUCCESS;
+}
+
+/* What copies, waits and queries return that have succeeded: the error of a refused launch that the program has not read. */
+static inline cudaError_t unless_refused(void)
+{
+    return __builtin_expect(*driver->pending_refusal == 0, 1) ? SUCCESS : ERROR_NOT_SUPPORTED;
 }
 
 /* streams.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU would
@@ -109,6 +118,7 @@ struct event {
     struct stream *captured_on;
     unsigned captured_count; /* of `captured_on`, when the event was recorded */
     struct event *next;      /* in the list of free events */
+    _Atomic uint64_t refusal; /* that was pending when it was recorded, or 0 */
     struct race_event races;
 };
 
@@ -262,7 +272,8 @@ struct simulated_kernel {
 
 bool computes(void); /* whether simulated GPUs compute */
 const struct simulated_kernel *find_simulated_kernel(const void *function); /* NULL for a kernel that does not run */
-const char *take_kernel_name(const void *function); /* NULL from the second call on */
+/* Returns a kernel's name, or NULL if it is unknown, and whether this function was called for the kernel before. */
+const char *name_to_report(const void *function, bool *is_reported);
 
 /* refusal.c */
 cudaError_t refuse_kernel(const void *function);

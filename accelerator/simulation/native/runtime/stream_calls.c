@@ -60,12 +60,13 @@ EXPORT cudaError_t cudaStreamQuery(void *handle)
     bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && stream->idle_at > now());
     if (!is_busy)
         IF_RACES(is_busy = race_hooks->delays_stream(&stream->races, __builtin_return_address(0)));
-    return is_busy ? fail(ERROR_NOT_READY) : SUCCESS;
+    return finish(is_busy ? ERROR_NOT_READY : unless_refused());
 }
 
 EXPORT cudaError_t cudaStreamSynchronize(void *handle)
 {
     struct stream *stream;
     RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
-    return finish(wait_for_stream(stream));
+    RETURN_IF_ERROR(finish(wait_for_stream(stream)));
+    return finish(unless_refused());
 }

@@ -7,10 +7,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "common/state.h"
 #include "interface/nvml_types.h"
+#include "interface/settings.h"
 
-enum { SMI_MAX_PROCESSES = SIM_STATE_ROWS, SMI_TEXT = 256 };
+enum { SMI_MAX_PROCESSES = SIM_MAX_PROCESSES, SMI_TEXT = 256 };
 
 typedef void *nvml_handle;
 

@@ -5,13 +5,15 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "common/file_limit.h"
+
 static char status_file[PATH_MAX];
 static pid_t reporter; /* a forked child inherits the handler */
 
 static void report_status(int status, void *unused)
 {
     (void)unused;
-    FILE *file = getpid() == reporter ? fopen(status_file, "w") : NULL;
+    FILE *file = getpid() == reporter && is_within_file_limit(sizeof "255") ? fopen(status_file, "w") : NULL;
     if (file == NULL)
         return;
     fprintf(file, "%d", status & 0xff);

@@ -145,7 +145,8 @@ def environment(
         compile: What ``torch.compile`` generates for simulated GPUs: "cpp" is Inductor's C++ for the CPU; "triton" is the
             Triton code that Inductor generates for a GPU, run by Triton's interpreter, which is slow.
         races: "report": print each race, two accesses to the same device or pinned memory, one of them a write, that nothing
-            orders. "raise": also let the second op raise RuntimeError. `races` returns those of its process.
+            orders. "raise": also let the second op raise RuntimeError. `races` returns those of its process. Needs a C++
+            compiler, or an engine that was compiled before.
         late_copies: Whether the target of a ``non_blocking`` copy to pinned memory has NaN, -1 for integers, until the host
             has synchronized: a timing that CUDA allows.
         base: The environment to extend; None means this process's. A simulation that it already contains is replaced.
@@ -168,7 +169,7 @@ def environment(
         '2\\n'
     """
     parameters = dict(locals())
-    from . import _build  # imported late: `is_simulated` does not need what it imports
+    from . import _build, _engine_build  # imported late: `is_simulated` does not need what they import
 
     reserves = _use_known_names(parameters)
     machine = _settings.encode(parameters)
@@ -188,8 +189,12 @@ def environment(
         machine["driver_version"] = driver_version(machine["driver_cuda"])
     if not _torch_runs_triton():
         machine["triton"] = "0"
-    if "races" in machine and "state" in machine:
-        machine["race_file"] = machine["state"] + RACES_SUFFIX
+    if "races" in machine:
+        reason = _engine_build.missing_compiler(_settings.read("libraries"))
+        if reason is not None:
+            raise RuntimeError(reason)
+        if "state" in machine:
+            machine["race_file"] = machine["state"] + RACES_SUFFIX
     result = _without_simulation(os.environ if base is None else base)
     root = _build.ensure_built()
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
@@ -205,7 +210,7 @@ def environment(
         # The CPU and real GPUs must not run code that was compiled for simulated GPUs: the tag separates it in torch's caches.
         tag = "-".join(filter(None, (result.get(_CACHE_TAG), f"simulated-gpu-{compile}")))
         result[_CACHE_TAG] = tag
-    # torch waits 10 s at exit for autograd threads, which native/exit.c has suspended for good.
+    # torch waits 10 s at exit for autograd threads, which native/preload/exit has suspended for good.
     result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
     result.update({_settings.variable(name): text for name, text in machine.items()})
     return result

@@ -19,7 +19,7 @@ _STDIN, _STDOUT, _STDERR = range(3)
 def guarded() -> Generator[dict[str, str], None, None]:
     """Yield variables for the environment of processes that end with this one, with all that they start.
 
-    A program beside this process watches it (``native/guard.c``). If this process is killed, the program kills the processes
+    A program beside this process watches it (``native/guard``). If this process is killed, the program kills the processes
     whose environment has the variables. Processes that clear their environment, or that another user owns, go on.
 
     Raises:

@@ -121,7 +121,7 @@ class Setting(NamedTuple):
         return self.fallback if self.fallback is not None else self.type.encode(self.name, self.default, 1) or ""
 
 
-# The libraries that contain config.c.
+# The libraries that contain common/config.c.
 _CONFIG = ("libcuda", "libnvidia-ml")
 
 PARAMETERS = (

@@ -1,6 +1,6 @@
 """``python -m accelerator``: report what this machine has, check that it works, or run a command on simulated GPUs.
 
-The command ``rehearse`` says what memory a program needs.
+The command ``fault`` breaks GPUs of a simulated machine that runs, and ``rehearse`` says what memory a program needs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ def main(arguments: list[str]) -> int:
             from ._command import simulate
 
             return simulate.main(rest)
+        if command == "fault":
+            from ._command import fault
+
+            return fault.main(rest)
         if command == "rehearse":
             from ._command import rehearse
 
@@ -35,7 +39,7 @@ def main(arguments: list[str]) -> int:
     except terminal.OutputError as error:
         print(f"python -m accelerator: {error}", file=sys.stderr)
         return 1
-    _parser("").error(f"unknown command {command!r}: there are report, check, simulate and rehearse")
+    _parser("").error(f"unknown command {command!r}: there are report, check, simulate, fault and rehearse")
 
 
 def _parser(command: str, **options: Any) -> terminal.Parser:
@@ -47,10 +51,10 @@ def _parser(command: str, **options: Any) -> terminal.Parser:
 def _report(arguments: list[str]) -> int:
     parser = _parser(
         "",
-        usage="python -m accelerator [report | check | simulate | rehearse] [OPTIONS]",
+        usage="python -m accelerator [report | check | simulate | fault | rehearse] [OPTIONS]",
         description="report, the default: print what this machine has, without importing torch or initializing the driver.",
         epilog="'check' exercises every area on every device, 'simulate -- COMMAND' runs a command on simulated GPUs, "
-        "'rehearse -- COMMAND' says what memory it needs; "
+        "'fault WHAT' breaks those of one that runs, 'rehearse -- COMMAND' says what memory it needs; "
         "each has its own --help.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON; with --watch one document a line")

@@ -67,6 +67,8 @@ class RunParser(terminal.Parser):
     def parameters(self, options: argparse.Namespace) -> dict[str, Any]:
         """Return the parameters of `environment` that the command line gives."""
         given = {setting.name: getattr(options, setting.name, None) for setting in _settings.PARAMETERS}
+        if getattr(options, "fault", None):
+            given["faults"] = [*(given["faults"] or ()), *options.fault]
         return {name: value for name, value in given.items() if value is not None}
 
     def require(self, command: list[str]) -> None:

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from ..simulation import _build, _cluster, _engine_build, environment
+from ..simulation import _build, _cluster, _engine_build, _faults, environment
 from ..simulation._environment import RACES_SUFFIX
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
@@ -83,14 +83,17 @@ def main(argv: list[str]) -> int:
 
 def _simulate(parser: RunParser, options: argparse.Namespace, command: list[str], folder: Path) -> int:
     """Run a command on the machine that the options describe, and return its exit status."""
+    parameters = parser.parameters(options)
     try:
-        child = environment(**parser.parameters(options), state=folder / "state")
-    except ValueError as error:
+        child = environment(**parameters, state=folder / "state")
+    except (TypeError, ValueError) as error:
         return report_error("simulate", str(error))
     if options.nodes is None:
         status = run(command, child)
     else:
         status = _cluster.run(command, _cluster.node_environments(child, options.nodes, folder))
+    for line in _faults.unfired(folder, parameters.get("faults", ()), nodes=options.nodes):
+        print(f"python -m accelerator simulate: {line}", file=sys.stderr)
     return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 
 

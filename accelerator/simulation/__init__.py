@@ -14,9 +14,10 @@ Importing this module compiles nothing and loads nothing.
 """
 
 from ._environment import environment, is_simulated, unavailable_reason
+from ._faults import inject_fault
 from ._found_races import Race, races
 
-__all__ = ["Race", "environment", "is_simulated", "races", "unavailable_reason"]
+__all__ = ["Race", "environment", "inject_fault", "is_simulated", "races", "unavailable_reason"]
 
 
 def __dir__() -> list[str]:

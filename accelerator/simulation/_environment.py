@@ -102,6 +102,7 @@ def environment(
     compile: Literal["cpp", "triton"] = "cpp",
     races: Literal["report", "raise"] | None = None,
     late_copies: bool = False,
+    faults: Sequence[str | Mapping[str, Any]] | None = None,
     base: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Return the complete environment of a child process with simulated GPUs.
@@ -149,6 +150,8 @@ def environment(
             compiler, or an engine that was compiled before.
         late_copies: Whether the target of a ``non_blocking`` copy to pinned memory has NaN, -1 for integers, until the host
             has synchronized: a timing that CUDA allows.
+        faults: What fails while programs run, such as ``["xid=94,gpu=1,after_ops=400", {"slow": "20ms", "gpu": 0}]``, as the
+            option ``--fault`` takes it.
         base: The environment to extend; None means this process's. A simulation that it already contains is replaced.
 
     Returns:

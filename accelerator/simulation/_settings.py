@@ -5,7 +5,7 @@ the command line that ``--pdb`` shows for a test (`_pytest/debugging.py`), and `
 (`_settings_header`). Python reads a setting by ``read("name")``, C by ``getenv(SETTING_VARIABLE)``. A parameter of
 `environment` is in its signature too; a test compares that with the table.
 
-Processes on a simulated machine load this module by file name, so it imports only `_values`.
+Processes on a simulated machine load this module by file name, so it imports only `_values`, which imports only `_fault_table`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from ._values import (
     Count,
     CudaVersion,
     Environment,
+    Faults,
+    FaultWords,
     Flag,
     GpuName,
     InjectedErrors,
@@ -61,6 +63,7 @@ LIMITS = {
     "NAME_LENGTH": 80,
     "NUMA_NODES": 64,
     "ERRORS": 60,  # that a caller injects
+    "FAULTS": 64,  # of a machine
     "PROCESSES": 4096,  # of a machine, of which the state knows
 }
 """Limits that Python or several libraries need. In C they are ``SIM_MAX_GPUS`` and so on."""
@@ -129,7 +132,7 @@ PARAMETERS = (
         "gpus",
         Count("GPUs", 0, LIMITS["GPUS"]),
         default=1,
-        readers=(*_CONFIG, "libcudart"),
+        readers=(*_CONFIG, "libcudart", "python"),
         simulate=Option("number of GPUs, 0 included (default: 1)", "N"),
         rehearse=Option("number of GPUs of a node (default: 1)", "N"),
     ),
@@ -262,6 +265,12 @@ PARAMETERS = (
             "a non_blocking copy to pinned memory arrives when the host synchronizes; until then its target has NaN"
         ),
     ),
+    Setting(
+        "faults",
+        Faults(LIMITS["FAULTS"]),
+        readers=_CONFIG,
+        simulate=Option("a list of faults as JSON", "FILE", is_repeated=True),
+    ),
     Setting("base", Environment(), is_of_a_run=True),
 )
 """The parameters of `environment` and arguments of the mark, in the order of the signature."""
@@ -271,6 +280,13 @@ _OPTIONS = (
         "nodes",
         Count("nodes", 1, LIMITS["RANKS"]),
         simulate=Option("run COMMAND once on each of K machines with N GPUs; each line of output begins with its node", "K"),
+    ),
+    Setting(
+        "fault",
+        FaultWords(),
+        simulate=Option(
+            "a fault of a GPU, such as xid=94,gpu=1,after_ops=400; repeat it for more", "WHAT[,KEY=VALUE...]", is_repeated=True
+        ),
     ),
     Setting(
         "build",

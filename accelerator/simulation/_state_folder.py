@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -34,6 +35,17 @@ def state_folder() -> Generator[Path, None, None]:
         finally:
             if lock is not None:
                 os.close(lock)
+
+
+def running_states(parent: Path) -> list[Path]:
+    """Return the files of the states of all machines whose commands run, those of the nodes of a cluster in their order."""
+    found: list[Path] = []
+    for lock in sorted(parent.glob(f"{_PREFIX}*/{_LOCK}")):
+        with contextlib.suppress(OSError):  # it is another user's, or was removed just now
+            if _is_locked(lock):
+                states = [path for path in lock.parent.glob("state*") if re.fullmatch("state(-[0-9]+)?", path.name)]
+                found += sorted(states, key=lambda path: int(path.name.partition("-")[2] or 0))
+    return found
 
 
 def _lock(folder: Path) -> int | None:

@@ -6,10 +6,13 @@ option to the value of the parameter, and formats a value as the words of an opt
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+from . import _fault_table
 
 __all__ = [
     "Choice",
@@ -18,6 +21,8 @@ __all__ = [
     "Count",
     "CudaVersion",
     "Environment",
+    "FaultWords",
+    "Faults",
     "Flag",
     "GpuName",
     "InjectedErrors",
@@ -337,6 +342,52 @@ class InjectedErrors(ValueType):
             if match[1] is not None and int(match[1]) >= gpus:
                 raise ValueError(f"{argument} has {entry!r}, but there are {gpus} GPUs, numbered from 0")
         return ",".join(entries) or None
+
+
+class Faults(ValueType):
+    """Faults, as text or mappings, or None. The words of the option are files of JSON that hold such a list."""
+
+    def __init__(self, maximum: int) -> None:
+        self._maximum = maximum
+
+    def encode(self, argument: str, value: Any, gpus: int) -> str | None:
+        faults = _as_sequence(() if value is None else value)
+        if faults is None:
+            raise TypeError(f"{argument} must be a sequence of faults, not {_type_name(value)}")
+        if len(faults) > self._maximum:
+            raise ValueError(f"{argument} has {len(faults)} faults; at most {self._maximum} are possible")
+        parsed = [_fault_table.parse(fault) for fault in faults]
+        for fault in parsed:
+            if fault.gpu is not None and fault.gpu >= gpus:
+                raise ValueError(f"fault {fault.words!r}: there are {gpus} GPUs, numbered from 0")
+        return _fault_table.encode(parsed) or None
+
+    def parse(self, words: Sequence[str]) -> Any:
+        faults: list[Any] = []
+        for word in words:
+            try:
+                with open(word, encoding="utf-8") as file:
+                    content = json.load(file)
+            except (OSError, ValueError) as error:
+                raise ValueError(f"{word!r} cannot be read: {error}") from None
+            if not isinstance(content, list):
+                raise ValueError(f"{word!r} holds no list of faults")
+            faults += content
+        return faults
+
+    def format_option(self, option: str, value: Any) -> list[str]:
+        return [word for fault in value for word in ("--fault", _fault_table.parse(fault).words)]
+
+
+class FaultWords(ValueType):
+    """Faults, one for each time that the option is given."""
+
+    def encode(self, argument: str, value: Any, gpus: int) -> None:
+        for fault in value:
+            _fault_table.parse(fault)
+
+    def parse(self, words: Sequence[str]) -> list[str]:
+        return list(words)
 
 
 class OutputFile(ValueType):

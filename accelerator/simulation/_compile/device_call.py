@@ -41,7 +41,7 @@ class DeviceCall:
 
     def _call(self, inputs: list[Any]) -> list[Any]:
         cpu_inputs = [cpu_alias(value) if _is_cuda(value) else value for value in inputs]
-        if capture.streams_need_checks.value:
+        if capture.streams_need_checks.value or capture.has_faults():
             devices = {value.device for value in inputs if _is_cuda(value)} | set(filter(None, self._devices))
             for device in devices:
                 if device.type == "cuda" and capture.wait_unless_capturing(device):

@@ -6,12 +6,16 @@ import ctypes
 import itertools
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from . import bindings
 
 __all__ = [
+    "begin_op",
+    "flip_bit",
+    "has_faults",
     "is_capturing",
     "put_on_stream",
     "raise_capture_error",
@@ -38,6 +42,9 @@ streams_need_checks = ctypes.c_int.in_dll(runtime, "accelerator_simulation_atten
 """Not zero if calls must check their streams: one captures or waits for a collective, or a refused kernel's error is pending;
 and in a bad fork."""
 
+_fault_flag = ctypes.POINTER(ctypes.c_int).in_dll(runtime, "accelerator_simulation_fault_flag")
+runtime.accelerator_simulation_begin_op.argtypes = (ctypes.c_void_p, ctypes.c_int)
+
 _computations: dict[int, Callable[[], object]] = {}
 _identifiers = itertools.count(1)
 
@@ -54,6 +61,39 @@ def raise_in_bad_fork() -> None:
     initialize()
 
 
+def has_faults() -> bool:
+    """Return whether the machine has had a fault: calls must then tell of each op (``native/faults``)."""
+    return _fault_flag[0] != 0
+
+
+def begin_op(device: torch.device) -> None:
+    """Tell the faults that an op begins on the device's current stream.
+
+    Raises:
+        RuntimeError: a fault has broken this process's context; the error is torch's.
+    """
+    if runtime.accelerator_simulation_begin_op(bindings.current_stream(device.index), device.index) < 0:
+        raise_error(device)
+
+
+def flip_bit(results: Any, device: torch.device) -> None:
+    """Flip a bit of an op's result if a fault has it: of one element of the first floating-point tensor."""
+    bit = runtime.accelerator_simulation_flip(device.index)
+    if bit < 0:
+        return
+    for result in results if isinstance(results, (list, tuple)) else (results,):
+        if isinstance(result, torch.Tensor) and result.is_cuda and result.is_floating_point() and result.numel():
+            address = ctypes.c_uint8.from_address(result.data_ptr() + bit // 8 % result.element_size())
+            address.value ^= 1 << bit % 8
+            runtime.accelerator_simulation_flipped(device.index)
+            return
+
+
+def raise_error(device: torch.device) -> None:
+    """Raise torch's error for a context that is broken."""
+    torch.cuda.current_stream(device).synchronize()
+
+
 def wait_for_pending(device: torch.device) -> None:
     """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C interrupt it.
 
@@ -68,6 +108,8 @@ def wait_for_pending(device: torch.device) -> None:
     if error == _NOT_SUPPORTED:
         raise_refusal()
     if error:
+        if has_faults():
+            raise_error(device)
         torch.cuda.check_error(error)
 
 
@@ -80,13 +122,17 @@ def raise_refusal() -> None:
 
 
 def wait_unless_capturing(device: torch.device) -> bool:
-    """Return True if the current stream of the device captures. If it does not, wait for its collectives and return False."""
-    if not streams_need_checks.value:
-        return False
-    raise_in_bad_fork()
-    if is_capturing(device):
-        return True
-    wait_for_pending(device)
+    """Return True if the current stream of the device captures. If it does not, wait for its collectives and return False.
+
+    A fault of the device may fail the op that begins.
+    """
+    if streams_need_checks.value:
+        raise_in_bad_fork()
+        if is_capturing(device):
+            return True
+        wait_for_pending(device)
+    if has_faults():
+        begin_op(device)
     return False
 
 

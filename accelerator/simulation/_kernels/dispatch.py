@@ -11,7 +11,7 @@ import torch
 from . import bindings, capture
 from .bindings import DispatchKey
 from .call import Call
-from .capture import streams_need_checks
+from .capture import has_faults, streams_need_checks
 from .engine import engine
 from .ops import Op
 
@@ -29,7 +29,8 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = Call(op)
     with bindings.without_torch_function():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
-        if streams_need_checks.value and call.device is not None and capture.wait_unless_capturing(call.device):
+        needs_check = streams_need_checks.value or has_faults()
+        if needs_check and call.device is not None and capture.wait_unless_capturing(call.device):
             return call.record(args, kwargs)
         if op.waits_for_stream(args, kwargs):
             # torch's own wait, for set_sync_debug_mode and the trace of synchronizations.
@@ -48,7 +49,10 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     computed = call.compute(cpu_args, cpu_kwargs)
-            return call.results(computed, args, kwargs)
+            results = call.results(computed, args, kwargs)
+            if needs_check and has_faults() and call.device is not None:
+                capture.flip_bit(results, call.device)
+            return results
         except Exception:
             for alias, values in state:
                 alias.copy_(values)
@@ -119,8 +123,11 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         if self.is_cuda and src.is_cuda and not _have_same_layout(self, src):
             compute(self, src.expand_as(self), non_blocking)
         else:
+            device = self.device if self.is_cuda else src.device
             if streams_need_checks.value:
-                capture.wait_for_pending(self.device if self.is_cuda else src.device)
+                capture.wait_for_pending(device)
+            if has_faults():
+                capture.begin_op(device)
             by_key(torch_key, self, src, non_blocking)
         return self
 

@@ -61,6 +61,7 @@ VALUES: dict[str, list[Any]] = {
     "mig": [[None, 2], [0]],
     "nvlink": [True, [0, None, 1]],
     "numa": [[0, 63]],
+    "faults": [["xid=94,gpu=1,after_ops=400"], ["slow=20ms,gpu=0", "hang,rank=1,for=2"]],
 }
 
 

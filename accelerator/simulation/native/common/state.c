@@ -16,10 +16,11 @@
 
 #include "config.h"
 #include "file_limit.h"
+#include "faults.h"
 #include "process.h"
 
 static const char magic[8] = "ACCSIM\n";
-enum { VERSION = 1 };
+enum { VERSION = 2 };
 
 /* A row is free while its pid is 0. Writers hold the lock; readers do not need it. */
 struct row {
@@ -47,6 +48,7 @@ struct sim_state {
     pthread_mutex_t lock;
     _Atomic int row_count; /* rows at or above it were never used */
     struct row rows[SIM_MAX_PROCESSES];
+    struct fault_table faults;
 };
 
 static struct sim_state own_state;
@@ -76,6 +78,10 @@ static void prepare(struct sim_state *state)
     pthread_mutex_init(&state->lock, &attributes);
     pthread_mutexattr_destroy(&attributes);
     state->machine = this_machine();
+    const char *faults = getenv(SETTING_FAULTS);
+    const char *problem = faults ? faults_add(&state->faults, faults, sim_config()->node) : NULL;
+    if (problem)
+        fprintf(stderr, "accelerator: %s\n", problem);
     state->version = VERSION;
     state->size = sizeof *state;
     memcpy(state->magic, magic, sizeof magic);
@@ -175,6 +181,30 @@ struct sim_state *sim_state_open(void)
     }
     pthread_mutex_unlock(&opening);
     return opened;
+}
+
+const char *sim_state_attach(const char *path, struct sim_state **state)
+{
+    const char *problem = NULL;
+    int file = open(path, O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    struct stat status;
+    if (file < 0)
+        return strerror(errno);
+    if (fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size != sizeof **state)
+        problem = "it is not the state of a machine, or another version's";
+    else if ((*state = mmap(NULL, sizeof **state, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0)) == MAP_FAILED)
+        problem = strerror(errno);
+    else if (memcmp((*state)->magic, magic, sizeof magic) != 0 || (*state)->version != VERSION || (*state)->size != sizeof **state) {
+        problem = "it is not the state of a machine, or another version's";
+        munmap(*state, sizeof **state);
+    }
+    close(file);
+    return problem;
+}
+
+struct fault_table *sim_state_faults(struct sim_state *state)
+{
+    return &state->faults;
 }
 
 struct sim_state *sim_state_find(void)

@@ -13,6 +13,7 @@ enum {
     SIM_ANY_INSTANCE = -2, /* the GPU together with all its MIG instances */
 };
 
+struct fault_table;
 struct sim_state;
 
 struct sim_usage {
@@ -25,6 +26,11 @@ struct sim_usage {
 
 /* Opens or creates the state, for the driver. Returns NULL, after a line on stderr, if its file cannot be used. */
 struct sim_state *sim_state_open(void);
+
+/* Opens the state of a machine that runs, for a process outside. Returns a problem, or NULL. */
+const char *sim_state_attach(const char *path, struct sim_state **state);
+
+struct fault_table *sim_state_faults(struct sim_state *state);
 
 /* Returns the state, for NVML, or NULL if there is none. Never loads the driver. */
 struct sim_state *sim_state_find(void);

@@ -4,7 +4,6 @@
 #include <pthread.h>
 
 #include "api.h"
-#include "common/clock.h"
 
 enum { MAX_STACK = 64 };
 
@@ -31,13 +30,14 @@ SIM_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device
     if (!context)
         return ERROR_INVALID_VALUE;
     pthread_mutex_lock(&context_lock);
-    if (devices[device].context_users++ == 0) {
+    CUresult result = devices[device].context_users == 0 ? faults_new_context(devices[device].gpu) : SUCCESS;
+    if (result == SUCCESS && devices[device].context_users++ == 0) {
         sim_state_add_context(driver_state, devices[device].gpu, devices[device].instance, 1);
         sim_log("context %d", device);
     }
     pthread_mutex_unlock(&context_lock);
     *context = &devices[device];
-    return SUCCESS;
+    return result;
 }
 
 SIM_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
@@ -104,7 +104,7 @@ SIM_EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
 
 SIM_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
 {
-    RETURN_IF_ERROR(enter_context(__func__));
+    RETURN_IF_ERROR(enter_any_context(__func__));
     if (context)
         *context = current_context();
     stack.depth--;
@@ -113,7 +113,7 @@ SIM_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
 
 SIM_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
-    RETURN_IF_ERROR(enter_context(__func__));
+    RETURN_IF_ERROR(enter_any_context(__func__));
     if (!device)
         return ERROR_INVALID_VALUE;
     *device = current_context()->ordinal;
@@ -146,7 +146,8 @@ SIM_EXPORT CUresult cuCtxSynchronize(void)
 {
     RETURN_IF_ERROR(enter_context(__func__));
     RETURN_IF_ERROR(wait_for_pending_on_device(current_context()->ordinal));
-    if (current_context()->busy_until != 0)
-        sleep_until(current_context()->busy_until);
+    const struct sim_device *device = current_context();
+    if (device->busy_until != 0)
+        RETURN_IF_ERROR(faults_sleep(device->gpu, device->busy_until));
     return unless_refused();
 }

@@ -27,9 +27,13 @@ static void describe(struct sim_device *device, int ordinal, struct visible_devi
 void devices_enumerate(void)
 {
     struct visible_device visible[SIM_MAX_GPUS];
-    device_count = visible_devices(visible);
-    for (int i = 0; i < device_count; i++)
-        describe(&devices[i], i, visible[i]);
+    const int count = visible_devices(visible);
+    device_count = 0;
+    for (int i = 0; i < count; i++)
+        if (!faults_is_lost(visible[i].gpu)) {
+            describe(&devices[device_count], device_count, visible[i]);
+            device_count++;
+        }
 }
 
 SIM_EXPORT CUresult cuDeviceGetCount(int *count)

@@ -9,6 +9,7 @@
 #include "interface/driver_table.h"
 #include "common/errors.h"
 #include "common/state.h"
+#include "common/faults.h"
 
 typedef int CUresult;
 typedef int CUdevice;
@@ -66,11 +67,18 @@ static inline CUresult enter_device(const char *function, int ordinal)
     return is_device(ordinal) ? SUCCESS : ERROR_INVALID_DEVICE;
 }
 
-static inline CUresult enter_context(const char *function)
+static inline CUresult enter_any_context(const char *function)
 {
     const struct sim_device *context = current_context();
     RETURN_IF_ERROR(driver_enter(function, context ? context->gpu : SIM_NO_GPU));
     return context ? SUCCESS : ERROR_INVALID_CONTEXT;
+}
+
+/* A fault has broken the context for good, and it fails all calls that use it. */
+static inline CUresult enter_context(const char *function)
+{
+    RETURN_IF_ERROR(enter_any_context(function));
+    return faults_are_used() ? faults_error(current_context()->gpu) : SUCCESS;
 }
 
 /* blocks.c */

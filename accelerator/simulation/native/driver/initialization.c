@@ -33,10 +33,12 @@ static CUresult initialize(void)
         return SUCCESS;
 
     sim_init_delay("cuInit");
+    driver_state = sim_state_open();
+    if (driver_state)
+        faults_use(sim_state_faults(driver_state));
     devices_enumerate();
     if (device_count == 0)
         return ERROR_NO_DEVICE;
-    driver_state = sim_state_open();
     if (!driver_state)
         return ERROR_OPERATING_SYSTEM;
     sim_state_drop_self(driver_state);

@@ -146,6 +146,8 @@ SIM_EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned gri
     uint64_t threads = (uint64_t)block_x * block_y * block_z;
     if (!function || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK)
         return ERROR_INVALID_VALUE;
+    if (faults_are_used())
+        faults_at(CLOCK_LAUNCHES, current_context()->gpu);
     return is_compute_enabled() ? refuse_function(function) : SUCCESS;
 }
 

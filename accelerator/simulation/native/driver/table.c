@@ -9,6 +9,11 @@ static int has_injections(void)
     return sim_error_rules != 0;
 }
 
+static _Atomic int *fault_flag(void)
+{
+    return &used_faults->is_used;
+}
+
 SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
 {
     static const struct sim_driver table = {
@@ -44,6 +49,16 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .read_refusal = read_refusal,
         .injected = sim_find_injected,
         .has_injections = has_injections,
+        .fault_flag = fault_flag,
+        .faults_error = faults_error,
+        .faults_at_op = faults_at_op,
+        .faults_at = faults_at,
+        .faults_block = faults_block,
+        .faults_hang = faults_hang,
+        .faults_flip = faults_flip,
+        .faults_flipped = faults_flipped,
+        .faults_sleep = faults_sleep,
+        .faults_break = faults_break,
         .log = sim_log,
     };
     return &table;

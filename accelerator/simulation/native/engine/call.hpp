@@ -68,6 +68,7 @@ private:
     bool has_integer_indices(const Stack& stack) const;
     bool is_transfer(const Stack& stack) const;
     bool clear(const Stack& stack) const;
+    bool flip_bit(const Stack& stack, int bit) const;
     void compute(const c10::OperatorHandle& op, Stack* stack, const Look& look);
     void call_with_races(const c10::OperatorHandle& op, Stack* stack);
     void add_arguments(const Stack& stack, RaceScope& scope) const;
@@ -225,13 +226,34 @@ inline bool Kernel::run(const c10::OperatorHandle& op, Stack* stack, Look& look)
         return false;
     if (!look_at_tensors(*stack, look) || !is_usual(*stack, look))
         return false;
+    int flipped_bit = -1;
+    if (has_faults() && !begin_op(look.device, flipped_bit))
+        return false; // Python raises the error
     if (rules_.flags & WAITS) // torch's own wait, for set_sync_debug_mode and the trace of synchronizations
         cuda().synchronizeStream(cuda().getStream(c10::Device(c10::kCUDA, look.device)));
     if ((rules_.flags & COPIES) && is_transfer(*stack))
         op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, *stack); // torch's own kernel
     else if (!(rules_.flags & CLEARS) || !clear(*stack))
         compute(op, stack, look);
+    if (C10_UNLIKELY(flipped_bit >= 0) && flip_bit(*stack, flipped_bit))
+        runtime->flipped(look.device);
     return true;
+}
+
+// Flips a bit of one element of the first result of floating-point numbers. Returns false if there is none.
+inline bool Kernel::flip_bit(const Stack& stack, int bit) const
+{
+    for (size_t i = stack.size() - returns_.size(); i < stack.size(); i++) {
+        if (!stack[i].isTensor() || !stack[i].toTensor().defined())
+            continue;
+        const at::Tensor& tensor = stack[i].toTensor();
+        if (!tensor.is_cuda() || !tensor.is_floating_point() || tensor.numel() == 0)
+            continue;
+        auto* const bytes = static_cast<uint8_t*>(tensor.mutable_data_ptr());
+        bytes[size_t(bit) / 8 % tensor.element_size()] ^= uint8_t(1 << bit % 8);
+        return true;
+    }
+    return false;
 }
 
 // Returns whether a copy is torch's own: to or from the host, or of bytes in their order to another device.

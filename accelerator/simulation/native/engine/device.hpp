@@ -32,6 +32,24 @@ inline bool is_current_stream_free(c10::DeviceIndex device)
     return aoti_torch_get_current_cuda_stream(device, &stream) == 0 && runtime->is_stream_free(stream, device);
 }
 
+// Whether the machine has had a fault.
+inline bool has_faults()
+{
+    const auto* const are_used = runtime->faults->load(std::memory_order_relaxed);
+    return C10_UNLIKELY(are_used->load(std::memory_order_relaxed) != 0);
+}
+
+// Tells the faults that an op begins on the device's current stream. Returns false if it fails; sets the bit that it flips, or -1.
+inline bool begin_op(c10::DeviceIndex device, int& flipped_bit)
+{
+    void* stream = nullptr;
+    if (aoti_torch_get_current_cuda_stream(device, &stream) != 0)
+        return false;
+    const int answer = runtime->begin_op(stream, device);
+    flipped_bit = answer - 1;
+    return answer >= 0;
+}
+
 // The devices and streams for which Python has allocated a workspace in this thread.
 struct Workspaces {
     uint64_t generation = 0;

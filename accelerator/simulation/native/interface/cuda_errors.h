@@ -28,6 +28,7 @@
     X(ECC_UNCORRECTABLE, 214, cudaErrorECCUncorrectable, "uncorrectable ECC error encountered")                        \
     X(PEER_ACCESS_UNSUPPORTED, 217, cudaErrorPeerAccessUnsupported,                                                    \
       "peer access is not supported between these two devices")                                                        \
+    X(NVLINK_UNCORRECTABLE, 220, cudaErrorNvlinkUncorrectable, "uncorrectable NVLink error detected during the execution") \
     X(FILE_NOT_FOUND, 301, cudaErrorFileNotFound, "file not found")                                                    \
     X(OPERATING_SYSTEM, 304, cudaErrorOperatingSystem, "OS call failed or operation not supported on this OS")         \
     X(INVALID_HANDLE, 400, cudaErrorInvalidResourceHandle, "invalid resource handle")                                  \

@@ -10,6 +10,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "interface/fault_effects.h"
+
 #define SIM_DRIVER_SYMBOL "accelerator_sim_driver"
 
 enum {
@@ -116,6 +118,18 @@ struct sim_driver {
 
     int (*injected)(const char *function, int physical_gpu);
     int (*has_injections)(void);
+
+    /* See common/faults.h. The others are called only while what the first one returns points to another value than 0. */
+    _Atomic int *(*fault_flag)(void);
+    int (*faults_error)(int gpu);
+    struct fault_effect (*faults_at_op)(int gpu);
+    void (*faults_at)(enum fault_clock clock, int gpu);
+    bool (*faults_block)(int gpu);
+    bool (*faults_hang)(int gpu);
+    int (*faults_flip)(int gpu);
+    void (*faults_flipped)(int gpu);
+    int (*faults_sleep)(int gpu, int64_t time);
+    void (*faults_break)(int gpu, int error);
     void (*log)(const char *format, ...);
 };
 

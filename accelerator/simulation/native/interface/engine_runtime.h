@@ -10,7 +10,7 @@
 #include <atomic>
 #define SHARED_ATOMIC(type) std::atomic<type>
 #else
-#define SHARED_ATOMIC(type) _Atomic type
+#define SHARED_ATOMIC(type) _Atomic(type)
 #endif
 
 struct engine_runtime {
@@ -20,6 +20,10 @@ struct engine_runtime {
     int (*is_device_memory)(const void *address);
     void (*clear_memory)(void *address, size_t size); /* of the device */
     const struct race_functions *races; /* NULL unless races are to be reported */
+    SHARED_ATOMIC(SHARED_ATOMIC(int) *) * faults; /* points to an int that is not zero once the machine has had a fault */
+    /* Tells the faults that an op begins. Returns -1 if the op fails, 0, or the number of a bit of its result that it flips, plus 1. */
+    int (*begin_op)(void *stream, int device);
+    void (*flipped)(int device); /* a result had such a bit */
 };
 
 #endif

@@ -34,6 +34,8 @@ struct pending {
 
 enum pending_status { PENDING_DONE, PENDING_WAITS, PENDING_FAILED };
 
+enum device_hold { NOT_HELD, HELD, BROKEN }; /* whether faults hold the collectives of a device, or have broken its context */
+
 struct sim_pending {
     /* Submits the next piece of work of a queue to streams of a device, or, if there are none, to the stream whose host
      * function the calling thread runs. `before` receives what the streams wait for so far, `not_before` the time at which
@@ -51,6 +53,8 @@ struct sim_pending {
     /* Tells race detection what an operation on a stream reads and writes; NULL if races are not to be found. */
     void (*note_accesses)(void *stream, int device, const char *name, const void *source, size_t source_size,
                           const void *target, size_t target_size);
+    void (*at_collective)(int device); /* for the faults; a collective begins */
+    enum device_hold (*hold)(int device);
     /* Adds a host function that submits work to the graph which a stream captures. */
     int (*capture)(void *stream, int device, void (*function)(void *argument), void *argument);
 };

@@ -211,6 +211,7 @@ struct comm {
     struct job *first_job, *last_job; /* the first may be in progress */
     pthread_t worker;
     bool has_worker, is_stopping, has_stopped;
+    bool has_broken; /* a fault has broken the context, and the streams say so: the communicator has no error, as on a GPU */
     struct pending_queue work;
     _Atomic bool is_aborted, is_revoked, is_finalized, is_suspended;
     _Atomic int asynchronous_error;

@@ -111,6 +111,13 @@ ncclResult_t check_running(const struct comm *comm)
     return ncclSuccess;
 }
 
+/* A fault has broken the context of the rank's GPU. Its peers wait until the process ends, or they do. */
+static ncclResult_t leave_broken(struct comm *comm)
+{
+    comm->has_broken = true;
+    return ncclUnhandledCudaError;
+}
+
 static ncclResult_t run_operations(struct comm *comm)
 {
     struct member *member = &comm->shared->members[comm->rank];
@@ -120,6 +127,15 @@ static ncclResult_t run_operations(struct comm *comm)
         uint32_t wakeups = member->wakeups;
         bool has_progressed = false, is_idle = false;
         RETURN_IF_ERROR(check_running(comm));
+        const enum device_hold hold = pending_runtime()->hold(comm->device);
+        if (hold == BROKEN)
+            return leave_broken(comm);
+        if (hold == HELD) {
+            if (comm->shared->failure != 0)
+                return report_failure(comm);
+            sleep_until_woken(member, wakeups, CHECK_MS);
+            continue;
+        }
         RETURN_IF_ERROR(advance(comm, &has_progressed, &is_idle));
         if (is_idle)
             return ncclSuccess;
@@ -168,20 +184,34 @@ static ncclResult_t wait_for_streams(struct comm *comm, struct job *job)
         RETURN_IF_ERROR(check_running(comm));
         if (status == PENDING_DONE)
             break;
+        if (pending_runtime()->hold(comm->device) == BROKEN)
+            return leave_broken(comm);
         if (comm->shared->failure != 0)
             return report_failure(comm);
         if (status == PENDING_FAILED) /* wait until the program has aborted the other communicator */
             sleep_unless_stopped(comm, (now_ms() + CHECK_MS) * MILLISECOND);
     }
-    sleep_unless_stopped(comm, job->not_before);
-    return check_running(comm);
+    for (;;) {
+        const enum device_hold hold = pending_runtime()->hold(comm->device);
+        const int64_t time = now(), next = time + CHECK_MS * MILLISECOND;
+        const bool is_free = job->not_before == INT64_MAX && hold == NOT_HELD; /* a hang is over */
+        RETURN_IF_ERROR(check_running(comm));
+        if (hold == BROKEN)
+            return leave_broken(comm);
+        if (job->not_before <= time || is_free || comm->is_stopping)
+            return ncclSuccess;
+        sleep_unless_stopped(comm, job->not_before < next ? job->not_before : next);
+    }
 }
 
 static ncclResult_t run_job(struct comm *comm, struct job *job)
 {
     RETURN_IF_ERROR(wait_for_streams(comm, job));
-    for (size_t i = 0; i < job->count; i++)
+    for (size_t i = 0; i < job->count; i++) {
+        if (job->operations[i].code < COLLECTIVE_COUNT)
+            pending_runtime()->at_collective(comm->device);
         append(queue_of(&job->operations[i]), &job->operations[i]);
+    }
     return run_operations(comm);
 }
 
@@ -208,7 +238,7 @@ static void *run_worker(void *argument)
         pthread_cond_broadcast(&comm->changed);
     }
     comm->has_stopped = true;
-    bool has_failed = result != ncclSuccess && !comm->is_aborted && !comm->is_revoked;
+    bool has_failed = result != ncclSuccess && !comm->is_aborted && !comm->is_revoked && !comm->has_broken;
     if (has_failed && comm->asynchronous_error == ncclSuccess)
         comm->asynchronous_error = (int)result;
     pthread_cond_broadcast(&comm->changed);

@@ -1,9 +1,10 @@
 /* The CUDA runtime: calls for events. */
 #include "runtime.h"
 
-static int64_t reached_at(const struct stream *stream)
+static int64_t reached_at(struct stream *stream)
 {
     int64_t time = now();
+    end_hang(stream);
     return stream->idle_at > time ? stream->idle_at : time;
 }
 
@@ -83,13 +84,14 @@ static cudaError_t enter_event(const char *function, void *handle, struct event 
     *event = find_event(handle);
     if (!*event)
         return fail(ERROR_INVALID_HANDLE);
+    RETURN_IF_ERROR(finish(unless_broken((*event)->device)));
     RETURN_IF_ERROR(unsafe_call());
     return finish(refuse_captured_event(*event));
 }
 
 static bool is_reached(const struct event *event)
 {
-    return event->pending.count == 0 && (*event->time == 0 || *event->time <= now());
+    return event->pending.count == 0 && (*event->time == 0 || has_come(*event->time, event->device));
 }
 
 /* The error of a refused launch concerns the events that were recorded after it. Others must not have it: torch's watchdog
@@ -113,9 +115,9 @@ EXPORT cudaError_t cudaEventSynchronize(void *handle)
 {
     struct event *event;
     RETURN_IF_ERROR(enter_event(__func__, handle, &event));
-    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending)));
+    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending, event->device)));
     if (!is_reached(event))
-        sleep_until(*event->time);
+        RETURN_IF_ERROR(finish(sleep_on_device(*event->time, event->device)));
     IF_RACES(race_hooks->at_event_wait(&event->races));
     return finish(unless_refused_before(event));
 }

@@ -55,7 +55,7 @@ EXPORT cudaError_t cudaIpcGetEventHandle(struct sim_ipc_handle *target, void *ha
     struct event *event = find_event(handle);
     if (!target || !event || !(event->flags & INTERPROCESS))
         return fail(ERROR_INVALID_HANDLE);
-    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending))); /* other processes cannot wait for it */
+    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending, event->device))); /* other processes cannot wait for it */
     struct handle exported = {.magic = HANDLE_MAGIC};
     pthread_mutex_lock(&lock);
     bool is_shared = share(event, &exported.file);

@@ -33,6 +33,8 @@ EXPORT cudaError_t cudaGraphLaunch(struct instance *instance, void *stream_handl
     RETURN_IF_ERROR(enter_stream(__func__, stream_handle, &stream));
     if (!instance)
         return fail(ERROR_INVALID_HANDLE);
+    if (has_faults())
+        driver->faults_at(CLOCK_LAUNCHES, driver->devices[stream->device].gpu);
     IF_RACES(race_hooks->at_launch(&stream->races, instance->graph->race_world));
     for (size_t i = 0; i < instance->node_count; i++)
         RETURN_IF_ERROR(finish(submit(stream, &instance->graph->nodes[i]->work)));

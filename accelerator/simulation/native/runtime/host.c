@@ -34,7 +34,7 @@ EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *st
         return fail(ERROR_INVALID_VALUE);
     if (stream->capture)
         return fail(refuse_captured_stream(stream));
-    RETURN_IF_ERROR(finish(wait_for_pending(&stream->pending)));
+    RETURN_IF_ERROR(finish(wait_for_pending(&stream->pending, stream->device)));
     callback(handle, SUCCESS, argument);
     return SUCCESS;
 }

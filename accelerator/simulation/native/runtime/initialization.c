@@ -24,6 +24,10 @@ _Thread_local int thread_device;
  * a child of a process that used the runtime. The kernels of torch's ops read it before each op. */
 _Atomic int accelerator_simulation_attention __attribute__((visibility("default")));
 
+/* What it points to is not zero once the machine has had a fault. The kernels of torch's ops read it too. */
+static _Atomic int never_used;
+_Atomic(_Atomic int *) accelerator_simulation_fault_flag __attribute__((visibility("default"))) = &never_used;
+
 static void disable_after_fork(void)
 {
     status = ERROR_NOT_INITIALIZED;
@@ -48,6 +52,7 @@ static cudaError_t initialize(void)
         driver->log("cudart");
         driver->use_runtime(runtime_table);
         is_ready_and_plain = !driver->has_injections();
+        accelerator_simulation_fault_flag = driver->fault_flag();
     }
     return error;
 }

@@ -90,6 +90,8 @@ EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, stru
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
     (void)shared_memory;
+    if (has_faults())
+        driver->faults_at(CLOCK_LAUNCHES, device->gpu);
     return finish(launch(function, grid, block, arguments, stream, device));
 }
 

@@ -11,6 +11,7 @@ EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int mi
     struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
     if (!stream)
         return ERROR_INVALID_HANDLE;
+    RETURN_IF_ERROR(unless_broken(ordinal));
     if (stream->capture || stream->pending.count == 0)
         return stream->capture ? SUCCESS : unless_refused();
     switch (pending_wait(&stream->pending, milliseconds)) {
@@ -34,6 +35,42 @@ EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
 {
     struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
     return stream && !stream->capture && stream->pending.count == 0 && unless_refused() == SUCCESS;
+}
+
+/* Counts an op for the faults, and applies those that are under way. See engine_runtime.h. */
+EXPORT int accelerator_simulation_begin_op(void *handle, int ordinal)
+{
+    const int gpu = driver->devices[ordinal].gpu;
+    struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
+    if (!has_faults() || !stream || stream->capture)
+        return 0;
+    const struct fault_effect effect = driver->faults_at_op(gpu);
+    if (effect.error)
+        return -1;
+    if (effect.delay || effect.until) {
+        end_hang(stream);
+        const int64_t time = now(), begin = stream->idle_at > time ? stream->idle_at : time;
+        const int64_t start = effect.until > begin ? effect.until : begin;
+        delay_stream(stream, start > INT64_MAX - effect.delay ? INT64_MAX : start + effect.delay);
+    }
+    return driver->faults_flip(gpu) + 1;
+}
+
+/* The bit that the result of an op is to have flipped, or -1. */
+EXPORT int accelerator_simulation_flip(int ordinal)
+{
+    return driver->faults_flip(driver->devices[ordinal].gpu);
+}
+
+EXPORT void accelerator_simulation_flipped(int ordinal)
+{
+    driver->faults_flipped(driver->devices[ordinal].gpu);
+}
+
+/* An op has found what a kernel asserts on a GPU: from now on the context fails. */
+EXPORT void accelerator_simulation_assert_failed(int ordinal)
+{
+    driver->faults_break(driver->devices[ordinal].gpu, ERROR_ASSERT);
 }
 
 /* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */
@@ -61,7 +98,10 @@ EXPORT size_t accelerator_simulation_released(uint64_t *ids, size_t capacity)
 
 static cudaError_t run(struct stream *stream, const struct work *work)
 {
-    (void)stream;
+    if (has_faults()) {
+        const struct fault_effect effect = driver->faults_at_op(driver->devices[stream->device].gpu);
+        RETURN_IF_ERROR(effect.error);
+    }
     return work->computation.compute(work->computation.id) ? SUCCESS : ERROR_LAUNCH_FAILED;
 }
 
@@ -91,6 +131,9 @@ EXPORT const struct engine_runtime *accelerator_simulation_engine_runtime(void)
         .is_stream_free = accelerator_simulation_is_stream_free,
         .is_device_memory = is_device_memory,
         .clear_memory = clear_memory,
+        .faults = &accelerator_simulation_fault_flag,
+        .begin_op = accelerator_simulation_begin_op,
+        .flipped = accelerator_simulation_flipped,
     };
     IF_RACES(table.races = race_hooks->functions);
     return &table;

@@ -119,11 +119,9 @@ static bool has_failed(const struct pending *pending)
     return false;
 }
 
-/* Waits for one change; a negative deadline means no deadline. */
+/* Waits for one change until a time. */
 static bool wait_for_change(int64_t deadline)
 {
-    if (deadline < 0)
-        return pthread_cond_wait(&changed, &lock) == 0;
     const struct timespec end = timespec_of(deadline);
     return pthread_cond_timedwait(&changed, &lock, &end) == 0;
 }
@@ -215,8 +213,9 @@ struct stream *set_launching_stream(struct stream *stream)
 /* ---- For the runtime's other files. ---- */
 
 /* Blocks until the present items of the holder are finished; items that are added meanwhile do not count. */
-cudaError_t wait_for_pending(struct pending *pending)
+cudaError_t wait_for_pending(struct pending *pending, int ordinal)
 {
+    enum { SLICE = 50 * MILLISECOND }; /* nothing wakes the thread when a fault breaks the context */
     struct pending before = {0};
     cudaError_t error = SUCCESS;
     if (pending->count == 0)
@@ -227,8 +226,8 @@ cudaError_t wait_for_pending(struct pending *pending)
     while (error == SUCCESS && before.count != 0) {
         if (has_failed(&before))
             error = ERROR_LAUNCH_FAILED;
-        else
-            wait_for_change(-1);
+        else if ((error = unless_broken(ordinal)) == SUCCESS)
+            wait_for_change(now() + SLICE);
     }
     clear(&before);
     pthread_mutex_unlock(&lock);
@@ -237,14 +236,14 @@ cudaError_t wait_for_pending(struct pending *pending)
 
 cudaError_t wait_for_pending_on_device(int ordinal)
 {
-    return wait_for_pending(&devices[ordinal]);
+    return wait_for_pending(&devices[ordinal], ordinal);
 }
 
 /* For the driver, whose copies belong to streams as well. */
 cudaError_t wait_for_pending_on_stream(void *handle)
 {
     struct stream *stream = find_stream(handle, driver->current());
-    return stream ? wait_for_pending(&stream->pending) : ERROR_INVALID_HANDLE;
+    return stream ? wait_for_pending(&stream->pending, stream->device) : ERROR_INVALID_HANDLE;
 }
 
 void drop_pending(struct pending *pending)
@@ -258,7 +257,7 @@ cudaError_t record_pending(struct stream *stream, const struct work *work)
 {
     struct event *event = work->event;
     if (event->time != &event->own_time)
-        return wait_for_pending(&stream->pending);
+        return wait_for_pending(&stream->pending, stream->device);
     pthread_mutex_lock(&lock);
     clear(&event->pending);
     event->pending.reached_at = event->time;
@@ -280,5 +279,5 @@ cudaError_t add_pending_of_event(struct stream *stream, const struct work *work)
 cudaError_t wait_for_earlier_work(struct stream *stream, const struct work *work)
 {
     (void)work;
-    return wait_for_pending(&stream->pending);
+    return wait_for_pending(&stream->pending, stream->device);
 }

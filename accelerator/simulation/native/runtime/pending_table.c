@@ -12,6 +12,19 @@ static int capture_submission(void *handle, int device, void (*function)(void *a
     return stream ? submit_host_function(stream, function, argument, true) : ERROR_INVALID_HANDLE;
 }
 
+static void at_collective(int device)
+{
+    if (has_faults())
+        driver->faults_at(CLOCK_COLLECTIVES, driver->devices[device].gpu);
+}
+
+static enum device_hold hold(int device)
+{
+    if (unless_broken(device) != SUCCESS)
+        return BROKEN;
+    return has_faults() && driver->faults_block(driver->devices[device].gpu) ? HELD : NOT_HELD;
+}
+
 EXPORT const struct sim_pending *accelerator_simulation_pending(void)
 {
     static struct sim_pending table = {
@@ -23,6 +36,8 @@ EXPORT const struct sim_pending *accelerator_simulation_pending(void)
         .fail = pending_fail,
         .release = release_queue,
         .capture = capture_submission,
+        .at_collective = at_collective,
+        .hold = hold,
     };
     IF_RACES(table.note_accesses = race_hooks->at_collective);
     return &table;

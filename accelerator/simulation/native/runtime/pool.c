@@ -118,7 +118,7 @@ EXPORT cudaError_t cudaFreeAsync(void *address, void *handle)
         return SUCCESS;
     if (!driver->find_memory(address, &memory) || memory.base != address)
         return fail(ERROR_INVALID_VALUE);
-    RETURN_IF_ERROR(finish(wait_for_pending(&find_stream(handle, device)->pending))); /* other streams may get the block */
+    RETURN_IF_ERROR(finish(wait_for_pending(&find_stream(handle, device)->pending, device->ordinal))); /* other streams may get the block */
     IF_RACES(race_hooks->at_free(memory.base, memory.size));
     return finish(memory.pool ? pool_free(&memory) : driver->cuMemFree((uintptr_t)address));
 }

@@ -45,6 +45,7 @@ static inline cudaError_t finish(cudaError_t error)
 /* initialization.c */
 extern const struct sim_runtime *runtime_table; /* what the driver calls; set when the library is loaded */
 extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
+extern _Atomic(_Atomic int *) accelerator_simulation_fault_flag; /* points to the machine's once the runtime is initialized */
 extern _Atomic int accelerator_simulation_attention;
 extern _Thread_local int thread_device; /* the device that the thread has chosen */
 
@@ -62,12 +63,25 @@ static inline cudaError_t enter(const char *function)
     return __builtin_expect(is_ready_and_plain, 1) ? SUCCESS : finish(enter_slowly(function));
 }
 
+static inline bool has_faults(void)
+{
+    _Atomic int *are_used = atomic_load_explicit(&accelerator_simulation_fault_flag, memory_order_relaxed);
+    return __builtin_expect(atomic_load_explicit(are_used, memory_order_relaxed) != 0, 0);
+}
+
+/* The error of this process on the device, if a fault has broken its context. */
+static inline cudaError_t unless_broken(int ordinal)
+{
+    return has_faults() ? driver->faults_error(driver->devices[ordinal].gpu) : SUCCESS;
+}
+
 static inline cudaError_t enter_context(const char *function, struct sim_device **device)
 {
     RETURN_IF_ERROR(enter(function));
     struct sim_device *current = driver->current();
     if (__builtin_expect(!current, 0))
         RETURN_IF_ERROR(finish(make_context(&current)));
+    RETURN_IF_ERROR(finish(unless_broken(current->ordinal)));
     if (device)
         *device = current;
     return SUCCESS;
@@ -186,7 +200,7 @@ void pending_clear(struct pending *pending);
 void pending_complete(struct pending_queue *queue, uint64_t sequence);
 void pending_fail(struct pending_queue *queue);
 
-cudaError_t wait_for_pending(struct pending *pending);
+cudaError_t wait_for_pending(struct pending *pending, int ordinal); /* of the device; a fault of it ends the wait */
 cudaError_t wait_for_pending_on_device(int ordinal);
 cudaError_t wait_for_pending_on_stream(void *handle);
 void drop_pending(struct pending *pending);
@@ -247,6 +261,12 @@ static inline cudaError_t unsafe_call(void)
 {
     return __builtin_expect(active_captures == 0, 1) ? SUCCESS : finish(forbid_if_capturing());
 }
+
+/* waits.c. Sleeps until work of a device ends, or returns the error of a fault that ends the wait. */
+cudaError_t sleep_on_device(int64_t time, int ordinal);
+/* Whether the time of a stream or an event has come. The time of what a hung GPU was given comes when the hang ends. */
+bool has_come(int64_t time, int ordinal);
+void end_hang(struct stream *stream); /* if it is over, of which the stream does not know */
 
 /* work.c */
 cudaError_t submit(struct stream *stream, const struct work *work);

@@ -15,9 +15,9 @@ cudaError_t wait_for_stream(struct stream *stream)
 {
     if (stream->capture)
         return refuse_captured_stream(stream);
-    cudaError_t error = wait_for_pending(&stream->pending);
+    cudaError_t error = wait_for_pending(&stream->pending, stream->device);
     if (error == SUCCESS && stream->idle_at != 0)
-        sleep_until(stream->idle_at);
+        error = sleep_on_device(stream->idle_at, stream->device);
     if (error == SUCCESS)
         IF_RACES(race_hooks->at_stream_wait(&stream->races));
     return error;
@@ -27,7 +27,7 @@ cudaError_t wait_for_device(const struct sim_device *device)
 {
     RETURN_IF_ERROR(wait_for_pending_on_device(device->ordinal));
     if (device->busy_until != 0)
-        sleep_until(device->busy_until);
+        RETURN_IF_ERROR(sleep_on_device(device->busy_until, device->ordinal));
     IF_RACES(race_hooks->at_device_wait(device->ordinal));
     return SUCCESS;
 }

@@ -1,0 +1,113 @@
+"""Faults of a machine that runs: inject them, end them, and say what they did.
+
+The simulated driver reads and writes the table of faults (``native/faults``). A process outside of the machine loads the driver
+too, and names the file of the machine's state.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import _fault_table, _settings
+from ._environment import is_simulated
+
+__all__ = ["add", "describe", "end", "find_states", "inject_fault", "unfired"]
+
+_TEXT_SIZE = 1 << 16
+_ANY_GPU = -1
+
+
+def inject_fault(fault: str | Mapping[str, Any]) -> None:
+    """Inject a fault into the simulated machine of this process.
+
+    Args:
+        fault: What fails, when and where, as the option ``--fault`` of ``simulate`` takes it. Without a condition it happens
+            at once, in the next call of a process that uses the GPU.
+
+    Raises:
+        TypeError: The fault is no text and no mapping.
+        ValueError: There is no such fault or GPU.
+        RuntimeError: This process has no simulated GPUs.
+
+    Example:
+        >>> from accelerator import simulation
+        >>> simulation.inject_fault("xid=94,gpu=1,after_ops=400")
+    """
+    parsed = _fault_table.parse(fault)
+    gpus = int(_settings.read("gpus") or 0)
+    if not is_simulated() or gpus == 0:
+        raise RuntimeError("this process has no simulated GPUs")
+    if parsed.gpu is not None and parsed.gpu >= gpus:
+        raise ValueError(f"fault {parsed.words!r}: there are {gpus} GPUs, numbered from 0")
+    _check(_driver("libcuda.so.1").accelerator_sim_faults_add(None, _fault_table.encode([parsed]).encode(), 0))
+
+
+def add(state: Path, fault: _fault_table.Fault) -> None:
+    """Inject a fault into a machine that runs.
+
+    Raises:
+        RuntimeError: The file is not the state of a machine of this version, or has no place for more faults.
+    """
+    row = _fault_table.encode([fault]).encode()
+    _check(_outside().accelerator_sim_faults_add(os.fsencode(state), row, int(fault.keys.get("node", 0))))
+
+
+def end(state: Path, gpu: int | None, *, is_reset: bool) -> None:
+    """End the faults of one GPU or of all: as a reset of the GPU ends them, or all that is left of them."""
+    number = _ANY_GPU if gpu is None else gpu
+    _check(_outside().accelerator_sim_faults_end(os.fsencode(state), number, is_reset))
+
+
+def describe(state: Path, *, only_unfired: bool = False) -> str:
+    """Return a line for each fault of a machine, and for each GPU on which faults have left something."""
+    text = ctypes.create_string_buffer(_TEXT_SIZE)
+    size = ctypes.c_size_t(_TEXT_SIZE)
+    _check(_outside().accelerator_sim_faults_describe(os.fsencode(state), only_unfired, text, size))
+    return text.value.decode()
+
+
+def find_states(own: str | None) -> list[Path]:
+    """Return the states of the machines that run: this process's own, or else all of this user."""
+    if own:
+        return [Path(own)]
+    import tempfile  # imported late: most programs that import this package do not call this
+
+    from ._state_folder import running_states
+
+    return running_states(Path(tempfile.gettempdir()))
+
+
+def unfired(folder: Path, faults: Sequence[str | Mapping[str, Any]], *, nodes: int | None) -> Iterator[str]:
+    """Yield a sentence for each fault of a run that has ended, if the fault never fired."""
+    if not faults:
+        return
+    states = [folder / "state"] if nodes is None else [folder / f"state-{node}" for node in range(nodes)]
+    used = [state for state in states if state.exists()]
+    if not used:
+        words: Iterable[str] = (f"{_fault_table.parse(fault).words} never fired: no process used a GPU" for fault in faults)
+    else:
+        words = [line for state in used for line in describe(state, only_unfired=True).splitlines()]
+    for line in words:
+        yield f"the fault {line}"
+
+
+def _outside() -> ctypes.CDLL:
+    from . import _build  # imported late, as above
+
+    return _driver(str(_build.ensure_built() / "driver/libcuda.so.1"))
+
+
+def _driver(name: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(name)
+    for function in ("add", "end", "describe"):
+        getattr(library, f"accelerator_sim_faults_{function}").restype = ctypes.c_char_p
+    return library
+
+
+def _check(problem: bytes | None) -> None:
+    if problem is not None:
+        raise RuntimeError(problem.decode())

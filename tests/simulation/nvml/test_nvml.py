@@ -313,7 +313,7 @@ def test_versioned_structures() -> None:
 
 def test_fan_and_field_values_differ_between_gpus() -> None:
     program = """
-        fields = [n.NVML_FI_DEV_MEMORY_TEMP, n.NVML_FI_DEV_POWER_INSTANT, n.NVML_FI_DEV_POWER_CURRENT_LIMIT, 1]
+        fields = [n.NVML_FI_DEV_MEMORY_TEMP, n.NVML_FI_DEV_POWER_INSTANT, n.NVML_FI_DEV_POWER_CURRENT_LIMIT, 299]
         report([[n.nvmlDeviceGetFanSpeed(h), n.nvmlDeviceGetFanSpeed_v2(h, 0), n.nvmlDeviceGetNumFans(h),
                  *([v.value.uiVal, v.nvmlReturn] for v in n.nvmlDeviceGetFieldValues(h, fields))] for h in handles()])
     """

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/state.h"
+
 enum { DEVICES_PER_GPU = 1 + SIM_MAX_INSTANCES };
 
 static const struct nvml_anchor {
@@ -26,12 +28,24 @@ bool nvml_decode(nvml_handle handle, struct nvml_device *device)
            (device->instance == SIM_WHOLE_GPU || device->instance < nvml_gpu(device)->instances);
 }
 
+bool nvml_is_lost(int gpu)
+{
+    if (!used_faults) {
+        struct sim_state *state = sim_state_find();
+        if (state)
+            faults_use(sim_state_faults(state));
+    }
+    return faults_is_lost(gpu);
+}
+
 int nvml_enter_device(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device)
 {
     RETURN_IF_ERROR(nvml_enter(function, true));
     if (!nvml_decode(handle, device))
         return NVML_INVALID_ARGUMENT;
     RETURN_IF_ERROR(sim_injected(function, device->gpu));
+    if (nvml_is_lost(device->gpu))
+        return NVML_GPU_IS_LOST;
     return has_valid_arguments ? NVML_OK : NVML_INVALID_ARGUMENT;
 }
 
@@ -62,6 +76,8 @@ SIM_EXPORT int nvmlDeviceGetCount_v2(unsigned *count)
 static int put_handle(const char *function, int gpu, int instance, nvml_handle *handle)
 {
     RETURN_IF_ERROR(sim_injected(function, gpu));
+    if (nvml_is_lost(gpu))
+        return NVML_GPU_IS_LOST;
     *handle = nvml_encode(gpu, instance);
     return NVML_OK;
 }

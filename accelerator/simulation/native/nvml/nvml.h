@@ -9,6 +9,7 @@
 
 #include "common/config.h"
 #include "common/errors.h"
+#include "common/faults.h"
 #include "interface/nvml_types.h"
 
 enum { NVML_MAX_MIG_DEVICES = SIM_MAX_INSTANCES, NVML_FIRST_MIG_MAJOR = 8 };
@@ -49,6 +50,13 @@ static inline bool nvml_has_mig(const struct nvml_device *device)
 int nvml_put_text(const char *text, char *buffer, unsigned size);
 
 struct nvml_pci_info nvml_pci_info(int gpu);
+
+/* devices.c. Whether a fault has the GPU lost; fires what is due without a process. */
+bool nvml_is_lost(int gpu);
+
+/* health.c */
+const struct gpu_health *nvml_health(int gpu);
+bool nvml_health_field(int gpu, unsigned field, uint64_t *value, bool *is_long); /* returns false for other fields */
 
 /* topology.c. The number of active NVLinks of a GPU. */
 int nvml_link_count(int gpu);

@@ -242,17 +242,21 @@ static bool read_field(int gpu, unsigned field, unsigned *value)
 
 SIM_EXPORT int nvmlDeviceGetFieldValues(nvml_handle handle, int count, struct nvml_field_value *values)
 {
-    enum { UNSIGNED_INT = 1 };
+    enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(__func__, handle, values && count > 0, &device));
     struct timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     for (int i = 0; i < count; i++) {
-        unsigned value = 0;
-        bool is_known = !nvml_is_instance(&device) && read_field(device.gpu, values[i].field, &value);
+        uint64_t value = 0;
+        unsigned figure = 0;
+        bool is_long = false;
+        bool is_known = !nvml_is_instance(&device) && nvml_health_field(device.gpu, values[i].field, &value, &is_long);
+        if (!is_known && !nvml_is_instance(&device) && (is_known = read_field(device.gpu, values[i].field, &figure)))
+            value = figure;
         values[i].timestamp = now.tv_sec * 1000000 + now.tv_nsec / 1000;
         values[i].latency = 0;
-        values[i].type = UNSIGNED_INT;
+        values[i].type = is_long ? UNSIGNED_LONG_LONG : UNSIGNED_INT;
         values[i].result = is_known ? NVML_OK : NVML_NOT_SUPPORTED;
         values[i].value.u64 = value;
     }

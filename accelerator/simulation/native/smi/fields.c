@@ -166,6 +166,46 @@ static void query_mode(nvml_handle gpu, int selector, char text[SMI_TEXT])
     put_text(text, failure);
 }
 
+/* The selector is the type of errors, plus 2 for the aggregate counter. */
+static void query_ecc_errors(nvml_handle gpu, int selector, char text[SMI_TEXT])
+{
+    unsigned long long count = 0;
+    int failure = NVML(nvmlDeviceGetTotalEccErrors, gpu, selector % 2, selector / 2, &count);
+    put(text, failure, "%.0f", (double)count);
+}
+
+static void query_ecc_mode(nvml_handle gpu, int selector, char text[SMI_TEXT])
+{
+    unsigned modes[2] = {0, 0};
+    int failure = NVML(nvmlDeviceGetEccMode, gpu, &modes[0], &modes[1]);
+    put_text(text, failure);
+    if (!failure)
+        strcpy(text, modes[selector] ? "Enabled" : "Disabled");
+}
+
+/* The selector: correctable, uncorrectable, pending, failure. */
+static void query_remapped_rows(nvml_handle gpu, int selector, char text[SMI_TEXT])
+{
+    unsigned values[4] = {0};
+    int failure = NVML(nvmlDeviceGetRemappedRows, gpu, &values[0], &values[1], &values[2], &values[3]);
+    put(text, failure, "%.0f", values[selector]);
+    if (!failure && selector >= 2)
+        strcpy(text, values[selector] ? "Yes" : "No");
+}
+
+static void query_recovery_action(nvml_handle gpu, int selector, char text[SMI_TEXT])
+{
+    enum { RECOVERY_ACTION = 230 };
+    static const char *const actions[] = {"None", "Reset", "Reboot", "Drain P2P", "Drain and Reset"};
+    struct nvml_field_value value = {.field = RECOVERY_ACTION};
+    (void)selector;
+    int failure = NVML(nvmlDeviceGetFieldValues, gpu, 1, &value);
+    failure = failure ? failure : value.result;
+    put_text(text, failure);
+    if (!failure)
+        strcpy(text, value.value.u32 < sizeof actions / sizeof *actions ? actions[value.value.u32] : "Unknown");
+}
+
 static void query_nothing(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     (void)gpu, (void)selector;
@@ -233,9 +273,17 @@ static const struct field {
     {"clocks_throttle_reasons.active", "", query_clock_reasons, 0},
     {"display_active", "", query_nothing, 0},
     {"display_mode", "", query_nothing, 0},
-    {"ecc.mode.current", "", query_nothing, 0},
-    {"ecc.errors.corrected.volatile.total", "", query_nothing, 0},
-    {"ecc.errors.uncorrected.volatile.total", "", query_nothing, 0},
+    {"ecc.mode.current", "", query_ecc_mode, 0},
+    {"ecc.mode.pending", "", query_ecc_mode, 1},
+    {"ecc.errors.corrected.volatile.total", "", query_ecc_errors, 0},
+    {"ecc.errors.uncorrected.volatile.total", "", query_ecc_errors, 1},
+    {"ecc.errors.corrected.aggregate.total", "", query_ecc_errors, 2},
+    {"ecc.errors.uncorrected.aggregate.total", "", query_ecc_errors, 3},
+    {"remapped_rows.correctable", "", query_remapped_rows, 0},
+    {"remapped_rows.uncorrectable", "", query_remapped_rows, 1},
+    {"remapped_rows.pending", "", query_remapped_rows, 2},
+    {"remapped_rows.failure", "", query_remapped_rows, 3},
+    {"gpu_recovery_action", "", query_recovery_action, 0},
     {"encoder.stats.sessionCount", "", query_nothing, 0},
     {"pcie.link.gen.current", "", query_nothing, 0},
     {"pcie.link.gen.max", "", query_nothing, 0},

@@ -26,8 +26,10 @@ int smi_find_gpus(const char *chosen)
     int failure = NVML(nvmlDeviceGetCount_v2, &count);
     for (unsigned index = 0; failure == NVML_OK && index < count; index++) {
         nvml_handle handle;
-        if (NVML(nvmlDeviceGetHandleByIndex_v2, index, &handle) != NVML_OK) {
-            printf("Unable to determine the device handle for GPU %u\n", index);
+        const int problem = NVML(nvmlDeviceGetHandleByIndex_v2, index, &handle);
+        if (problem != NVML_OK) {
+            printf("Unable to determine the device handle for GPU %u: %s%s\n", index, smi_error(problem),
+                   problem == NVML_GPU_IS_LOST ? ".  Reboot the system to recover this GPU" : "");
             continue;
         }
         bool is_chosen = !chosen;

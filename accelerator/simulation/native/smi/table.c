@@ -55,10 +55,11 @@ static void rule(char character)
 }
 
 /* The fields in the two lines of a GPU. */
-enum { NAME, PERSISTENCE, BUS, FAN, TEMPERATURE, STATE, DRAW, LIMIT, USED, TOTAL, BUSY, FIGURES };
+enum { NAME, PERSISTENCE, BUS, FAN, TEMPERATURE, STATE, DRAW, LIMIT, USED, TOTAL, BUSY, ERRORS, FIGURES };
 static const char *const figures[FIGURES] = {"name",       "persistence_mode", "pci.bus_id",   "fan.speed",
                                              "temperature.gpu", "pstate",      "power.draw",   "power.limit",
-                                             "memory.used", "memory.total",    "utilization.gpu"};
+                                             "memory.used", "memory.total",    "utilization.gpu",
+                                             "ecc.errors.uncorrected.volatile.total"};
 
 static void describe(const struct smi_gpu *gpu)
 {
@@ -66,7 +67,7 @@ static void describe(const struct smi_gpu *gpu)
     for (int i = 0; i < FIGURES; i++)
         field(figures[i], gpu, values[i]);
     snprintf(text, sizeof text, " %3u  %-34.34s %3s | %16.16s %5s | %20s", gpu->index, values[NAME],
-             values[PERSISTENCE][0] == 'E' ? "On" : "Off", values[BUS], "Off", "N/A");
+             values[PERSISTENCE][0] == 'E' ? "On" : "Off", values[BUS], "Off", values[ERRORS]);
     line(text);
     snprintf(text, sizeof text, " %3.3s%%   %4.4sC  %-4.4s    %8.8sW / %8.8sW | %7.7sMiB / %7.7sMiB | %4.4s%%      Default",
              values[FAN], values[TEMPERATURE], values[STATE], values[DRAW], values[LIMIT], values[USED], values[TOTAL],

@@ -1,0 +1,212 @@
+/* Health: ECC errors, remapped rows, the recommended action, and the events of a GPU. Without faults all counters are 0. */
+#include "nvml.h"
+
+#include <stdlib.h>
+
+#include "common/clock.h"
+
+enum { CORRECTED, UNCORRECTED, ERROR_TYPES };
+enum { VOLATILE, AGGREGATE, COUNTERS };
+
+static struct gpu_health no_faults;
+
+const struct gpu_health *nvml_health(int gpu)
+{
+    struct fault_table *table = used_faults;
+    return table ? &table->gpus[gpu] : &no_faults;
+}
+
+/* Every GPU has ECC. */
+SIM_EXPORT int nvmlDeviceGetEccMode(nvml_handle handle, unsigned *current, unsigned *pending)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, current && pending, &device));
+    *current = *pending = 1;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetDefaultEccMode(nvml_handle handle, unsigned *mode)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, mode, &device));
+    *mode = 1;
+    return NVML_OK;
+}
+
+static uint64_t count_errors(int gpu, unsigned type, unsigned counter)
+{
+    const struct gpu_health *health = nvml_health(gpu);
+    if (type == CORRECTED)
+        return counter == VOLATILE ? health->volatile_corrected : health->aggregate_corrected;
+    return counter == VOLATILE ? health->volatile_errors : health->aggregate_errors;
+}
+
+SIM_EXPORT int nvmlDeviceGetTotalEccErrors(nvml_handle handle, unsigned type, unsigned counter, unsigned long long *count)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, count && type < ERROR_TYPES && counter < COUNTERS, &device));
+    *count = count_errors(device.gpu, type, counter);
+    return NVML_OK;
+}
+
+/* All errors are in the memory of the device. */
+SIM_EXPORT int nvmlDeviceGetMemoryErrorCounter(nvml_handle handle, unsigned type, unsigned counter, unsigned location,
+                                               unsigned long long *count)
+{
+    enum { DEVICE_MEMORY = 2, LOCATIONS = 8 };
+    struct nvml_device device;
+    const bool is_valid = count && type < ERROR_TYPES && counter < COUNTERS && location < LOCATIONS;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, is_valid, &device));
+    *count = location == DEVICE_MEMORY ? count_errors(device.gpu, type, counter) : 0;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetRemappedRows(nvml_handle handle, unsigned *correctable, unsigned *uncorrectable,
+                                         unsigned *is_pending, unsigned *has_failed)
+{
+    struct nvml_device device;
+    const bool is_valid = correctable && uncorrectable && is_pending && has_failed;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, is_valid, &device));
+    const struct gpu_health *health = nvml_health(device.gpu);
+    *correctable = 0;
+    *uncorrectable = health->remapped;
+    *is_pending = health->is_remap_pending;
+    *has_failed = health->has_remap_failed;
+    return NVML_OK;
+}
+
+bool nvml_health_field(int gpu, unsigned field, uint64_t *value, bool *is_long)
+{
+    enum { ECC_CURRENT = 1, ECC_PENDING, CORRECTED_VOLATILE, UNCORRECTED_VOLATILE, CORRECTED_AGGREGATE, UNCORRECTED_AGGREGATE };
+    enum { REMAPPED_CORRECTABLE = 142, REMAPPED_UNCORRECTABLE, REMAPPED_PENDING, REMAPPED_FAILURE, RECOVERY_ACTION = 230 };
+    const struct gpu_health *health = nvml_health(gpu);
+    *is_long = field >= CORRECTED_VOLATILE && field <= UNCORRECTED_AGGREGATE;
+    switch (field) {
+    case ECC_CURRENT:
+    case ECC_PENDING:
+        *value = 1;
+        return true;
+    case CORRECTED_VOLATILE:
+    case UNCORRECTED_VOLATILE:
+    case CORRECTED_AGGREGATE:
+    case UNCORRECTED_AGGREGATE:
+        *value = count_errors(gpu, (field - CORRECTED_VOLATILE) % ERROR_TYPES, (field - CORRECTED_VOLATILE) / ERROR_TYPES);
+        return true;
+    case REMAPPED_CORRECTABLE:
+        *value = 0;
+        return true;
+    case REMAPPED_UNCORRECTABLE:
+        *value = health->remapped;
+        return true;
+    case REMAPPED_PENDING:
+        *value = health->is_remap_pending;
+        return true;
+    case REMAPPED_FAILURE:
+        *value = health->has_remap_failed;
+        return true;
+    case RECOVERY_ACTION:
+        *value = health->recovery;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* ---- Events. ---- */
+
+enum { XID_EVENT = 8, DOUBLE_BIT_EVENT = 2, DOUBLE_BIT_XID = 48 };
+
+struct event_set {
+    uint32_t next; /* the number of the first event that it has not reported */
+    bool has_begun;
+    unsigned long long types[SIM_MAX_GPUS];
+};
+
+struct event_data {
+    nvml_handle device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+};
+_Static_assert(sizeof(struct event_data) == 32, "NVML's layout");
+
+SIM_EXPORT int nvmlEventSetCreate(struct event_set **set)
+{
+    enum { OUT_OF_MEMORY = 20 };
+    RETURN_IF_ERROR(nvml_enter(__func__, set));
+    *set = calloc(1, sizeof **set);
+    return *set ? NVML_OK : OUT_OF_MEMORY;
+}
+
+SIM_EXPORT int nvmlEventSetFree(struct event_set *set)
+{
+    RETURN_IF_ERROR(nvml_enter(__func__, set));
+    free(set);
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetSupportedEventTypes(nvml_handle handle, unsigned long long *types)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, types, &device));
+    *types = XID_EVENT | DOUBLE_BIT_EVENT;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceRegisterEvents(nvml_handle handle, unsigned long long types, struct event_set *set)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, set, &device));
+    if (types & ~(unsigned long long)(XID_EVENT | DOUBLE_BIT_EVENT))
+        return NVML_NOT_SUPPORTED;
+    set->types[device.gpu] |= types;
+    struct fault_table *table = used_faults;
+    if (!set->has_begun && table)
+        set->next = table->event_count;
+    set->has_begun = true;
+    return NVML_OK;
+}
+
+/* Takes the next event of the set's GPUs. */
+static bool take_event(struct event_set *set, struct event_data *event)
+{
+    struct fault_table *table = used_faults;
+    while (table && set->next != table->event_count) {
+        const uint64_t found = table->events[set->next % SIM_MAX_EVENTS];
+        const int gpu = (int)(found >> 32), xid = (int)(found & UINT32_MAX);
+        if (found == 0) /* it is written just now */
+            return false;
+        set->next++;
+        const unsigned long long type = set->types[gpu] & XID_EVENT ? XID_EVENT : xid == DOUBLE_BIT_XID ? DOUBLE_BIT_EVENT : 0;
+        if (!(set->types[gpu] & type))
+            continue;
+        *event = (struct event_data){nvml_encode(gpu, SIM_WHOLE_GPU), type, type == XID_EVENT ? (unsigned)xid : 0, ~0u, ~0u};
+        return true;
+    }
+    return false;
+}
+
+SIM_EXPORT int nvmlEventSetWait_v2(struct event_set *set, struct event_data *event, unsigned milliseconds)
+{
+    enum { TIMEOUT = 10, STEP_MS = 10 };
+    RETURN_IF_ERROR(nvml_enter(__func__, set && event));
+    const int64_t end = now() + (int64_t)milliseconds * MILLISECOND;
+    for (;;) {
+        bool is_lost = false;
+        for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++)
+            if (set->types[gpu])
+                is_lost |= nvml_is_lost(gpu);
+        if (take_event(set, event))
+            return NVML_OK;
+        if (is_lost)
+            return NVML_GPU_IS_LOST;
+        const int64_t time = now();
+        if (time >= end)
+            return TIMEOUT;
+        sleep_until(time + STEP_MS * MILLISECOND < end ? time + STEP_MS * MILLISECOND : end);
+    }
+}
+
+SIM_EXPORT int nvmlEventSetWait(struct event_set *set, struct event_data *event, unsigned milliseconds)
+{
+    return nvmlEventSetWait_v2(set, event, milliseconds);
+}

@@ -1,0 +1,138 @@
+"""What NVML and nvidia-smi say about GPUs on which faults have left something."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import simulated_environment
+from tests.support.simulation import evaluate, linux_only, run
+
+pytestmark = [linux_only, pytest.mark.torch_free]
+
+HEALTH = """
+n.nvmlInit()
+def health(gpu):
+    handle = n.nvmlDeviceGetHandleByIndex(gpu)
+    errors = [n.nvmlDeviceGetTotalEccErrors(handle, kind, counter) for kind in (1, 0) for counter in (0, 1)]
+    fields = n.nvmlDeviceGetFieldValues(handle, [4, 6, 3, 5, 143, 144, 145, 230])
+    values = [field.value.ullVal if field.valueType == 3 else field.value.uiVal for field in fields]
+    assert values[:4] == errors, (values, errors)
+    assert errors[1] == n.nvmlDeviceGetMemoryErrorCounter(handle, 1, 1, 2)
+    rows = list(n.nvmlDeviceGetRemappedRows(handle))
+    assert rows[1:] == values[4:7], (rows, values)
+    return [*errors, *rows[1:], values[7]]
+"""
+UNTOUCHED = [0] * 8
+# Xid of a note: uncorrectable volatile and aggregate, corrected volatile and aggregate, remapped, pending, failed, to do.
+NOTES = {63: [0, 0, 0, 0, 1, 1, 0, 4], 64: [0, 0, 0, 0, 0, 0, 1, 1], 92: [0, 0, 1, 1, 0, 0, 0, 0]}
+
+
+def test_gpus_without_faults_are_well() -> None:
+    program = "report([health(0), n.nvmlDeviceGetEccMode(n.nvmlDeviceGetHandleByIndex(0))])"
+    assert run(HEALTH + program, simulated_environment(gpus=1)) == [UNTOUCHED, [1, 1]]
+
+
+@pytest.mark.parametrize("number", NOTES)
+def test_notes_are_counted(tmp_path: Path, number: int) -> None:
+    child = simulated_environment(gpus=2, state=tmp_path / "state", faults=[f"xid={number},gpu=1"])
+    assert run(HEALTH + "report([health(0), health(1)])", child) == [UNTOUCHED, NOTES[number]]
+
+
+def test_arguments_are_checked() -> None:
+    program = """
+        handle = n.nvmlDeviceGetHandleByIndex(0)
+        report([code(n.nvmlDeviceGetTotalEccErrors, handle, 2, 0), code(n.nvmlDeviceGetTotalEccErrors, handle, 0, 2),
+                code(n.nvmlDeviceGetMemoryErrorCounter, handle, 0, 0, 8),
+                code(n.nvmlDeviceGetRetiredPages, handle, 0)])
+    """
+    assert evaluate(program) == [2, 2, 2, 3]
+
+
+def test_a_lost_gpu_is_lost_for_all_calls_and_the_others_go_on(tmp_path: Path) -> None:
+    child = simulated_environment(gpus=3, state=tmp_path / "state", faults=["xid=79,gpu=1"])
+    program = """
+n.nvmlInit()
+codes = [code(n.nvmlDeviceGetHandleByIndex, gpu) for gpu in range(n.nvmlDeviceGetCount())]
+last = n.nvmlDeviceGetHandleByIndex(2)
+report([codes, n.nvmlDeviceGetTemperature(last, 0)])
+"""
+    assert run(program, child) == [[0, 15, 0], 32]
+
+
+def test_a_handle_of_a_gpu_that_is_lost_later_fails(tmp_path: Path) -> None:
+    program = """
+import time
+n.nvmlInit()
+handle = n.nvmlDeviceGetHandleByIndex(1)
+before = code(n.nvmlDeviceGetName, handle)
+while not (after := code(n.nvmlDeviceGetName, handle)):
+    time.sleep(0.05)
+report([before, after])
+"""
+    child = simulated_environment(gpus=2, state=tmp_path / "state", faults=["xid=79,gpu=1,after_seconds=0.5"])
+    assert run(program, child) == [0, 15]
+
+
+def test_events_come_once_and_only_those_after_the_registration(tmp_path: Path) -> None:
+    program = """
+n.nvmlInit()
+gpus = handles()
+events = n.nvmlEventSetCreate()
+types = [n.nvmlDeviceGetSupportedEventTypes(gpus[0]), code(n.nvmlDeviceRegisterEvents, gpus[0], 4, events)]
+n.nvmlDeviceRegisterEvents(gpus[0], n.nvmlEventTypeXidCriticalError, events)
+n.nvmlDeviceRegisterEvents(gpus[1], n.nvmlEventTypeXidCriticalError, events)
+found = []
+for _ in range(2):
+    data = n.nvmlEventSetWait_v2(events, 20000)
+    found.append([n.nvmlDeviceGetIndex(data.device), data.eventType, data.eventData])
+late = n.nvmlEventSetCreate()
+n.nvmlDeviceRegisterEvents(gpus[0], n.nvmlEventTypeXidCriticalError, late)
+timeouts = [code(n.nvmlEventSetWait_v2, each, 50) for each in (events, late)]
+n.nvmlEventSetFree(events)
+report([types, found, timeouts])
+"""
+    faults = ["xid=63,gpu=1,after_seconds=0.5", "xid=92,gpu=0,after_seconds=0.9", "xid=92,gpu=2,after_seconds=0.1"]
+    child = simulated_environment(gpus=3, state=tmp_path / "state", faults=faults)
+    assert run(program, child) == [[10, 3], [[1, 8, 63], [0, 8, 92]], [10, 10]]
+
+
+def test_a_set_with_a_lost_gpu_says_so_after_its_event(tmp_path: Path) -> None:
+    program = """
+n.nvmlInit()
+events = n.nvmlEventSetCreate()
+n.nvmlDeviceRegisterEvents(n.nvmlDeviceGetHandleByIndex(0), n.nvmlEventTypeXidCriticalError, events)
+data = n.nvmlEventSetWait_v2(events, 20000)
+report([data.eventData, code(n.nvmlEventSetWait_v2, events, 20000)])
+"""
+    child = simulated_environment(gpus=2, state=tmp_path / "state", faults=["xid=79,gpu=0,after_seconds=0.3"])
+    assert run(program, child) == [79, 15]
+
+
+def smi(child: dict[str, str], *arguments: str) -> Any:
+    done = subprocess.run(["nvidia-smi", *arguments], env=child, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_nvidia_smi_shows_errors_and_what_to_do(tmp_path: Path) -> None:
+    child = simulated_environment(gpus=2, state=tmp_path / "state", faults=["xid=63,gpu=1", "xid=92,gpu=0"])
+    fields = "ecc.mode.current,ecc.errors.uncorrected.volatile.total,ecc.errors.corrected.aggregate.total"
+    fields += ",remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure,gpu_recovery_action"
+    assert smi(child, f"--query-gpu={fields}", "--format=csv,noheader") == (
+        0,
+        ["Enabled, 0, 1, 0, No, No, None", "Enabled, 0, 0, 1, Yes, No, Drain and Reset"],
+    )
+
+
+def test_nvidia_smi_names_a_lost_gpu_and_shows_the_others(tmp_path: Path) -> None:
+    child = simulated_environment(gpus=2, state=tmp_path / "state", faults=["xid=79,gpu=0"])
+    lost = "Unable to determine the device handle for GPU 0: GPU is lost.  Reboot the system to recover this GPU"
+    status, lines = smi(child, "--query-gpu=index", "--format=csv,noheader")
+    assert (status, lines) == (0, [lost, "1"])
+    status, lines = smi(child)
+    assert status == 0
+    assert lines[0] == lost
+    assert sum("Simulated GPU" in line for line in lines) == 1

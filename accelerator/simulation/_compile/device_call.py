@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._kernels import accesses, capture
+from .._kernels import accesses, assertions, capture
 from .._kernels.aliases import cpu_alias
 
 __all__ = ["DeviceCall"]
@@ -50,7 +50,15 @@ class DeviceCall:
 
     def _run(self, inputs: list[Any], cpu_inputs: list[Any]) -> tuple[list[Any], Sequence[Any]]:
         outputs = _Outputs(inputs, cpu_inputs)
-        computed = self._compiled(list(cpu_inputs))
+        try:
+            computed = self._compiled(list(cpu_inputs))
+        except (RuntimeError, IndexError) as error:
+            device = next((value.device for value in inputs if _is_cuda(value)), None)
+            if device is None or not assertions.is_failed("index", error):
+                raise
+            assertions.fail(_COMPILED, error, device)
+            capture.raise_error(device)
+            raise
         return [outputs.to_device(value, device) for value, device in zip(computed, self._devices, strict=True)], computed
 
     def _record(self, inputs: list[Any], cpu_inputs: list[Any], device: torch.device) -> list[Any]:

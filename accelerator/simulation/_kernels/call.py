@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import bindings, capture, random
+from . import assertions, bindings, capture, random
 from .aliases import CPU, cpu_alias, cpu_alias_beside, cpu_alias_of_storage, empty_within, to_device, unowned, write_back
 from .decompositions.common import resize_like
 from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
@@ -276,10 +276,17 @@ class Call:
             compute, cpu_args, cpu_kwargs = call._compute_widened, _unowned(args), _unowned(kwargs)
         call.written, call.out_tensors = [], []
         addresses = _device_addresses([*args, *kwargs.values()])
+        device = self.device
 
         def replay() -> None:
             capture.raise_if_freed(addresses, op.name)
-            computed = compute(cpu_args, cpu_kwargs)
+            try:
+                computed = compute(cpu_args, cpu_kwargs)
+            except (RuntimeError, IndexError) as error:
+                if not assertions.is_failed(op.short_name, error):
+                    raise
+                assertions.fail(op.short_name, error, device)
+                return
             values = [computed] if len(op.results) == 1 else computed or ()
             new_values = [value for source, value in zip(op.results, values, strict=True) if source is None]
             for target, value in zip(targets, new_values, strict=True):

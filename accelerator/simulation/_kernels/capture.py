@@ -19,6 +19,7 @@ __all__ = [
     "is_capturing",
     "put_on_stream",
     "raise_capture_error",
+    "raise_error",
     "raise_if_freed",
     "runtime",
     "streams_need_checks",

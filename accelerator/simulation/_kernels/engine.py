@@ -18,6 +18,7 @@ from .._boundary import Boundary
 from .._engine_build import describe, ensure_built
 from . import bindings, capture
 from .argument_checks import checked_dtypes
+from .assertions import may_assert
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
@@ -73,6 +74,7 @@ class _Flags(NamedTuple):
     NEEDS_INPUT_DTYPE: bool
     COUNTS_VERSIONS: bool
     KEEPS_STORAGE: bool
+    MAY_ASSERT: bool
 
 
 _Address = ctypes.c_void_p
@@ -214,6 +216,7 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         NEEDS_INPUT_DTYPE=bool(need.dtype_argument),
         COUNTS_VERSIONS=counts_versions(op.name),
         KEEPS_STORAGE=op.name in CPU_HAS_RESULT_MEMORY,
+        MAY_ASSERT=may_assert(op.short_name),
     )
     return _Rules(
         python_dtypes=sum(1 << scalar_type(dtype) for dtype in dtypes if dtype is not None),

@@ -68,7 +68,8 @@ private:
     bool has_integer_indices(const Stack& stack) const;
     bool is_transfer(const Stack& stack) const;
     bool clear(const Stack& stack) const;
-    bool flip_bit(const Stack& stack, int bit) const;
+    void flip_bit(const Stack& stack, const Look& look, int bit) const;
+    bool compute_or_restore(const c10::OperatorHandle& op, Stack* stack, const Look& look, int flipped_bit);
     void compute(const c10::OperatorHandle& op, Stack* stack, const Look& look);
     void call_with_races(const c10::OperatorHandle& op, Stack* stack);
     void add_arguments(const Stack& stack, RaceScope& scope) const;
@@ -233,17 +234,35 @@ inline bool Kernel::run(const c10::OperatorHandle& op, Stack* stack, Look& look)
         cuda().synchronizeStream(cuda().getStream(c10::Device(c10::kCUDA, look.device)));
     if ((rules_.flags & COPIES) && is_transfer(*stack))
         op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, *stack); // torch's own kernel
+    else if (rules_.flags & MAY_ASSERT)
+        return compute_or_restore(op, stack, look, flipped_bit);
     else if (!(rules_.flags & CLEARS) || !clear(*stack))
         compute(op, stack, look);
-    if (C10_UNLIKELY(flipped_bit >= 0) && flip_bit(*stack, flipped_bit))
-        runtime->flipped(look.device);
+    flip_bit(*stack, look, flipped_bit);
     return true;
 }
 
-// Flips a bit of one element of the first result of floating-point numbers. Returns false if there is none.
-inline bool Kernel::flip_bit(const Stack& stack, int bit) const
+// Computes. If the CPU's kernel raises, puts the arguments back and returns false.
+inline bool Kernel::compute_or_restore(const c10::OperatorHandle& op, Stack* stack, const Look& look, int flipped_bit)
 {
-    for (size_t i = stack.size() - returns_.size(); i < stack.size(); i++) {
+    const size_t base = stack->size() - argument_count_;
+    c10::SmallVector<c10::IValue, 8> arguments(stack->begin() + ptrdiff_t(base), stack->end());
+    try {
+        compute(op, stack, look);
+    } catch (const c10::Error&) {
+        stack->resize(base);
+        for (auto& argument : arguments)
+            stack->push_back(std::move(argument));
+        return false;
+    }
+    flip_bit(*stack, look, flipped_bit);
+    return true;
+}
+
+// Flips a bit of one element of the first result of floating-point numbers, if a fault of the device has one for it.
+inline void Kernel::flip_bit(const Stack& stack, const Look& look, int bit) const
+{
+    for (size_t i = stack.size() - returns_.size(); C10_UNLIKELY(bit >= 0) && i < stack.size(); i++) {
         if (!stack[i].isTensor() || !stack[i].toTensor().defined())
             continue;
         const at::Tensor& tensor = stack[i].toTensor();
@@ -251,9 +270,9 @@ inline bool Kernel::flip_bit(const Stack& stack, int bit) const
             continue;
         auto* const bytes = static_cast<uint8_t*>(tensor.mutable_data_ptr());
         bytes[size_t(bit) / 8 % tensor.element_size()] ^= uint8_t(1 << bit % 8);
-        return true;
+        runtime->flipped(look.device);
+        return;
     }
-    return false;
 }
 
 // Returns whether a copy is torch's own: to or from the host, or of bytes in their order to another device.

@@ -34,7 +34,8 @@ struct op_rules {
     X(WAITS, 1 << 7)             /* the host reads results or their sizes */                                           \
     X(NEEDS_INPUT_DTYPE, 1 << 8) /* the selecting argument is a type; any other than the first tensor's selects Python */ \
     X(COUNTS_VERSIONS, 1 << 9)   /* of the tensors in its first argument, a list that the op writes */                 \
-    X(KEEPS_STORAGE, 1 << 10)    /* results keep storages that are larger than they are, as CUDA's kernel leaves them */
+    X(KEEPS_STORAGE, 1 << 10)    /* results keep storages that are larger than they are, as CUDA's kernel leaves them */ \
+    X(MAY_ASSERT, 1 << 11)       /* Python repeats a call that raises: CUDA's kernel may fail an assertion instead */
 
 /* How an op accesses memory, beyond what its schema says. */
 #define OP_RACE_FLAGS(X)                                                                                               \

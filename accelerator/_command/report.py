@@ -159,7 +159,15 @@ def _hidden(device: discovery.PhysicalDevice) -> dict[str, Any]:
         "pci_bus_id": device.pci_bus_id,
         "total_memory": device.total_memory,
         "mig": device.mig and list(device.mig),
+        "problem": _hidden_problem(device),
     }
+
+
+def _hidden_problem(device: discovery.PhysicalDevice) -> str | None:
+    """Why NVML cannot list a GPU of the machine, such as one that is lost."""
+    _, devices = discovery_cache.physical()
+    found = (listed.gpu.problem for listed in devices if listed.gpu and listed.gpu.physical_index == device.index)
+    return next(found, None)
 
 
 def _environment() -> dict[str, dict[str, str]]:

@@ -193,13 +193,19 @@ def _hidden(facts: dict[str, Any], color: bool) -> list[str]:
     """The physical devices that this process does not see: one line for each reason."""
     with_instances = {device["physical_index"] for device in [*facts["hidden"], *facts["devices"]] if device["mig"]}
     by_mig = [device for device in facts["hidden"] if device["physical_index"] in with_instances and not device["mig"]]
-    others = [device for device in facts["hidden"] if device not in by_mig]
+    failed = [device for device in facts["hidden"] if device["problem"]]
+    others = [device for device in facts["hidden"] if device not in (*by_mig, *failed)]
     lines: list[str] = []
     if by_mig:
         lines += wrapped(f"in MIG instances: {_physical_names(by_mig)}")
     if others:
         lines += wrapped(f"hidden {_hiding_reason(facts)}: {_physical_names(others)}")
-    return [styled(line, "dim", color) for line in lines]
+    problems = [line for device in failed for line in wrapped(f"GPU {device['physical_index']} fails: {device['problem']}")]
+    return [*_styled_all(lines, "dim", color), *_styled_all(problems, "red", color)]
+
+
+def _styled_all(lines: list[str], style: str, color: bool) -> list[str]:
+    return [styled(line, style, color) for line in lines]
 
 
 def _hiding_reason(facts: dict[str, Any]) -> str:

@@ -98,7 +98,7 @@ def test_hidden_devices() -> None:
     document = facts(machine)
     assert [device["physical_index"] for device in document["devices"]] == [1]
     assert [list(device) for device in document["hidden"]] == [
-        ["physical_index", "name", "uuid", "pci_bus_id", "total_memory", "mig"]
+        ["physical_index", "name", "uuid", "pci_bus_id", "total_memory", "mig", "problem"]
     ] * 2
     assert [device["physical_index"] for device in document["hidden"]] == [0, 2]
     assert text(machine).splitlines()[-1] == "hidden by CUDA_VISIBLE_DEVICES: GPU 0 (Simulated GPU), GPU 2 (Simulated GPU)"
@@ -117,6 +117,15 @@ def test_unread_variable_is_not_named_as_the_cause() -> None:
     one_instance = simulated_environment({"HIP_VISIBLE_DEVICES": "0"}, gpus=2, mig=[2, None])
     printed = re.sub("\n +", " ", text(one_instance)).splitlines()
     assert printed[-1].startswith("hidden because a process sees only one MIG instance: GPU 0 MIG")
+
+
+@on_simulated_gpus
+def test_a_lost_gpu_is_named_with_its_problem(tmp_path: Path) -> None:
+    machine = simulated_environment(gpus=2, state=tmp_path / "state", faults=["xid=79,gpu=1"])
+    document = facts(machine)
+    assert [device["physical_index"] for device in document["devices"]] == [0]
+    assert "GPU_IS_LOST" in document["hidden"][0]["problem"]
+    assert text(machine).splitlines()[-1] == f"GPU 1 fails: {document['hidden'][0]['problem']}"
 
 
 @on_simulated_gpus

@@ -209,10 +209,11 @@ int faults_new_context(int gpu)
     return 0;
 }
 
+/* What hangs are the channels of the processes that used the GPU then. New processes get new ones. */
 static bool is_active(const struct fault *fault, int gpu, enum fault_kind kind)
 {
     return fault->state == FAULT_ACTIVE && (int)kind == fault->kind && is_of_gpu(fault, gpu) &&
-           (fault->kind != FAULT_HANG || fault->scope != SCOPE_PROCESS || fault->pid == getpid());
+           (fault->kind != FAULT_HANG || fault->pid == getpid() || reaches(fault, gpu));
 }
 
 bool faults_hang(int gpu)

@@ -51,7 +51,7 @@ def _parser(command: str, **options: Any) -> terminal.Parser:
 def _report(arguments: list[str]) -> int:
     parser = _parser(
         "",
-        usage="python -m accelerator [report | check | simulate | fault | rehearse] [OPTIONS]",
+        usage="python -m accelerator [report|check|simulate|fault|rehearse] [OPTIONS]",
         description="report, the default: print what this machine has, without importing torch or initializing the driver.",
         epilog="'check' exercises every area on every device, 'simulate -- COMMAND' runs a command on simulated GPUs, "
         "'fault WHAT' breaks those of one that runs, 'rehearse -- COMMAND' says what memory it needs; "

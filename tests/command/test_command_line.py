@@ -33,7 +33,7 @@ def run(*arguments: str, environment: dict[str, str] | None = None, **options: A
         (["check", "--timeout", "1_0"], "'1_0' is not a number of seconds"),
         (["--nonsense"], "unrecognized arguments: --nonsense"),
         (["report", "more"], "unrecognized arguments: more"),
-        (["bogus"], "unknown command 'bogus': there are report, check, simulate and rehearse"),
+        (["bogus"], "unknown command 'bogus': there are report, check, simulate, fault and rehearse"),
         (["check", "--timeout", "-1"], "is not a number of seconds"),
         (["check", "--watch"], "unrecognized arguments: --watch"),
         (["--js"], "unrecognized arguments: --js; did you mean --json?"),

@@ -122,6 +122,7 @@ def test_unread_variable_is_not_named_as_the_cause() -> None:
 @on_simulated_gpus
 def test_a_lost_gpu_is_named_with_its_problem(tmp_path: Path) -> None:
     machine = simulated_environment(gpus=2, state=tmp_path / "state", faults=["xid=79,gpu=1"])
+    assert run(machine).stderr.startswith("NVRM: Xid (PCI:0000:02:00): 79, ")  # the kernel's log has it once
     document = facts(machine)
     assert [device["physical_index"] for device in document["devices"]] == [0]
     assert "GPU_IS_LOST" in document["hidden"][0]["problem"]

@@ -34,7 +34,9 @@ def variable(name: str, *arguments: Any, **machine: Any) -> str | None:
 
 
 def test_public_names() -> None:
-    assert accelerator.simulation.__all__ == ["Race", "environment", "is_simulated", "races", "unavailable_reason"]
+    assert accelerator.simulation.__all__ == [
+        *("Race", "environment", "inject_fault", "is_simulated", "races", "unavailable_reason")
+    ]
     assert dir(accelerator.simulation) == accelerator.simulation.__all__
 
 

@@ -27,6 +27,12 @@ def test_each_xid_can_be_written(xid: int) -> None:
     assert parse(f"xid={xid},gpu=1").words == f"xid={xid},gpu=1"
 
 
+def test_the_xids_are_those_of_the_guide() -> None:
+    guide = (Path(__file__).parents[3] / "docs/faults.md").read_text()
+    rows = re.findall(r"^\| ([0-9, ]+) \|", guide, re.MULTILINE)
+    assert sorted(int(number) for row in rows for number in row.split(",")) == sorted(XIDS)
+
+
 @pytest.mark.parametrize(
     ("mapping", "words"),
     [

@@ -42,7 +42,9 @@ Ranks on several machines:
   python -m accelerator simulate --nodes 2 --gpus 4 -- \\
       torchrun --nproc-per-node 4 train.py
 torchrun reads the number of nodes and where they meet from its environment.
-The first node that fails ends the others; its status is the exit status."""
+The first node that fails ends the others; its status is the exit status. With
+--on-node-failure continue they go on, and the last node's status is the exit
+status."""
 
 
 def main(argv: list[str]) -> int:
@@ -70,6 +72,8 @@ def main(argv: list[str]) -> int:
                 parser.error("--build needs a folder")
             return _build_into(options.build)
         parser.require(command)
+        if options.on_node_failure is not None and options.nodes is None:
+            parser.error("--on-node-failure needs --nodes")
     except SystemExit as stop:
         return int(stop.code or 0)
     if options.memory is None or options.capability is None:
@@ -91,9 +95,12 @@ def _simulate(parser: RunParser, options: argparse.Namespace, command: list[str]
     if options.nodes is None:
         status = run(command, child)
     else:
-        status = _cluster.run(command, _cluster.node_environments(child, options.nodes, folder))
-    for line in _faults.unfired(folder, parameters.get("faults", ()), nodes=options.nodes):
-        print(f"python -m accelerator simulate: {line}", file=sys.stderr)
+        nodes = _cluster.node_environments(child, options.nodes, folder)
+        status = _cluster.run(command, nodes, goes_on=options.on_node_failure == "continue")
+    faults = parameters.get("faults", ())
+    names = ["state"] if options.nodes is None else [f"state-{node}" for node in range(options.nodes)]
+    for line in _faults.unfired(*(folder / name for name in names), faults=faults) if faults else ():
+        print(f"python -m accelerator simulate: the fault {line}", file=sys.stderr)
     return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +81,17 @@ def find_states(own: str | None) -> list[Path]:
     return running_states(Path(tempfile.gettempdir()))
 
 
-def unfired(folder: Path, faults: Sequence[str | Mapping[str, Any]], *, nodes: int | None) -> Iterator[str]:
-    """Yield a sentence for each fault of a run that has ended, if the fault never fired."""
-    if not faults:
-        return
-    states = [folder / "state"] if nodes is None else [folder / f"state-{node}" for node in range(nodes)]
+def unfired(*states: Path, faults: Sequence[str | Mapping[str, Any]] = ()) -> list[str]:
+    """Return a line for each fault of machines whose programs have ended, if the fault never fired.
+
+    Args:
+        states: The states of the machines. A machine has none if no process used a GPU.
+        faults: The faults that the machines began with, to name them if there is no state.
+    """
     used = [state for state in states if state.exists()]
     if not used:
-        words: Iterable[str] = (f"{_fault_table.parse(fault).words} never fired: no process used a GPU" for fault in faults)
-    else:
-        words = [line for state in used for line in describe(state, only_unfired=True).splitlines()]
-    for line in words:
-        yield f"the fault {line}"
+        return [f"{_fault_table.parse(fault).words} never fired: no process used a GPU" for fault in faults]
+    return [line for state in used for line in describe(state, only_unfired=True).splitlines()]
 
 
 def _outside() -> ctypes.CDLL:

@@ -282,6 +282,11 @@ _OPTIONS = (
         simulate=Option("run COMMAND once on each of K machines with N GPUs; each line of output begins with its node", "K"),
     ),
     Setting(
+        "on_node_failure",
+        Choice("stop", "continue"),
+        simulate=Option("whether the other nodes go on when a node fails (default: stop)"),
+    ),
+    Setting(
         "fault",
         FaultWords(),
         simulate=Option(

@@ -118,7 +118,8 @@ class Machines:
             self._guard_variables = self._guard.enter_context(guarded())
         self._started += 1
         arguments, keywords = self._parameters[machine]
-        if keywords.get("state") is None:
+        is_own_state = keywords.get("state") is None
+        if is_own_state:
             keywords = {**keywords, "state": Path(self._directory.name, f"state{self._started}")}
         config = self._config
         factory: Any = getattr(config, "_tmp_path_factory", None)
@@ -128,6 +129,7 @@ class Machines:
             paths=list(self._paths[machine]),
             basetemp=factory and str(factory.getbasetemp() / f"simulated{self._started}"),
             workerinput=getattr(config, "workerinput", None) or _workerinput(directory),
+            has_faults=is_own_state and bool(keywords.get("faults")),
         )
         return _Server(order, {**environment(*arguments, **keywords), **self._guard_variables}, directory)
 

@@ -14,12 +14,14 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Generator
+from pathlib import Path
 from typing import IO, Any, NoReturn
 
 import pytest
 from _pytest.terminal import TerminalReporter
 
 from ... import discovery
+from .. import _faults, _settings
 from .channel import Channel, Order, Outcome
 from .keys import SERVER_NAME
 
@@ -39,6 +41,7 @@ _SESSION_OPTIONS: dict[str, Any] = {
     "maxfail": 0,
 }
 
+_STATE = _settings.variable("state")
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _DRIVER_INITIALIZED = (
     "Collecting the tests initialized the CUDA driver, so that a process forked for a test could not use the simulated GPUs. "
@@ -179,6 +182,8 @@ class _Server:
             self._channel.close()
             _end_with(server)
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            if self._order.has_faults:
+                os.environ[_STATE] += f"-{os.getpid()}"
             try:
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
                 status = 0
@@ -194,6 +199,13 @@ class _Server:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """Warn of faults that a test's machine has and that never fired."""
+        if self._order.has_faults:
+            for line in _faults.unfired(Path(os.environ[_STATE])):
+                item.warn(pytest.PytestWarning(f"the fault {line}"))
 
     def _record(self, record_type: str, value: object) -> None:
         if self._records is not None:

@@ -340,6 +340,13 @@ print(error(y.add_, 1), error(synchronize, 0), sep="|", flush=True)
         assert process.communicate("\n", timeout=60) == (f"{TEXTS[999]}|None\n", "")
 
 
+def test_a_machine_of_one_process_names_a_fault_that_never_fired() -> None:
+    program = "import ctypes; assert ctypes.CDLL('libcuda.so.1').cuInit(0) == 0"
+    child = simulated_environment(gpus=2, faults=["hang,gpu=1,after_ops=50"])
+    done = subprocess.run([sys.executable, "-c", program], env=child, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr == "accelerator: the fault hang,gpu=1,after_ops=50 never fired, after 0 ops\n"
+
+
 def test_status_says_what_faults_did(tmp_path: Path) -> None:
     state = tmp_path / "state"
     program = "y.add_(1)\ny.add_(1)\nprint(error(y.add_, 1))"

@@ -2,6 +2,9 @@
 #include "driver.h"
 
 #include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "api.h"
 #include "interface/boundary.h"
@@ -19,10 +22,24 @@ static void disable_after_fork(void)
     driver_status = ERROR_NOT_INITIALIZED;
 }
 
+/* The machine of one process ends with it; of another one the command that runs on it says so. */
+static void tell_unfired_faults(void)
+{
+    char text[4096], *rest = text;
+    if (getenv(SETTING_STATE) || !faults_are_used())
+        return;
+    faults_describe(used_faults, true, text, sizeof text);
+    for (char *line; (line = strsep(&rest, "\n"));)
+        if (*line)
+            fprintf(stderr, "accelerator: the fault %s\n", line);
+}
+
 __attribute__((destructor)) static void leave_state(void)
 {
-    if (driver_status == SUCCESS)
-        sim_state_drop_self(driver_state);
+    if (driver_status != SUCCESS)
+        return;
+    tell_unfired_faults();
+    sim_state_drop_self(driver_state);
 }
 
 static CUresult initialize(void)

@@ -236,6 +236,8 @@ struct fault_effect faults_at_op(int gpu)
     struct fault_table *table = used_faults;
     notice(table, gpu);
     struct fault_effect effect = {.error = contexts[gpu].error};
+    if (effect.error)
+        return effect;
     update(table, gpu, CLOCK_OPS);
     if (is_blocking())
         effect.error = contexts[gpu].error;

@@ -1,0 +1,40 @@
+"""Tests with the mark ``simulated_machine(faults=...)``: each has the faults from their beginning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.simulation.pytest_plugin.test_pytest_plugin import counts, start, write
+from tests.support.discovery import on_simulated_gpus
+
+
+@on_simulated_gpus
+def test_each_test_has_its_faults_and_unfired_ones_are_warnings(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest
+        import torch
+
+        pytestmark = pytest.mark.simulated_machine(gpus=1, faults=["xid=94,after_ops=2", "hang,after_ops=5000"])
+
+        @pytest.mark.parametrize("number", range(2))
+        def test_fails_at_the_third_op(number):
+            x = torch.ones(4, device="cuda")
+            x.add_(1)
+            x.add_(1)
+            with pytest.raises(RuntimeError, match="uncorrectable ECC error"):
+                x.add_(1)
+
+        def test_uses_no_gpu():
+            pass
+
+        @pytest.mark.simulated_machine(gpus=1, faults=["xid=7"])
+        def test_wrong_words():
+            pass
+        """,
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"passed": 3, "error": 1}, done.stdout + done.stderr
+    assert "simulated_machine: fault 'xid=7': Xid 7 is not simulated" in done.stdout
+    assert "the fault hang,after_ops=5000 never fired, after 3 ops" in done.stdout

@@ -7,7 +7,7 @@ import pytest
 from tests import support
 from tests.support import simulated_environment
 from tests.support.simulation import linux_only
-from tests.support.simulation_driver import needs_cuda_torch
+from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
 
 pytestmark = [linux_only, needs_cuda_torch]
 
@@ -119,6 +119,7 @@ print(error(graph.replay), error(torch.cuda.synchronize), sep="|")
     assert "index_select: block: [0,0,0], thread: [0,0,0] Assertion `" in errors
 
 
+@needs_compiled_code
 def test_compiled_code_raises_the_same_error() -> None:
     program = """
 compiled = torch.compile(lambda table, index: table[index] * 2)

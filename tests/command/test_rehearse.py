@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from accelerator._command import rehearse as _rehearse
 from accelerator._command import rehearse_report
 from accelerator.simulation import _rehearsal_record
 from accelerator.simulation._rehearsal_record import CATEGORIES, Curve, DeviceRecord, OutOfMemory, ProcessRecord, Statistics
@@ -155,6 +157,24 @@ def test_ranks_of_a_world_run_alone(ranks: tuple[int, ...], tmp_path: Path) -> N
     entries, _ = figures(tmp_path, WORLD, "--gpus", "4", "--world-size", "6", "--rank", ",".join(map(str, ranks)))
     expected = [(rank, rank % 4, rank + 1) for rank in ranks]
     assert [(entry["rank"], entry["device"], entry["peak_allocated"] // 2**28) for entry in entries] == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "world", "rank", "local", "locals_", "node"),
+    [(4, 6, 5, 1, 4, 1), (4, 6, 3, 3, 4, 0), (8, 2, 1, 1, 2, 0), (2, 2, 1, 1, 2, 0), (1, 3, 2, 0, 1, 2)],
+)
+def test_variables_are_those_of_torchrun(gpus: int, world: int, rank: int, local: int, locals_: int, node: int) -> None:
+    """A node has as many ranks as GPUs, but no more than the world has."""
+    variables = _rehearse._world(argparse.Namespace(gpus=gpus, world_size=world), rank)
+    assert variables == {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(locals_),
+        "GROUP_RANK": str(node),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }
 
 
 @pytest.mark.slow

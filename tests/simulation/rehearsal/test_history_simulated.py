@@ -42,3 +42,10 @@ def test_a_parameter_stays_one_in_later_backwards(monkeypatch: pytest.MonkeyPatc
         event("alloc", 5, 1, 40),
     ]
     assert history._categories(events) == {0: "parameters", 1: "activations", 2: "gradients", 4: "activations"}
+
+
+@pytest.mark.parametrize(("grow", "shrink"), [("segment_alloc", "segment_free"), ("segment_map", "segment_unmap")])
+def test_reserved_memory_falls_as_it_has_risen(grow: str, shrink: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_marks", [])
+    events = [event(grow, 0, 100), event(grow, 100, 20), event(shrink, 0, 100), event(shrink, 100, 20)]
+    assert [point[-1] for point in history._points(events)] == [100, 120, 20, 0]

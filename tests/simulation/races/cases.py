@@ -541,6 +541,40 @@ def copy_between_gpus() -> None:
         y.sum()  # second
 
 
+@racy("wait_stream", gpus=2)
+def other_gpu_is_synchronized() -> None:
+    x, side = _tensor(device="cuda:1"), torch.cuda.Stream("cuda:1")
+    with torch.cuda.stream(side):
+        x.add_(1)  # first
+    torch.cuda.synchronize(0)
+    x.add_(1)  # second
+
+
+@silent
+def second_of_two_gpus_is_synchronized() -> None:
+    x, side = _tensor(device="cuda:1"), torch.cuda.Stream("cuda:1")
+    with torch.cuda.stream(side):
+        x.add_(1)
+    torch.cuda.synchronize(1)
+    x.add_(1)
+
+
+@racy("synchronize", gpus=2)
+def host_waits_for_the_other_gpu() -> None:
+    x, host = _tensor(device="cuda:1"), _pinned()
+    host.copy_(x, non_blocking=True)  # first
+    torch.cuda.synchronize(0)
+    host.sum()  # second
+
+
+@silent
+def host_waits_for_the_second_of_two_gpus() -> None:
+    x, host = _tensor(device="cuda:1"), _pinned()
+    host.copy_(x, non_blocking=True)
+    torch.cuda.synchronize(1)
+    host.sum()
+
+
 @silent
 def two_gpus() -> None:
     x = _tensor()

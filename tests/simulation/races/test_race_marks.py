@@ -47,14 +47,15 @@ _BODIES = """
 
     def test_left_for_the_next_test():
         import torch
-        race.kept = torch.ones(10, device="cuda")
-        torch.cuda.synchronize()
-        with torch.cuda.stream(torch.cuda.Stream()):
-            race.kept.add_(1)
+        race.kept = [torch.ones(10, device=f"cuda:{{index}}") for index in range(2)]
+        for index, kept in enumerate(race.kept):
+            torch.cuda.synchronize(index)
+            with torch.cuda.stream(torch.cuda.Stream(index)):
+                kept.add_(1)
 
     def test_next():
-        if hasattr(race, "kept"):
-            race.kept.add_(1)
+        for kept in getattr(race, "kept", []):
+            kept.add_(1)
 """
 
 _CHILDREN = """
@@ -81,7 +82,7 @@ def _check(output: str) -> None:
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
 def test_a_whole_session(tmp_path: Path, workers: tuple[str, ...]) -> None:
     write(tmp_path, _BODIES.format(preamble=""))
-    done = start(tmp_path, "--simulate-gpus=1", "--simulate-races", *workers)
+    done = start(tmp_path, "--simulate-gpus=2", "--simulate-races", *workers)
     assert counts(done) == {"failed": 3, "passed": 4}, done.stdout + done.stderr
     assert done.returncode == 1
     _check(done.stdout)
@@ -89,7 +90,7 @@ def test_a_whole_session(tmp_path: Path, workers: tuple[str, ...]) -> None:
 
 @pytest.mark.slow
 def test_machines_of_tests(tmp_path: Path) -> None:
-    write(tmp_path, _BODIES.format(preamble="pytestmark = pytest.mark.simulated_machine(races='report')"))
+    write(tmp_path, _BODIES.format(preamble="pytestmark = pytest.mark.simulated_machine(gpus=2, races='report')"))
     done = start(tmp_path)
     assert counts(done) == {"failed": 3, "passed": 4}, done.stdout + done.stderr
     _check(done.stdout)
@@ -98,7 +99,7 @@ def test_machines_of_tests(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_the_option_races_pass(tmp_path: Path) -> None:
     write(tmp_path, _BODIES.format(preamble=""))
-    done = start(tmp_path, "--simulate-gpus=1", "--strict-markers")
+    done = start(tmp_path, "--simulate-gpus=2", "--strict-markers")
     assert counts(done) == {"passed": 7}, done.stdout + done.stderr
 
 

@@ -64,9 +64,9 @@ struct stream {
     _Atomic int64_t idle_at; /* CLOCK_MONOTONIC in nanoseconds; 0 if no work has taken time */
     struct pending pending;
     _Atomic(struct capture *) capture;
-    struct stream *next;     /* in the list of the capture's streams, or of free streams */
-    unsigned captured_count; /* number of pieces of work that were captured from this stream */
-    bool is_unjoined;        /* the capture's first stream does not yet wait for all of this work */
+    struct stream *next;         /* in the list of the capture's streams, or of free streams */
+    size_t captured_index;       /* among the capture's streams */
+    struct captured_work *known; /* which captured work it does or waits for */
     bool is_default, is_blocking; /* the default stream and the blocking streams wait for each other */
     int race_index;               /* of its clock, plus one; 0 until it is used with race detection */
     unsigned race_queries;        /* since its last work */
@@ -161,9 +161,8 @@ struct event {
     uint64_t id;             /* what the file contains while the event exists */
     struct pending pending;
     _Atomic uint64_t capture_id; /* of the capture in which the event was last recorded, or 0 */
-    struct stream *captured_on;
-    unsigned captured_count; /* of `captured_on`, when the event was recorded */
-    struct event *next;      /* in the list of free events */
+    struct captured_work *known; /* of the stream, when the event was recorded; it lives as long as the capture */
+    struct event *next;          /* in the list of free events */
     struct clock *race_clock; /* of the stream when it was recorded, or NULL */
     unsigned race_queries;    /* since it was recorded */
     bool is_waited_for;       /* by a stream, since it was recorded; set with race detection only */

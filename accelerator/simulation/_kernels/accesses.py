@@ -63,7 +63,7 @@ _READING_PARTS = frozenset(
 _WRITING_PARTS = frozenset(
     (
         *("index_put_", "_index_put_impl_", "_unsafe_index_put_", "index_add_", "index_copy_", "index_fill_", "index_reduce_"),
-        *("scatter_", "scatter_add_", "scatter_reduce_", "put_", "masked_fill_", "masked_scatter_"),
+        *("scatter_", "scatter_add_", "scatter_reduce_", "put_", "masked_fill_", "masked_scatter_", "embedding_renorm_"),
     )
 )
 

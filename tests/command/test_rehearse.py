@@ -389,6 +389,35 @@ def test_process_without_memory_is_no_rank_beside_another(tmp_path: Path, monkey
     assert [(entry.rank, entry.peak_reserved) for entry in rehearse_report.read(tmp_path, 0)] == [(0, GIB), (1, 0)]
 
 
+def test_table_word_by_word() -> None:
+    fits = rehearse_report.Entry(0, 0, GIB, 3 * GIB // 2, 80 * GIB, 0, True, None, 0)
+    failure = OutOfMemory(2 * GIB, GIB // 4, "aten::mm", "a.py:8 in f")
+    entries = [
+        fits,
+        fits._replace(rank=1, device=10, retries=12, fits=False, out_of_memory=failure, exit_status=1),
+        fits._replace(rank=2, fits=False, out_of_memory=failure._replace(where=None), exit_status=0),
+        fits._replace(rank=3, exit_status=7),
+        fits._replace(rank=3, device=1, exit_status=7),
+        fits._replace(rank=4, exit_status=None),
+    ]
+    assert rehearse_report.format_table(entries).splitlines() == [
+        "rank   device  peak allocated  peak reserved         of  retries  fits",
+        "   0   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB        0   yes",
+        "   1  cuda:10        1.00 GiB       1.50 GiB  80.00 GiB       12    no",
+        "   2   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB        0    no",
+        "   3   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB        0   yes",
+        "   3   cuda:1        1.00 GiB       1.50 GiB  80.00 GiB        0   yes",
+        "   4   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB        0   yes",
+        "rank 1, cuda:10 is out of memory: aten::mm at a.py:8 in f",
+        "  asked for 2.00 GiB, and 0.25 GiB were free",
+        "rank 2, cuda:0 is out of memory: aten::mm",
+        "  asked for 2.00 GiB, and 0.25 GiB were free",
+        "rank 3 ended with status 7: its figures are those until then",
+        "rank 4 was ended by a signal: its figures are those until then",
+    ]
+    assert rehearse_report.format_table([]) == "rehearsal: no process initialized CUDA or a process group\n"
+
+
 def test_json_of_a_failure() -> None:
     entry = rehearse_report.Entry(1, 0, 2, 3, 4, 5, False, OutOfMemory(6, 7, "aten::mm", "a.py:8 in f"), None)
     document = json.loads(rehearse_report.format_json([entry, entry._replace(out_of_memory=None)]))

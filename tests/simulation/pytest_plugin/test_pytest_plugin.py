@@ -545,6 +545,51 @@ def test_pdb_note_of_a_machine_without_options() -> None:
     )
 
 
+@on_simulated_gpus
+def test_two_machines_keep_their_temporary_folders(tmp_path: Path) -> None:
+    hide_torch(tmp_path)
+    write(
+        tmp_path,
+        """
+        from pathlib import Path
+        import pytest
+
+        @pytest.mark.parametrize(
+            "gpus", [pytest.param(gpus, marks=pytest.mark.simulated_machine(gpus)) for gpus in (1, 2, 1, 2)]
+        )
+        def test_folders(gpus, tmp_path):
+            (tmp_path / "kept").write_text(str(gpus))
+            with open("folders", "a+") as file:
+                file.write(f"{tmp_path}\\n")
+                file.seek(0)
+                folders = [Path(line) for line in file.read().splitlines()]
+            assert [(folder / "kept").read_text() for folder in folders] == ["1", "2", "1", "2"][: len(folders)]
+            assert len({folder.parent for folder in folders}) == min(len(folders), 2)
+        """,
+    )
+    done = start(tmp_path, "-p", "no:randomly")
+    assert counts(done) == {"passed": 4}, done.stdout
+
+
+def test_flags_and_path_of_the_interpreter_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text(
+        "import json, sys\n"
+        "def show():\n"
+        "    flags = [sys.flags.optimize, sys.flags.dont_write_bytecode, sys.warnoptions, sys._xoptions]\n"
+        "    print(json.dumps([*flags, sys.argv, sys.path[0]]))\n"
+    )
+    program = (
+        "import subprocess, sys; from accelerator.simulation._pytest import python; sys.argv = ['name', 'x']; "
+        f"sys.path.insert(0, {str(tmp_path)!r}); subprocess.run(python.command('shown', 'show', '--option', 'a b'), check=True)"
+    )
+    flags = ["-OO", "-B", "-W", "error::ImportWarning", "-X", "utf8"]
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", program], cwd=ROOT, env=plain_environment(), capture_output=True, text=True, check=True
+    )
+    expected = [2, 1, ["error::ImportWarning"], {"utf8": True}, ["name", "--option", "a b"], str(tmp_path)]
+    assert json.loads(done.stdout) == expected
+
+
 class FakeServer:
     """Counts as a server that runs."""
 

@@ -108,7 +108,9 @@ _LINKS: dict[str, Callable[[Any], Any]] = {
     "is_nvlink_connected": lambda device: acc.is_nvlink_connected(device, 2),
     "is_nvlink_connected, the peer": lambda device: acc.is_nvlink_connected(2, device),
 }
-_ALL = {**FUNCTIONS, **MORE_FUNCTIONS, **ACTIONS, **_LINKS}
+# torch 2.6 returns another stream for each call.
+_EXTERNAL: dict[str, Callable[[Any], Any]] = {"external_stream": lambda device: acc.external_stream(0, device).device_index}
+_ALL = {**FUNCTIONS, **MORE_FUNCTIONS, **ACTIONS, **_LINKS, **_EXTERNAL}
 CALLS = {name: call for name, call in _ALL.items() if name not in WAITING}
 
 

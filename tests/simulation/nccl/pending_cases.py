@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.simulation.nccl.ranks import MOST_SECONDS, Place
+from tests.simulation.nccl.ranks import MOST_SECONDS, Place, check_cuda
 from tests.support.simulation_driver import loaded_runtime
 
 PAUSE = 0.4
@@ -200,7 +200,7 @@ def waits(place: Place) -> list[str]:
     dist.all_reduce(tensor)  # must not block: the last rank waits for this rank
 
     def use(name: str) -> None:
-        torch.cuda.set_device(place.rank)
+        check_cuda(loaded_runtime().cudaSetDevice(place.rank))  # torch 2.6 does not set the device that is current already
         begun.wait()
         WAITS[name](tensor)
         ended.append(name)

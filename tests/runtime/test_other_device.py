@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from functools import cache
 from typing import Any
@@ -15,6 +16,8 @@ from tests.support.simulation_driver import needs_cuda_torch
 pytestmark = [needs_cuda_torch, pytest.mark.xdist_group("other_device")]
 other_device: Any = pytest.importorskip("tests.runtime.other_device", reason="needs torch", exc_type=ImportError)
 
+# Their device is always the CPU.
+OF_THE_CPU = {"pin_empty", "pin_empty_like"}
 # Their results name the accelerator and no device.
 WITHOUT_INDEX = ("device", "device_name")
 
@@ -25,6 +28,16 @@ def _results() -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads(done.stdout)
     return results
+
+
+def test_every_function_of_a_device_is_tested() -> None:
+    import accelerator as acc
+
+    words = {"device", "devices", "device_index", "peer_device"}
+    functions = {name: value for name, value in inspect.getmembers(acc) if inspect.isfunction(value)}
+    of_a_device = {name for name, function in functions.items() if words & inspect.signature(function).parameters.keys()}
+    tested = {name.partition(",")[0] for name in (*other_device.CALLS, *other_device.WAITING)}
+    assert of_a_device - OF_THE_CPU <= tested
 
 
 @pytest.mark.parametrize("name", other_device.CALLS)

@@ -494,6 +494,22 @@ def polled_event() -> None:
 
 
 @silent
+def first_answers() -> None:
+    """A program that asks once gets the answer of the simulation, whose work ends with the call."""
+    side = torch.cuda.Stream()
+    generic = torch.Stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
+    event, generic_event, x = torch.cuda.Event(), torch.Event("cuda"), _tensor()
+    for question in (event, generic_event, side, generic):
+        with torch.cuda.stream(side):
+            x.add_(1)
+            event.record()
+            generic_event.record()
+        assert question.query()
+        x.add_(1)
+        side.wait_stream(torch.cuda.current_stream())
+
+
+@silent
 def polled_stream() -> None:
     x, host = _tensor(), _pinned()
     host.copy_(x, non_blocking=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -15,6 +16,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from accelerator._command import rehearse as _rehearse
 from accelerator._command import rehearse_report
 from accelerator.simulation import _rehearsal_record
 from accelerator.simulation._rehearsal_record import CATEGORIES, Curve, DeviceRecord, OutOfMemory, ProcessRecord, Statistics
@@ -155,6 +157,24 @@ def test_ranks_of_a_world_run_alone(ranks: tuple[int, ...], tmp_path: Path) -> N
     entries, _ = figures(tmp_path, WORLD, "--gpus", "4", "--world-size", "6", "--rank", ",".join(map(str, ranks)))
     expected = [(rank, rank % 4, rank + 1) for rank in ranks]
     assert [(entry["rank"], entry["device"], entry["peak_allocated"] // 2**28) for entry in entries] == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "world", "rank", "local", "locals_", "node"),
+    [(4, 6, 5, 1, 4, 1), (4, 6, 3, 3, 4, 0), (8, 2, 1, 1, 2, 0), (2, 2, 1, 1, 2, 0), (1, 3, 2, 0, 1, 2)],
+)
+def test_variables_are_those_of_torchrun(gpus: int, world: int, rank: int, local: int, locals_: int, node: int) -> None:
+    """A node has as many ranks as GPUs, but no more than the world has."""
+    variables = _rehearse._world(argparse.Namespace(gpus=gpus, world_size=world), rank)
+    assert variables == {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(local),
+        "LOCAL_WORLD_SIZE": str(locals_),
+        "GROUP_RANK": str(node),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "29500",
+    }
 
 
 @pytest.mark.slow
@@ -314,6 +334,7 @@ def test_program_without_cuda(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--gpus", "200"], "gpus must be between 0 and 128, not 200"),
         (["--rank", "1"], "--rank needs --world-size"),
         (["--world-size", "4", "--rank", "4"], "rank 4 is not in a world of 4"),
         (["--world-size", "4", "--rank", "x"], "--rank must be numbers separated by commas, not 'x'"),
@@ -324,8 +345,9 @@ def test_program_without_cuda(tmp_path: Path) -> None:
 )
 def test_wrong_usage(options: list[str], message: str) -> None:
     done = rehearse(*options, command=["true"])
-    assert done.returncode == 2
-    assert message in done.stderr
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"python -m accelerator rehearse: {message}")
+    assert done.stderr.count("\n") == 1
 
 
 def write(folder: Path, pid: int, record: ProcessRecord, status: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,6 +379,35 @@ def test_process_without_memory_is_no_rank_beside_another(tmp_path: Path, monkey
         device = DeviceRecord(0, Statistics(reserved=reserved), GIB, None)
         write(tmp_path, pid, ProcessRecord(rank, [device]), "0", monkeypatch)
     assert [(entry.rank, entry.peak_reserved) for entry in rehearse_report.read(tmp_path, 0)] == [(0, GIB), (1, 0)]
+
+
+def test_table_word_by_word() -> None:
+    fits = rehearse_report.Entry(0, 0, GIB, 3 * GIB // 2, 80 * GIB, 0, True, None, 0)
+    failure = OutOfMemory(2 * GIB, GIB // 4, "aten::mm", "a.py:8 in f")
+    entries = [
+        fits,
+        fits._replace(rank=1, device=10, retries=12, fits=False, out_of_memory=failure, exit_status=1),
+        fits._replace(rank=2, fits=False, out_of_memory=failure._replace(where=None), exit_status=0),
+        fits._replace(rank=3, exit_status=7),
+        fits._replace(rank=3, device=1, exit_status=7),
+        fits._replace(rank=4, exit_status=None),
+    ]
+    assert rehearse_report.format_table(entries).splitlines() == [
+        "rank   device  peak allocated  peak reserved         of  retries  fits",
+        "   0   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB        0   yes",
+        "   1  cuda:10        1.00 GiB       1.50 GiB  80.00 GiB       12    no",
+        "   2   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB        0    no",
+        "   3   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB        0   yes",
+        "   3   cuda:1        1.00 GiB       1.50 GiB  80.00 GiB        0   yes",
+        "   4   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB        0   yes",
+        "rank 1, cuda:10 is out of memory: aten::mm at a.py:8 in f",
+        "  asked for 2.00 GiB, and 0.25 GiB were free",
+        "rank 2, cuda:0 is out of memory: aten::mm",
+        "  asked for 2.00 GiB, and 0.25 GiB were free",
+        "rank 3 ended with status 7: its figures are those until then",
+        "rank 4 was ended by a signal: its figures are those until then",
+    ]
+    assert rehearse_report.format_table([]) == "rehearsal: no process initialized CUDA or a process group\n"
 
 
 def test_json_of_a_failure() -> None:

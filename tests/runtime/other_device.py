@@ -53,6 +53,17 @@ def _restored_seeds(device: Any) -> list[bool]:
     return same
 
 
+def _pooled(device: Any) -> list[bool]:
+    """Return on which devices use_mem_pool() takes memory from the pool."""
+    with acc.device_index(device):
+        pool = acc.create_mem_pool()
+    with acc.use_mem_pool(pool, device):
+        held = [torch.empty(3 * _MIB, device=f"cuda:{each}") for each in DEVICES]
+    segments = [each for each in torch.cuda.memory_snapshot() if tuple(each["segment_pool_id"]) == tuple(pool.id)]
+    del held  # before the pool
+    return [any(segment["device"] == each for segment in segments) for each in DEVICES]
+
+
 def _changes(act: Callable[[Any], object], observe: Callable[[int], Any]) -> Callable[[Any], list[Any]]:
     """Return a function that acts on a device, and returns for each device whether this has changed what is observed there."""
 
@@ -100,6 +111,7 @@ ACTIONS: dict[str, Callable[[Any], Any]] = {
         lambda device: acc.set_rng_state(torch.cuda.get_rng_state(2), device),
         lambda device: torch.cuda.default_generators[device].initial_seed(),
     ),
+    "use_mem_pool": _pooled,
 }
 # These wait: see `_waits`.
 WAITING: dict[str, Callable[[Any], Any]] = {"synchronize": acc.synchronize}

@@ -31,7 +31,7 @@ def ops_in_place_by_index() -> list[str]:
 
 @pytest.mark.parametrize("name", ops_in_place_by_index())
 def test_ops_in_place_by_index_write_a_part(name: str) -> None:
-    assert accesses.flags_of(name) & accesses.USES_PART
+    assert accesses.flags_of(name) & accesses._USES_PART
 
 
 def test_there_are_such_ops() -> None:

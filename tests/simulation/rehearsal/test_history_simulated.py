@@ -70,11 +70,13 @@ def test_looking_for_parameters_asks_no_other_object(monkeypatch: pytest.MonkeyP
     assert not any(each is other for each in marked for other in (tensor, buffer))
 
 
-class Sharded:
+class Sharded(torch.Tensor):  # type: ignore[misc]
     """Holds its memory as a DTensor does: in a local tensor."""
 
-    def __init__(self, local: torch.Tensor, grad: Sharded | None = None) -> None:
-        self._local_tensor, self.grad = local, grad
+    def __new__(cls, local: Any) -> Any:
+        tensor = torch.Tensor._make_subclass(cls, torch.empty(local.shape))
+        tensor._local_tensor = local
+        return tensor
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])

@@ -221,7 +221,10 @@ def factories_read_nothing() -> None:
     x, side = _tensor(), torch.cuda.Stream()
     with torch.cuda.stream(side):
         x.add_(1)
-    torch.zeros_like(x)
+    for like in (torch.empty_like, torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like):
+        like(x)
+    torch.full_like(x, 2)
+    torch.randint_like(x, 2)
     torch.cuda.current_stream().wait_stream(side)
 
 
@@ -356,6 +359,16 @@ def missing_record_stream() -> None:
     torch.ones(12345, device="cuda")  # second
 
 
+@racy("record_stream")
+def missing_record_stream_of_a_resized_storage() -> None:
+    side = torch.cuda.Stream()
+    x = _tensor(23456)
+    with torch.cuda.stream(side):
+        x.sum()  # first
+    x.untyped_storage().resize_(0)
+    torch.ones(23456, device="cuda")  # second
+
+
 @silent
 def with_record_stream() -> None:
     side = torch.cuda.Stream()
@@ -420,6 +433,13 @@ def host_reads_too_early() -> None:
     x, host = _tensor(), _pinned()
     host.copy_(x, non_blocking=True)  # first
     host.sum()  # second
+
+
+@racy("synchronize")
+def host_reads_the_end_too_early() -> None:
+    x, host = _tensor(100_000), _pinned(100_000)
+    host.copy_(x, non_blocking=True)  # first
+    host[70_001].item()  # second
 
 
 @silent
@@ -651,6 +671,15 @@ def rows_of_table() -> None:
     table[50:].zero_()  # second
 
 
+@racy("wait_stream")
+def index_of_rows() -> None:
+    table, rows, side = _tensor(100, 10), torch.arange(5, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        rows.fill_(1)  # first
+    table[rows]  # second
+
+
 @racy("wait_stream", is_possible=True)
 def rows_added_to_a_table() -> None:
     table, side, rows = _tensor(100, 10), torch.cuda.Stream(), torch.arange(5, device="cuda")
@@ -670,6 +699,16 @@ def copy_between_gpus() -> None:
     y.copy_(x)  # first
     with torch.cuda.stream(third):
         y.sum()  # second
+
+
+@silent
+def copy_between_gpus_waits_for_both_and_both_for_it() -> None:
+    x, y = _tensor(), _tensor(device="cuda:1")
+    x.add_(1)
+    y.add_(1)
+    y.copy_(x)
+    x.add_(1)
+    y.add_(1)
 
 
 @racy("wait_stream", gpus=2)

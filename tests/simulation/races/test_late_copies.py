@@ -34,6 +34,20 @@ while not torch.cuda.current_stream().query():
 print(host.sum().item())
 """
 
+_FORK = """
+import os, torch
+x, host = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory()
+host.copy_(x, non_blocking=True)
+process = os.fork()
+if process == 0:
+    print(host.sum().item(), flush=True)
+    os._exit(0)
+os.waitpid(process, 0)
+print(host.sum().item())
+torch.cuda.synchronize()
+print(host.sum().item())
+"""
+
 _COLUMNS = """
 import torch, ctypes
 from tests.support.simulation_driver import loaded_runtime
@@ -62,6 +76,11 @@ def test_the_target_is_late(compute: bool) -> None:
 def test_the_host_writes_beside_the_columns_of_a_target() -> None:
     done = support.python(_COLUMNS, simulated_environment(gpus=1, late_copies=True))
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_the_copy_ends_in_a_forked_process() -> None:
+    done = support.python(_FORK, simulated_environment(gpus=1, late_copies=True))
+    assert (done.stdout, done.stderr) == ("100.0\nnan\n100.0\n", "")
 
 
 @pytest.mark.slow

@@ -99,6 +99,12 @@ TEXTS: dict[str, tuple[str, ...]] = {
         "the host reads byte 0 of it: cases.py:{second} in {name}",
         "call synchronize() on that stream, or on an event recorded after the copy, before the host reads it",
     ),
+    "host_reads_the_end_too_early": (
+        "race: 400000 bytes of pinned memory, a float32 tensor of shape (100000,): the host has not waited for a copy",
+        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
+        "the host reads byte 280004 of it: cases.py:{second} in {name}",
+        "call synchronize() on that stream, or on an event recorded after the copy, before the host reads it",
+    ),
     "host_writes_source": (
         "race: 4000 bytes of pinned memory, a float32 tensor of shape (1000,): the host has not waited for a copy",
         f"aten::copy_ on {_DEFAULT} reads it: cases.py:{{first}} in {{name}}",

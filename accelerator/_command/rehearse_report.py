@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..simulation._rehearsal_record import read_records
-
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, ProcessRecord
+    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, Rank
 
-__all__ = ["Entry", "format_json", "format_size", "format_table", "read"]
+__all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table"]
 
 _COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "retries", "fits")
 
@@ -25,46 +23,40 @@ class Entry(NamedTuple):
     peak_allocated: int
     peak_reserved: int
     total: int
+    peak_host: int
     retries: int
     fits: bool
     out_of_memory: OutOfMemory | None
     exit_status: int | None
 
 
-def read(reports: Path, exit_status: int | None) -> list[Entry]:
+def entries_of(ranks: Sequence[Rank], exit_status: int) -> list[Entry]:
     """Return an entry for each rank and device.
 
     Args:
-        reports: The folder of the processes' records.
-        exit_status: The status of the command, which is its rank's if there is one; None while it runs.
+        ranks: The ranks of one run of the command, by number.
+        exit_status: The status of the command, which is its rank's if there is one.
     """
-    records = read_records(reports)
-    # A process that compiles for a rank initializes CUDA too, and uses no memory.
-    users = {record.rank for record, _ in records if _uses_memory(record)}
     entries: list[Entry] = []
-    for record, own_status in records:
-        if record.rank not in users or _uses_memory(record):
-            status = exit_status if exit_status is not None and len(records) == 1 else own_status
-            entries += [_entry(record.rank, device, status) for device in record.devices]
+    for rank in ranks:
+        status = exit_status if len(ranks) == 1 else rank.status
+        entries += [_entry(rank, device, status) for device in rank.record.devices]
     return sorted(entries, key=lambda entry: (entry.rank, entry.device))
 
 
-def _uses_memory(record: ProcessRecord) -> bool:
-    return any(device.statistics.has_use for device in record.devices)
-
-
-def _entry(rank: int, device: DeviceRecord, exit_status: int | None) -> Entry:
+def _entry(rank: Rank, device: DeviceRecord, status: int | None) -> Entry:
     figures = device.statistics
     return Entry(
-        rank=rank,
+        rank=rank.rank,
         device=device.device,
         peak_allocated=figures.allocated,
         peak_reserved=figures.reserved,
         total=device.total,
+        peak_host=rank.record.peak_host,
         retries=figures.retries,
         fits=figures.ooms == 0,
         out_of_memory=device.out_of_memory,
-        exit_status=exit_status,
+        exit_status=status,
     )
 
 

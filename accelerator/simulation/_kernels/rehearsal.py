@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
-from . import bindings, capture
+from . import bindings, capture, dispatch
 from .bindings import DispatchKey, current_device, empty_on_current_device
 from .call import Call
 from .capture import streams_need_checks
@@ -29,7 +30,7 @@ from .dispatch import kernel_override, run_each, spans_devices
 from .ops import Op, _to_meta
 from .shape_rules import SHAPE_RULES
 
-__all__ = ["SMALL_COPY", "copy_override", "rehearsal_override"]
+__all__ = ["SMALL_COPY", "all_computed", "copy_override", "rehearsal_override"]
 
 SMALL_COPY = 2**20
 """Copies of more bytes are not performed."""
@@ -47,6 +48,8 @@ _memset = ctypes.PyDLL(None).memset
 _memset.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 _memset.restype = None
 _empty_strided = torch.empty_strided
+
+_computing: set[int] = set()  # the threads all of whose ops compute
 
 # The shapes of one result: its size, strides and type, its bytes if they are few, and the elements of its storage if they are
 # more than its own; a list of them; or any other value.
@@ -66,6 +69,19 @@ class _Plan:
         self.first_argument = False  # whether the op returns its first argument
         self.returned: list[tuple[str | None, Any]] = []  # for each result the argument that it is, or its shapes
         self.out: list[tuple[str, torch.Tensor]] = []  # out= tensors that the op resizes, as meta tensors
+
+
+@contextlib.contextmanager
+def all_computed() -> Generator[None]:
+    """Let all ops of this thread compute and all its copies move data, whatever their size."""
+    thread = get_ident()
+    is_outermost = thread not in _computing
+    _computing.add(thread)
+    try:
+        yield
+    finally:
+        if is_outermost:
+            _computing.discard(thread)
 
 
 def rehearsal_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
@@ -92,6 +108,8 @@ def rehearsal_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., 
 
     def run(*args: Any, **kwargs: Any) -> Any:
         described = op or prepare()
+        if _computing and get_ident() in _computing:
+            return compute(*args, **kwargs)
         if may_have_to_compute and _has_to_compute(described, args, kwargs):
             return compute(*args, **kwargs)
         if is_in_place and type(args[0]) is list:
@@ -350,12 +368,15 @@ def _new_value(new: Any, index: int, value: int) -> Any:
 def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """Return the kernel override of ``copy_``, which performs small copies and allocates what torch's kernel does."""
     compute = kernel_override("aten::copy_", key)
+    copy = dispatch.copy_override(key)
     by_key = bindings.get_overload("aten::copy_", "")[1]
     torch_key = DispatchKey.CompositeExplicitAutograd
 
     def run(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         if not isinstance(src, _Tensor):
             return self.fill_(src)
+        if _computing and get_ident() in _computing:
+            return copy(self, src, non_blocking)
         expanded = src.expand_as(self)  # raises torch's error for other sizes
         is_on_one_device = self.device == src.device
         copies_bytes = self.dtype == src.dtype and _is_laid_out_alike(self, expanded)

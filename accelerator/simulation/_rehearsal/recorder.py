@@ -13,19 +13,22 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
 
 from .. import _settings
+from .._compile.import_hook import after_import
 from .._kernels import bindings
 from .._rehearsal_record import DeviceRecord, OutOfMemory, ProcessRecord, Statistics, status_file, write_record
 from . import history
+from .distributed import replace
 
-__all__ = ["install", "start"]
+__all__ = ["install"]
 
 _INTERVAL_S = 1.0
 _LIBRARIES = tuple(
@@ -36,17 +39,20 @@ _folder = _settings.read("rehearse") or ""
 _is_started = False
 _kept: dict[int, Statistics] = {}  # by device, what torch's statistics no longer contain
 _out_of_memory: dict[int, OutOfMemory] = {}
+_rank_of_group: list[int] = []  # the rank in the first process group of this process
+_started_at: list[float] = []
 
 
 def install() -> None:
     """Record this process once it initializes CUDA or a process group, if the command was started by ``rehearse``."""
     if not _folder:
         return
-    bindings.replace("_cuda_init", lambda initialize: _after(initialize, start))
+    bindings.replace("_cuda_init", lambda initialize: _after(initialize, _start_with_cuda))
     for name in bindings.RESET_PEAKS:
         bindings.replace(name, lambda reset: _before(reset, _keep_peaks))
     for name in bindings.RESET_COUNTS:
         bindings.replace(name, lambda reset: _before(reset, _keep_counts))
+    after_import("torch.distributed.distributed_c10d", _record_groups)
     leave: Any = _before(os._exit, _end)
     os._exit = leave
     os.register_at_fork(after_in_child=_forget)
@@ -58,11 +64,34 @@ def start() -> None:
     if not _folder or _is_started:
         return
     _is_started = True
-    bindings.observe_out_of_memory(_note_out_of_memory)
-    history.start()
+    _started_at.append(time.time())
     atexit.register(_end)
     ctypes.CDLL(None).accelerator_simulation_report_exit(os.fsencode(status_file(_folder)))
+    _write()  # the process may be killed before the thread runs
     threading.Thread(target=_write_regularly, name="rehearsal", daemon=True).start()
+
+
+def _start_with_cuda() -> None:
+    bindings.observe_out_of_memory(_note_out_of_memory)
+    history.start()
+    start()
+
+
+def _record_groups(c10d: ModuleType) -> None:
+    """Record this process once it initializes a process group, which gives it a rank."""
+    module: Any = c10d
+    init_process_group: Any = module.init_process_group
+
+    @functools.wraps(init_process_group)
+    def init_and_record(*arguments: Any, **options: Any) -> Any:
+        start()
+        result = init_process_group(*arguments, **options)
+        if not _rank_of_group:
+            _rank_of_group.append(module.get_rank())
+            _write()
+        return result
+
+    replace(c10d, "init_process_group", init_and_record)
 
 
 def _after(original: Callable[..., Any], function: Callable[[], object]) -> Callable[..., Any]:
@@ -86,8 +115,8 @@ def _forget() -> None:
     """A forked child is a rank of its own if it initializes CUDA itself."""
     global _is_started
     _is_started = False
-    _kept.clear()
-    _out_of_memory.clear()
+    for of_parent in (_kept, _out_of_memory, _rank_of_group, _started_at):
+        of_parent.clear()
 
 
 def _statistics(device: int) -> Statistics:
@@ -177,24 +206,37 @@ def _end(code: int | None = None, *others: Any) -> None:
     _write()
     if code is not None:  # of os._exit, which libc's handlers do not see
         Path(status_file(_folder)).write_text(str(code & 0xFF), encoding="ascii")
-    history.end(_rank(), _folder)
+    history.end(_folder)
     _is_started = False
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+def _rank() -> int | None:
+    """Return the rank in the process group, else that of the environment, if there is one."""
+    rank = os.environ.get("RANK", "")
+    return _rank_of_group[0] if _rank_of_group else int(rank) if rank.isdecimal() else None
+
+
+def _peak_host() -> int:
+    """Return the peak of this process's resident host memory in bytes. That of getrusage includes what ran before ``exec``."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        [kibibytes] = [line.split()[1] for line in file if line.startswith("VmHWM:")]
+    return int(kibibytes) * 1024
 
 
 _write_lock = threading.Lock()
 
 
 def _write() -> None:
-    statistics = {device: _statistics(device) for device in range(torch.cuda.device_count() if _is_initialized() else 0)}
-    current = [torch.cuda.current_device()] if statistics else []
-    used = [device for device in statistics if statistics[device].has_use] or current
-    devices = [DeviceRecord(device, statistics[device], _total_memory(device), _out_of_memory.get(device)) for device in used]
-    with _write_lock:
-        write_record(_folder, ProcessRecord(_rank(), devices))
+    with _write_lock:  # whoever writes last has the newest figures
+        devices = range(torch.cuda.device_count() if _is_initialized() else 0)
+        statistics = {device: _statistics(device) for device in devices}
+        used = [device for device in devices if statistics[device].has_use] or (
+            [torch.cuda.current_device()] if devices else []
+        )
+        records = [
+            DeviceRecord(device, statistics[device], _total_memory(device), _out_of_memory.get(device)) for device in used
+        ]
+        write_record(_folder, ProcessRecord(_rank(), _started_at[0], _peak_host(), records, []))
 
 
 @functools.cache

@@ -174,6 +174,7 @@ struct operation {
     /* Progress. */
     size_t done; /* elements; bytes of a message */
     bool is_posted, has_started;
+    bool is_without_data; /* nccl_alone.c */
     struct operation *next;
 };
 
@@ -202,7 +203,7 @@ struct comm {
     uint64_t steps, exchanges; /* how many this rank has completed */
     uint64_t children;         /* how many communicators were made of this one without an exchange */
     bool has_growth_id;
-    bool is_alone, has_unknown_size; /* nccl_alone.c */
+    bool is_rehearsed, is_alone, has_unknown_size; /* nccl_alone.c */
     struct queue collectives, sends[MAX_RANKS], receives[MAX_RANKS]; /* of the job in progress */
     struct factor *factors;
     int factor_count;
@@ -303,6 +304,8 @@ ncclResult_t group_end(bool is_to_run);
 
 /* nccl_alone.c */
 bool is_alone(void);
+bool is_rehearsed(void);
+bool leaves_data(const struct operation *operation);
 ncclResult_t join_alone(struct joining *joining); /* takes ownership */
 ncclResult_t complete_alone(const struct operation *operations, size_t count);
 

@@ -37,7 +37,7 @@ static size_t elements_per_step(const struct operation *operation)
     const struct comm *comm = operation->comm;
     size_t pieces = has_pieces(operation->code) ? (size_t)comm->ranks : 1;
     size_t most = comm->shared->slot_size / 2 / pieces / type_size(operation->type), left = operation->count - operation->done;
-    return left < most ? left : most;
+    return left < most || operation->is_without_data ? left : most;
 }
 
 static struct announcement announce(const struct operation *operation)
@@ -49,7 +49,7 @@ static struct announcement announce(const struct operation *operation)
 static void write_slot(const struct operation *operation, size_t elements)
 {
     const struct comm *comm = operation->comm;
-    if (only_root_sends(operation->code) && operation->root != comm->rank)
+    if (operation->is_without_data || (only_root_sends(operation->code) && operation->root != comm->rank))
         return;
     size_t size = type_size(operation->type);
     char *target = slot(comm, comm->rank);
@@ -68,7 +68,7 @@ static void write_slot(const struct operation *operation, size_t elements)
 static void read_slots(const struct operation *operation, size_t elements)
 {
     const struct comm *comm = operation->comm;
-    if (only_root_receives(operation->code) && operation->root != comm->rank)
+    if (operation->is_without_data || (only_root_receives(operation->code) && operation->root != comm->rank))
         return;
     size_t size = type_size(operation->type);
     size_t piece = has_pieces(operation->code) ? (size_t)comm->rank * elements * size : 0;

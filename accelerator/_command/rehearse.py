@@ -83,20 +83,24 @@ def main(argv: list[str]) -> int:
             of_run = _rehearsal_record.read_ranks(reports)
             entries += rehearse_report.entries_of(of_run, ended)
             found += of_run
-        sys.stderr.write(rehearse_report.format_table(entries))
+        values = rehearse_report.values_of(found)
+        sys.stderr.write(rehearse_report.format_table(entries, values))
         try:
-            _write_files(options, found, entries)
+            _write_files(options, found, entries, values)
         except OSError as error:
             return status or report_error("rehearse", str(error))
     return status
 
 
 def _write_files(
-    options: argparse.Namespace, ranks: list[_rehearsal_record.Rank], entries: list[rehearse_report.Entry]
+    options: argparse.Namespace,
+    ranks: list[_rehearsal_record.Rank],
+    entries: list[rehearse_report.Entry],
+    values: list[_rehearsal_record.MissingValue],
 ) -> None:
     """Write the files that were asked for."""
     if options.json:
-        Path(options.json).write_text(rehearse_report.format_json(entries), encoding="utf-8")
+        Path(options.json).write_text(rehearse_report.format_json(entries, values), encoding="utf-8")
     if options.plot:
         memory_plot.write(Path(options.plot), ranks)
     for rank in ranks:

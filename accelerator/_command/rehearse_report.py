@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..simulation._rehearsal_record import MissingValue
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, Rank
 
-__all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table"]
+__all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table", "values_of"]
 
 _COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "retries", "fits")
+_NAMED_PLACES = 3
 
 
 class Entry(NamedTuple):
@@ -60,18 +63,28 @@ def _entry(rank: Rank, device: DeviceRecord, status: int | None) -> Entry:
     )
 
 
-def format_json(entries: list[Entry]) -> str:
+def values_of(ranks: Sequence[Rank]) -> list[MissingValue]:
+    """Return the places of all ranks where values mattered that a rehearsal does not have."""
+    counts: dict[tuple[str, str | None], int] = {}
+    for rank in ranks:
+        for op, where, times in rank.record.values:
+            counts[op, where] = counts.get((op, where), 0) + times
+    return [MissingValue(op, where, times) for (op, where), times in counts.items()]
+
+
+def format_json(entries: list[Entry], values: list[MissingValue]) -> str:
     """Return the document of ``--json``."""
     ranks = [{**entry._asdict(), "out_of_memory": entry.out_of_memory and entry.out_of_memory._asdict()} for entry in entries]
-    return json.dumps({"schema": 1, "ranks": ranks}, indent=2) + "\n"
+    places = [{"op": value.op, "where": value.where, "count": value.times} for value in values]
+    return json.dumps({"schema": 1, "ranks": ranks, "values": places}, indent=2) + "\n"
 
 
 def format_size(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def format_table(entries: list[Entry]) -> str:
-    """Return the table, and a line for each rank that does not fit or that failed for another reason."""
+def format_table(entries: list[Entry], values: list[MissingValue]) -> str:
+    """Return the table, and a line for each rank that does not fit or failed for another reason, and one for missing values."""
     if not entries:
         return "rehearsal: no process initialized CUDA or a process group\n"
     rows = [
@@ -100,4 +113,14 @@ def format_table(entries: list[Entry]) -> str:
         if rank not in too_large:
             end = "was ended by a signal" if status is None else f"ended with status {status}"
             lines.append(f"rank {rank} {end}: its figures are those until then")
+    if values:
+        lines.append(_format_values(values))
     return "\n".join(lines) + "\n"
+
+
+def _format_values(values: list[MissingValue]) -> str:
+    """Return the line that says where values mattered that a rehearsal does not have."""
+    places = f"{len(values)} places" if len(values) > 1 else "1 place"
+    named = ", ".join(f"{value.op} at {value.where or 'an unknown line'}" for value in values[:_NAMED_PLACES])
+    more = f" and {len(values) - _NAMED_PLACES} more" if len(values) > _NAMED_PLACES else ""
+    return f"values that were not computed decided at {places} what follows, or may have: {named}{more}"

@@ -456,11 +456,13 @@ def test_which_processes_are_ranks(
 
 def test_json_of_a_failure() -> None:
     entry = rehearse_report.Entry(1, 0, 2, 3, 4, 9, 5, False, OutOfMemory(6, 7, "aten::mm", "a.py:8 in f"), None)
-    document = json.loads(rehearse_report.format_json([entry, entry._replace(out_of_memory=None)]))
+    values = [MissingValue("aten::nonzero", "a.py:8 in f", 2)]
+    document = json.loads(rehearse_report.format_json([entry, entry._replace(out_of_memory=None)], values))
     names = ("rank", "device", "peak_allocated", "peak_reserved", "total", "peak_host", "retries", "fits")
     expected = dict(zip(names, (1, 0, 2, 3, 4, 9, 5, False), strict=True))
     failure = {"requested": 6, "free": 7, "op": "aten::mm", "where": "a.py:8 in f"}
     assert document == {
         "schema": 1,
         "ranks": [{**expected, "out_of_memory": each, "exit_status": None} for each in (failure, None)],
+        "values": [{"op": "aten::nonzero", "where": "a.py:8 in f", "count": 2}],
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import accesses, bindings, dispatch, random, rehearsal
+from . import accesses, bindings, dispatch, host_values, known_values, random, rehearsal
 from .argument_checks import with_argument_checks
 from .bindings import DispatchKey
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
@@ -98,6 +98,9 @@ def install(computes: bool = True) -> None:
     report_newer_torch()
     if accesses.FINDS_RACES:
         accesses.install()
+    if not computes:
+        known_values.install()
+        host_values.install()
     _remove_python_kernels()
     library = bindings.make_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)
@@ -111,6 +114,10 @@ def install(computes: bool = True) -> None:
             else:
                 library.impl(name, DispatchKey.CUDA, CUDNN_SELECTION.get(name) or _not_simulated(name))
         _register(library, "aten::copy_", copy_override())
+        if not computes:
+            rehearsal.zero_memory_of_compiled_code()
+            for name, override in rehearsal.empty_overrides().items():
+                library.impl(name, DispatchKey.CUDA, override)
         library.impl("aten::copy_", DispatchKey.QuantizedCUDA, copy_override(DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:

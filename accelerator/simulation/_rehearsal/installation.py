@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import _settings
 from .._compile import dynamo
-from . import cpu_fills, recorder, with_peers, without_peers
+from . import collectives, cpu_fills, distributions, recorder, with_peers, without_peers
 
 __all__ = ["install"]
 
@@ -13,6 +13,8 @@ def install() -> None:
     """Prepare this process. Imports and initializes nothing."""
     dynamo.install()
     cpu_fills.install()
+    distributions.install()
+    collectives.install()
     if _settings.read("without_peers") == "1":
         without_peers.install()
     else:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,17 +24,14 @@ import torch
 from .. import _settings
 from .._compile.import_hook import after_import
 from .._kernels import bindings
-from .._rehearsal_record import DeviceRecord, OutOfMemory, ProcessRecord, Statistics, status_file, write_record
+from .._kernels.known_values import forget_noted, frames_from, noted, program_line
+from .._rehearsal_record import DeviceRecord, MissingValue, OutOfMemory, ProcessRecord, Statistics, status_file, write_record
 from . import history
 from .distributed import replace
 
 __all__ = ["install"]
 
 _INTERVAL_S = 1.0
-_LIBRARIES = tuple(
-    os.path.join(folder, "") for folder in (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
-)
-
 _folder = _settings.read("rehearse") or ""
 _is_started = False
 _kept: dict[int, Statistics] = {}  # by device, what torch's statistics no longer contain
@@ -117,6 +114,7 @@ def _forget() -> None:
     _is_started = False
     for of_parent in (_kept, _out_of_memory, _rank_of_group, _started_at):
         of_parent.clear()
+    forget_noted()
 
 
 def _statistics(device: int) -> Statistics:
@@ -158,39 +156,9 @@ def _note_out_of_memory(device: int, requested: int, allocated: int, free: int) 
 
 def _place() -> tuple[str, str | None]:
     """Return the op that allocates and the line of the program that called it."""
-    frames = list(_frames(sys._getframe(1)))
-    op = next(
-        (frame.f_locals["described"].name for frame in frames if "described" in frame.f_locals and _is_kernel(frame)), None
-    )
-    line = _program_line(frames)
-    if line is None:
-        # The op is of a backward, in a thread of torch: the program waits in its own.
-        main = sys._current_frames().get(threading.main_thread().ident or 0)
-        line = _program_line(list(_frames(main)))
-    return op or "an allocation", line
-
-
-def _frames(frame: FrameType | None) -> Any:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_kernel(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_LIBRARIES[1])
-
-
-def _program_line(frames: list[FrameType]) -> str | None:
-    """Return the innermost line outside of torch and the simulation."""
-    for frame in frames:
-        name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES) and not name.startswith("<") and os.sep + "lib" + os.sep + "python" not in name:
-            return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
-    for frame in frames:
-        name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES) and "<frozen" not in name and not name.endswith("threading.py"):
-            return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
-    return None
+    frames = frames_from(sys._getframe(1))
+    op = next((frame.f_locals["described"].name for frame in frames if "described" in frame.f_locals), None)
+    return op or "an allocation", program_line(frames)
 
 
 def _write_regularly() -> None:
@@ -236,7 +204,8 @@ def _write() -> None:
         records = [
             DeviceRecord(device, statistics[device], _total_memory(device), _out_of_memory.get(device)) for device in used
         ]
-        write_record(_folder, ProcessRecord(_rank(), _started_at[0], _peak_host(), records, []))
+        values = [MissingValue(*place) for place in noted()]
+        write_record(_folder, ProcessRecord(_rank(), _started_at[0], _peak_host(), records, values))
 
 
 @functools.cache

@@ -174,7 +174,9 @@ def test_values() -> None:
         assert torch.tensor([1, 2]).cuda().clone().tolist() == [1, 2]  # and small copies
         assert x[x > 3].shape == (0,)  # a mask without values
         y = torch.ones(4, device="cuda")
-        assert y.mul_(3) is y and y.tolist() == [1.0] * 4
+        assert y.mul_(3) is y and y.tolist() == [3.0] * 4  # small tensors compute
+        large = torch.ones(1000, device="cuda")
+        assert large.mul_(3) is large and large.tolist() == [0.0] * 1000
         out = torch.empty(0, device="cuda")
         assert torch.add(y, y, out=out) is out and out.shape == (4,)
         assert torch.stack([y, y], out=out).shape == (2, 4)
@@ -183,7 +185,7 @@ def test_values() -> None:
         assert torch.rand(3)[0] > 0 and 0 < torch.rand(2**18)[-1] < 1 and torch.empty(2**20).normal_().shape == (2**20,)
         assert not torch.isnan(torch.log(y)).any().item()
         full = torch.full((4,), 7.0, device="cuda")
-        assert torch.sin(y, out=full) is full and full.tolist() == [0.0] * 4
+        assert torch.sin(x[:4], out=full) is full and full.tolist() == [0.0] * 4
         assert [part.shape for part in torch._foreach_add([y, out], 1)] == [(4,), (2, 4)]
         assert [part.device.index for part in torch._foreach_add([y, y.to("cuda:1")], 1)] == [0, 1]
         """,
@@ -292,6 +294,55 @@ def test_errors_are_those_of_computing() -> None:
             torch.empty(2**36, device="cuda")
         """
     )
+
+
+# Expressions of a tensor of floats, one of integers and one of bfloat16: each is the first op of a process.
+FIRST_OPS = {
+    "true division": "i / 2",
+    "addition": "x + x",
+    "comparison": "x > 0",
+    "sum": "x.sum()",
+    "argmax": "x.argmax(-1)",
+    "product of matrices": "x @ x",
+    "linear": "torch.nn.functional.linear(h, h, h[0])",
+    "convolution": "torch.nn.functional.conv2d(x.view(1, 1, 64, 64), x[:3, :3].view(1, 1, 3, 3))",
+    "softmax": "h.softmax(-1)",
+    "layer norm": "torch.nn.functional.layer_norm(h, (64,))",
+    "attention": "torch.nn.functional.scaled_dot_product_attention(*[h.view(1, 2, 32, 64)] * 3)",
+    "embedding": "torch.nn.functional.embedding(i, x)",
+    "cross entropy": "torch.nn.functional.cross_entropy(x, i)",
+    "sort": "x.sort()",
+    "index": "x[i]",
+    "mask": "x[x > 0]",
+    "concatenation": "torch.cat([x, x])",
+    "random numbers": "torch.nn.functional.dropout(x)",
+    "list": "torch._foreach_addcdiv([x], [x], [x])",
+    "fused optimizer": "torch._fused_sgd_([x], [x], [], weight_decay=0, momentum=0, lr=1, dampening=0, nesterov=False,"
+    " maximize=False, is_first_step=True)",
+    "recurrent net": "torch.nn.GRU(64, 64).cuda()(x)",
+    "Fourier transform": "torch.fft.fft(x)",
+    "linear algebra": "torch.linalg.cholesky(x)",
+    "upsampling": "torch.nn.functional.interpolate(x.view(1, 1, 64, 64), scale_factor=2, mode='bilinear')",
+    "complex": "torch.complex(x, x).abs()",
+    "autocast": "torch.autocast('cuda', torch.bfloat16).__enter__() and None or x @ x",
+    "type": "h.to(torch.float64)",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name == "true division" else pytest.param(name, marks=pytest.mark.slow) for name in FIRST_OPS]
+)
+def test_any_op_may_be_the_first(name: str) -> None:
+    """torch's shape rules import what they need at the first call, in the middle of a kernel."""
+    code = f"""
+        import torch
+        import sys
+        assert "torch._dynamo" not in sys.modules
+        x, h = torch.empty(64, 64, device="cuda"), torch.empty(64, 64, dtype=torch.bfloat16, device="cuda")
+        i = torch.empty(64, dtype=torch.int64, device="cuda")
+        {FIRST_OPS[name]}
+    """
+    support.run(code, simulated_environment(gpus=1, compute=False))
 
 
 def test_op_without_a_shape_rule_raises() -> None:

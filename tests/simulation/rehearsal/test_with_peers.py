@@ -120,7 +120,7 @@ def test_collectives_of_the_cpu(tmp_path: Path) -> None:
         store = dist.distributed_c10d._get_default_store()
         store.set(f"key{rank}", str(rank))
         assert store.get(f"key{1 - rank}") == str(1 - rank).encode()
-        dist.monitored_barrier()
+        dist.monitored_barrier(dist.new_group(backend="gloo"))
         """,
         tmp_path,
         "cpu:gloo,cuda:nccl",

@@ -80,6 +80,7 @@ storage_at: Callable[[int, torch.device, int], torch.UntypedStorage] = _find("_C
 # Functions of the code that torch.compile generates, which do not go through the dispatcher: `as_strided`, which takes a tuple
 # but not a torch.Size, and `empty_strided` on the current device.
 view: Callable[..., torch.Tensor] = _find("_C._dynamo.guards._reinterpret_tensor")
+_guards: Any = _find("_C._dynamo.guards")
 empty_on_current_device: Callable[..., torch.Tensor] = _find("_C._dynamo.guards._empty_strided_cuda")
 # Whether the storage of a weak reference was freed.
 is_expired: Callable[[int], bool] = _find("UntypedStorage._expired")
@@ -133,8 +134,7 @@ def replace(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]])
 
 def replace_empty_of_compiled_code(function: Callable[..., torch.Tensor]) -> None:
     """Replace ``empty_strided`` of the code that torch.compile generates, which finds it when that is imported."""
-    guards: Any = torch._C._dynamo.guards
-    guards._empty_strided_cuda = function
+    _guards._empty_strided_cuda = function
 
 
 # Reset the peaks of the allocator, or its counts. The second ones are called by torch.accelerator.

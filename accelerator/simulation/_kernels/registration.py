@@ -12,6 +12,7 @@ import torch
 from . import accesses, bindings, dispatch, host_values, known_values, random, rehearsal
 from .argument_checks import with_argument_checks
 from .bindings import DispatchKey
+from .compositions import with_compositions
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dtypes import report_newer_torch
@@ -84,6 +85,9 @@ _OTHER_LAYOUTS = (
     ),
 )
 
+# What kernel overrides do beside computing, from the inside to the outside.
+_EXTENSIONS = (with_versions, with_kernel_memory, with_compositions, with_workspace, with_argument_checks, alert_for)
+
 _libraries: list[Any] = []
 
 
@@ -108,7 +112,7 @@ def install(computes: bool = True) -> None:
         for name in _names_to_override():
             if _is_computed(name):
                 override = kernel_override(name)
-                for extend in (with_versions, with_kernel_memory, with_workspace, with_argument_checks, alert_for):
+                for extend in _EXTENSIONS:
                     override = extend(name, override)
                 _register(library, name, override)
             else:

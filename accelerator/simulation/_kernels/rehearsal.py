@@ -29,6 +29,7 @@ from .decompositions.common import resize_like
 from .dispatch import kernel_override, run_each, spans_devices
 from .known_values import COUNT, EMPTY, KNOWN, UNKNOWN, allocated, copied_to_host, note, state_of, written
 from .ops import Op, _to_meta, import_dynamo
+from .refusals import check_indices, check_types, has_indices
 from .shape_rules import SHAPE_RULES
 
 __all__ = [
@@ -50,8 +51,14 @@ _KNOWN_SHAPES = frozenset(("histc", "_ctc_loss", "linalg_lstsq"))
 _MAXIMUM_PLANS = 4096  # of one op: programs with ever new shapes or numbers must not fill the host's memory
 _LEAST_SUM_OF_WINDOWS = 1e-11
 _CPU_KEY = DispatchKey.CPU
-# torch's shape rule of the first calls cuDNN for meta tensors too; the second's of torch 2.6 raises for a cell without biases.
-_OWN_SHAPES = frozenset(("aten::_cudnn_rnn_flatten_weight", "aten::_thnn_fused_lstm_cell"))
+# torch's shape rule of the first calls cuDNN for meta tensors too; the second's of torch 2.6 raises for a cell without biases;
+# those of the others ask fake tensors for their device.
+_OWN_SHAPES = frozenset(
+    (
+        *("aten::_cudnn_rnn_flatten_weight", "aten::_thnn_fused_lstm_cell", "aten::_convert_weight_to_int4pack"),
+        "aten::_weight_int4pack_mm",
+    )
+)
 _FILLS = frozenset(("fill_", "zero_"))
 _FINITE_CHECKS = frozenset(("isfinite", "isinf", "isnan", "isneginf", "isposinf"))
 _COMPARISONS = frozenset(("eq", "ne"))
@@ -122,13 +129,14 @@ def rehearsal_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., 
     op: Op | None = None  # described at the first call: to describe every op would take longer than many programs run
     plans: dict[tuple[Any, ...], _Plan] = {}
     compute = kernel_override(name, key)
-    may_have_to_compute = is_pointwise = is_in_place = False
+    may_have_to_compute = is_pointwise = is_in_place = is_indexed = False
 
     def prepare() -> Op:
-        nonlocal op, may_have_to_compute, is_pointwise, is_in_place
+        nonlocal op, may_have_to_compute, is_pointwise, is_in_place, is_indexed
         described = Op(name, key)
         may_have_to_compute = described.is_data_dependent or described.is_indexing or _is_fill(described)
         is_pointwise = torch.Tag.pointwise in described.tags
+        is_indexed = has_indices(described)
         # Ops over lists write their first list and return nothing, or write several lists and return them.
         is_in_place = bool(described.written) and not described.out and None not in described.results
         op = described
@@ -158,6 +166,8 @@ def rehearsal_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., 
             if len(plans) >= _MAXIMUM_PLANS:
                 plans.clear()
             plans[plan_key] = plan
+        if is_indexed:
+            check_indices(described, args, kwargs)
         new = plan.single
         if new is not None:
             return _allocate(new, plan.device, state=plan.state)
@@ -321,6 +331,7 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
     with bindings.without_torch_function():
         check.convert(args, kwargs)
     assert check.device is not None
+    check_types(op, args, kwargs)
     plan = _Plan()
     plan.device = check.device.index
     if op.written and None not in op.results and not op.out:
@@ -408,15 +419,32 @@ def _infer(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[
     with torch.no_grad(), bindings.below_autograd(), bindings.without_torch_function():
         own = SHAPE_RULES.get(op.name) or DECOMPOSITIONS.get(op.name)
         for function in (own,) if op.name in _OWN_SHAPES else (op.infer, own):
-            if function is None:
-                continue
-            meta_args = [_to_meta(value) for value in args]
-            meta_kwargs = {name: _to_meta(value) for name, value in kwargs.items()}
-            with contextlib.suppress(NotImplementedError):
-                returned = function(*meta_args, **meta_kwargs)
-                results = [] if not op.results else [returned] if len(op.results) == 1 else list(returned)
-                return results, op.bind(tuple(meta_args), meta_kwargs)
+            if function is not None:
+                with contextlib.suppress(NotImplementedError):
+                    return _call_with_meta_tensors(op, function, args, kwargs)
     raise _NoShapeRule(f"{op.name} cannot be rehearsed: torch has no shape rule (meta kernel) for it")
+
+
+def _call_with_meta_tensors(
+    op: Op, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    numbers = [value for value in (*args, *kwargs.values()) if isinstance(value, _Tensor) and value.is_cpu and not value.dim()]
+
+    def call(convert: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
+        meta_args, meta_kwargs = tuple(map(convert, args)), {name: convert(value) for name, value in kwargs.items()}
+        returned = function(*meta_args, **meta_kwargs)
+        results = [] if not op.results else [returned] if len(op.results) == 1 else list(returned)
+        return results, op.bind(meta_args, meta_kwargs)
+
+    try:
+        return call(_to_meta)
+    except NotImplementedError:
+        raise
+    except RuntimeError:
+        if not numbers:
+            raise
+    # Shape rules in Python refuse numbers on the host, which CUDA's kernels take.
+    return call(lambda value: value.to("meta") if any(value is number for number in numbers) else _to_meta(value))
 
 
 def _shapes(result: Any, elements: int = 0) -> Any:
@@ -529,7 +557,7 @@ def _zeroed(tensor: torch.Tensor) -> torch.Tensor:
     """Set the state of a new tensor that no op has written, and its memory to zero if it is small."""
     nbytes = tensor.nbytes
     if nbytes and nbytes <= _SMALL_RESULT:
-        _memset(tensor.data_ptr(), 0, tensor.untyped_storage().nbytes())
+        _memset(tensor.data_ptr(), 0, nbytes)
     allocated(tensor, EMPTY if nbytes <= SMALL_COPY else UNKNOWN)
     return tensor
 
@@ -575,7 +603,9 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
 
 
 def _is_laid_out_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Return whether two tensors have their elements in the same order, without gaps."""
+    """Return whether two tensors have their elements in the same order, without gaps, and neither changes their sign lazily."""
+    if first.is_conj() != second.is_conj() or first.is_neg() != second.is_neg():
+        return False
     if first.stride() == second.stride():
         return first.is_contiguous() or first.untyped_storage().nbytes() == first.nbytes == second.untyped_storage().nbytes()
     return first.is_contiguous() and second.is_contiguous()

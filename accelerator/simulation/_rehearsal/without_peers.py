@@ -12,7 +12,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Generator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -160,6 +160,9 @@ def _replace_gloo(c10d: Any) -> None:
 
     # torch 2.6 numbers the collectives of gloo, and its FakeProcessGroup cannot.
     fake._set_sequence_number_for_group = _do_nothing
+    # torch 2.8 writes attributes of gloo's options, and its FakeProcessGroup has none.
+    if not hasattr(fake, "options"):
+        fake.options = SimpleNamespace()
 
     class Gloo(type):
         """Makes a FakeProcessGroup where torch makes a ProcessGroupGloo."""

@@ -32,11 +32,36 @@ def install() -> None:
     # The thread that watches over torch's watchdog would read the store while Python ends.
     os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     after_import("torch.distributed.distributed_c10d", _replace)
+    after_import("torch.distributed.checkpoint.utils", _save_alone)
+    after_import("torch.distributed.checkpoint.default_planner", _accept_a_part)
     after_import("deepspeed.runtime.zero.utils", _skip_comparison)
 
 
 def _do_nothing(*arguments: Any, **options: Any) -> None:
     """Replaces functions that would wait for the other ranks."""
+
+
+def _save_alone(utils: ModuleType) -> None:
+    """Let each rank coordinate its own distributed checkpoint, of which it saves and loads its part."""
+    wrapper: Any = utils._DistWrapper
+    init = wrapper.__init__
+
+    def init_without_peers(self: Any, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options)
+        self.use_dist, self.is_coordinator = False, True
+
+    wrapper.__init__ = init_without_peers
+
+
+def _accept_a_part(planner: ModuleType) -> None:
+    """Accept the plan of a checkpoint that has the parts of this rank alone."""
+    module: Any = planner
+    validate = module._validate_global_plan
+
+    def validate_part(*arguments: Any) -> Any:
+        return [] if isinstance(validate(*arguments), list) else True  # in older torch, whether the plan is valid
+
+    module._validate_global_plan = validate_part
 
 
 def _skip_comparison(utils: ModuleType) -> None:

@@ -125,6 +125,7 @@ _EXPORTS = {
         "external_stream",
         "handles_memory_backpressure",
         "is_synchronized_device",
+        "record_stream",
         "resolves_data_dependency",
         "set_stream",
         "stream",
@@ -141,8 +142,11 @@ _EXPORTS = {
         "set_sync_debug_mode",
     ),
     "memory": (
+        "OutOfMemoryError",
+        "create_mem_pool",
         "empty_cache",
         "empty_host_cache",
+        "get_allocator_backend",
         "get_per_process_memory_fraction",
         "host_memory_stats",
         "host_memory_stats_as_nested_dict",
@@ -157,6 +161,7 @@ _EXPORTS = {
         "reset_peak_host_memory_stats",
         "reset_peak_memory_stats",
         "set_per_process_memory_fraction",
+        "use_mem_pool",
     ),
     "memory_info": (
         "available_memory",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ..simulation import _known_gpus, _rehearsal_record, _settings, environment
+from ..simulation._environment import PROBLEM_SUFFIX
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import memory_plot, rehearse_report
-from .run_parser import RunParser, report_error
+from .run_parser import RunParser, report_error, report_unknown_names
 
 __all__ = ["main"]
 
@@ -36,7 +38,7 @@ A known --name sets memory and capability:
 {names}
 
 The exit status is COMMAND's; with several ranks the first that is not 0. It is
-2 on wrong usage or if GPUs cannot be simulated here."""
+2 on wrong usage, or if GPUs cannot be simulated here or with this torch."""
 
 
 def main(argv: list[str]) -> int:
@@ -62,10 +64,16 @@ def main(argv: list[str]) -> int:
         machine = _machine(parser, options)
     except SystemExit as stop:
         return int(stop.code or 0)
+    if options.capability is None:
+        report_unknown_names("rehearse", options.name or ())
     entries: list[rehearse_report.Entry] = []
-    status = 0
-    with state_folder() as folder:
-        found: list[_rehearsal_record.Rank] = []
+    found: list[_rehearsal_record.Rank] = []
+    status, problem = 0, ""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(state_folder())
+        except RuntimeError as error:
+            return report_error("rehearse", f"cannot simulate GPUs: {error}")
         for rank in ranks:
             reports = folder / f"reports-{rank}"
             reports.mkdir()
@@ -83,8 +91,13 @@ def main(argv: list[str]) -> int:
             of_run = _rehearsal_record.read_ranks(reports)
             entries += rehearse_report.entries_of(of_run, ended)
             found += of_run
+            problem = problem or _read_problem(folder / f"state-{rank}")
         values = rehearse_report.values_of(found)
-        sys.stderr.write(rehearse_report.format_table(entries, values))
+        if entries or not problem:
+            sys.stderr.write(rehearse_report.format_table(entries, values))
+        if problem:
+            failure = report_error("rehearse", problem)
+            status = status or failure
         try:
             _write_files(options, found, entries, values)
         except OSError as error:
@@ -114,15 +127,17 @@ def _parser() -> RunParser:
 
 
 def _machine(parser: RunParser, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the parameters of `environment`. A known name sets memory and capability, if they are not given."""
-    given = parser.parameters(options)
+    """Return the parameters of `environment`, which takes memory and capability from a known name."""
     [name] = options.name or [""]
-    gpu = _known_gpus.find(name)
-    if gpu is not None:
-        return {"memory": gpu.memory_mib * 2**20, "capability": gpu.capability, **given, "name": gpu.name}
-    if name and options.memory is None:
+    if name and _known_gpus.find(name) is None and options.memory is None:
         parser.error(f"no GPU named {name!r} is known: give --memory, or one of the names {_known_gpus.names()}")
-    return given
+    return parser.parameters(options)
+
+
+def _read_problem(state: Path) -> str:
+    """Return why the processes of a machine could not be rehearsed, or nothing."""
+    file = state.with_name(f"{state.name}{PROBLEM_SUFFIX}")
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def _ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[int] | list[None]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..simulation import _settings
+from ..simulation import _known_gpus, _settings
 from ..simulation._values import Choice, Flag
 from . import terminal
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from ..simulation._settings import Option, Setting
 
-__all__ = ["RunParser", "report_error"]
+__all__ = ["RunParser", "report_error", "report_unknown_names"]
 
 _USAGE = 2
 
@@ -88,3 +89,10 @@ def report_error(name: str, message: str) -> int:
     """Print one line that says what is wrong, and return the exit status."""
     print(f"python -m accelerator {name}: {message}", file=sys.stderr)
     return _USAGE
+
+
+def report_unknown_names(name: str, gpus: Iterable[str]) -> None:
+    """Print one line for each name of a GPU that sets neither its memory nor its capability."""
+    for each in dict.fromkeys(gpus):
+        if _known_gpus.find(each) is None:
+            report_error(name, f"no GPU named {each!r} is known, so the name sets neither memory nor capability")

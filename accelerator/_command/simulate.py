@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from ..simulation import _build, _cluster, _engine_build, environment
 from ..simulation._environment import RACES_SUFFIX
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
-from .run_parser import RunParser, report_error
+from .run_parser import RunParser, report_error, report_unknown_names
 
 __all__ = ["main"]
 
@@ -71,18 +72,26 @@ def main(argv: list[str]) -> int:
         parser.require(command)
     except SystemExit as stop:
         return int(stop.code or 0)
-    with state_folder() as folder:
-        try:
-            child = environment(**parser.parameters(options), state=folder / "state")
-        except ValueError as error:
-            return report_error("simulate", str(error))
-        except RuntimeError as error:
-            return report_error("simulate", f"cannot simulate GPUs: {error}")
-        if options.nodes is None:
-            status = run(command, child)
-        else:
-            status = _cluster.run(command, _cluster.node_environments(child, options.nodes, folder))
-        return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
+    if options.memory is None or options.capability is None:
+        report_unknown_names("simulate", options.name or ())
+    try:
+        with state_folder() as folder:
+            return _simulate(parser, options, command, folder)
+    except RuntimeError as error:
+        return report_error("simulate", f"cannot simulate GPUs: {error}")
+
+
+def _simulate(parser: RunParser, options: argparse.Namespace, command: list[str], folder: Path) -> int:
+    """Run a command on the machine that the options describe, and return its exit status."""
+    try:
+        child = environment(**parser.parameters(options), state=folder / "state")
+    except ValueError as error:
+        return report_error("simulate", str(error))
+    if options.nodes is None:
+        status = run(command, child)
+    else:
+        status = _cluster.run(command, _cluster.node_environments(child, options.nodes, folder))
+    return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 
 
 def _build_into(directory: str) -> int:

@@ -8,7 +8,7 @@ library path:
     preload/libaccelerator-exit.so
     driver/libcuda.so.1  driver/libcuda.so
     nvml/libnvidia-ml.so.1
-    bin/nvidia-smi
+    bin/nvidia-smi  bin/accelerator-guard
     absent/driver/libcuda.so.1  absent/driver/libcuda.so  absent/nvml/libnvidia-ml.so.1
 
 The files under absent/ are empty. The loader finds them first, cannot load them and stops searching: this hides a real
@@ -28,11 +28,15 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from ._boundary import boundary_flag
 from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact
 from ._settings import LIBRARIES_FOLDER, read, variable
 from ._settings_header import HEADER_NAME, header
+
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
 __all__ = ["PRELOADED", "build", "build_problem", "ensure_built", "platform_problem"]
 
@@ -45,23 +49,24 @@ _ANNOUNCEMENT = "compiling the simulated driver, about 10 s, once"
 
 
 class _Library(NamedTuple):
-    """A shared library or program and its sources."""
+    """A shared library or program, and the folders of its sources below ``native``."""
 
     path: str
-    sources: tuple[str, ...]
+    folders: tuple[str, ...]
     version_script: str = ""  # empty for a program
     cudart: str = ""
 
 
 _LIBRARIES = (
-    _Library("preload/libcudart.so.12", ("runtime*.c", "race*.c"), "runtime.map.in", "12"),
-    _Library("preload/libcudart.so.13", ("runtime*.c", "race*.c"), "runtime.map.in", "13"),
-    _Library("driver/libcuda.so.1", ("driver*.c", "visible.c", "config.c", "state.c"), "driver.map"),
-    _Library("nvml/libnvidia-ml.so.1", ("nvml*.c", "config.c", "state.c"), "nvml.map"),
-    _Library("preload/libaccelerator-exit.so", ("exit.c",), "exit.map"),
-    _Library("preload/libcupti.so.13", ("cupti*.c",), "cupti.map"),
-    _Library("preload/libnccl.so.2", ("nccl*.c",), "nccl.map"),
-    _Library("bin/nvidia-smi", ("smi*.c",)),
+    _Library("preload/libcudart.so.12", ("runtime", "races"), "runtime/runtime.map.in", "12"),
+    _Library("preload/libcudart.so.13", ("runtime", "races"), "runtime/runtime.map.in", "13"),
+    _Library("driver/libcuda.so.1", ("driver", "common"), "driver/driver.map"),
+    _Library("nvml/libnvidia-ml.so.1", ("nvml", "common"), "nvml/nvml.map"),
+    _Library("preload/libaccelerator-exit.so", ("preload/exit",), "preload/exit/exit.map"),
+    _Library("preload/libcupti.so.13", ("preload/cupti",), "preload/cupti/cupti.map"),
+    _Library("preload/libnccl.so.2", ("nccl",), "nccl/nccl.map"),
+    _Library("bin/nvidia-smi", ("smi",)),
+    _Library("bin/accelerator-guard", ("guard",)),
 )
 # NVIDIA's driver has this name too, and the Triton of torch 2.8 links with -lcuda.
 _LINKS = {"driver/libcuda.so": "driver/libcuda.so.1"}
@@ -173,12 +178,20 @@ def _checked(root: Path) -> Path:
 
 @functools.cache
 def _sources() -> dict[str, bytes]:
-    """Read the sources, which may be in a zip archive, and write the header of settings."""
+    """Read the sources, which may be in a zip archive, by their paths below ``native``, and write the header of settings."""
     from importlib import resources
 
-    native = resources.files(__name__.rpartition(".")[0]) / "native"
-    sources = {entry.name: entry.read_bytes() for entry in native.iterdir() if entry.name.endswith((".c", ".h", ".map", ".in"))}
-    return dict(sorted({**sources, HEADER_NAME: header()}.items()))
+    sources: dict[str, bytes] = {HEADER_NAME: header()}
+
+    def read(folder: Traversable, path: str) -> None:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                read(entry, f"{path}{entry.name}/")
+            elif entry.name.endswith((".c", ".h", ".map", ".in")):
+                sources[path + entry.name] = entry.read_bytes()
+
+    read(resources.files(__name__.rpartition(".")[0]) / "native", "")
+    return dict(sorted(sources.items()))
 
 
 @functools.cache
@@ -212,7 +225,7 @@ def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as pool:
         for name, content in _sources().items():
             file = Path(scratch, name)
-            file.parent.mkdir(exist_ok=True)
+            file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
         jobs = [pool.submit(_compile, compiler, library, scratch_directory, Path(scratch)) for library in _LIBRARIES]
         for job in jobs:
@@ -235,10 +248,11 @@ def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Pa
         script = scratch / f"runtime-{library.cudart}.map"
         script.write_text(text, encoding="utf-8")
         flags.append(f"-DCUDART={library.cudart}")
-    sources = sorted({str(path) for pattern in library.sources for path in scratch.glob(pattern)})
+    sources = sorted(str(path) for folder in library.folders for path in (scratch / folder).glob("*.c"))
     if library.version_script:
         flags += [f"-Wl,-soname,{output.name}", f"-Wl,--version-script={script}"]
-    command = [*compiler, *flags, f"-I{scratch}", "-o", str(output), *sources, "-ldl"]
+    boundary = boundary_flag(lambda name: (scratch / name).read_bytes())
+    command = [*compiler, *flags, boundary, f"-I{scratch}", "-o", str(output), *sources, "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

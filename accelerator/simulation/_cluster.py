@@ -13,6 +13,7 @@ from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 
 from . import _run, _settings
+from ._guard import guarded
 from ._node_output import NodeOutput
 
 __all__ = ["node_environments", "run"]
@@ -62,18 +63,18 @@ def run(command: list[str], environments: list[dict[str, str]]) -> int:
     """Run a command on each node, and return 0 or the exit status of the first node that failed.
 
     Signals that other processes send to this one are forwarded to all nodes. When a node fails, the others are ended.
-    When all nodes have ended, the processes that their commands left behind are ended.
+    When all nodes have ended, the processes that their commands left behind are ended. If this process is killed, all end.
 
     Args:
         command: The program and its arguments.
         environments: The environment of each node.
     """
-    with _run.handle_signals() as signals, NodeOutput() as output, _end_orphans():
+    with guarded() as variables, _run.handle_signals() as signals, NodeOutput() as output, _end_orphans():
         nodes: dict[int, int] = {}
         failure = 0
         try:
             for node, child in enumerate(environments):
-                nodes[_start(node, command, child, signals, output)] = node
+                nodes[_start(node, command, {**child, **variables}, signals, output)] = node
         except _run.CannotStart as problem:
             _run.report(str(problem))
             failure = problem.status

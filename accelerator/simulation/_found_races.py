@@ -1,4 +1,4 @@
-"""Reads the races of this process. The simulated runtime finds them and decides what is reported (``native/race_report.c``)."""
+"""Reads the races of this process. The simulated runtime finds them and decides what is reported (``native/races``)."""
 
 from __future__ import annotations
 

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ._guard import guarded
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -39,16 +41,17 @@ class Signals(NamedTuple):
 def run(command: list[str], child: Mapping[str, str], name: str = "simulate") -> int:
     """Run a command and return its exit status as a shell does.
 
-    Signals that other processes send to this one are forwarded to the command.
+    Signals that other processes send to this one are forwarded to the command. If this process is killed, the command ends too,
+    with all processes that it has started.
 
     Args:
         command: The program and its arguments.
         child: The environment of the command.
         name: The word of the command line that starts it, for errors.
     """
-    with handle_signals() as signals:
+    with guarded() as variables, handle_signals() as signals:
         try:
-            pid = start(command, child, signals)
+            pid = start(command, {**child, **variables}, signals)
         except CannotStart as problem:
             report(str(problem), name)
             return problem.status

@@ -121,7 +121,7 @@ class Setting(NamedTuple):
         return self.fallback if self.fallback is not None else self.type.encode(self.name, self.default, 1) or ""
 
 
-# The libraries that contain config.c.
+# The libraries that contain common/config.c.
 _CONFIG = ("libcuda", "libnvidia-ml")
 
 PARAMETERS = (
@@ -136,9 +136,9 @@ PARAMETERS = (
     Setting(
         "memory",
         PerGpu(MemorySize()),
-        default="8GiB",
         readers=_CONFIG,
-        simulate=Option("memory of a GPU, such as 512MiB (default: 8GiB)", "SIZE", is_repeated=True),
+        fallback=str(8 * 2**30),
+        simulate=Option("memory of a GPU, such as 512MiB (default: that of --name, else 8GiB)", "SIZE", is_repeated=True),
         rehearse=Option("memory of each GPU, such as 80GiB (default: that of --name; without it 8GiB)", "SIZE"),
     ),
     Setting(
@@ -147,16 +147,21 @@ PARAMETERS = (
         default="Simulated GPU",
         variable_name="NAMES",
         readers=_CONFIG,
-        simulate=Option('name of a GPU; repeat it for the next GPU (default: "Simulated GPU")', "NAME", is_repeated=True),
+        simulate=Option(
+            "name of a GPU, such as H100, which sets memory and capability if it is known; repeat it for the next GPU "
+            '(default: "Simulated GPU")',
+            "NAME",
+            is_repeated=True,
+        ),
         rehearse=Option("name of the GPUs, such as H100", "NAME"),
     ),
     Setting(
         "capability",
         PerGpu(ComputeCapability()),
-        default="9.0",
         variable_name="CAPABILITIES",
         readers=_CONFIG,
-        simulate=Option("compute capability of a GPU (default: 9.0)", "X.Y", is_repeated=True),
+        fallback="9.0",
+        simulate=Option("compute capability of a GPU (default: that of --name, else 9.0)", "X.Y", is_repeated=True),
         rehearse=Option("compute capability of the GPUs (default: that of --name, else 9.0)", "X.Y"),
     ),
     Setting("speed", PerGpu(Speed()), default=0, variable_name="SPEEDS", readers=_CONFIG),
@@ -205,7 +210,7 @@ PARAMETERS = (
     ),
     Setting("errors", InjectedErrors(LIMITS["ERRORS"]), readers=_CONFIG),
     Setting("log", OutputFile(), readers=_CONFIG),
-    Setting("state", OutputFile(), is_of_a_run=True, readers=(*_CONFIG, "libnccl")),
+    Setting("state", OutputFile(), is_of_a_run=True, readers=(*_CONFIG, "libnccl", "kernels")),
     Setting(
         "compute",
         Flag(option_gives=False),
@@ -299,13 +304,18 @@ _OPTIONS = (
 )
 _VARIABLES = (
     # Other settings decide these, or commands set them for the processes that they start.
-    Setting("driver_version", ValueType(), readers=_CONFIG, fallback="590.44.01"),
+    Setting("driver_version", ValueType(), readers=_CONFIG, fallback="595.45.04"),
+    # What the driver of each GPU reserves of its memory, in bytes.
+    Setting("reserves", ValueType(), readers=_CONFIG, fallback="0"),
     # The number of a node of a cluster.
     Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "kernels"), fallback="0"),
     # The folder to which the processes of a rehearsal write their figures.
     Setting("rehearse", ValueType(), readers=("kernels",), is_read_early=True),
     # "1" if no other rank of the world runs.
     Setting("without_peers", ValueType(), readers=("libnccl", "kernels"), is_read_early=True),
+    # The tokens of the runs that a process belongs to, and "1" if the problem of its kernels was told.
+    Setting("run", ValueType(), readers=("kernels",)),
+    Setting("told", ValueType(), readers=("kernels",)),
     # The file of the races of all processes, and the test that a process belongs to.
     Setting("race_file", ValueType(), readers=("libcudart", "python")),
     Setting("race_test", ValueType(), readers=("libcudart",)),

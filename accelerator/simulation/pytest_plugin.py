@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--simulate-races", action="store_true", help="fail tests whose bodies have a race between streams or the host"
     )
     # Only the pytest on the simulated machine gets this option. Its arguments also contain the options above.
-    group.addoption("--on-simulated-gpus", action="store_true", help="==SUPPRESS==")
+    group.addoption("--on-simulated-gpus", action="store_true", help=argparse.SUPPRESS)
 
 
 def _parse_gpus(text: str) -> Any:

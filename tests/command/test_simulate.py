@@ -301,13 +301,12 @@ def test_next_simulation_removes_folder_of_a_killed_one(tmp_path: Path) -> None:
     assert killed.stdin is not None
     assert killed.stdout is not None
     killed.stdout.readline()
-    killed.kill()
-    killed.wait()
-    # The command of the killed simulation is still running and needs the folder.
+    # The command needs the folder while it runs.
     assert simulate("--", "true", TMPDIR=str(tmp_path)).returncode == 0
     (folder,) = tmp_path.iterdir()
     assert (folder / "lock").exists()
-    killed.stdin.close()
+    killed.kill()
+    killed.wait()
     assert killed.stdout.read() == ""  # the command has ended
     deadline = time.monotonic() + DEADLINE
     while list(tmp_path.iterdir()) and time.monotonic() < deadline:

@@ -31,11 +31,12 @@ runtime.accelerator_simulation_released.restype = ctypes.c_size_t
 
 runtime.accelerator_simulation_wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
 runtime.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-_NOT_READY = 600
+_NOT_READY, _NOT_SUPPORTED = 600, 801
 _WAIT_MS = 100
 
 streams_need_checks = ctypes.c_int.in_dll(runtime, "accelerator_simulation_attention")
-"""Not zero if calls must check their streams: a capture is under way, a stream waits for a collective, or in a bad fork."""
+"""Not zero if calls must check their streams: one captures or waits for a collective, or a refused kernel's error is pending;
+and in a bad fork."""
 
 _computations: dict[int, Callable[[], object]] = {}
 _identifiers = itertools.count(1)
@@ -54,14 +55,28 @@ def raise_in_bad_fork() -> None:
 
 
 def wait_for_pending(device: torch.device) -> None:
-    """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C interrupt it."""
+    """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C interrupt it.
+
+    Raises:
+        RuntimeError: a kernel was refused, and the program has not read the error.
+    """
     raise_in_bad_fork()
     index = device.index
     stream = bindings.current_stream(index)
     while (error := runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
         pass
+    if error == _NOT_SUPPORTED:
+        raise_refusal()
     if error:
         torch.cuda.check_error(error)
+
+
+def raise_refusal() -> None:
+    """Raise the error of a kernel that was refused, if the program has not read it: the op's arguments may not be computed."""
+    text = ctypes.create_string_buffer(4096)
+    if runtime.accelerator_simulation_refusal(text, ctypes.c_size_t(len(text))):
+        runtime.cudaGetLastError()  # of this thread: torch would raise it after its next launch
+        raise RuntimeError(f"CUDA error: operation not supported: {text.value.decode(errors='replace')}")
 
 
 def wait_unless_capturing(device: torch.device) -> bool:

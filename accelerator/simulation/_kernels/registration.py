@@ -180,12 +180,12 @@ def _is_computed(name: str) -> bool:
 def _register(library: Any, name: str, override: Callable[..., Any]) -> None:
     """Register an op's kernel override in Python: with the engine, under the key at which the engine finds it."""
     if engine is None:
-        if accesses.FINDS_RACES:
-            override = accesses.with_accesses(name, override)
         library.impl(name, DispatchKey.CUDA, override)
         return
     library.impl(name, PYTHON_KEY, override)
     engine.override(name)
+    if accesses.FINDS_RACES and (flags := accesses.flags_of(name)):
+        engine.describe_races(name, flags)
 
 
 def _not_simulated(name: str) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import bindings, capture, dispatch
+from . import accesses, bindings, capture, dispatch
 from .bindings import DispatchKey, current_device, empty_on_current_device
 from .call import Call
 from .capture import streams_need_checks
@@ -586,13 +586,11 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         elif is_on_one_device and self.is_cuda and _is_small(self):
             compute(self, expanded, non_blocking)
             state = state_of((src,))
-        elif not copies_bytes and not is_on_one_device:
-            # torch copies through contiguous tensors. It converts where the source is, but waits and converts on the host.
-            if self.is_cuda and not self.is_contiguous():
-                torch.empty_like(self, memory_format=torch.contiguous_format)
-            if src.is_cuda:
-                converts = self.is_cuda or non_blocking
-                (src.to(self.dtype) if converts else src).expand_as(self).contiguous()
+        elif not is_on_one_device:
+            if accesses.FINDS_RACES:
+                accesses.skipped_transfer(self, expanded, non_blocking)
+            if not copies_bytes:
+                _take_temporary_memory(self, src, non_blocking)
         if self.is_cuda:
             written(self, state)
         elif self.is_cpu:
@@ -600,6 +598,18 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         return self
 
     return run
+
+
+def _take_temporary_memory(self: torch.Tensor, src: torch.Tensor, non_blocking: bool) -> None:
+    """Allocate and free what torch takes for a copy to or from the host of another type or layout.
+
+    torch copies through contiguous tensors. It converts where the source is, but waits and converts on the host.
+    """
+    if self.is_cuda and not self.is_contiguous():
+        torch.empty_like(self, memory_format=torch.contiguous_format)
+    if src.is_cuda:
+        converts = self.is_cuda or non_blocking
+        (src.to(self.dtype) if converts else src).expand_as(self).contiguous()
 
 
 def _is_laid_out_alike(first: torch.Tensor, second: torch.Tensor) -> bool:

@@ -11,7 +11,8 @@ import pytest
 from .. import _settings
 from .._environment import is_simulated
 
-_STATE = _settings.variable("state")
+# They differ between two runs on the same machine.
+_STATE, _RUN = _settings.variable("state"), _settings.variable("run")
 
 
 def wants_debugger(config: pytest.Config) -> bool:
@@ -29,7 +30,7 @@ def is_this_machine(machine: Mapping[str, str], own: Mapping[str, str], *, has_o
     """
 
     def without_state(environment: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in environment.items() if has_own_state or name != _STATE}
+        return {name: value for name, value in environment.items() if name != _RUN and (has_own_state or name != _STATE)}
 
     return is_simulated() and without_state(machine) == without_state(own)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import types
+from typing import Literal
 
 import pytest
 
@@ -25,20 +26,15 @@ class SimulatedSession:
 
     def run(self) -> int:
         """Run the replacing pytest on this terminal and return its exit status."""
-        with state_folder() as folder:
-            try:
-                machine = environment(
-                    self._gpus,
-                    memory=self._memory,
-                    races="report" if self._finds_races else None,
-                    state=folder / "state",
-                )
-            except ValueError as error:
-                raise pytest.UsageError(str(error)) from None
-            except RuntimeError as error:
-                raise pytest.UsageError(f"cannot simulate GPUs: {error}") from None
-            command = python.command("pytest", "main", "--on-simulated-gpus", *self._arguments)
-            return _run.run(command, machine)
+        command = python.command("pytest", "main", "--on-simulated-gpus", *self._arguments)
+        races: Literal["report"] | None = "report" if self._finds_races else None
+        try:
+            with state_folder() as folder:
+                return _run.run(command, environment(self._gpus, memory=self._memory, races=races, state=folder / "state"))
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        except RuntimeError as error:
+            raise pytest.UsageError(f"cannot simulate GPUs: {error}") from None
 
 
 def take_over(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> SimulatedSession:

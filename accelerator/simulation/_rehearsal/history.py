@@ -81,7 +81,9 @@ def _mark_step(optimizer: Any, *arguments: Any) -> None:
 def note_out_of_memory() -> None:
     """Note what holds the memory when it is exhausted, in the middle of a step or before the first."""
     if _has_plot:
-        _mark([value for value in gc.get_objects() if isinstance(value, torch.nn.Parameter)], *_stepping)
+        # isinstance alone would ask each object for its class, which deprecated names of torch.distributed warn about.
+        tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
+        _mark([value for value in tensors if isinstance(value, torch.nn.Parameter)], *_stepping)
 
 
 def _mark(parameters: list[Any], *optimizers: Any) -> None:

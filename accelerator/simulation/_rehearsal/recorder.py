@@ -1,8 +1,8 @@
 """Records what memory this process needed, and writes it to a file that ``python -m accelerator rehearse`` reads.
 
 The peaks are those of the whole run: a reset of torch's statistics first adds them to the record. The file is written every
-second, since a process may be killed, and a last time when the process ends. native/exit.c writes the exit status, which Python
-does not know of a ``SystemExit`` that the program raises.
+second, since a process may be killed, and a last time when the process ends. native/preload/exit writes the exit status, which
+Python does not know of a ``SystemExit`` that the program raises.
 """
 
 from __future__ import annotations

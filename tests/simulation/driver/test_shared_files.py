@@ -172,7 +172,7 @@ report(codes, are_open(files), free_bytes())
     codes, are_open, free = evaluate(FILES + program, memory="1GiB")
     assert codes == [0, OPERATING_SYSTEM, OPERATING_SYSTEM, OPERATING_SYSTEM, 0, 0, 0, 0, 0]
     assert are_open
-    assert free == 960 * MIB
+    assert free == 1024 * MIB
     assert path.read_bytes() == CONTENT
 
 

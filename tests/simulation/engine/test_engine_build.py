@@ -54,6 +54,26 @@ def test_failing_compiler(tmp_path: Path) -> None:
         assert ("no such header" in done.stderr) is (run == 0)
 
 
+def test_races_without_a_compiler_are_refused(tmp_path: Path) -> None:
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "CXX": "missing-compiler"}
+    command = [sys.executable, "-m", "accelerator", "simulate", "--races", "report", "--", sys.executable, "-c", COMPUTE]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.search("races are found by the engine .*C\\+\\+ compiler.*: CXX names 'missing-compiler'.*install g", done.stderr)
+
+
+@pytest.mark.slow
+def test_races_with_a_failing_compiler_are_refused(tmp_path: Path) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'fatal error: no such header' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    for _ in range(2):
+        done = compute(tmp_path, CXX=str(compiler), ACCELERATOR_SIM_RACES="report")
+        assert done.returncode != 0
+        assert done.stdout == ""
+        assert re.search("races are found by the engine .*C\\+\\+ compiler.*no such header", done.stderr)
+
+
 @pytest.mark.slow
 def test_build_for_another_cache(tmp_path: Path) -> None:
     """``simulate --build`` compiles the engine for the installed torch too, and a process without a compiler uses it."""

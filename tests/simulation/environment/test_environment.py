@@ -131,6 +131,21 @@ def test_driver_version() -> None:
     assert variable("DRIVER_CUDA", driver_cuda="13.0") == "13.0"
 
 
+@pytest.mark.parametrize(
+    ("cuda", "branch"),
+    [("11.4", "470"), ("12.0", "525"), ("12.4", "550"), ("12.7", "560"), ("12.8", "570"), ("13.0", "580"), ("13.1", "590")],
+)
+def test_a_driver_has_the_version_of_its_cuda(cuda: str, branch: str) -> None:
+    version = variable("DRIVER_VERSION", driver_cuda=cuda)
+    assert version is not None
+    assert version.partition(".")[0] == branch
+
+
+def test_a_cuda_version_beyond_the_table_has_the_nearest_driver() -> None:
+    assert variable("DRIVER_VERSION", driver_cuda="99.0") == variable("DRIVER_VERSION", driver_cuda="13.2") == "595.45.04"
+    assert variable("DRIVER_VERSION", driver_cuda="9.2") == variable("DRIVER_VERSION", driver_cuda="11.0")
+
+
 @pytest.mark.parametrize("argument", ["state", "log"])
 def test_unwritable_state_or_log_file_raises(argument: str, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "no/file"):

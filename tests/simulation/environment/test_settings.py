@@ -6,7 +6,7 @@ import ast
 import inspect
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -15,6 +15,7 @@ import pytest
 import accelerator.simulation
 from accelerator._command.run_parser import RunParser
 from accelerator.simulation import _build, _settings, _settings_header
+from accelerator.simulation._boundary import read_with_included
 from accelerator.simulation._settings import PARAMETERS, SETTINGS, Setting
 from accelerator.simulation._values import Choice, Flag
 from tests.support import environment
@@ -122,25 +123,19 @@ def test_libraries_assume_the_defaults_of_environment() -> None:
     assert run("import textwrap\nn.nvmlInit()\n" + inspect.cleandoc(program), unset) == evaluate(program)
 
 
-def native_sources(library: _build._Library) -> set[Path]:
+def native_sources(library: _build._Library) -> Iterable[bytes]:
     """Return the sources of a library and what they include."""
-    files = {file for pattern in library.sources for file in NATIVE.glob(pattern)}
-    new = set(files)
-    while new:
-        names = [
-            name for file in new for name in re.findall(r'^#include "(.*)"', file.read_text(encoding="utf-8"), re.MULTILINE)
-        ]
-        new = {file for name in names for file in (NATIVE / name, *NATIVE.rglob(Path(name).name)) if file.is_file()} - files
-        files |= new
-    return files
+    files = (file for folder in library.folders for file in (NATIVE / folder).glob("*.c"))
+    names = [file.relative_to(NATIVE).as_posix() for file in files]
+    return read_with_included(_build._sources().__getitem__, *names).values()
 
 
 def read_by_libraries() -> dict[str, set[str]]:
     """Return the libraries that read each variable."""
     readers: dict[str, set[str]] = {}
     for library in _build._LIBRARIES:
-        for file in native_sources(library):
-            text = re.sub(r"/\*.*?\*/", "", file.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for source in native_sources(library):
+            text = re.sub(r"/\*.*?\*/", "", source.decode(), flags=re.DOTALL)
             for name in re.findall(r"(?:getenv\(SETTING_|\bREAD\()([A-Z_]+)\)", text):
                 readers.setdefault(name, set()).add(Path(library.path).name.partition(".")[0])
     return readers

@@ -6,13 +6,14 @@ import re
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from accelerator._machine import torch_build
 from accelerator.simulation import environment
 from tests import support
-from tests.support import run, simulated_environment
+from tests.support import run, sample, simulated_environment
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
 
@@ -129,9 +130,9 @@ def test_launch_without_the_plugin_says_why_it_is_missing(arguments: list[str], 
     done = python(program, *arguments, env={**simulated_environment(gpus=1), **variables})
     assert done.stdout == "True\nTrue\n", done.stderr
     lines = done.stderr.splitlines()
-    kernels = [line for line in lines if re.fullmatch(r"kernel .* is not simulated", line)]
-    assert len(kernels) == 2
-    assert lines == [kernels[0], f"torch did not load the plug-in with the simulated kernels: {reason}", kernels[1]]
+    problem = f"torch did not load the plug-in with the simulated kernels: {reason}"
+    assert len(lines) == 2
+    assert all(re.fullmatch(rf"kernel .* is not simulated: {re.escape(problem)}", line) for line in lines)
 
 
 def test_nested_simulation_has_one_plugin() -> None:
@@ -193,7 +194,8 @@ def test_error_names_the_run_time_compiled_kernel() -> None:
     """
     done = support.python(textwrap.dedent(program.replace("EXPECTED", "801")), simulated_environment(gpus=1))
     assert done.returncode == 0, done.stderr
-    assert done.stderr == "kernel triton_poi_fused_0 is not simulated\n"
+    line = r"kernel triton_poi_fused_0 is not simulated: simulated GPUs run torch's ops, .*\n"
+    assert re.fullmatch(line, done.stderr), "one line for each kernel"
     done = support.python(textwrap.dedent(program.replace("EXPECTED", "0")), simulated_environment(gpus=1, compute=False))
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -204,3 +206,79 @@ def test_no_compute_option_sets_the_environment(flags: list[str]) -> None:
     program = "import os; print(os.environ['ACCELERATOR_SIM_COMPUTE'], '_plugin' in os.environ.get('PYTHONPATH', ''))"
     done = subprocess.run([*command, program], cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout == ("0 True\n" if flags else "1 True\n")
+
+
+# Removes a name from torch before the plug-in is loaded, as if torch were newer.
+SITECUSTOMIZE = """
+import sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "_accelerator_simulated_kernels":
+            delattr(sys.modules["torch._C"], {name!r})
+
+sys.meta_path.insert(0, Finder())
+"""
+# Of rehearsals, and of both.
+OF_REHEARSALS, OF_BOTH = "_dispatch_keyset_full_after", "_jit_override_can_fuse_on_gpu"
+
+
+def without(name: str, folder: Path, **options: bool) -> dict[str, str]:
+    """Return the environment of a simulated machine whose torch lacks a name."""
+    (folder / "sitecustomize.py").write_text(SITECUSTOMIZE.format(name=name))
+    env = simulated_environment(gpus=1, **options)
+    return {**env, "PYTHONPATH": f"{folder}:{env['PYTHONPATH']}"}
+
+
+def problem(name: str) -> str:
+    build = torch_build.read()
+    assert build is not None
+    return (
+        "the kernels of simulated GPUs cannot be installed in this torch: RuntimeError: "
+        f"torch {build.version} has no torch._C.{name}, which simulated GPUs need: use a release of torch that this version of"
+        " accelerator supports\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "compute"),
+    [
+        (OF_BOTH, True),
+        pytest.param(OF_BOTH, False, marks=pytest.mark.slow),
+        pytest.param(OF_REHEARSALS, False, marks=pytest.mark.slow),
+    ],
+)
+def test_a_failed_installation_is_told_once(name: str, compute: bool, tmp_path: Path) -> None:
+    program = "import subprocess, sys, torch; subprocess.run([sys.executable, '-c', 'import torch'], check=True)"
+    done = python(program, env=without(name, tmp_path, compute=compute))
+    assert (done.returncode, done.stderr) == (0, f"accelerator: {problem(name)}")
+
+
+@pytest.mark.slow
+def test_a_run_tells_a_failed_installation_once(tmp_path: Path) -> None:
+    """Also if its processes have no parent that has imported torch."""
+    without(OF_BOTH, tmp_path)
+    script = f"export PYTHONPATH={tmp_path}:$PYTHONPATH; for each in 1 2; do {sys.executable} -c 'import torch'; done"
+    command = [sys.executable, "-m", "accelerator", "simulate", "--", "sh", "-c", script]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
+    assert (done.returncode, done.stderr) == (0, f"accelerator: {problem(OF_BOTH)}")
+
+
+@pytest.mark.parametrize(
+    ("command", "status"), [("import torch", 2), pytest.param("import torch; raise SystemExit(3)", 3, marks=pytest.mark.slow)]
+)
+def test_a_rehearsal_without_kernels_fails_with_the_reason(command: str, status: int, tmp_path: Path) -> None:
+    without(OF_REHEARSALS, tmp_path)
+    script = f"PYTHONPATH={tmp_path}:$PYTHONPATH exec {sys.executable} -c '{command}'"
+    words = [sys.executable, "-m", "accelerator", "rehearse", "--", "sh", "-c", script]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
+    expected = f"accelerator: {problem(OF_REHEARSALS)}python -m accelerator rehearse: {problem(OF_REHEARSALS)}"
+    assert (done.returncode, done.stderr) == (status, expected)
+
+
+@pytest.mark.parametrize(
+    "options", sample([{"driver": "absent"}, {"driver": "absent", "compute": False}, {"gpus": 0}], {"driver": "absent"})
+)
+def test_a_machine_without_a_driver_or_gpu_has_no_problem(options: dict[str, Any]) -> None:
+    done = python("import torch", env=simulated_environment(**options))
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""Reads the dynamic symbols of ELF files."""
+"""Reads the symbols of ELF files: of libraries the dynamic ones, of object files all that other files see."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
+_LOCAL, _WEAK = 0, 2  # bindings
+
 
 class Symbol(NamedTuple):
     name: str
@@ -14,7 +16,7 @@ class Symbol(NamedTuple):
 
 
 class ElfSymbols:
-    """The defined and the undefined dynamic symbols of a 64-bit little-endian ELF file."""
+    """The defined and the undefined symbols of a 64-bit little-endian ELF file."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -25,9 +27,12 @@ class ElfSymbols:
             versions = self._read_versions()
             self.undefined: set[Symbol] = set()
             self.defined: set[Symbol] = set()
-            for name, is_defined, index in self._read_symbols():
-                target = self.defined if is_defined else self.undefined
-                target.add(Symbol(name, versions.get(index, "")))
+            self.weak: set[Symbol] = set()  # those of the defined that a definition in another file replaces
+            for name, binding, is_defined, index in self._read_symbols():
+                symbol = Symbol(name, versions.get(index, ""))
+                (self.defined if is_defined else self.undefined).add(symbol)
+                if is_defined and binding == _WEAK:
+                    self.weak.add(symbol)
             del self._data
 
     def _read_sections(self) -> dict[int, tuple[int, int, int]]:
@@ -40,15 +45,16 @@ class ElfSymbols:
     def _text(self, offset: int) -> str:
         return self._data[offset : self._data.find(b"\0", offset)].decode()
 
-    def _read_symbols(self) -> list[tuple[str, bool, int]]:
-        dynsym, versym = 11, 0x6FFFFFFF
-        offset, size, strings = self._sections[dynsym]
+    def _read_symbols(self) -> list[tuple[str, int, bool, int]]:
+        symtab, dynsym, versym = 2, 11, 0x6FFFFFFF
+        offset, size, strings = self._sections[dynsym if dynsym in self._sections else symtab]
         versions = self._sections.get(versym)
         symbols = []
         for i in range(1, size // 24):
-            name, _, _, section = struct.unpack_from("<IBBH", self._data, offset + 24 * i)
+            name, info, _, section = struct.unpack_from("<IBBH", self._data, offset + 24 * i)
             index = struct.unpack_from("<H", self._data, versions[0] + 2 * i)[0] & 0x7FFF if versions else 0
-            symbols.append((self._text(strings + name), section != 0, index))
+            if info >> 4 != _LOCAL:
+                symbols.append((self._text(strings + name), info >> 4, section != 0, index))
         return symbols
 
     def _read_versions(self) -> dict[int, str]:

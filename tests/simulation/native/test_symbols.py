@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from accelerator.simulation import _build
+from tests.simulation.exported_names import LISTS, NATIVE
 from tests.simulation.native.elf import ElfSymbols, Symbol
 from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
@@ -96,15 +97,14 @@ def test_only_interface_names_are_exported(simulated: set[Symbol]) -> None:
     assert {name for name in exported if not interface.match(name)} == set()
 
 
-NATIVE = Path(_build.__file__).parent / "native"
 # NVIDIA's libraries that the simulation replaces.
 REPLACED = {"libcudart.so.12", "libcudart.so.13", "libcupti.so.13", "libnccl.so.2"}
 
 
-def read_listed_names(name: str) -> set[str]:
-    """Return the names in a list that tests/simulation/exported_names.py wrote."""
-    text = (NATIVE / f"names_{name}.h").read_text()
-    return set(re.findall(r"^(?:NAME|DEVICE_NAME|VARIANT)\((\w+)", text, re.MULTILINE))
+def read_listed_names(name: str, major: str = r"\d+") -> set[str]:
+    """Return the names in a list that tests/simulation/exported_names.py wrote, of one major version or of all."""
+    text = (NATIVE / LISTS[name]).read_text()
+    return set(re.findall(rf"^(?:NAME|DEVICE_NAME|VARIANT)(?:_{major})?\((\w+)", text, re.MULTILINE))
 
 
 def test_all_names_of_the_replaced_libraries_are_exported(torch_directory: Path, simulated: set[Symbol]) -> None:
@@ -123,23 +123,23 @@ def test_all_names_of_the_replaced_libraries_are_exported(torch_directory: Path,
 @pytest.mark.parametrize(
     ("name", "node", "count"),
     [
-        ("cudart_12", "libcudart.so.12", 400),
-        ("cudart_13", "libcudart.so.13", 400),
-        ("cupti_13", "libcupti.so.13", 200),
+        ("cudart", "libcudart.so.12", 400),
+        ("cudart", "libcudart.so.13", 400),
+        ("cupti", "libcupti.so.13", 200),
         ("cuda", "", 600),
         ("nvml", "", 400),
         ("nccl", "", 150),
     ],
 )
 def test_all_listed_names_are_exported(name: str, node: str, count: int, simulated: set[Symbol]) -> None:
-    names = read_listed_names(name)
+    names = read_listed_names(name, node.rpartition(".")[2] or r"\d+")
     assert len(names) > count
     assert {Symbol(function, node) for function in names} - simulated == set()
 
 
 def test_exported_functions_are_all_listed(simulated: set[Symbol]) -> None:
     # A misspelled function would be exported in addition to the stub with the right name.
-    names = set().union(*map(read_listed_names, ("cudart_12", "cudart_13", "cupti_13", "cuda", "nvml", "nccl")))
+    names = set().union(*map(read_listed_names, LISTS))
     ours = {
         symbol.name for symbol in simulated if re.match("(__)?cuda[A-Z]|cu[A-Z]|cupti[A-Z]|nvml[A-Z]|p?nccl[A-Z]", symbol.name)
     }

@@ -159,9 +159,10 @@ def test_versions() -> None:
         report([n.nvmlSystemGetDriverVersion(), n.nvmlSystemGetNVMLVersion(), n.nvmlSystemGetCudaDriverVersion(),
                 n.nvmlSystemGetCudaDriverVersion_v2()])
     """
-    assert evaluate(program) == ["590.44.01", "13.590.44.01", 13020, 13020]
-    assert evaluate(program, driver="old") == ["470.57.02", "11.470.57.02", 11040, 11040]
-    assert evaluate(program, driver_cuda="12.8")[2] == 12080
+    newest = ["595.45.04", "13.595.45.04", 13020, 13020]
+    assert evaluate(program) == evaluate(program, driver_cuda="13.2") == newest
+    assert evaluate(program, driver="old") == ["470.42.01", "11.470.42.01", 11040, 11040]
+    assert evaluate(program, driver_cuda="12.4") == ["550.54.14", "12.550.54.14", 12040, 12040]
 
 
 def test_process_name() -> None:

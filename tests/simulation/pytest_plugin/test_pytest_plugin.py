@@ -533,7 +533,8 @@ def test_options_in_pdb_note_equal_the_marks_machine() -> None:
     printed = json.loads(subprocess.run(run, env=base, capture_output=True, text=True, check=True).stdout)
     options = {name: value for name, value in printed.items() if name.startswith("ACCELERATOR_SIM_")}
     of_mark = environment(**arguments, base=base)  # type: ignore[arg-type]
-    del options["ACCELERATOR_SIM_STATE"], options["ACCELERATOR_SIM_RACE_FILE"]  # of the run
+    for name in ("STATE", "RACE_FILE", "RUN"):  # of the run
+        del options[f"ACCELERATOR_SIM_{name}"]
     assert options == {name: value for name, value in of_mark.items() if name.startswith("ACCELERATOR_SIM_")}
 
 
@@ -812,3 +813,10 @@ def test_pytest_cov_counts_lines_that_run_on_machines(workers: list[str], tmp_pa
     assert missing == ['ON_FIVE = "no such machine"', 'return "never"'], done.stdout + done.stderr
     assert [path.name for path in tmp_path.glob(".coverage.*")] == []
     assert "Warning" not in done.stdout + done.stderr
+
+
+def test_help_hides_the_option_of_the_pytest_on_the_machine(tmp_path: Path) -> None:
+    text = start(tmp_path, "--help").stdout
+    assert "--simulate-gpus=N" in text
+    assert "on-simulated-gpus" not in text
+    assert "SUPPRESS" not in text

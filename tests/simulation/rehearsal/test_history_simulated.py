@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import warnings
 from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")  # which loads the simulation
+torch: Any = pytest.importorskip("torch")  # which loads the simulation
 history: Any = importlib.import_module("_accelerator_simulation._rehearsal.history")
 
 
@@ -42,3 +44,26 @@ def test_a_parameter_stays_one_in_later_backwards(monkeypatch: pytest.MonkeyPatc
         event("alloc", 5, 1, 40),
     ]
     assert history._categories(events) == {0: "parameters", 1: "activations", 2: "gradients", 4: "activations"}
+
+
+class Proxy:
+    """An object that warns when its class is asked for, as deprecated names of torch.distributed do."""
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        warnings.warn("deprecated", FutureWarning, stacklevel=2)
+        return int
+
+
+def test_looking_for_parameters_asks_no_other_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    marked: list[Any] = []
+    monkeypatch.setattr(history, "_has_plot", True)
+    monkeypatch.setattr(history, "_mark", lambda parameters, *_: marked.extend(parameters))
+    parameter, tensor, proxy = torch.nn.Parameter(torch.ones(2)), torch.ones(2), [Proxy()]
+    buffer = torch.nn.Buffer(torch.ones(2))
+    assert gc.is_tracked(proxy[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        history.note_out_of_memory()
+    assert any(each is parameter for each in marked)
+    assert not any(each is other for each in marked for other in (tensor, buffer))

@@ -24,7 +24,6 @@ pytestmark = linux_only
 
 GIB = 2**30
 MIB = 2**20
-RESERVE = 64 * MIB  # memory that the driver of a GPU of 1 GiB reserves
 HELD_LOCK = Path(__file__).with_name("held_lock.c")
 
 
@@ -279,11 +278,11 @@ class TestSharedMachine:
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout
             assert other.stdin
-            assert json.loads(other.stdout.readline()) == [0, 0, 424 * MIB - RESERVE]
+            assert json.loads(other.stdout.readline()) == [0, 0, 424 * MIB]
             program = DRIVER + f"cuda.cuInit(0); use(0); report(free(), allocate({600 * MIB}), allocate({400 * MIB}))"
-            assert json.loads(run(program, environment)) == [424 * MIB - RESERVE, 2, 0]
+            assert json.loads(run(program, environment)) == [424 * MIB, 2, 0]
             other.stdin.close()
-        assert json.loads(run(program, environment)) == [GIB - RESERVE, 0, 0]
+        assert json.loads(run(program, environment)) == [GIB, 0, 0]
 
     def test_memory_of_a_killed_process_is_released(self, tmp_path: Path) -> None:
         environment = simulated_environment(memory="1GiB", state=tmp_path / "state")
@@ -297,9 +296,9 @@ class TestSharedMachine:
             other.send_signal(signal.SIGKILL)
             # The killed process is a zombie until it is waited for. It must not hold memory as a zombie.
             deadline = time.monotonic() + 10
-            while json.loads(run(program, environment)) != [GIB - RESERVE, 0] and time.monotonic() < deadline:
+            while json.loads(run(program, environment)) != [GIB, 0] and time.monotonic() < deadline:
                 pass
-            assert json.loads(run(program, environment)) == [GIB - RESERVE, 0]
+            assert json.loads(run(program, environment)) == [GIB, 0]
 
     def test_processes_without_state_file_do_not_share_memory(self) -> None:
         assert evaluate(f"cuda.cuInit(0); report(use(0), allocate({GIB}), allocate(1))", memory="1GiB") == [0, 0, 2]
@@ -337,13 +336,12 @@ report(base.value % (2 * MIB), create(MIB), create(4 * MIB), free(), map(handle,
        cuda.cuMemRelease(handle), free(), cuda.cuMemUnmap(at(0), size(8 * MIB)), free(),
        create(2**30), create(4 * MIB), cuda.cuMemAddressFree(base, size(16 * MIB)))
 """
-        free = GIB - RESERVE
-        used = free - 4 * MIB
+        used = GIB - 4 * MIB
         mapped = [0, 0]
         assert evaluate(self.PROGRAM + program, memory="1GiB") == [
             *(0, 1, 0, used, mapped, mapped, used),
             *(0, [0, 7], 1),
-            *(0, used, 0, free),
+            *(0, used, 0, GIB),
             *(0, 2, 0),
         ]
 
@@ -354,7 +352,7 @@ report(create(4 * MIB), cuda.cuMemExportToShareableHandle(ctypes.byref(descripto
        map(handle, 0), map(imported, 4 * MIB), cuda.cuStreamWriteValue32(None, at(8), 5, 0), read(4 * MIB + 8))
 """
         mapped = [0, 0]
-        assert evaluate(self.PROGRAM + program, memory="1GiB") == [0, 0, 0, GIB - RESERVE - 4 * MIB, mapped, mapped, 0, [0, 5]]
+        assert evaluate(self.PROGRAM + program, memory="1GiB") == [0, 0, 0, GIB - 4 * MIB, mapped, mapped, 0, [0, 5]]
 
     def test_failed_import_leaves_no_descriptor(self) -> None:
         program = """

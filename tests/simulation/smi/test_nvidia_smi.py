@@ -141,7 +141,7 @@ def test_more_than_256_processes(tmp_path: Path) -> None:
 
 def test_table() -> None:
     lines = smi(gpus=2).stdout.splitlines()
-    assert "Driver Version: 590.44.01 " in lines[1]
+    assert "Driver Version: 595.45.04 " in lines[1]
     assert "CUDA Version: 13.2 " in lines[1]
     assert sum("Simulated GPU" in line for line in lines) == 2
     assert {len(line) for line in lines if line} == {len(lines[0])}

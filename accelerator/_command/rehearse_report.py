@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table", "values_of"]
 
-_COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "retries", "fits")
+_COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "peak host", "retries", "fits")
 _NAMED_PLACES = 3
 
 
@@ -91,7 +91,7 @@ def format_table(entries: list[Entry], values: list[MissingValue]) -> str:
         (
             str(entry.rank),
             f"cuda:{entry.device}",
-            *map(format_size, (entry.peak_allocated, entry.peak_reserved, entry.total)),
+            *map(format_size, (entry.peak_allocated, entry.peak_reserved, entry.total, entry.peak_host)),
             str(entry.retries),
             "yes" if entry.fits else "no",
         )

@@ -89,10 +89,11 @@ def test_peaks_are_those_of_the_whole_run(tmp_path: Path) -> None:
         {**common, "device": 0, "peak_allocated": 4 * GIB, "peak_reserved": 4 * GIB},
         {**common, "device": 1, "peak_allocated": 2 * GIB, "peak_reserved": 2 * GIB},
     ]
+    size = rehearse_report.format_size(host)
     assert text.splitlines()[-4:] == [
-        "rank  device  peak allocated  peak reserved         of  retries  fits",
-        "   0  cuda:0        4.00 GiB       4.00 GiB  79.19 GiB        0   yes",
-        "   0  cuda:1        2.00 GiB       2.00 GiB  79.19 GiB        0   yes",
+        "rank  device  peak allocated  peak reserved         of  peak host  retries  fits",
+        f"   0  cuda:0        4.00 GiB       4.00 GiB  79.19 GiB   {size}        0   yes",
+        f"   0  cuda:1        2.00 GiB       2.00 GiB  79.19 GiB   {size}        0   yes",
         "rank 0 ended with status 3: its figures are those until then",
     ]
 
@@ -371,6 +372,28 @@ def test_command_that_cannot_be_started() -> None:
     done = rehearse(command=["no-such-command"])
     assert done.returncode == 127
     assert done.stderr.startswith("python -m accelerator rehearse: no-such-command: command not found\n")
+
+
+@pytest.mark.parametrize("is_mig", [False, True])
+def test_machines_are_those_of_simulate(is_mig: bool, tmp_path: Path) -> None:
+    """A process uses one MIG instance, whose memory it has."""
+    options = ["--mig", "7"] if is_mig else ["--nvlink", "all", "--numa", "0", "--numa", "1"]
+    entries, _ = figures(
+        tmp_path,
+        f"""
+        import subprocess
+        import torch
+        import accelerator as acc
+        torch.empty(1, device="cuda")
+        assert torch.cuda.device_count() == {1 if is_mig else 2}
+        assert [acc.numa_node(device) for device in range(torch.cuda.device_count())] == {[0] if is_mig else [0, 1]}
+        topology = subprocess.check_output(["nvidia-smi", "topo", "-m"], text=True)
+        assert ("NV1" in topology) is {not is_mig}
+        """,
+        *("--gpus", "2", "--memory", "80GiB", *options),
+    )
+    [entry] = entries
+    assert entry["total"] == (10 if is_mig else 80) * GIB
 
 
 def test_program_without_cuda(tmp_path: Path) -> None:

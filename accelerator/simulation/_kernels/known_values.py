@@ -42,6 +42,7 @@ __all__ = [
     "install",
     "note",
     "noted",
+    "noting_copies",
     "program_line",
     "state_of",
     "validating",
@@ -139,6 +140,9 @@ def copied_to_host(tensor: torch.Tensor, state: int) -> None:
         bindings.free_weak_reference(earlier[0])
     if state == KNOWN:
         return
+    op: str | None = getattr(_thread, "library_op", None)
+    if op is not None:
+        note(op)
     while _at_first_copy:
         _at_first_copy.pop()()
     if len(_host_copies) >= _MOST_HOST_COPIES:
@@ -286,6 +290,11 @@ def _set(name: str, value: Any) -> Generator[None]:
         setattr(_thread, name, before)
 
 
+def noting_copies(op: str) -> contextlib.AbstractContextManager[None]:
+    """Note copies to the host in this thread: an op of another library makes them, and reads them without calling torch."""
+    return _set("library_op", op)
+
+
 def validating() -> contextlib.AbstractContextManager[None]:
     """Let all conditions of this thread be true that are not known."""
     return _set("is_validating", True)
@@ -307,7 +316,7 @@ def _reads_scalar(tensor: torch.Tensor) -> bool:
 
 
 def install() -> None:
-    """Replace the functions by which the host reads numbers."""
+    """Replace the functions by which the host reads numbers, and follow memory that torch allocates when it resizes."""
     texts: Any = sys.modules["torch._tensor_str"]
     texts._str = _without_notes(texts._str)
     tensor: Any = _Tensor
@@ -324,6 +333,26 @@ def install() -> None:
 
     # The dispatcher visits this key for tensors of every device, before the key of the device.
     library.impl("aten::_local_scalar_dense", bindings.DispatchKey.BackendSelect, read_and_note, True)
+    resize: Any = torch.ops.aten.resize_.default
+
+    def resize_and_follow(keyset: Any, self: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        before = self.data_ptr() if self.is_cuda else 0
+        resize.redispatch(keyset & below, self, *arguments, **options)
+        if self.is_cuda and self.data_ptr() != before:
+            allocated(self, EMPTY if self.nbytes <= _MOST_BYTES else UNKNOWN)
+        return self
+
+    storage: Any = torch.UntypedStorage
+    resize_storage = storage.resize_
+
+    @functools.wraps(resize_storage)
+    def resize_storage_and_forget(self: torch.UntypedStorage, size: int) -> None:
+        resize_storage(self, size)
+        if self.device.type == "cuda":
+            _memory.pop(self.data_ptr(), None)
+
+    storage.resize_ = resize_storage_and_forget
+    library.impl("aten::resize_", bindings.DispatchKey.BackendSelect, resize_and_follow, True)
 
 
 def _without_notes(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -27,7 +27,7 @@ from .capture import streams_need_checks
 from .decompositions import DECOMPOSITIONS
 from .decompositions.common import resize_like
 from .dispatch import kernel_override, run_each, spans_devices
-from .known_values import COUNT, EMPTY, KNOWN, UNKNOWN, allocated, copied_to_host, note, state_of, written
+from .known_values import COUNT, EMPTY, KNOWN, UNKNOWN, allocated, copied_to_host, note, noting_copies, state_of, written
 from .ops import Op, _to_meta, import_dynamo
 from .refusals import check_indices, check_types, has_indices
 from .shape_rules import SHAPE_RULES
@@ -37,6 +37,7 @@ __all__ = [
     "all_computed",
     "copy_override",
     "empty_overrides",
+    "override_library_op",
     "rehearsal_override",
     "zero_memory_of_compiled_code",
 ]
@@ -60,6 +61,7 @@ _OWN_SHAPES = frozenset(
     )
 )
 _FILLS = frozenset(("fill_", "zero_"))
+_OVERWRITING = frozenset(("bernoulli_",))  # which reads other tensors than the first
 _FINITE_CHECKS = frozenset(("isfinite", "isinf", "isnan", "isneginf", "isposinf"))
 _COMPARISONS = frozenset(("eq", "ne"))
 _COUNTS = frozenset(("sum", "count_nonzero"))
@@ -192,6 +194,36 @@ def rehearsal_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., 
     return run
 
 
+def override_library_op(library: Any, name: str) -> None:
+    """Let the CPU's kernel of another library's op compute calls with small arguments.
+
+    Other calls reach the library's own CUDA kernel, which allocates its results and launches what computes nothing.
+
+    Args:
+        library: A library of torch, with which the override is registered.
+        name: The name of the op.
+    """
+    op: Op | None = None
+    compute = kernel_override(name)
+    namespace, _, short_name = name.partition("::")
+    packet, _, overload = short_name.partition(".")
+    # The dispatcher visits this key for tensors of every device, before the key of the device.
+    below = bindings.keys_after(DispatchKey.BackendSelect)
+
+    def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal op
+        if any(tensor.is_cuda for tensor in _tensors((args, kwargs))):
+            op = described = op or Op(name)
+            state = _state_of_inputs(described, args, kwargs)
+            if _are_small((args, kwargs)) and (state == KNOWN or _are_integers((args, kwargs))):
+                return _compute(described, compute, args, kwargs, state)
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+        with noting_copies(name):
+            return operator.redispatch(keyset & below, *args, **kwargs)
+
+    library.impl(name, DispatchKey.BackendSelect, run, True)
+
+
 def _compute(op: Op, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], state: int) -> Any:
     """Compute an op, whose results get a state."""
     result = compute(*args, **kwargs)
@@ -243,6 +275,8 @@ def _is_fill(op: Op) -> bool:
 
 def _state_of_inputs(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     """Return the state of what an op reads."""
+    if op.short_name in _OVERWRITING:
+        args = args[1:]
     return state_of((*args, *(value for name, value in kwargs.items() if name not in op.out)))
 
 

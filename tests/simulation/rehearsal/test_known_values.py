@@ -97,6 +97,16 @@ STEERED = {
         "scores = x.cpu()\nif (scores.softmax(-1) > 0.5).any():\n    scores[scores > 0.5]",
         [("aten::item", 2)],
     ),
+    "memory that a program resizes": (
+        """
+        torch.full((4,), 7.0, device="cuda")  # whose memory the storage gets
+        storage = torch.UntypedStorage(0, device="cuda")
+        storage.resize_(512)
+        if torch.empty(0, device="cuda").set_(storage, 0, (4,)).sum() > 0:
+            pass
+        """,
+        [("aten::item", 5)],
+    ),
     "equal": ("torch.equal(x, x + 1)", [("aten::equal", 1)]),
 }
 NOT_STEERED = {
@@ -190,6 +200,8 @@ NOT_STEERED = {
         noise = torch.rand(8, device="cuda").clamp(0.1, 0.9)
         if noise.max() > 1 or noise.std().item() <= 0:
             raise SystemExit("random numbers are in a range")
+        if torch.arange(4.0, device="cuda").sum() != 6 or torch.bernoulli(torch.ones(4, device="cuda")).sum() != 4:
+            raise SystemExit("ranges and probabilities are known")
         """,
 }
 

@@ -227,6 +227,19 @@ class Op:
                 continue
         return None
 
+    def without_out(self) -> Op | None:
+        """Return the overload that returns new tensors in place of the ``out=`` arguments, or None."""
+        base, _ = schemas.split(self.name)
+        names = [name for name in self.names if name not in self.out]
+        for overload in bindings.get_overloads(base)[1]:
+            schema = bindings.get_schema(base, overload)
+            is_new = all(result.alias_info is None for result in schema.returns) and len(schema.returns) == len(self.results)
+            if is_new and [argument.name for argument in schema.arguments] == names:
+                types = [str(argument.type) for argument in schema.arguments]
+                if types == [str(argument.type) for argument in self.schema.arguments if argument.name in names]:
+                    return Op(f"{base}.{overload}" if overload else base, self.key)
+        return None
+
     def infer_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the results and the arguments as meta tensors, which have sizes, strides and types.
 

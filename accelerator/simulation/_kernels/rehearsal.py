@@ -320,7 +320,7 @@ def _has_to_compute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
     """Return whether a call computes: its results decide shapes or reach the host, or it fills a small tensor."""
     if _is_fill(op):
         return _is_small(op.bind(args, kwargs)[next(iter(op.written))])
-    return None in op.results and op.waits_for_stream(args, kwargs)
+    return (None in op.results or bool(op.out)) and op.waits_for_stream(args, kwargs)
 
 
 def _describe(values: Any, signature: list[Any], is_pointwise: bool) -> None:
@@ -377,7 +377,7 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         plan.first_argument = op.results == op.names[:1] and not plan.computes
         plan.returned = [(source, None) for source in op.results]
         return plan
-    results, arguments = _infer(op, args, kwargs)
+    results, arguments = _infer_with_out(op, args, kwargs)
     plan.computes = _are_small((results, args, kwargs)) and bool(_tensors(results))
     plan.has_integers = _are_integers((results, args, kwargs))
     plan.has_masks = bool(_tensors(args)) and _are_masks((results, args, kwargs))
@@ -457,6 +457,33 @@ def _infer(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[
                 with contextlib.suppress(NotImplementedError):
                     return _call_with_meta_tensors(op, function, args, kwargs)
     raise _NoShapeRule(f"{op.name} cannot be rehearsed: torch has no shape rule (meta kernel) for it")
+
+
+def _infer_with_out(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return an op's results and arguments as meta tensors. Those of ``out=`` have the strides of a resize.
+
+    torch's shape rules of overloads with ``out=`` give no strides, or do not exist. Those of the overload without it do.
+    """
+    functional = op.without_out() if op.out and not op.is_random else None
+
+    def infer_new() -> list[Any]:
+        assert functional is not None
+        return _infer(functional, args, {name: value for name, value in kwargs.items() if name not in op.out})[0]
+
+    try:
+        results, arguments = _infer(op, args, kwargs)
+    except _NoShapeRule:
+        if functional is None:
+            raise
+        results = [torch.empty(result.size(), dtype=result.dtype, device="meta") for result in infer_new()]
+        return results, dict(zip(filter(None, op.results), results, strict=True))
+    resized = [
+        name for name in op.out if isinstance(tensor := kwargs.get(name), _Tensor) and tensor.size() != arguments[name].size()
+    ]
+    if functional is not None and resized:
+        results = infer_new()
+        arguments = dict(zip(filter(None, op.results), results, strict=True))
+    return results, arguments
 
 
 def _call_with_meta_tensors(

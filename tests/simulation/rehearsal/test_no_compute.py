@@ -344,6 +344,40 @@ def test_numbers_on_the_host_are_taken() -> None:
     )
 
 
+# Calls with out= tensors without elements, of a transposed tensor of floats, images whose channels are last, and a square.
+WITHOUT_ELEMENTS = {
+    "sum of two": "torch.add(x, 1, out=out)",
+    "function": "torch.sin(x, out=out)",
+    "images": "torch.mul(c, c, out=out)",
+    "comparison": "torch.eq(x, x, out=out.bool())",
+    "where": "torch.where(x > 0, x, x, out=out)",
+    "concatenation of images": "torch.cat([c, c], 1, out=out)",
+    "reduction": "torch.sum(c, 1, out=out)",
+    "product": "torch.mm(x, x.t(), out=out)",
+    "sort": "torch.sort(x, 0, out=(out, out.long()))",
+    "pool": "torch.ops.aten.max_pool2d_with_indices.out(c, [2, 2], out=out, indices=out.long())",
+    "loss": "torch.ops.aten.mse_loss.out(x, x, 0, out=out)",
+    "without a shape rule": "torch.logcumsumexp(x, 0, out=out)",
+    "nonzero": "torch.nonzero(square, out=out.long())",
+    "selection": "torch.masked_select(square, square > 0, out=out)",
+    "index": "torch.ops.aten.index.Tensor_out(square, [square[0] > 0], out=out)",
+}
+
+
+def test_out_arguments_get_the_strides_of_computing() -> None:
+    code = f"""
+        import torch
+        x, c = torch.randn(40, 50).cuda().t(), torch.randn(8, 4, 6, 10).cuda().contiguous(memory_format=torch.channels_last)
+        square = torch.eye(3).cuda()
+        for name, expression in {WITHOUT_ELEMENTS!r}.items():
+            out = torch.empty(0, device="cuda")
+            result = eval(expression)
+            tensors = result if isinstance(result, tuple) else (result,)
+            print(name, [(tuple(tensor.shape), tensor.stride()) for tensor in tensors])
+    """
+    assert run(code) == run(code, compute=True)
+
+
 # Ops whose shape rules are the simulation's own: expressions of floats (100, 10), images, and scales of each kind.
 OWN_RULES = {
     "fake quantization": "A._fake_quantize_per_tensor_affine_cachemask_tensor_qparams(x, s, z.int(), s.long() + 1, 0, 255)",

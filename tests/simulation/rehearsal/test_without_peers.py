@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -232,3 +233,28 @@ def test_meshes_and_sharding(device_id: str) -> None:
         dist.destroy_process_group()
     """
     run(code)
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 3])
+def test_distributed_checkpoints(rank: int, tmp_path: Path) -> None:
+    run(
+        f"""
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+        from torch.distributed.fsdp import fully_shard
+        model = fully_shard(torch.nn.Linear(512, 512, device="cuda"))
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.randn(4, 512, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        def state():
+            return dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+        dcp.save({{**state(), "step": 5}}, checkpoint_id={str(tmp_path)!r})
+        loaded = {{**state(), "step": 0}}
+        dcp.load(loaded, checkpoint_id={str(tmp_path)!r})
+        set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+        assert loaded["step"] == 5
+        dist.destroy_process_group()
+        """,
+        rank,
+    )

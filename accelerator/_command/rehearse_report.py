@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..simulation._rehearsal_record import MissingValue
+from ..simulation._known_gpus import smallest
+from ..simulation._rehearsal_record import CATEGORIES, MissingValue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, Rank
+    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, Peak, Rank
 
 __all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table", "values_of"]
 
@@ -19,7 +20,7 @@ _NAMED_PLACES = 3
 
 
 class Entry(NamedTuple):
-    """A rank and device: an entry of the JSON. A failure's fields are those of `OutOfMemory`."""
+    """A rank and device: an entry of the JSON. A failure's fields are those of `OutOfMemory`, a peak's are words of `Peak`."""
 
     rank: int
     device: int
@@ -31,6 +32,12 @@ class Entry(NamedTuple):
     fits: bool
     out_of_memory: OutOfMemory | None
     exit_status: int | None
+    peak: Peak | None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the program ran on beyond the memory of the GPU, so that the peaks are what it needs."""
+        return self.out_of_memory is not None and self.peak_reserved > self.total
 
 
 def entries_of(ranks: Sequence[Rank], exit_status: int) -> list[Entry]:
@@ -57,9 +64,10 @@ def _entry(rank: Rank, device: DeviceRecord, status: int | None) -> Entry:
         total=device.total,
         peak_host=rank.record.peak_host,
         retries=figures.retries,
-        fits=figures.ooms == 0,
+        fits=figures.ooms == 0 and device.out_of_memory is None,
         out_of_memory=device.out_of_memory,
         exit_status=status,
+        peak=device.peak,
     )
 
 
@@ -74,9 +82,26 @@ def values_of(ranks: Sequence[Rank]) -> list[MissingValue]:
 
 def format_json(entries: list[Entry], values: list[MissingValue]) -> str:
     """Return the document of ``--json``."""
-    ranks = [{**entry._asdict(), "out_of_memory": entry.out_of_memory and entry.out_of_memory._asdict()} for entry in entries]
+    ranks = [_plain(entry) for entry in entries]
     places = [{"op": value.op, "where": value.where, "count": value.times} for value in values]
     return json.dumps({"schema": 1, "ranks": ranks, "values": places}, indent=2) + "\n"
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    fields = entry._asdict()
+    peak = fields.pop("peak")
+    return {
+        **fields,
+        "out_of_memory": entry.out_of_memory and entry.out_of_memory._asdict(),
+        "smallest_gpu": smallest(entry.peak_reserved),
+        "peak": peak
+        and {
+            "where": peak.where,
+            "allocated": peak.allocated,
+            "held": dict(zip(CATEGORIES, peak.held, strict=True)),
+            "lines": [{"where": where, "bytes": size} for where, size in peak.lines],
+        },
+    }
 
 
 def format_size(size: int) -> str:
@@ -107,6 +132,7 @@ def format_table(entries: list[Entry], values: list[MissingValue]) -> str:
                 f"rank {entry.rank}, cuda:{entry.device} is out of memory: {failure.op}{where}\n"
                 f"  asked for {format_size(failure.requested)}, and {format_size(failure.free)} were free"
             )
+            lines += _format_need(entry)
     too_large = {entry.rank for entry in entries if not entry.fits}
     failed = {entry.rank: entry.exit_status for entry in entries if entry.exit_status != 0}
     for rank, status in failed.items():
@@ -116,6 +142,21 @@ def format_table(entries: list[Entry], values: list[MissingValue]) -> str:
     if values:
         lines.append(_format_values(values))
     return "\n".join(lines) + "\n"
+
+
+def _format_need(entry: Entry) -> list[str]:
+    """Return the lines that say what a program needs that does not fit."""
+    lines: list[str] = []
+    if entry.goes_on:
+        name = smallest(entry.peak_reserved)
+        has_it = f"the smallest known GPU that has it is {name}" if name else "no known GPU has it"
+        lines.append(f"  it went on without a limit and needs {format_size(entry.peak_reserved)}: {has_it}")
+    if entry.peak is not None:
+        held = [f"{name} {format_size(size)}" for name, size in zip(CATEGORIES, entry.peak.held, strict=True) if size]
+        at = f", at {entry.peak.where}" if entry.peak.where else ""
+        lines += [f"  at the peak{at}: {', '.join(held)}", "  most of it comes from"]
+        lines += [f"    {format_size(size).rjust(10)}  {where}" for where, size in entry.peak.lines]
+    return lines
 
 
 def _format_values(values: list[MissingValue]) -> str:

@@ -310,7 +310,7 @@ _VARIABLES = (
     # The number of a node of a cluster.
     Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "kernels"), fallback="0"),
     # The folder to which the processes of a rehearsal write their figures.
-    Setting("rehearse", ValueType(), readers=("kernels",), is_read_early=True),
+    Setting("rehearse", ValueType(), readers=(*_CONFIG, "kernels"), is_read_early=True, fallback=""),
     # "1" if no other rank of the world runs.
     Setting("without_peers", ValueType(), readers=("libnccl", "kernels"), is_read_early=True),
     # The tokens of the runs that a process belongs to, and "1" if the problem of its kernels was told.

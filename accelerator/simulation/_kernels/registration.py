@@ -17,6 +17,7 @@ from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dtypes import report_newer_torch
 from .engine import PYTHON_KEY, engine
+from .growth import watched
 from .kernel_memory import with_kernel_memory
 from .ops import not_simulated
 from .schemas import schema_of, short_name
@@ -99,6 +100,7 @@ def install(computes: bool = True) -> None:
     """
     kernel_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
     copy_override = dispatch.copy_override if computes else rehearsal.copy_override
+    extensions = _EXTENSIONS if computes else (*_EXTENSIONS, watched)
     report_newer_torch()
     if accesses.FINDS_RACES:
         accesses.install()
@@ -112,7 +114,7 @@ def install(computes: bool = True) -> None:
         for name in _names_to_override():
             if _is_computed(name):
                 override = kernel_override(name)
-                for extend in _EXTENSIONS:
+                for extend in extensions:
                     override = extend(name, override)
                 _register(library, name, override)
             else:
@@ -121,7 +123,7 @@ def install(computes: bool = True) -> None:
         if not computes:
             rehearsal.zero_memory_of_compiled_code()
             for name, override in rehearsal.empty_overrides().items():
-                library.impl(name, DispatchKey.CUDA, override)
+                library.impl(name, DispatchKey.CUDA, watched(name, override))
         library.impl("aten::copy_", DispatchKey.QuantizedCUDA, copy_override(DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:

@@ -295,16 +295,21 @@ static uint64_t recorded(struct sim_state *state, int gpu, int instance)
     return sum;
 }
 
-int sim_state_charge(struct sim_state *state, int gpu, int instance, uint64_t bytes)
+static bool has_space(struct sim_state *state, int gpu, int instance, uint64_t bytes)
 {
-    uint64_t capacity = sim_memory_size(gpu, instance);
+    const uint64_t capacity = sim_memory_size(gpu, instance), used = recorded(state, gpu, instance);
+    return used <= capacity && bytes <= capacity - used; /* rehearsals use more than there is */
+}
+
+int sim_state_charge(struct sim_state *state, int gpu, int instance, uint64_t bytes, bool may_exceed)
+{
     lock(state);
-    uint64_t used = recorded(state, gpu, instance);
-    if (bytes > capacity - used) {
+    bool fits = may_exceed || has_space(state, gpu, instance, bytes);
+    if (!fits) {
         drop_dead_rows(state);
-        used = recorded(state, gpu, instance);
+        fits = has_space(state, gpu, instance, bytes);
     }
-    struct row *row = bytes <= capacity - used ? own_row(state, gpu, instance) : NULL;
+    struct row *row = fits ? own_row(state, gpu, instance) : NULL;
     if (row)
         row->memory += bytes;
     unlock(state);

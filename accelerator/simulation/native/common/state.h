@@ -7,6 +7,7 @@
 #define ACCELERATOR_SIM_STATE_H
 
 #include <stdint.h>
+#include <stdbool.h>
 #include <sys/types.h>
 
 enum {
@@ -29,8 +30,8 @@ struct sim_state *sim_state_open(void);
 /* Returns the state, for NVML, or NULL if there is none. Never loads the driver. */
 struct sim_state *sim_state_find(void);
 
-/* Charges `bytes` to this process. Returns -1 when the GPU or instance has less than that left. */
-int sim_state_charge(struct sim_state *state, int gpu, int instance, uint64_t bytes);
+/* Charges `bytes` to this process. Returns -1 when the GPU or instance has less than that left, unless it may be exceeded. */
+int sim_state_charge(struct sim_state *state, int gpu, int instance, uint64_t bytes, bool may_exceed);
 void sim_state_release(struct sim_state *state, int gpu, int instance, uint64_t bytes);
 void sim_state_add_context(struct sim_state *state, int gpu, int instance, int change);
 

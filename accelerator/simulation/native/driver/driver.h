@@ -109,6 +109,13 @@ static inline size_t round_to_pages(size_t size)
 bool charge(enum sim_memory_type type, int device, uint64_t bytes);
 void release(enum sim_memory_type type, int device, uint64_t bytes);
 
+/* rehearsal.c */
+bool is_beyond_memory(int device);
+bool goes_beyond_memory(int device, uint64_t bytes); /* called when the device has less memory left */
+size_t largest_allocation(const struct sim_device *device);
+void note_growth(enum sim_memory_type type);
+void end_of_allocation(void); /* of memory that was got and mapped */
+
 /* ranges.c */
 bool is_mapped_memory(const void *address, size_t size); /* by the operating system */
 int is_valid_range(const void *address, size_t size);

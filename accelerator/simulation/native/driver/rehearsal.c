@@ -1,0 +1,68 @@
+/* libcuda.so.1: memory in a rehearsal. A program that needs more than a GPU has goes on, so that it can be said how much it
+ * needs. The first refusal is real: torch's allocator then frees what it has cached, and asks again. The second is not. */
+#include "driver.h"
+
+#include "api.h"
+
+struct excess {
+    _Atomic bool is_noted;
+    uint64_t requested, free; /* by the allocation that did not fit, and for it */
+};
+
+static struct excess excesses[SIM_MAX_GPUS]; /* by device */
+static _Thread_local struct {
+    int device; /* of the last allocation if it was refused, plus one; else 0 */
+    uint64_t bytes;
+} refused;
+
+/* How often this process has got device memory. Python compares it after each op. */
+SIM_EXPORT _Atomic uint64_t accelerator_simulation_growths;
+
+bool is_beyond_memory(int device)
+{
+    return excesses[device].is_noted;
+}
+
+size_t largest_allocation(const struct sim_device *device)
+{
+    enum { ADDRESS_BITS = 47 }; /* of a process */
+    return sim_config()->is_rehearsed ? (size_t)1 << ADDRESS_BITS : device->memory;
+}
+
+bool goes_beyond_memory(int device, uint64_t bytes)
+{
+    if (!sim_config()->is_rehearsed)
+        return false;
+    bool is_second = refused.device == device + 1 && refused.bytes == bytes;
+    refused.device = is_second ? 0 : device + 1;
+    refused.bytes = bytes;
+    if (is_second) {
+        struct excess *excess = &excesses[device];
+        excess->requested = bytes;
+        excess->free = sim_state_memory(driver_state, devices[device].gpu, devices[device].instance).free;
+        excess->is_noted = true;
+    }
+    return is_second;
+}
+
+void note_growth(enum sim_memory_type type)
+{
+    if (type != SIM_MAPPED_MEMORY) /* of which an allocation takes several pieces: see end_of_allocation() */
+        end_of_allocation();
+    accelerator_simulation_growths++;
+}
+
+void end_of_allocation(void)
+{
+    refused.device = 0;
+}
+
+/* Python asks whether a device's memory was exceeded, and by which allocation. */
+SIM_EXPORT int accelerator_simulation_excess(int device, uint64_t *requested, uint64_t *free)
+{
+    if (device < 0 || device >= device_count || !excesses[device].is_noted)
+        return 0;
+    *requested = excesses[device].requested;
+    *free = excesses[device].free;
+    return 1;
+}

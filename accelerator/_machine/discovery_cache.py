@@ -1,4 +1,8 @@
-"""Cache of the discovery result, keyed by everything the result depends on."""
+"""Cache of the discovery result, keyed by everything the result depends on, and its discovery.
+
+The backends discover CUDA's and ROCm's devices. This module discovers those of other accelerators, which only torch knows, says
+why a CPU build has none, and remembers a failed initialization.
+"""
 
 from __future__ import annotations
 

@@ -94,6 +94,8 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     executor._restore_args_dev = leave_arguments
     executor.__call__ = launch_on_stream
     _read_written_annotations(executor)
+    # Three functions replace create_atomic_rmw, and the last calls the one before: bfloat16 is refused first, then floats are
+    # exchanged as integers, then `hook_accesses`, above, records the access.
     _exchange_floats(interpreter)
     hook_bfloat16(interpreter)
     _let_scalars_be_indices(interpreter)

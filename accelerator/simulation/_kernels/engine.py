@@ -242,4 +242,5 @@ def _load() -> Engine | None:
 
 
 engine = _load()
-"""The engine of this process, or None if Python handles all calls: it could not be built, or ops do not compute."""
+"""The engine of this process. None if Python handles all calls: it could not be built, or it is not needed, because ops do not
+compute and races are not to be found."""

@@ -93,7 +93,7 @@ def install(computes: bool = True) -> None:
     Args:
         computes: Whether the ops compute. If not, they allocate their results.
     """
-    kernel_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
+    make_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
     copy_override = dispatch.copy_override if computes else rehearsal.copy_override
     report_newer_torch()
     if accesses.FINDS_RACES:
@@ -103,8 +103,8 @@ def install(computes: bool = True) -> None:
     _libraries.append(library)
     with _without_override_warning():
         for name in _names_to_override():
-            if _is_computed(name):
-                override = kernel_override(name)
+            if _has_override(name):
+                override = make_override(name)
                 for extend in (with_versions, with_kernel_memory, with_workspace, with_argument_checks, alert_for):
                     override = extend(name, override)
                 _register(library, name, override)
@@ -114,7 +114,7 @@ def install(computes: bool = True) -> None:
         library.impl("aten::copy_", DispatchKey.QuantizedCUDA, copy_override(DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:
-                library.impl(name, key, kernel_override(name, cpu_key))
+                library.impl(name, key, make_override(name, cpu_key))
     # Renews torch's CPU threads in a forked child, before two threads do it at once: one of them would get an error.
     bindings.call_once_initialized(torch.get_num_threads)
     random.track_registrations()
@@ -161,7 +161,7 @@ def _is_view(name: str) -> bool:
     return any(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
-def _is_computed(name: str) -> bool:
+def _has_override(name: str) -> bool:
     has_kernel = name in DECOMPOSITIONS or bindings.has_computed_kernel(name, "CPU")
     return has_kernel and name not in CUDNN_SELECTION
 

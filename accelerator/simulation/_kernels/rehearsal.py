@@ -1,12 +1,13 @@
 """Kernel overrides of GPUs that compute nothing: an op allocates its results and leaves their values.
 
 The shapes, strides and types of the results come from torch's meta kernels. They are inferred at the first call with arguments
-of these shapes and types, and cached. Six things have values. Ops whose results decide shapes or reach the host (``nonzero``,
-masks as indices) compute on what memory holds. Small results are zero, so that numbers, masks and indices do not depend on what
-their memory held before. Fills of small tensors (constants, random integers, ranges) and small copies are performed. Ops of
-small tensors with integers or masks as results compute: programs make sizes of lengths and positions. Masks of other tensors
-are those of zeros: programs look for numbers that are not finite. All else keeps what memory holds, and memory that nobody
-writes costs the host nothing.
+of these shapes and types, and cached. Some results have values all the same. Ops whose results decide shapes or reach the host
+(``nonzero``, masks as indices) compute on what memory holds. Small results are zero, so that numbers, masks and indices do not
+depend on what their memory held before. Fills of small tensors (constants, random integers, ranges), small copies and pointwise
+ops that change one number in place (a counter of steps) are performed. Ops of small tensors with integers or masks as results
+compute: programs make sizes of lengths and positions. Masks of other tensors are those of zeros: programs look for numbers that
+are not finite. Ops of sparse, nested and quantized tensors compute, because their sizes depend on values. All else keeps what
+memory holds, and memory that nobody writes costs the host nothing.
 """
 
 from __future__ import annotations

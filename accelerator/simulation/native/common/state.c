@@ -1,3 +1,4 @@
+/* The state of the simulated machine: its file, and the rows in it that account for memory and contexts. */
 #include "state.h"
 
 #include <dlfcn.h>

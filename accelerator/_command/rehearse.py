@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
             except RuntimeError as error:
                 return report_error("rehearse", f"cannot simulate GPUs: {error}")
             with _Progress(rank, reports):
-                ended = run(command, child)
+                ended = run(parser.prog, command, child)
             status = status or ended
             entries += rehearse_report.read(reports, ended)
             curves += _rehearsal_record.read_curves(reports)

@@ -331,6 +331,12 @@ def test_program_without_cuda(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "rehearsal: no process initialized CUDA or a process group\n")
 
 
+def test_command_that_does_not_start() -> None:
+    done = rehearse(command=["no-such-command"])
+    assert done.returncode == 127
+    assert done.stderr.startswith("python -m accelerator rehearse: no-such-command: command not found\n")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -16,8 +16,8 @@ from . import (
     child_process,
     cuda,
     driver,
+    driver_probe,
     environment,
-    probe,
     process,
     rocm,
     torch_build,
@@ -239,7 +239,7 @@ def clear() -> None:
     _failure = None
     _drop_entry()
     torch_build.clear()
-    probe.clear()
+    driver_probe.clear()
     cuda.clear()
     rocm.clear()
 

@@ -58,7 +58,7 @@ class RuntimeState(NamedTuple):
         return getattr(torch, self.device_type)
 
     @property
-    def vendor(self) -> accelerators.Accelerator:
+    def vendor(self) -> accelerators.Vendor:
         """The row of the vendor table for the device type."""
         return accelerators.get_row(self.device_type, is_hip=torch.version.hip is not None)
 

@@ -24,7 +24,7 @@ from .dtypes import WITHOUT_KERNELS
 from .kernel_memory import CPU_HAS_RESULT_MEMORY, KERNEL_MEMORY, RESULT_MEMORY, WITHOUT_MEMORY
 from .ops import Op
 from .schemas import split
-from .versions import SPLITS, counts_versions
+from .version_counters import SPLITS, counts_versions
 from .workspaces import has_workspace
 
 __all__ = ["PYTHON_KEY", "engine"]

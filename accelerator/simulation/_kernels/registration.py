@@ -19,7 +19,7 @@ from .engine import PYTHON_KEY, engine
 from .kernel_memory import with_kernel_memory
 from .ops import not_simulated
 from .schemas import schema_of, short_name
-from .versions import with_versions
+from .version_counters import with_versions
 from .workspaces import release_with_torch, with_workspace
 
 __all__ = ["install"]

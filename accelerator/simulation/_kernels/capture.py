@@ -34,7 +34,7 @@ runtime.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 _NOT_READY, _NOT_SUPPORTED = 600, 801
 _WAIT_MS = 100
 
-streams_need_checks = ctypes.c_int.in_dll(runtime, "accelerator_simulation_attention")
+streams_need_checks = ctypes.c_int.in_dll(runtime, "accelerator_simulation_needs_checks")
 """Not zero if calls must check their streams: one captures or waits for a collective, or a refused kernel's error is pending;
 and in a bad fork."""
 

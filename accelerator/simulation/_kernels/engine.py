@@ -27,9 +27,9 @@ from .schemas import split
 from .version_counters import SPLITS, counts_versions
 from .workspaces import has_workspace
 
-__all__ = ["PYTHON_KEY", "engine"]
+__all__ = ["OVERRIDE_KEY", "engine"]
 
-PYTHON_KEY = bindings.parse_key("PrivateUse2")
+OVERRIDE_KEY = bindings.parse_key("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
 
 # Results of these ops may have parts, or a scale.

@@ -15,7 +15,7 @@ from .bindings import DispatchKey
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dtypes import report_newer_torch
-from .engine import PYTHON_KEY, engine
+from .engine import OVERRIDE_KEY, engine
 from .kernel_memory import with_kernel_memory
 from .ops import not_simulated
 from .schemas import schema_of, short_name
@@ -171,7 +171,7 @@ def _register(library: Any, name: str, override: Callable[..., Any]) -> None:
     if engine is None:
         library.impl(name, DispatchKey.CUDA, override)
         return
-    library.impl(name, PYTHON_KEY, override)
+    library.impl(name, OVERRIDE_KEY, override)
     engine.override(name)
     if accesses.FINDS_RACES and (flags := accesses.flags_of(name)):
         engine.describe_races(name, flags)

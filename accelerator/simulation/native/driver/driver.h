@@ -120,7 +120,7 @@ int free_idle(void *address);
 void accelerator_simulation_zero(void *address, size_t size);
 void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM_FILL says so */
 
-/* runtime.c */
+/* find_runtime.c */
 void use_runtime(const struct sim_runtime *used);
 const struct sim_runtime *find_runtime(void); /* NULL if there is none */
 /* Wait for NCCL's work, the only work that is not done at the call. */
@@ -136,7 +136,7 @@ extern _Atomic uint64_t pending_refusal; /* the number of a refused launch whose
 int refuse_launch(const char *kernel, const char *reason, bool is_reported);
 /* Ends the pending error, because the program reads it. Copies its text if there is room; returns whether it was pending. */
 bool read_refusal(char *text, size_t size);
-void refusal_raises(_Atomic int *attention); /* of the runtime that is used from now on */
+void refusal_raises(_Atomic int *needs_checks); /* of the runtime that is used from now on */
 
 /* What copies and waits return that have succeeded. */
 static inline CUresult unless_refused(void)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from .._kernels import capture
+from .._kernels import capture, runtime
 from .._kernels.aliases import cpu_alias
 from .triton_accesses import hook_accesses
 from .triton_bfloat16 import hook_bfloat16
@@ -84,7 +84,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
             launch(self, *args, **kwargs)
             return
         device = torch.device("cuda", torch.cuda.current_device())
-        if capture.wait_unless_capturing(device):
+        if runtime.wait_unless_capturing(device):
             arguments_on_cpu(self, args, kwargs)  # raises now what the replay could only print
             capture.put_on_stream(device, lambda: launch_captured(self, *args, **kwargs))
             return

@@ -20,14 +20,14 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from . import accesses, bindings, capture
+from . import accesses, bindings, runtime
 from .bindings import DispatchKey, current_device, empty_on_current_device
 from .call import Call
-from .capture import streams_need_checks
 from .decompositions import DECOMPOSITIONS
 from .decompositions.common import resize_like
 from .dispatch import kernel_override, run_each, spans_devices
 from .ops import Op, _to_meta
+from .runtime import streams_need_checks
 from .shape_rules import SHAPE_RULES
 
 __all__ = ["SMALL_COPY", "copy_override", "rehearsal_override"]
@@ -362,7 +362,7 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         copies_bytes = self.dtype == src.dtype and _is_laid_out_alike(self, expanded)
         if self.nbytes <= SMALL_COPY and src.nbytes <= SMALL_COPY and (copies_bytes or not is_on_one_device):
             if streams_need_checks.value:
-                capture.wait_for_pending(self.device if self.is_cuda else src.device)
+                runtime.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
             return self
         if accesses.FINDS_RACES and not is_on_one_device:

@@ -23,11 +23,15 @@ struct sim_usage {
     uint64_t memory;
 };
 
+/* ---- state.c ---- */
+
 /* Opens or creates the state, for the driver. Returns NULL, after a line on stderr, if its file cannot be used. */
 struct sim_state *sim_state_open(void);
 
 /* Returns the state, for NVML, or NULL if there is none. Never loads the driver. */
 struct sim_state *sim_state_find(void);
+
+/* ---- accounts.c ---- */
 
 /* Charges `bytes` to this process. Returns -1 when the GPU or instance has less than that left. */
 int sim_state_charge(struct sim_state *state, int gpu, int instance, uint64_t bytes);

@@ -1,4 +1,4 @@
-/* libcuda.so.1: devices, their identity and attributes. */
+/* libcuda.so.1: devices, their identity and attributes, and the memory that is charged to them. */
 #include "driver.h"
 
 #include <stdio.h>
@@ -30,6 +30,21 @@ void devices_enumerate(void)
     device_count = visible_devices(visible);
     for (int i = 0; i < device_count; i++)
         describe(&devices[i], i, visible[i]);
+}
+
+bool charge(enum sim_memory_type type, int device, uint64_t bytes)
+{
+    if (type == SIM_PINNED_MEMORY)
+        return sim_state_charge(driver_state, SIM_HOST, SIM_WHOLE_GPU, bytes) == 0;
+    return sim_state_charge(driver_state, devices[device].gpu, devices[device].instance, bytes) == 0;
+}
+
+void release(enum sim_memory_type type, int device, uint64_t bytes)
+{
+    if (type == SIM_PINNED_MEMORY)
+        sim_state_release(driver_state, SIM_HOST, SIM_WHOLE_GPU, bytes);
+    else
+        sim_state_release(driver_state, devices[device].gpu, devices[device].instance, bytes);
 }
 
 SIM_EXPORT CUresult cuDeviceGetCount(int *count)

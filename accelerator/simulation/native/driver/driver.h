@@ -34,6 +34,9 @@ extern struct sim_device devices[SIM_MAX_GPUS];
 extern int device_count;
 
 void devices_enumerate(void);
+/* Charges memory: pinned memory to the host, other memory to its device. Returns false if that has less left. */
+bool charge(enum sim_memory_type type, int device, uint64_t bytes);
+void release(enum sim_memory_type type, int device, uint64_t bytes);
 
 static inline bool is_device(int ordinal)
 {
@@ -104,10 +107,6 @@ static inline size_t round_to_pages(size_t size)
 {
     return (size + PAGE - 1) / PAGE * PAGE;
 }
-
-/* charges.c. charge() returns false if the device or the host has less memory left. */
-bool charge(enum sim_memory_type type, int device, uint64_t bytes);
-void release(enum sim_memory_type type, int device, uint64_t bytes);
 
 /* ranges.c */
 bool is_mapped_memory(const void *address, size_t size); /* by the operating system */

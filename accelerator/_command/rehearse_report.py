@@ -32,7 +32,8 @@ class Entry(NamedTuple):
     fits: bool
     out_of_memory: OutOfMemory | None
     exit_status: int | None
-    peak: Peak | None
+    ran_out: bool = False  # of the memory beyond the GPU's, too
+    peak: Peak | None = None
 
     @property
     def goes_on(self) -> bool:
@@ -67,6 +68,7 @@ def _entry(rank: Rank, device: DeviceRecord, status: int | None) -> Entry:
         fits=figures.ooms == 0 and device.out_of_memory is None,
         out_of_memory=device.out_of_memory,
         exit_status=status,
+        ran_out=figures.ooms > 0,
         peak=device.peak,
     )
 
@@ -90,10 +92,11 @@ def format_json(entries: list[Entry], values: list[MissingValue]) -> str:
 def _plain(entry: Entry) -> dict[str, Any]:
     fields = entry._asdict()
     peak = fields.pop("peak")
+    del fields["ran_out"]
     return {
         **fields,
         "out_of_memory": entry.out_of_memory and entry.out_of_memory._asdict(),
-        "smallest_gpu": smallest(entry.peak_reserved),
+        "smallest_gpu": None if entry.ran_out else smallest(entry.peak_reserved),
         "peak": peak
         and {
             "where": peak.where,
@@ -148,9 +151,10 @@ def _format_need(entry: Entry) -> list[str]:
     """Return the lines that say what a program needs that does not fit."""
     lines: list[str] = []
     if entry.goes_on:
-        name = smallest(entry.peak_reserved)
-        has_it = f"the smallest known GPU that has it is {name}" if name else "no known GPU has it"
-        lines.append(f"  it went on without a limit and needs {format_size(entry.peak_reserved)}: {has_it}")
+        name = None if entry.ran_out else smallest(entry.peak_reserved)
+        has_it = f"the smallest known GPU with that is {name}" if name else "no known GPU has that"
+        size = format_size(entry.peak_reserved)
+        lines.append(f"  it went on and needs {f'more than {size}' if entry.ran_out else f'{size}: {has_it}'}")
     if entry.peak is not None:
         held = [f"{name} {format_size(size)}" for name, size in zip(CATEGORIES, entry.peak.held, strict=True) if size]
         at = f", at {entry.peak.where}" if entry.peak.where else ""

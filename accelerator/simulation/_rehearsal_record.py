@@ -59,7 +59,7 @@ class OutOfMemory(NamedTuple):
 
 
 class Peak(NamedTuple):
-    """What held a device's memory when the process last took more of it: the line that did, and bytes by category and by line."""
+    """What held a device's memory when the process took the most: the line that did, and bytes by category and by line."""
 
     where: str | None
     allocated: int
@@ -74,7 +74,7 @@ class DeviceRecord(NamedTuple):
     statistics: Statistics
     total: int
     out_of_memory: OutOfMemory | None
-    peak: Peak | None
+    peak: Peak | None = None
 
 
 class MissingValue(NamedTuple):

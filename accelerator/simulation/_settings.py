@@ -39,6 +39,7 @@ __all__ = [
     "LIMITS",
     "PARAMETERS",
     "PREFIX",
+    "PROBLEM_SUFFIX",
     "SETTINGS",
     "Option",
     "Setting",
@@ -53,6 +54,9 @@ PREFIX = "ACCELERATOR_SIM_"
 
 LIBRARIES_FOLDER = "accelerator/simulation-"
 """The path of the compiled libraries below the user's cache directory begins so; the hash of their sources follows."""
+
+PROBLEM_SUFFIX = ".problem"
+"""Ends the name of the file beside a machine's state that says why its processes have no simulated kernels."""
 
 LIMITS = {
     "GPUS": 128,  # of a machine

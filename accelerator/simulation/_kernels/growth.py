@@ -6,7 +6,9 @@ The driver counts how often memory was taken, and which allocation went beyond a
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 __all__ = ["excess", "observe", "watched"]
@@ -32,15 +34,26 @@ def watched(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
         count = _count.value
         if count != _seen:
             _seen = count
+            op = _outermost_op(sys._getframe(), name)
             for observer in _observers:
-                observer(name)
+                observer(op)
         return result
 
     return run
 
 
+def _outermost_op(frame: FrameType, name: str) -> str:
+    """Return the op that the program called: ops call others, which take the memory."""
+    code, caller = frame.f_code, frame.f_back
+    while caller is not None:
+        if caller.f_code is code:
+            name = str(caller.f_locals["name"])
+        caller = caller.f_back
+    return name
+
+
 def excess(device: int) -> tuple[int, int] | None:
-    """Return the bytes of the first allocation that went beyond a device's memory, and those that were free; None without one."""
+    """Return the bytes of the first allocation beyond a device's memory, and those that were free; None without one."""
     requested, free = ctypes.c_uint64(), ctypes.c_uint64()
     is_exceeded = _driver().accelerator_simulation_excess(device, ctypes.byref(requested), ctypes.byref(free))
     return (requested.value, free.value) if is_exceeded else None

@@ -25,7 +25,16 @@ from .. import _settings
 from .._compile.import_hook import after_import
 from .._kernels import bindings, growth
 from .._kernels.known_values import forget_noted, frames_from, noted, program_line
-from .._rehearsal_record import DeviceRecord, MissingValue, OutOfMemory, Peak, ProcessRecord, Statistics, status_file, write_record
+from .._rehearsal_record import (
+    DeviceRecord,
+    MissingValue,
+    OutOfMemory,
+    Peak,
+    ProcessRecord,
+    Statistics,
+    status_file,
+    write_record,
+)
 from . import history
 from .distributed import replace
 from .peaks import held_memory

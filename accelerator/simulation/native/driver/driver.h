@@ -108,12 +108,7 @@ static inline size_t round_to_pages(size_t size)
 /* charges.c. charge() returns false if the device or the host has less memory left. */
 bool charge(enum sim_memory_type type, int device, uint64_t bytes);
 void release(enum sim_memory_type type, int device, uint64_t bytes);
-
-/* rehearsal.c */
-bool is_beyond_memory(int device);
-bool goes_beyond_memory(int device, uint64_t bytes); /* called when the device has less memory left */
 size_t largest_allocation(const struct sim_device *device);
-void note_growth(enum sim_memory_type type);
 void end_of_allocation(void); /* of memory that was got and mapped */
 
 /* ranges.c */
@@ -127,7 +122,7 @@ int free_idle(void *address);
 void accelerator_simulation_zero(void *address, size_t size);
 void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM_FILL says so */
 
-/* runtime.c */
+/* find_runtime.c */
 void use_runtime(const struct sim_runtime *used);
 const struct sim_runtime *find_runtime(void); /* NULL if there is none */
 /* Wait for NCCL's work, the only work that is not done at the call. */
@@ -143,7 +138,7 @@ extern _Atomic uint64_t pending_refusal; /* the number of a refused launch whose
 int refuse_launch(const char *kernel, const char *reason, bool is_reported);
 /* Ends the pending error, because the program reads it. Copies its text if there is room; returns whether it was pending. */
 bool read_refusal(char *text, size_t size);
-void refusal_raises(_Atomic int *attention); /* of the runtime that is used from now on */
+void refusal_raises(_Atomic int *needs_checks); /* of the runtime that is used from now on */
 
 /* What copies and waits return that have succeeded. */
 static inline CUresult unless_refused(void)

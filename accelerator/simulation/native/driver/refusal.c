@@ -32,10 +32,10 @@ static void attend(void)
         (*raised)++;
 }
 
-void refusal_raises(_Atomic int *attention)
+void refusal_raises(_Atomic int *needs_checks)
 {
     pthread_mutex_lock(&lock);
-    counter = attention;
+    counter = needs_checks;
     attend();
     pthread_mutex_unlock(&lock);
 }

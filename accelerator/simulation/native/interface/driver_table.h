@@ -72,7 +72,7 @@ struct sim_runtime {
     int (*wait_for_pending_on_device)(int ordinal);
     int (*wait_for_pending_on_stream)(void *stream);
     int (*free_to_pool)(const struct sim_memory *memory);
-    _Atomic int *attention; /* not zero if ops must look before they compute */
+    _Atomic int *needs_checks; /* not zero if ops must look before they compute */
 };
 
 struct sim_driver {

@@ -21,7 +21,7 @@ static const struct sim_runtime table = {
     .wait_for_pending_on_device = wait_for_pending_on_device,
     .wait_for_pending_on_stream = wait_for_pending_on_stream,
     .free_to_pool = pool_free,
-    .attention = &accelerator_simulation_attention,
+    .needs_checks = &accelerator_simulation_needs_checks,
 };
 
 EXPORT const struct sim_runtime *accelerator_sim_runtime(void)

@@ -156,9 +156,10 @@ def _format_need(entry: Entry) -> list[str]:
         size = format_size(entry.peak_reserved)
         lines.append(f"  it went on and needs {f'more than {size}' if entry.ran_out else f'{size}: {has_it}'}")
     if entry.peak is not None:
-        held = [f"{name} {format_size(size)}" for name, size in zip(CATEGORIES, entry.peak.held, strict=True) if size]
-        at = f", at {entry.peak.where}" if entry.peak.where else ""
-        lines += [f"  at the peak{at}: {', '.join(held)}", "  most of it comes from"]
+        lines.append(f"  at the peak{f', at {entry.peak.where}' if entry.peak.where else ''}, it held")
+        held = [*zip(CATEGORIES, entry.peak.held, strict=True)]
+        lines += [f"    {format_size(size).rjust(10)}  {name}" for name, size in held if size]
+        lines.append("  of which most comes from")
         lines += [f"    {format_size(size).rjust(10)}  {where}" for where, size in entry.peak.lines]
     return lines
 

@@ -18,7 +18,7 @@ import pytest
 
 from accelerator._command import rehearse as _rehearse
 from accelerator._command import rehearse_report
-from accelerator.simulation import _rehearsal_record
+from accelerator.simulation import _known_gpus, _rehearsal_record
 from accelerator.simulation._rehearsal_record import (
     CATEGORIES,
     Curve,
@@ -137,6 +137,39 @@ def test_out_of_memory_names_op_and_line_even_if_it_is_caught(tmp_path: Path) ->
     assert "the GPU: 8.0 GiB" in "".join(ElementTree.fromstring(picture.read_text(encoding="utf-8")).itertext())
     with open(folder / "rank0.pickle", "rb") as stream:
         assert any(event["action"] == "oom" for event in pickle.load(stream)["device_traces"][0])
+
+
+@pytest.mark.parametrize("allocator", ["", pytest.param("expandable_segments:True", marks=pytest.mark.slow)])
+def test_a_program_that_does_not_fit_goes_on_and_its_peak_is_explained(
+    allocator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", allocator)
+    entries, text = figures(
+        tmp_path,
+        """
+        import torch
+        cached = torch.empty(2**31, dtype=torch.uint8, device="cuda")
+        del cached  # which the allocator frees for what follows: this is no lack of memory
+        layers = [torch.nn.Linear(16384, 16384, bias=False, device="cuda") for _ in range(7)]
+        model, target = torch.nn.Sequential(*layers), torch.empty(2**28, dtype=torch.uint8, device="cuda")
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        model(torch.empty(4096, 16384, device="cuda")).sum().backward()
+        optimizer.step()
+        """,
+    )
+    [entry] = entries
+    peak, gib = entry["peak"], 2.0**30
+    assert (entry["fits"], entry["exit_status"]) == (False, 0)
+    assert entry["smallest_gpu"] == _known_gpus.smallest(entry["peak_reserved"])
+    assert entry["peak_allocated"] * 0.97 < peak["allocated"] <= entry["peak_allocated"] <= entry["peak_reserved"]
+    held = {name: size / gib for name, size in peak["held"].items()}
+    workspaces = pytest.approx(0.05, abs=0.05)  # of cuBLAS, on two streams
+    assert held == {"parameters": 7, "gradients": 7, "optimizer state": 7, "activations": workspaces, "other": 0.25}
+    lines = {line["where"].rpartition("/")[2].partition(" in ")[0]: line["bytes"] / gib for line in peak["lines"]}
+    assert (lines["program.py:9"], lines["program.py:5"], lines["program.py:6"]) == (7, 7, 0.25)
+    assert lines["a backward"] == pytest.approx(7.05, abs=0.05)
+    assert entry["out_of_memory"]["where"].rpartition("/")[2] == "program.py:8 in <module>"
+    assert "  it went on and needs 2" in text
 
 
 @pytest.mark.slow
@@ -535,8 +568,10 @@ def test_table_word_by_word() -> None:
         "rank 5, cuda:0 is out of memory: aten::mm at a.py:8 in f",
         "  asked for 2.00 GiB, and 0.25 GiB were free",
         "  it went on and needs 120.00 GiB: the smallest known GPU with that is H200",
-        "  at the peak, at a.py:9 in f: parameters 60.00 GiB, activations 40.00 GiB",
-        "  most of it comes from",
+        "  at the peak, at a.py:9 in f, it held",
+        "     60.00 GiB  parameters",
+        "     40.00 GiB  activations",
+        "  of which most comes from",
         "     99.00 GiB  a.py:9 in f",
         "      1.00 GiB  a backward",
         "rank 6, cuda:0 is out of memory: aten::mm at a.py:8 in f",
